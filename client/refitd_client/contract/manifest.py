@@ -1,0 +1,109 @@
+"""`refit.json`, the manifest of a version: what was published, file by file, so that damage shows in time.
+
+    {"format": 1, "run": "exp/trial", "generation": 1, "step": 123, "kind": "full", "base": null,
+     "files": {"model-00001-of-00001.safetensors": {"size": 3087467144, "digest": "xxh3:…32 hex digits…"}, …},
+     "tensors": {"count": 338, "bytes": 3087428608, "dtypes": {"BF16": 338}}, "created_at": "2026-11-21T12:00:00Z"}
+
+Digests are XXH3-128 (https://xxhash.com) of the whole file: they find damage, they do not keep out a forger.
+"""
+
+from dataclasses import dataclass, field
+
+import msgspec
+import xxhash
+
+from refitd_client.contract.naming import NameRefusedError, Order, check_run, check_step
+from refitd_client.contract.states import Kind
+
+FORMAT = 1
+MAX_MANIFEST_BYTES = 16 * 2**20
+MAX_FILES = 100_000
+
+
+class ManifestRefusedError(ValueError):
+    """A manifest that is not one: too large, not JSON, fields missing or of the wrong type."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestFile:
+    """One file of a version: its size in bytes and its digest (`xxh3:` and 32 hex digits)."""
+
+    size: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorsSummary:
+    """How many tensors, their bytes without headers, and how many of each safetensors dtype."""
+
+    count: int
+    bytes: int
+    dtypes: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """The content of `refit.json`. `files` names everything in the directory but the manifest itself."""
+
+    run: str
+    generation: int
+    step: int
+    files: dict[str, ManifestFile]
+    tensors: TensorsSummary
+    created_at: str
+    kind: Kind = Kind.FULL
+    base: str | None = None
+    format: int = FORMAT
+    metadata: dict[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def order(self) -> Order:
+        """Where the version stands in its run."""
+        return Order(self.generation, self.step)
+
+    @property
+    def digest(self) -> str:
+        """One digest for the whole version: of its files' names, sizes and digests, in order of name."""
+        return digest_of_files({name: (file.size, file.digest) for name, file in self.files.items()})
+
+    def to_json(self) -> bytes:
+        """The bytes to write."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=1)
+
+
+def digest_of_files(files: dict[str, tuple[int, str]]) -> str:
+    """One digest for many files, given as name → (size in bytes, digest)."""
+    hasher = xxhash.xxh3_128()
+    for name, (size, digest) in sorted(files.items()):
+        hasher.update(f"{name}\0{size}\0{digest}\n".encode())
+    return f"xxh3:{hasher.hexdigest()}"
+
+
+def parse_manifest(data: bytes) -> Manifest:
+    """Read a manifest that anyone may have written.
+
+    Raises:
+        ManifestRefusedError: with a sentence that says what is wrong.
+    """
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise ManifestRefusedError(f"manifest is larger than {MAX_MANIFEST_BYTES} bytes")
+    try:
+        manifest = msgspec.json.decode(data, type=Manifest)
+        check_run(manifest.run)
+        check_step(manifest.step)
+    except (msgspec.MsgspecError, NameRefusedError, UnicodeDecodeError, RecursionError) as error:
+        raise ManifestRefusedError(f"manifest does not parse: {error}") from error
+    if manifest.format != FORMAT:
+        raise ManifestRefusedError(f"manifest has format {manifest.format}; this refitd reads format {FORMAT}")
+    if manifest.generation < 1:
+        raise ManifestRefusedError(f"manifest has generation {manifest.generation}; the first is 1")
+    if len(manifest.files) > MAX_FILES:
+        raise ManifestRefusedError(f"manifest names more than {MAX_FILES} files")
+    for name, file in manifest.files.items():
+        if "/" in name or name.startswith(".") or name in {"", "refit.json"}:
+            raise ManifestRefusedError(
+                f"manifest names a file {name!r}; names are plain and in the version's own folder"
+            )
+        if file.size < 0:
+            raise ManifestRefusedError(f"manifest gives {name} a negative size")
+    return manifest

@@ -1,0 +1,70 @@
+"""The states of a version, a rollout and an engine, and the kinds of version. docs/promises.md draws them."""
+
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """What the files of a version hold."""
+
+    FULL = "full"
+    DELTA = "delta"
+    LORA = "lora"
+    HANDOVER = "handover"
+
+
+class VersionState(StrEnum):
+    """ANNOUNCED → SETTLING → VALIDATING → SEALED → RETIRED → DELETED, with REJECTED, UNKNOWN and LOST beside it."""
+
+    ANNOUNCED = "ANNOUNCED"
+    SETTLING = "SETTLING"  # being written, as far as anyone can tell
+    VALIDATING = "VALIDATING"
+    SEALED = "SEALED"  # proven good: engines may load it
+    RETIRED = "RETIRED"  # nobody needs it: it may be deleted
+    DELETED = "DELETED"
+    REJECTED = "REJECTED"  # proven bad: no engine hears of it
+    UNKNOWN = "UNKNOWN"  # could not be read: tried again, never deleted
+    LOST = "LOST"  # was sealed, and its files have changed or gone
+
+    @property
+    def is_open(self) -> bool:
+        """Still on its way to a verdict."""
+        return self in _OPEN
+
+
+_OPEN = frozenset({VersionState.ANNOUNCED, VersionState.SETTLING, VersionState.VALIDATING, VersionState.UNKNOWN})
+
+
+class RolloutState(StrEnum):
+    """The way of one version to the engines of its run."""
+
+    PENDING = "PENDING"
+    ROLLING = "ROLLING"
+    COMPLETE = "COMPLETE"
+    SUPERSEDED = "SUPERSEDED"
+    ABORTED = "ABORTED"
+    ROLLED_BACK = "ROLLED_BACK"
+    DEGRADED = "DEGRADED"
+
+
+class EngineState(StrEnum):
+    """PROBING → IN_SYNC | BEHIND → UPDATING → VERIFYING → IN_SYNC, and what can go wrong on the way."""
+
+    PROBING = "PROBING"
+    IN_SYNC = "IN_SYNC"
+    BEHIND = "BEHIND"
+    UPDATING = "UPDATING"
+    VERIFYING = "VERIFYING"
+    NACKED = "NACKED"  # refused, and proved untouched: it serves what it served before
+    TAINTED = "TAINTED"  # contents unknown: stays paused until a full load was proved
+    UNREACHABLE = "UNREACHABLE"
+    QUARANTINED = "QUARANTINED"  # could not be repaired: stays paused, counted, alerted
+
+
+class WaitOutcome(StrEnum):
+    """How a wait for a version ended."""
+
+    SERVED = "served"
+    SEALED = "sealed"
+    FAILED = "failed"
+    SUPERSEDED = "superseded"
+    PENDING = "pending"

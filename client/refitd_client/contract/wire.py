@@ -1,0 +1,178 @@
+"""The wire types of the HTTP API (v1), as plain frozen dataclasses: FastAPI serves them, the clients read them.
+
+Times of day are RFC 3339 strings in UTC and for display only. Durations in `timings` are milliseconds.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from refitd_client.contract.states import EngineState, Kind, VersionState, WaitOutcome
+
+ItemT = TypeVar("ItemT")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """ "Weights ready": the body of POST /v1/versions. The same notice again is the same version.
+
+    `path` is absolute or relative to the root; without one it is where the SDK would have published the step.
+    `allow_missing` and `allow_extra` let the checkpoint have fewer or more tensors than the engines' model.
+    """
+
+    run: str
+    step: int
+    path: str | None = None
+    kind: Kind = Kind.FULL
+    base: str | None = None
+    allow_missing: bool = False
+    allow_extra: bool = False
+    metadata: dict[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOnVersion:
+    """Where one engine of the run stands. `step` is the step that it serves, None on start-up weights."""
+
+    id: str
+    state: EngineState
+    step: int | None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Version:
+    """A version as the service sees it. `bytes` counts all its files; `timings` maps stages to milliseconds."""
+
+    id: str
+    run: str
+    generation: int
+    step: int
+    kind: Kind
+    state: VersionState
+    path: str
+    created_at: str
+    reason: str | None = None
+    bytes: int | None = None
+    digest: str | None = None
+    pinned: bool = False
+    barred: bool = False
+    engines: list[EngineOnVersion] = field(default_factory=list[EngineOnVersion])
+    timings: dict[str, float] = field(default_factory=dict[str, float])
+    metadata: dict[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitResult:
+    """The answer of the long poll."""
+
+    outcome: WaitOutcome
+    version: Version
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One try to bring an engine to a version. `outcome` is None while it runs."""
+
+    version: str
+    started_at: str
+    outcome: str | None = None
+    reason: str | None = None
+    timings: dict[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """An engine (a replica) as the service sees it. `version` is what it is proven to serve."""
+
+    id: str
+    url: str
+    state: EngineState
+    run: str | None = None
+    version: str | None = None
+    step: int | None = None
+    weight_version: str | None = None
+    reason: str | None = None
+    paused: bool = False
+    last_attempt: Attempt | None = None
+    skipped: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewEngine:
+    """The body of POST /v1/engines. `run` may be left out where there is one run."""
+
+    url: str
+    id: str | None = None
+    run: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollback:
+    """The body of POST /v1/rollback. `to` is a version id; without it, the last good one before the current."""
+
+    run: str
+    to: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reclaimable:
+    """One line of the reclaim plan: what happens to a version or a leftover folder, and why."""
+
+    path: str
+    keep: bool
+    reasons: list[str]
+    version: str | None = None
+    bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReclaimPlan:
+    """What would be, or was, deleted and kept. `freed_bytes` counts the lines that are not kept."""
+
+    items: list[Reclaimable]
+    freed_bytes: int
+    done: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """Why a version or an engine is where it is, in sentences, the most important first."""
+
+    id: str
+    sentences: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One entry of the journal's log, as the event stream sends it. `seq` is what Last-Event-ID takes."""
+
+    seq: int
+    at: str
+    kind: str
+    subject: str
+    text: str
+    data: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page(Generic[ItemT]):
+    """A page of a list; `next_cursor` is None on the last one."""
+
+    items: list[ItemT]
+    next_cursor: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """An RFC 9457 problem document. `type` is `urn:refitd:problem:<slug>`; the slug names the kind of error."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str | None = None
+
+    @property
+    def slug(self) -> str:
+        """The last part of `type`."""
+        return self.type.rpartition(":")[2]

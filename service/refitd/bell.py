@@ -1,0 +1,37 @@
+"""A bell that wakes whoever waits. It carries no message: who hears it looks at the state again."""
+
+import asyncio
+
+
+class Bell:
+    """Rings are counted, so that one between a look and the wait for the next is not lost.
+
+    >>> seen = bell.count
+    >>> look()
+    >>> seen = await bell.after(seen, within=2.0)
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._waiting: set[asyncio.Future[None]] = set()
+
+    def ring(self) -> None:
+        """Wake everyone who waits. Call it on the event loop's thread."""
+        self.count += 1
+        waiting, self._waiting = self._waiting, set()
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+    async def after(self, seen: int, within: float | None = None) -> int:
+        """Wait until the bell has rung more often than `seen`, at most `within` seconds; return the new count."""
+        if self.count == seen and (within is None or within > 0):
+            future = asyncio.get_running_loop().create_future()
+            self._waiting.add(future)
+            try:
+                await asyncio.wait_for(future, within)
+            except TimeoutError:
+                pass
+            finally:
+                self._waiting.discard(future)
+        return self.count

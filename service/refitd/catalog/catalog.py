@@ -1,0 +1,275 @@
+"""The catalog: which versions exist, and which are good. The shell around `scan`, `settle` and `validate`.
+
+Two loops. One lists the root, at each hint and from time to time: new directories become versions, sealed ones that
+have changed or gone become LOST. The other brings each version to its verdict, the newest first, a few at a time.
+"""
+
+import asyncio
+from dataclasses import dataclass, replace
+
+import structlog
+
+from refitd.bell import Bell
+from refitd.catalog.evidence import Evidence, Structure
+from refitd.catalog.fault import Code
+from refitd.catalog.files import Files
+from refitd.catalog.inventory import Reference
+from refitd.catalog.record import VersionRecord
+from refitd.catalog.references import NoReference, References
+from refitd.catalog.scan import Found, ListingFailed
+from refitd.catalog.settle import Complete, Hopeless, Look, Settling, Wait, settle
+from refitd.catalog.validate import Invalid, Options, Unknown, Valid, validate
+from refitd.ledger import Ledger
+from refitd.settings import Settings
+from refitd_client.contract.naming import version_id
+from refitd_client.contract.states import VersionState
+
+JUDGES = 2  # versions validated at the same time: each reads its files with several threads
+PACE_SECONDS = 0.02  # between two scans: a burst of hints is one hint
+RETRY_SECONDS = 0.5
+
+log = structlog.get_logger("refitd")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogRules:
+    """How patient and how strict the catalog is; times in seconds."""
+
+    scan_interval: float
+    settle_for: float
+    settle_timeout: float
+    allow_dtype_cast: bool
+
+    @classmethod
+    def of(cls, settings: Settings) -> "CatalogRules":
+        """From the service's settings."""
+        return cls(
+            scan_interval=settings.scan_interval,
+            settle_for=settings.settle,
+            settle_timeout=settings.settle_timeout,
+            allow_dtype_cast=settings.allow_dtype_cast,
+        )
+
+
+class Catalog:
+    """Brings versions from their first sight to a verdict."""
+
+    def __init__(self, ledger: Ledger, files: Files, references: References, rules: CatalogRules) -> None:
+        self._ledger = ledger
+        self._files = files
+        self._references = references
+        self._rules = rules
+        self._hints = Bell()
+        self._work = Bell()
+        self._settling: dict[str, Settling] = {}
+        self._due: dict[str, float] = {}
+        self._busy: set[str] = set()
+        self._told: set[str] = set()
+
+    def nudge(self) -> None:
+        """Look again, soon."""
+        self._hints.ring()
+        self._work.ring()
+
+    async def run(self) -> None:
+        """Scan and judge until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._scan_forever(), name="scan")
+            group.create_task(self._judge_forever(group), name="judge")
+
+    async def check(self, record: VersionRecord) -> bool:
+        """Whether a version's files are still those that were sealed; marks it LOST where they are not."""
+        found = (await self._files.signatures([record.path]))[record.path]
+        if found == record.signature:
+            return True
+        self._lose(record, gone=found is None)
+        return False
+
+    async def _scan_forever(self) -> None:
+        while True:
+            seen = self._hints.count
+            await self._scan()
+            await asyncio.sleep(PACE_SECONDS)
+            await self._hints.after(seen, within=self._rules.scan_interval)
+
+    async def _scan(self) -> None:
+        listing = await self._files.scan()
+        if isinstance(listing, ListingFailed):
+            self._ledger.root_fault = listing.reason
+            return
+        self._ledger.root_fault = None
+        for found in listing.found:
+            self._meet(found)
+        await self._look_again()
+
+    async def _look_again(self) -> None:
+        """Whether what is sealed is still as it was, and what is not judged yet is still there."""
+        versions = [v for v in self._ledger.versions.values() if v.state is VersionState.SEALED or v.state.is_open]
+        signatures = await self._files.signatures([version.path for version in versions])
+        for version in versions:
+            found = signatures[version.path]
+            if self._ledger.versions.get(version.id) is not version or version.id in self._busy:
+                continue  # something happened to it meanwhile: the next scan looks at it
+            if version.state is not VersionState.SEALED:
+                if found is None:
+                    self._reject(version.id, f"{version.path} was taken away before it could be checked")
+            elif found != version.signature:
+                self._lose(version, gone=found is None)
+
+    def _meet(self, found: Found) -> None:
+        id_ = version_id(found.run, found.order)
+        if id_ in self._ledger.versions:
+            return
+        if id_ in self._ledger.gone:
+            self._tell_once(
+                id_, f"{found.path} is back after it was deleted: a restarted trainer begins a new generation"
+            )
+            return
+        record = VersionRecord(
+            run=found.run,
+            order=found.order,
+            path=found.path,
+            state=VersionState.ANNOUNCED,
+            created_at=self._ledger.clock.now(),
+        )
+        self._ledger.put_version(record, "found in the root")
+        self._work.ring()
+
+    def _tell_once(self, id_: str, text: str) -> None:
+        if id_ not in self._told:
+            self._told.add(id_)
+            self._ledger.say("version", id_, text)
+
+    def _lose(self, record: VersionRecord, *, gone: bool) -> None:
+        reason = f"{record.path} {'is gone' if gone else 'has changed'} since it was checked: publish the step again"
+        current = self._ledger.versions.get(record.id)
+        if current is not None and current.state is VersionState.SEALED:
+            self._ledger.put_version(replace(current, state=VersionState.LOST, reason=reason), f"lost: {reason}")
+
+    async def _judge_forever(self, group: asyncio.TaskGroup) -> None:
+        while True:
+            seen = self._work.count
+            now = self._ledger.clock.monotonic()
+            for record in self._waiting(now)[: JUDGES - len(self._busy)]:
+                self._busy.add(record.id)
+                group.create_task(self._judge_one(record.id), name=f"judge {record.id}")
+            soonest = min((due for id_, due in self._due.items() if id_ not in self._busy), default=now + 3600)
+            await self._work.after(seen, within=max(soonest - now, 0.001) if len(self._busy) < JUDGES else None)
+
+    def _waiting(self, now: float) -> list[VersionRecord]:
+        """Versions without a verdict whose time has come, the newest first: older ones may never be needed."""
+        due = [
+            version
+            for version in self._ledger.versions.values()
+            if version.state.is_open and version.id not in self._busy and self._due.get(version.id, 0.0) <= now
+        ]
+        return sorted(due, key=lambda version: version.order, reverse=True)
+
+    async def _judge_one(self, id_: str) -> None:
+        self._due.pop(id_, None)
+        try:
+            await self._judge(self._ledger.versions[id_])
+        except OSError as error:
+            self._unknown(id_, f"cannot be read: {error}")
+        finally:
+            self._busy.discard(id_)
+            self._work.ring()
+
+    async def _judge(self, record: VersionRecord) -> None:
+        structure = await self._files.structure(record.path)
+        now = self._ledger.clock.monotonic()
+        decision = settle(
+            _look(structure, noticed=record.noticed),
+            self._settling.get(record.id),
+            now,
+            settle_for=0.0 if record.noticed else self._rules.settle_for,
+            timeout=self._rules.settle_timeout,
+        )
+        match decision:
+            case Wait(memory, until, reason):
+                self._settling[record.id] = memory
+                self._due[record.id] = until
+                self._move(record.id, VersionState.SETTLING, reason)
+            case Hopeless(reason):
+                self._reject(record.id, reason)
+            case Complete():
+                self._settling.pop(record.id, None)
+                await self._validate(record)
+
+    async def _validate(self, record: VersionRecord) -> None:
+        reference = await self._references.of(record.run)
+        if isinstance(reference, NoReference) and not reference.final:
+            self._unknown(record.id, reference.reason)
+            return
+        started = self._ledger.clock.monotonic()
+        self._move(record.id, VersionState.VALIDATING, None)
+        options = Options(
+            run=record.run,
+            order=record.order,
+            allow_missing=record.allow_missing,
+            allow_extra=record.allow_extra,
+            allow_dtype_cast=self._rules.allow_dtype_cast,
+        )
+        model = reference if isinstance(reference, Reference) else None
+        evidence = await self._files.examine(record.path, model, options)
+        verdict = validate(evidence, model, options)
+        match verdict:
+            case Valid():
+                self._seal(record.id, verdict, evidence, (self._ledger.clock.monotonic() - started) * 1000)
+            case Invalid(Code.NO_REFERENCE, reason):
+                self._reject(record.id, reference.reason if isinstance(reference, NoReference) else reason)
+            case Invalid(_, reason):
+                self._reject(record.id, reason)
+            case Unknown(_, reason):
+                self._unknown(record.id, reason)
+
+    def _move(self, id_: str, state: VersionState, reason: str | None) -> None:
+        record = self._ledger.versions[id_]
+        if (record.state, record.reason) != (state, reason):
+            self._ledger.put_version(replace(record, state=state, reason=reason))
+
+    def _unknown(self, id_: str, reason: str) -> None:
+        self._due[id_] = self._ledger.clock.monotonic() + RETRY_SECONDS
+        self._move(id_, VersionState.UNKNOWN, reason)
+
+    def _reject(self, id_: str, reason: str) -> None:
+        record = self._ledger.versions[id_]
+        self._settling.pop(id_, None)
+        self._ledger.put_version(replace(record, state=VersionState.REJECTED, reason=reason), f"rejected: {reason}")
+
+    def _seal(self, id_: str, verdict: Valid, evidence: Evidence, milliseconds: float) -> None:
+        record = self._ledger.versions[id_]
+        seen = evidence.structure
+        sealed = replace(
+            record,
+            state=VersionState.SEALED,
+            reason=None,
+            bytes=verdict.bytes,
+            digest=verdict.digest,
+            inventory=verdict.inventory,
+            signature=None if seen is None else seen.signature,
+            owned=seen is not None and seen.has_manifest,
+            timings={**record.timings, "validate": milliseconds},
+        )
+        self._ledger.put_version(sealed, "; ".join([f"sealed: {verdict.bytes} bytes in good order", *verdict.notes]))
+
+
+# Faults of a checkpoint that may just not have been written to its end.
+_MAY_HEAL = frozenset(
+    {
+        Code.MISSING_FILE,
+        Code.TORN_FILE,
+        Code.NO_WEIGHTS,
+        Code.BAD_INDEX,
+        Code.INDEX_MISMATCH,
+        Code.CHANGED,
+        Code.UNREADABLE,
+    }
+)
+
+
+def _look(structure: Structure, *, noticed: bool) -> Look:
+    """What settling has to know. Who announces a checkpoint has written it: then only what may heal is waited for."""
+    fault = structure.faults[0] if structure.faults else None
+    final = structure.has_manifest or (noticed and fault is not None and fault.code not in _MAY_HEAL)
+    return Look(signature=structure.signature, final=final, fault=None if fault is None else fault.reason)

@@ -1,0 +1,66 @@
+"""The port to the files under the root, and the real ones behind it. A simulation can stand behind it as well."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from refitd.catalog.evidence import Evidence, Structure
+from refitd.catalog.examine import examine, signature, structure
+from refitd.catalog.inventory import Reference
+from refitd.catalog.opening import OpeningRefusedError
+from refitd.catalog.scan import Listing, ListingFailed, scan
+from refitd.catalog.validate import Options
+
+
+class Files(Protocol):
+    """What the catalog asks of the file system. Paths are relative to the root."""
+
+    async def scan(self) -> Listing | ListingFailed:
+        """List the version directories."""
+        ...
+
+    async def signatures(self, paths: Sequence[str]) -> dict[str, str | None]:
+        """What each directory's files look like from outside; None where it is not there any more."""
+        ...
+
+    async def structure(self, path: str) -> Structure:
+        """Look without reading weights. Raises OSError."""
+        ...
+
+    async def examine(self, path: str, reference: Reference | None, options: Options) -> Evidence:
+        """Read everything."""
+        ...
+
+
+class DiskFiles:
+    """The file system. Everything happens in threads."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    async def scan(self) -> Listing | ListingFailed:
+        """See `Files`."""
+        return await asyncio.to_thread(scan, self._root)
+
+    async def signatures(self, paths: Sequence[str]) -> dict[str, str | None]:
+        """See `Files`."""
+        if not paths:
+            return {}
+        return await asyncio.to_thread(lambda: {path: self._signature(path) for path in paths})
+
+    def _signature(self, path: str) -> str | None:
+        try:
+            return signature(self._root, path)
+        except FileNotFoundError:
+            return None
+        except (OSError, OpeningRefusedError) as error:
+            return f"unreadable: {error}"
+
+    async def structure(self, path: str) -> Structure:
+        """See `Files`."""
+        return await asyncio.to_thread(structure, self._root, path)
+
+    async def examine(self, path: str, reference: Reference | None, options: Options) -> Evidence:
+        """See `Files`."""
+        return await asyncio.to_thread(examine, self._root, path, reference, options)

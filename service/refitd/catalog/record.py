@@ -1,0 +1,43 @@
+"""What the service knows of one version: a frozen record, replaced whenever something about it changes."""
+
+from dataclasses import dataclass, field
+
+from refitd_client.contract.naming import Order, version_id
+from refitd_client.contract.states import Kind, VersionState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionRecord:
+    """One version. `path` is relative to the root; `signature` sums up names, sizes and times of its files at sealing.
+
+    `inventory` is the digest of tensor names, shapes and dtypes; `digest` that of all bytes. Both are None until known.
+    `owned` says that refitd's own publisher wrote it (it has a manifest). `served_at` is when it was first proven on
+    every reachable engine of its run, None before: the newest such version is the last good one.
+    """
+
+    run: str
+    order: Order
+    path: str
+    state: VersionState
+    created_at: str
+    kind: Kind = Kind.FULL
+    base: str | None = None
+    reason: str | None = None
+    bytes: int | None = None
+    digest: str | None = None
+    inventory: str | None = None
+    signature: str | None = None
+    owned: bool = False
+    noticed: bool = False
+    pinned: bool = False
+    barred: bool = False
+    served_at: str | None = None
+    allow_missing: bool = False
+    allow_extra: bool = False
+    metadata: dict[str, str] = field(default_factory=dict[str, str])
+    timings: dict[str, float] = field(default_factory=dict[str, float])
+
+    @property
+    def id(self) -> str:
+        """The id on the wire and in the journal."""
+        return version_id(self.run, self.order)

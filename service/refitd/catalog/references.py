@@ -1,0 +1,54 @@
+"""Which model a run's checkpoints are held against: the operator's base model, else what the engines started with."""
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+from refitd.catalog.inventory import Reference
+from refitd.catalog.reference import ReferenceRefusedError, read_reference
+from refitd.ledger import Ledger
+from refitd_client.contract.states import EngineState
+
+_SETTING = "set --base-model (REFITD_BASE_MODEL) to a folder with the model that the engines serve"
+
+
+@dataclass(frozen=True, slots=True)
+class NoReference:
+    """There is nothing to hold a checkpoint against. `final` is False while an engine may still tell."""
+
+    reason: str
+    final: bool
+
+
+class References:
+    """Finds and remembers references. Files are read in a thread, headers only."""
+
+    def __init__(self, ledger: Ledger, base_model: Path | None) -> None:
+        self._ledger = ledger
+        self._base_model = base_model
+        self._read: dict[Path, Reference] = {}
+
+    async def of(self, run: str) -> Reference | NoReference:
+        """The reference for a run's checkpoints."""
+        if self._base_model is not None:
+            return await self._reference(self._base_model)
+        engines = [engine for engine in self._ledger.engines.values() if engine.run in {run, None}]
+        paths = sorted({engine.startup_path for engine in engines if engine.startup_path is not None})
+        for path in paths:
+            found = await self._reference(Path(path))
+            if isinstance(found, Reference):
+                return found
+        if any(engine.state in {EngineState.PROBING, EngineState.UNREACHABLE} for engine in engines) or not engines:
+            return NoReference(
+                f"no engine has said yet which model it serves: wait for one, or {_SETTING}", final=False
+            )
+        where = f"the engines' start-up model ({', '.join(paths)}) cannot be read here" if paths else "no engine tells"
+        return NoReference(f"no model to hold it against: {where}; {_SETTING}", final=True)
+
+    async def _reference(self, path: Path) -> Reference | NoReference:
+        if path not in self._read:
+            try:
+                self._read[path] = await asyncio.to_thread(read_reference, path)
+            except (OSError, ReferenceRefusedError) as error:
+                return NoReference(f"the base model {path} cannot be read: {error}; {_SETTING}", final=True)
+        return self._read[path]

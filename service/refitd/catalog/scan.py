@@ -1,0 +1,77 @@
+"""Which version directories there are under the root. Only a listing: what is in them is `examine`'s business.
+
+Links are not followed and dot folders not entered. A listing that fails is a value of its own, so that nobody takes
+it for an empty one.
+"""
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from refitd_client.contract.naming import NameRefusedError, Order, check_run, parse_version_folder
+
+MAX_DEPTH = 8  # parts of a run's name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A version directory: `path` is relative to the root."""
+
+    run: str
+    order: Order
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """All version directories and all runs seen (also those without a version)."""
+
+    found: tuple[Found, ...]
+    runs: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ListingFailed:
+    """The root could not be read to its end."""
+
+    reason: str
+
+
+def scan(root: Path) -> Listing | ListingFailed:
+    """List the version directories under `root`."""
+    found: list[Found] = []
+    runs: set[str] = set()
+    try:
+        _walk(root, "", found, runs, MAX_DEPTH)
+    except OSError as error:
+        return ListingFailed(f"the root cannot be listed: {error}")
+    return Listing(tuple(found), frozenset(runs))
+
+
+def _walk(folder: Path, run: str, found: list[Found], runs: set[str], depth: int) -> None:
+    with os.scandir(folder) as entries:
+        names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+    for name in names:
+        if name.startswith("."):
+            continue
+        order = parse_version_folder(name)
+        if order is not None:
+            if run:
+                runs.add(run)
+                found.append(Found(run=run, order=order, path=f"{run}/{name}"))
+        elif depth > 0 and _is_run(inner := f"{run}/{name}" if run else name):
+            _walk_inner(folder / name, inner, found, runs, depth - 1)
+
+
+def _walk_inner(folder: Path, run: str, found: list[Found], runs: set[str], depth: int) -> None:
+    with suppress(FileNotFoundError):  # taken away between its parent's listing and its own: nothing to list
+        _walk(folder, run, found, runs, depth)
+
+
+def _is_run(name: str) -> bool:
+    try:
+        check_run(name)
+    except NameRefusedError:
+        return False
+    return True

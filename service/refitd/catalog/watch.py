@@ -1,0 +1,104 @@
+"""Hints that something in the root has changed. A hint only rings the bell: the scan finds out what it was.
+
+watchdog loses events in bursts and its handler hears of no overflow; NFS and Lustre give none at all. So an event means
+"look again" and nothing else, and the catalog scans from time to time whether one came or not.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import structlog
+from watchdog.events import FileSystemEvent, FileSystemEventHandler
+from watchdog.observers import Observer
+from watchdog.observers.api import BaseObserver
+from watchdog.observers.polling import PollingObserver
+
+from refitd.settings import Watch
+from refitd_client.contract.naming import SERVICE_FOLDER
+
+POLL_SECONDS = 0.5
+NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "lustre", "overlay", "fuse", "cifs", "smb3", "9p", "beegfs", "ceph"})
+
+log = structlog.get_logger("refitd")
+
+
+class _Hints(FileSystemEventHandler):
+    """Calls `ring` on the loop for what may be a version arriving or going; reads and writes inside files are noise."""
+
+    def __init__(self, root: Path, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
+        self._own = str(root / SERVICE_FOLDER)
+        self._loop = loop
+        self._ring = ring
+
+    def on_any_event(self, event: FileSystemEvent) -> None:
+        if event.event_type in {"opened", "closed_no_write"} or str(event.src_path).startswith(self._own):
+            return
+        with suppress(RuntimeError):  # the loop closed while the observer's thread was still delivering
+            self._loop.call_soon_threadsafe(self._ring)
+
+
+def file_system_of(path: Path, mounts: str) -> str:
+    """The type of the file system that holds `path`, from the text of /proc/self/mounts; "" where it is not there."""
+    best, kind = "", ""
+    for line in mounts.splitlines():
+        fields = line.split()
+        if len(fields) < 3:
+            continue
+        point = fields[1].replace("\\040", " ")
+        inside = point == "/" or str(path) == point or str(path).startswith(point + "/")
+        if inside and len(point) >= len(best):
+            best, kind = point, fields[2]
+    return kind
+
+
+def wants_polling(kind: str) -> bool:
+    """Whether events of other hosts' writes are missing on this type of file system."""
+    return kind.partition(".")[0] in NETWORK_FILE_SYSTEMS
+
+
+class Watcher:
+    """An observer thread for the root."""
+
+    def __init__(self, root: Path, how: Watch, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
+        self._root = root
+        self._how = how
+        self._handler = _Hints(root, loop, ring)
+        self._observer: BaseObserver | None = None
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        await asyncio.to_thread(self._start)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.shield(asyncio.to_thread(self._stop))
+
+    def _start(self) -> None:
+        """Start watching; poll where events are refused (too many watches)."""
+        polling = self._how is Watch.POLL or (self._how is Watch.AUTO and wants_polling(self._file_system()))
+        try:
+            self._observer = self._observe(polling=polling)
+        except OSError as error:
+            if self._how is Watch.EVENTS:
+                raise
+            log.warning("file events are refused: polling instead", error=str(error))
+            self._observer = self._observe(polling=True)
+
+    def _file_system(self) -> str:
+        try:
+            return file_system_of(self._root.resolve(), Path("/proc/self/mounts").read_text())
+        except OSError:
+            return ""
+
+    def _observe(self, *, polling: bool) -> BaseObserver:
+        observer: BaseObserver = PollingObserver(timeout=POLL_SECONDS) if polling else Observer()
+        observer.schedule(self._handler, str(self._root), recursive=True)
+        observer.start()
+        return observer
+
+    def _stop(self) -> None:
+        if self._observer is not None:
+            self._observer.stop()
+            self._observer.join(timeout=5)

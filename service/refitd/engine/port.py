@@ -1,0 +1,111 @@
+"""The port to an engine: what the rollout asks of one replica, whatever server stands behind it.
+
+`refit` is the whole transaction (pause → load → verify → resume). Its promise is about what is left behind:
+
+    ACK          serves the target, proved by content; generation was resumed
+    NACK         refused and proved untouched: serves what it served before; generation was resumed
+    TAINTED      contents unknown: left paused; only a proved full load ends this
+    UNREACHABLE  nothing was sent, or nothing that could have started a load: contents as before
+
+An engine with known contents is never left paused: `resumed` is False with ACK or NACK only when the engine
+could not be told, and then the rollout goes on telling it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Protocol
+
+
+class Outcome(Enum):
+    """How a refit ended. The module's docstring says what each leaves behind."""
+
+    ACK = auto()
+    NACK = auto()
+    TAINTED = auto()
+    UNREACHABLE = auto()
+
+
+class Stage(Enum):
+    """Where in the transaction an engine is."""
+
+    PREPARE = "prepare"
+    PAUSE = "pause"
+    LOAD = "load"
+    VERIFY = "verify"
+    RESUME = "resume"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What an engine is to serve: `path` as the engine sees it, `label` the weight_version it gets.
+
+    `fingerprint` is what a clean load of this version gave on an engine of the same configuration, None while
+    nobody has loaded it; `not_fingerprint` is what the engine's contents before the load gave, when the files differ.
+    """
+
+    path: str
+    label: str
+    fingerprint: str | None = None
+    not_fingerprint: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reached:
+    """What a probe saw. `configuration` is equal for engines whose fingerprints can be compared.
+
+    `startup_path` is the model that the server was started with (None where it does not say): its inventory is
+    what checkpoints are held against. `fingerprint` is not part of a probe: it costs the engine time.
+    """
+
+    model_path: str
+    weight_version: str | None
+    server_version: str
+    configuration: str
+    startup_path: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unreached:
+    """A probe that failed, and why, in a sentence that says what to do about it."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refit:
+    """How a refit ended. `timings` maps stages to milliseconds; `fingerprint` is of the contents left behind."""
+
+    outcome: Outcome
+    resumed: bool
+    reason: str | None = None
+    fingerprint: str | None = None
+    timings: dict[str, float] = field(default_factory=dict[str, float])
+
+
+class Engine(Protocol):
+    """One replica. Calls on one engine never overlap: the rollout sees to it. No call raises for what a server does."""
+
+    async def probe(self) -> Reached | Unreached:
+        """Ask what it serves. Cheap, answers while the engine loads, never touches generation."""
+        ...
+
+    async def prepare(self, target: Target) -> None:
+        """Do what can be done for the target while the engine still serves (warm caches). Best effort."""
+        ...
+
+    async def refit(self, target: Target, on_stage: Callable[[Stage], None]) -> Refit:
+        """Pause, load, verify, resume. `on_stage` is called as each stage begins."""
+        ...
+
+    async def fingerprint(self) -> str | None:
+        """One digest over all loaded tensors, or None where the server cannot tell."""
+        ...
+
+    async def resume(self) -> bool:
+        """Let it generate. Harmless on an engine that is not paused. False if it could not be told."""
+        ...
+
+    async def aclose(self) -> None:
+        """Give back connections."""
+        ...

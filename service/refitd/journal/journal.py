@@ -1,0 +1,118 @@
+"""The journal: the facts that must outlive the process, in SQLite (WAL, synchronous=FULL) through SQLAlchemy Core.
+
+Writes queue in order and are committed in batches by one thread, so that what is durable is always a prefix of what
+happened: whoever needs a fact to be durable before going on awaits `durable()`. One wait covers all that came before.
+A batch that fails (disk full) stays queued and is tried again: `durable()` raises meanwhile, nothing is reordered.
+The disk and the engines are the truth: the journal can be rebuilt from a scan and a probe.
+"""
+
+import asyncio
+import sqlite3
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.exc import DatabaseError
+
+from refitd.journal.schema import SCHEMA_VERSION, metadata
+from refitd.journal.writes import Write
+
+RETRY_SECONDS = 1.0
+AnswerT = TypeVar("AnswerT")
+
+
+class JournalError(Exception):
+    """The journal cannot be written now (disk full, folder gone); the cause says why. It is tried again by itself."""
+
+
+class Journal:
+    """One journal file. Writes are queued on the event loop; reads are plain calls for any thread."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open or create the journal.
+
+        Raises:
+            OSError, sqlalchemy.exc.DatabaseError: it cannot be opened, or is no journal.
+        """
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.path = folder / "journal.db"
+        self._db = sa.create_engine(f"sqlite:///{self.path}", connect_args={"check_same_thread": False})
+        event.listen(self._db, "connect", _set_pragmas)
+        metadata.create_all(self._db)
+        self._queue: deque[Write] = deque()
+        self._appended = 0
+        self._durable = 0
+        self._failure: Exception | None = None
+        self._progress = asyncio.Condition()
+        self._work = asyncio.Event()
+
+    def append(self, *writes: Write) -> None:
+        """Queue writes, in order."""
+        self._queue.extend(writes)
+        self._appended += len(writes)
+        self._work.set()
+
+    async def durable(self) -> None:
+        """Wait until all that was appended before this call is on disk.
+
+        Raises:
+            JournalError: it could not be written just now.
+        """
+        goal = self._appended
+        async with self._progress:
+            await self._progress.wait_for(lambda: self._durable >= goal or self._failure is not None)
+            if self._durable < goal:
+                raise JournalError(f"the journal {self.path} cannot be written: {self._failure}") from self._failure
+
+    async def run(self) -> None:
+        """Commit what is queued, until cancelled; what is queued then is committed first."""
+        try:
+            while True:
+                await self._work.wait()
+                self._work.clear()
+                await self._commit_queued()
+                if self._failure is not None:
+                    await asyncio.sleep(RETRY_SECONDS)
+                    self._work.set()
+        finally:
+            await asyncio.shield(self._commit_queued())
+
+    async def _commit_queued(self) -> None:
+        while self._queue:
+            batch = list(self._queue)
+            failure = await asyncio.to_thread(self._commit, batch)
+            async with self._progress:
+                self._failure = failure
+                if failure is None:
+                    for _ in batch:
+                        self._queue.popleft()
+                    self._durable += len(batch)
+                self._progress.notify_all()
+            if failure is not None:
+                return
+
+    def _commit(self, batch: list[Write]) -> Exception | None:
+        try:
+            with self._db.begin() as connection:
+                for write in batch:
+                    connection.execute(write)
+        except (DatabaseError, OSError) as error:
+            return error
+        return None
+
+    def read(self, query: Callable[[sa.Connection], AnswerT]) -> AnswerT:
+        """Run a query on a connection of its own."""
+        with self._db.connect() as connection:
+            return query(connection)
+
+    def close(self) -> None:
+        """Give the file back. Call it after `run` has ended."""
+        self._db.dispose()
+
+
+def _set_pragmas(connection: sqlite3.Connection, _: Any) -> None:
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=5000", f"user_version={SCHEMA_VERSION}"):
+        connection.execute(f"PRAGMA {pragma}")

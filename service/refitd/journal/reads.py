@@ -1,0 +1,77 @@
+"""What can be asked of the journal. Each function takes a connection, so that a caller can ask several in one go."""
+
+import msgspec
+import sqlalchemy as sa
+
+from refitd.catalog.record import VersionRecord
+from refitd.journal.schema import attempts, engines, events, fingerprints, rollouts, versions
+from refitd.rollout.record import AttemptRecord, EngineRecord, RolloutRecord
+from refitd_client.contract.states import VersionState
+from refitd_client.contract.wire import Event
+
+
+def read_versions(
+    connection: sa.Connection,
+    *,
+    run: str | None = None,
+    state: VersionState | None = None,
+    before: tuple[int, int, str] | None = None,
+    limit: int | None = None,
+) -> list[VersionRecord]:
+    """Versions, newest first; `before` is the (generation, step, id) that the last page ended with."""
+    key = sa.tuple_(versions.c.generation, versions.c.step, versions.c.id)
+    query = sa.select(versions.c.record).order_by(
+        versions.c.generation.desc(), versions.c.step.desc(), versions.c.id.desc()
+    )
+    if run is not None:
+        query = query.where(versions.c.run == run)
+    if state is not None:
+        query = query.where(versions.c.state == state.value)
+    if before is not None:
+        query = query.where(key < sa.tuple_(*(sa.literal(part) for part in before)))
+    return [msgspec.json.decode(row, type=VersionRecord) for row in connection.scalars(query.limit(limit))]
+
+
+def read_version(connection: sa.Connection, version_id: str) -> VersionRecord | None:
+    """One version."""
+    row = connection.scalar(sa.select(versions.c.record).where(versions.c.id == version_id))
+    return None if row is None else msgspec.json.decode(row, type=VersionRecord)
+
+
+def read_events(connection: sa.Connection, *, after: int, limit: int, subject: str | None = None) -> list[Event]:
+    """The log behind `after`, oldest first."""
+    query = sa.select(events.c.record).where(events.c.seq > after).order_by(events.c.seq).limit(limit)
+    if subject is not None:
+        query = query.where(events.c.subject == subject)
+    return [msgspec.json.decode(row, type=Event) for row in connection.scalars(query)]
+
+
+def read_last_event(connection: sa.Connection) -> int:
+    """The number of the newest event, 0 where there is none."""
+    return connection.scalar(sa.select(sa.func.max(events.c.seq))) or 0
+
+
+def read_engines(connection: sa.Connection) -> list[EngineRecord]:
+    """All engines that the service knew when it last wrote."""
+    return [msgspec.json.decode(row, type=EngineRecord) for row in connection.scalars(sa.select(engines.c.record))]
+
+
+def read_open_attempts(connection: sa.Connection) -> list[AttemptRecord]:
+    """Attempts without an outcome: each belonged to a process that died in the middle."""
+    query = sa.select(attempts.c.record).where(attempts.c.outcome.is_(None))
+    return [msgspec.json.decode(row, type=AttemptRecord) for row in connection.scalars(query)]
+
+
+def read_fingerprint(connection: sa.Connection, version: str, configuration: str) -> str | None:
+    """What a clean load of the version gave on an engine of this configuration."""
+    query = sa.select(fingerprints.c.fingerprint)
+    return connection.scalar(
+        query.where(fingerprints.c.version == version, fingerprints.c.configuration == configuration)
+    )
+
+
+def read_rollouts(connection: sa.Connection) -> list[RolloutRecord]:
+    """The newest rollout of each run."""
+    newest = sa.select(sa.func.max(rollouts.c.number)).group_by(rollouts.c.run)
+    query = sa.select(rollouts.c.record).where(rollouts.c.number.in_(newest))
+    return [msgspec.json.decode(row, type=RolloutRecord) for row in connection.scalars(query)]

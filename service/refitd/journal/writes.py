@@ -1,0 +1,79 @@
+"""What can be written to the journal, one statement each."""
+
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy import UpdateBase
+from sqlalchemy.dialects.sqlite import insert
+
+from refitd.catalog.record import VersionRecord
+from refitd.journal.schema import attempts, engines, events, fingerprints, rollouts, versions
+from refitd.rollout.record import AttemptRecord, EngineRecord, RolloutRecord
+from refitd_client.contract.wire import Event
+
+Write = UpdateBase
+
+
+def _upsert(table: sa.Table, **values: Any) -> Write:
+    keys = [column.name for column in table.primary_key]
+    statement = insert(table).values(**values)
+    return statement.on_conflict_do_update(index_elements=keys, set_={k: v for k, v in values.items() if k not in keys})
+
+
+def _pack(record: object) -> bytes:
+    return msgspec.json.encode(record)
+
+
+def put_version(record: VersionRecord) -> Write:
+    """Write a version as it is now."""
+    return _upsert(
+        versions,
+        id=record.id,
+        run=record.run,
+        generation=record.order.generation,
+        step=record.order.step,
+        state=record.state.value,
+        record=_pack(record),
+    )
+
+
+def put_engine(record: EngineRecord) -> Write:
+    """Write an engine as it is now."""
+    return _upsert(engines, id=record.id, record=_pack(record))
+
+
+def drop_engine(engine_id: str) -> Write:
+    """Forget an engine."""
+    return sa.delete(engines).where(engines.c.id == engine_id)
+
+
+def put_attempt(record: AttemptRecord) -> Write:
+    """Write an attempt as it is now: first open, later closed."""
+    return _upsert(
+        attempts,
+        id=record.id,
+        engine=record.engine,
+        version=record.version,
+        outcome=record.outcome,
+        record=_pack(record),
+    )
+
+
+def put_fingerprint(version: str, configuration: str, fingerprint: str) -> Write:
+    """Record what a clean load of a version gave. The first record stays."""
+    return (
+        insert(fingerprints)
+        .values(version=version, configuration=configuration, fingerprint=fingerprint)
+        .on_conflict_do_nothing()
+    )
+
+
+def put_rollout(record: RolloutRecord) -> Write:
+    """Write a rollout as it is now."""
+    return _upsert(rollouts, number=record.number, run=record.run, version=record.version, record=_pack(record))
+
+
+def put_event(record: Event) -> Write:
+    """Add to the log."""
+    return _upsert(events, seq=record.seq, subject=record.subject, record=_pack(record))

@@ -1,0 +1,180 @@
+"""What is true now: versions, engines and rollouts in memory, each change written to the journal in the same order.
+
+A change takes effect in memory at once and is durable a moment later; `durable()` waits for that. Whoever is about to
+act on the world outside (answer a notice, call an engine, delete a file) waits first; nobody else has to.
+Everything happens on the event loop's thread.
+"""
+
+import uuid
+from dataclasses import replace
+from typing import Any
+
+import structlog
+
+from refitd.bell import Bell
+from refitd.catalog.record import VersionRecord
+from refitd.clock import Clock
+from refitd.journal import reads, writes
+from refitd.journal.journal import Journal
+from refitd.rollout.record import AttemptRecord, EngineRecord, RolloutRecord
+from refitd_client.contract.states import EngineState, RolloutState, VersionState
+from refitd_client.contract.wire import Event
+
+log = structlog.get_logger("refitd")
+
+
+class Ledger:
+    """The service's memory. `bell` rings at each change. `versions` holds all but the deleted, which `gone` names.
+
+    `loading` holds the open attempt of each engine; `root_fault` says why the root cannot be listed, None while it can.
+    """
+
+    def __init__(self, journal: Journal, clock: Clock) -> None:
+        """Read back what the journal knows. Blocks; call it before serving."""
+        self.bell = Bell()
+        self.clock = clock
+        self.journal = journal
+        self.versions: dict[str, VersionRecord] = {}
+        self.gone: set[str] = set()
+        self.engines: dict[str, EngineRecord] = {}
+        self.rollouts: dict[str, RolloutRecord] = {}
+        self.loading: dict[str, AttemptRecord] = {}
+        self.root_fault: str | None = "the root has not been listed yet"
+        self._fingerprints: dict[tuple[str, str], str] = {}
+        self._seq = journal.read(reads.read_last_event)
+        self._rollout_number = 0
+        self._read_back()
+
+    def _read_back(self) -> None:
+        for version in self.journal.read(reads.read_versions):
+            if version.state is VersionState.DELETED:
+                self.gone.add(version.id)
+            else:
+                self.versions[version.id] = version
+        for rollout in self.journal.read(reads.read_rollouts):
+            self.rollouts[rollout.run] = rollout
+            self._rollout_number = max(self._rollout_number, rollout.number)
+        for engine in self.journal.read(reads.read_engines):
+            # Clocks of another boot mean nothing here, and what the engine does now nobody knows yet.
+            self.engines[engine.id] = replace(
+                engine, state=EngineState.PROBING, unreachable_since=None, resume_owed=True
+            )
+        for attempt in self.journal.read(reads.read_open_attempts):
+            self._taint(attempt)
+
+    def _taint(self, attempt: AttemptRecord) -> None:
+        """Close an attempt whose process died: nobody saw how the load ended, so the contents are unknown."""
+        reason = f"the service stopped in the middle of loading {attempt.version}"
+        closed = replace(attempt, outcome="TAINTED", reason=reason)
+        self.journal.append(writes.put_attempt(closed))
+        if engine := self.engines.get(attempt.engine):
+            self.put_engine(
+                replace(
+                    engine, state=EngineState.TAINTED, known=False, serving=None, reason=reason, last_attempt=closed
+                )
+            )
+
+    async def durable(self) -> None:
+        """Wait until every change so far is on disk.
+
+        Raises:
+            JournalError: it cannot be written just now.
+        """
+        await self.journal.durable()
+
+    def put_version(self, record: VersionRecord, text: str | None = None) -> None:
+        """Take a version as it is now; `text` says in the log what happened to it."""
+        self.journal.append(writes.put_version(record))
+        if record.state is VersionState.DELETED:
+            self.versions.pop(record.id, None)
+            self.gone.add(record.id)
+        else:
+            self.versions[record.id] = record
+        if text is not None:
+            self.say("version", record.id, text, state=record.state.value, step=record.order.step, run=record.run)
+        self.bell.ring()
+
+    def versions_of(self, run: str) -> list[VersionRecord]:
+        """The versions of a run, newest first."""
+        mine = (version for version in self.versions.values() if version.run == run)
+        return sorted(mine, key=lambda version: version.order, reverse=True)
+
+    def put_engine(self, record: EngineRecord, text: str | None = None) -> None:
+        """Take an engine as it is now."""
+        if self.engines.get(record.id) == record:
+            return
+        self.engines[record.id] = record
+        self.journal.append(writes.put_engine(record))
+        if text is not None:
+            self.say("engine", record.id, text, state=record.state.value)
+        self.bell.ring()
+
+    def drop_engine(self, engine_id: str) -> None:
+        """Forget an engine, and with it the leases that it held."""
+        if self.engines.pop(engine_id, None) is None:
+            return
+        self.journal.append(writes.drop_engine(engine_id))
+        self.loading.pop(engine_id, None)
+        self.say("engine", engine_id, "removed")
+        self.bell.ring()
+
+    def open_attempt(self, engine: str, version: str) -> AttemptRecord:
+        """Write the intent to load. Await `durable()` before the first call to the engine."""
+        attempt = AttemptRecord(id=uuid.uuid4().hex, engine=engine, version=version, started_at=self.clock.now())
+        self.journal.append(writes.put_attempt(attempt))
+        self.loading[engine] = attempt
+        return attempt
+
+    def close_attempt(self, attempt: AttemptRecord) -> None:
+        """Write how an attempt ended."""
+        self.journal.append(writes.put_attempt(attempt))
+        self.loading.pop(attempt.engine, None)
+        self.bell.ring()
+
+    def fingerprint(self, version: str, configuration: str) -> str | None:
+        """What a clean load of the version gave on an engine of this configuration."""
+        key = (version, configuration)
+        if key not in self._fingerprints:
+            found = self.journal.read(lambda connection: reads.read_fingerprint(connection, *key))
+            if found is None:
+                return None
+            self._fingerprints[key] = found
+        return self._fingerprints[key]
+
+    def record_fingerprint(self, version: str, configuration: str, fingerprint: str) -> None:
+        """Remember what a clean load gave. The first record of a version stays."""
+        self._fingerprints.setdefault((version, configuration), fingerprint)
+        self.journal.append(writes.put_fingerprint(version, configuration, fingerprint))
+
+    def start_rollout(self, run: str, version: str, cause: str) -> RolloutRecord:
+        """Begin the way of a version to the engines of its run."""
+        self._rollout_number += 1
+        rollout = RolloutRecord(
+            number=self._rollout_number, run=run, version=version, cause=cause, started_at=self.clock.now()
+        )
+        self.put_rollout(rollout, f"rollout {rollout.number} to {version}: {cause}")
+        return rollout
+
+    def put_rollout(self, record: RolloutRecord, text: str) -> None:
+        """Take the newest rollout of a run as it is now."""
+        self.rollouts[record.run] = record
+        self.journal.append(writes.put_rollout(record))
+        self.say("rollout", record.version, text, number=record.number, state=record.state.value)
+        self.bell.ring()
+
+    def end_rollout(self, record: RolloutRecord, state: RolloutState) -> None:
+        """Close a rollout that a newer one replaces."""
+        self.put_rollout(replace(record, state=state), f"rollout {record.number} to {record.version} is {state}")
+
+    def say(self, kind: str, subject: str, text: str, **data: Any) -> None:
+        """Add to the log of decisions, which is also the event stream."""
+        self._seq += 1
+        event = Event(seq=self._seq, at=self.clock.now(), kind=kind, subject=subject, text=text, data=data)
+        self.journal.append(writes.put_event(event))
+        log.info(text, kind=kind, subject=subject, **data)
+        self.bell.ring()
+
+    @property
+    def last_event(self) -> int:
+        """The number of the newest event."""
+        return self._seq

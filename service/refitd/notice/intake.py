@@ -1,0 +1,134 @@
+"""Takes notices: "weights ready" becomes a version in the ledger, durable before the reply."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import assert_never
+
+from refitd.catalog.files import Files
+from refitd.catalog.record import VersionRecord
+from refitd.journal import reads
+from refitd.ledger import Ledger
+from refitd.notice.admit import Conflict, New, Same, Seen, admit
+from refitd.notice.paths import order_of, relative_path
+from refitd.problem import Kind, ProblemError
+from refitd_client.contract.naming import NameRefusedError, Order, check_run, check_step, version_folder, version_id
+from refitd_client.contract.states import Kind as VersionKind
+from refitd_client.contract.states import VersionState
+from refitd_client.contract.wire import Notice
+
+
+class Intake:
+    """Admits notices. `nudge` tells the catalog that there is something to look at."""
+
+    def __init__(self, ledger: Ledger, files: Files, root: Path, nudge: Callable[[], None]) -> None:
+        self._ledger = ledger
+        self._files = files
+        self._root = root
+        self._nudge = nudge
+
+    async def take(self, notice: Notice) -> tuple[VersionRecord, bool]:
+        """The version that a notice is about, and whether it is new.
+
+        Raises:
+            ProblemError: the notice cannot be taken; the problem says why and what to do.
+            JournalError: it cannot be written down now.
+        """
+        self._check(notice)
+        generation = self._generation_of(notice.run)
+        path = relative_path(self._path_of(notice, generation), self._root)
+        order = order_of(path, notice.run, notice.step, generation)
+        known = await self._known(notice.run, order)
+        decision = admit(notice, await self._look(path, order, known), known)
+        match decision:
+            case Conflict(reason):
+                raise ProblemError(Kind.VERSION_CONFLICT, reason)
+            case Same(record):
+                return await self._again(record), False
+            case New():
+                return await self._take(self._new(notice, path, order)), True
+            case _:
+                assert_never(decision)
+
+    def _check(self, notice: Notice) -> None:
+        try:
+            check_run(notice.run)
+            check_step(notice.step)
+        except NameRefusedError as error:
+            raise ProblemError(Kind.BAD_NAME, str(error)) from error
+        if notice.kind is not VersionKind.FULL:
+            raise ProblemError(
+                Kind.UNSUPPORTED_KIND,
+                f"kind {notice.kind.value!r} is not carried out by this service: publish 'full' ones",
+            )
+        followed = {engine.run for engine in self._ledger.engines.values()}
+        if followed and None not in followed and notice.run not in followed:
+            raise ProblemError(
+                Kind.RUN_NOT_FOLLOWED,
+                f"the engines follow {', '.join(sorted(r for r in followed if r))} and none follows {notice.run}: "
+                "bind engines to it in the engines file, or start the service with --run",
+            )
+
+    def _generation_of(self, run: str) -> int:
+        """The run's current generation."""
+        return max((version.order.generation for version in self._ledger.versions_of(run)), default=1)
+
+    def _path_of(self, notice: Notice, generation: int) -> str:
+        return notice.path or f"{notice.run}/{version_folder(Order(generation, notice.step))}"
+
+    async def _known(self, run: str, order: Order) -> VersionRecord | None:
+        id_ = version_id(run, order)
+        if id_ in self._ledger.gone:
+            return await asyncio.to_thread(
+                self._ledger.journal.read, lambda connection: reads.read_version(connection, id_)
+            )
+        return self._ledger.versions.get(id_)
+
+    async def _look(self, path: str, order: Order, known: VersionRecord | None) -> Seen:
+        """Look at the directory. One that was collected need not be there any more."""
+        try:
+            found = await self._files.structure(path)
+        except FileNotFoundError as error:
+            if known is not None:
+                return Seen(order=order, path=path, digest=known.digest, signature=known.signature or "")
+            raise ProblemError(
+                Kind.PATH_MISSING,
+                f"{self._root / path} is not there: publish first, then announce; paths are as the "
+                "service sees them, absolute or relative to its root",
+            ) from error
+        except OSError as error:
+            raise ProblemError(Kind.PATH_UNREADABLE, f"{self._root / path} cannot be read: {error.strerror}") from error
+        if not found.signature:
+            raise ProblemError(Kind.PATH_UNREADABLE, found.reason or f"{path} cannot be opened")
+        digest = None if found.manifest is None else found.manifest.digest
+        return Seen(order=order, path=path, digest=digest, signature=found.signature)
+
+    def _new(self, notice: Notice, path: str, order: Order) -> VersionRecord:
+        return VersionRecord(
+            run=notice.run,
+            order=order,
+            path=path,
+            state=VersionState.ANNOUNCED,
+            created_at=self._ledger.clock.now(),
+            kind=notice.kind,
+            base=notice.base,
+            noticed=True,
+            allow_missing=notice.allow_missing,
+            allow_extra=notice.allow_extra,
+            metadata=notice.metadata,
+        )
+
+    async def _take(self, record: VersionRecord) -> VersionRecord:
+        self._ledger.put_version(record, "announced")
+        self._nudge()  # validation may begin at once; the reply waits for the disk
+        await self._ledger.durable()
+        return record
+
+    async def _again(self, known: VersionRecord) -> VersionRecord:
+        """A version that the watch found first is now announced: nobody has to wait for it to settle."""
+        if known.noticed or not known.state.is_open:
+            await self._ledger.durable()
+            return known
+        current = self._ledger.versions[known.id]
+        return await self._take(replace(current, noticed=True))

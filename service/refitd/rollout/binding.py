@@ -1,0 +1,25 @@
+"""Which run an engine follows. Pure.
+
+An engine bound by hand follows that run. One that is not follows the only run there is, and stays with it: a second run
+in the same root does not take engines away from the first.
+"""
+
+from collections.abc import Collection
+
+
+def bind(bound: str | None, default: str | None, runs: Collection[str]) -> str | None:
+    """The run that an engine follows: its own, else the service's, else the only one; None where that is not clear."""
+    if bound is not None:
+        return bound
+    if default is not None:
+        return default
+    return next(iter(runs)) if len(runs) == 1 else None
+
+
+def why_unbound(runs: Collection[str]) -> str:
+    """Why an engine follows no run, and what to do."""
+    if not runs:
+        return "no run has published a version yet"
+    return (
+        f"there are {len(runs)} runs ({', '.join(sorted(runs))}): name one with --run, or bind it in the engines file"
+    )

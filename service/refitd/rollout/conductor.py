@@ -1,0 +1,99 @@
+"""The rollouts of all runs: which version each run is on its way to, and whether it has arrived.
+
+The conductor decides nothing about single engines: replicas take the target from the same records by themselves. It
+binds engines to runs, keeps the books (a rollout for each change of target) and marks versions as served.
+"""
+
+from dataclasses import replace
+
+from refitd.catalog.record import VersionRecord
+from refitd.ledger import Ledger
+from refitd.rollout.binding import bind, why_unbound
+from refitd.rollout.record import EngineRecord, RolloutRecord
+from refitd.rollout.served import is_proven
+from refitd.rollout.target import choose_target
+from refitd_client.contract.states import EngineState, RolloutState
+
+_LEFT_BEHIND = frozenset({EngineState.UNREACHABLE, EngineState.QUARANTINED})
+
+
+class Conductor:
+    """Follows the ledger's bell until cancelled."""
+
+    def __init__(self, ledger: Ledger, *, default_run: str | None, quorum: int) -> None:
+        self._ledger = ledger
+        self._default_run = default_run
+        self._quorum = quorum
+
+    async def run(self) -> None:
+        """Keep the books at each change."""
+        seen = -1
+        while True:
+            seen = await self._ledger.bell.after(seen)
+            self.look()
+
+    def look(self) -> None:
+        """Bring bindings and rollouts up to date, once."""
+        runs = {version.run for version in self._ledger.versions.values()}
+        for engine in list(self._ledger.engines.values()):
+            if engine.run is None:
+                self._bind(engine, runs)
+        for run in sorted(runs):
+            self._advance(run)
+
+    def _bind(self, engine: EngineRecord, runs: set[str]) -> None:
+        run = bind(engine.run, self._default_run, runs)
+        if run is not None:
+            self._ledger.put_engine(replace(engine, run=run), f"follows run {run}")
+        elif runs and engine.reason != (why := why_unbound(runs)):
+            self._ledger.put_engine(replace(engine, reason=why))
+
+    def _advance(self, run: str) -> None:
+        target = choose_target(self._ledger.versions_of(run))
+        if target is None:
+            return
+        rollout = self._rollout_to(run, target)
+        engines = [engine for engine in self._ledger.engines.values() if engine.run == run]
+        state = self._state_of(rollout, target, engines)
+        if state is not rollout.state:
+            self._ledger.put_rollout(replace(rollout, state=state), f"rollout {rollout.number} to {target.id}: {state}")
+        if target.served_at is None and state in {RolloutState.COMPLETE, RolloutState.DEGRADED}:
+            self._mark_served(target)
+
+    def _rollout_to(self, run: str, target: VersionRecord) -> RolloutRecord:
+        current = self._ledger.rollouts.get(run)
+        if current is not None and current.version == target.id:
+            return current
+        cause = "newest good version"
+        if current is not None:
+            cause = self._end(current, target)
+        return self._ledger.start_rollout(run, target.id, cause)
+
+    def _end(self, current: RolloutRecord, target: VersionRecord) -> str:
+        """Close the rollout that the target has moved away from; return why the next one begins."""
+        left = self._ledger.versions.get(current.version)
+        if left is not None and left.barred:
+            self._ledger.end_rollout(current, RolloutState.ROLLED_BACK)
+            return f"rolled back from {current.version}"
+        if current.state in {RolloutState.PENDING, RolloutState.ROLLING}:
+            backwards = left is None or left.order > target.order
+            self._ledger.end_rollout(current, RolloutState.ABORTED if backwards else RolloutState.SUPERSEDED)
+        return "newest good version"
+
+    def _state_of(self, rollout: RolloutRecord, target: VersionRecord, engines: list[EngineRecord]) -> RolloutState:
+        if is_proven(target.id, engines, self._quorum):
+            degraded = any(engine.state in _LEFT_BEHIND for engine in engines)
+            return RolloutState.DEGRADED if degraded else RolloutState.COMPLETE
+        if rollout.state is RolloutState.PENDING and not any(e.state is EngineState.UPDATING for e in engines):
+            return RolloutState.PENDING
+        return RolloutState.ROLLING
+
+    def _mark_served(self, target: VersionRecord) -> None:
+        timings = dict(target.timings)
+        for engine in self._ledger.engines.values():
+            attempt = engine.last_attempt
+            if attempt is not None and attempt.version == target.id:
+                for stage, milliseconds in attempt.timings.items():
+                    timings[stage] = max(milliseconds, timings.get(stage, 0.0))
+        served = replace(target, served_at=self._ledger.clock.now(), timings=timings)
+        self._ledger.put_version(served, f"served: step {target.order.step} is proven on every reachable engine")

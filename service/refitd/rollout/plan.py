@@ -1,0 +1,107 @@
+"""What to do next with one engine. Pure and level-triggered: what is and what should be in, one action out.
+
+It never asks how things came to be as they are, so a restart, a lost reply or a missed event all end in the same place.
+One action at a time for each engine; the newest target is looked at again before each.
+"""
+
+from dataclasses import dataclass
+from typing import assert_never
+
+from refitd.catalog.record import VersionRecord
+from refitd.rollout.record import EngineRecord
+from refitd_client.contract.states import EngineState
+
+QUARANTINE_AFTER = 4  # repairs in a row that failed
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Ask the engine what it serves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Let an engine with known contents generate."""
+
+
+@dataclass(frozen=True, slots=True)
+class RefitTo:
+    """Bring the engine to a version."""
+
+    version: VersionRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """Nothing to do before `until` (monotonic seconds) unless something changes."""
+
+    until: float
+
+
+Action = Probe | Resume | RefitTo | Rest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agenda:
+    """When what may be done again (monotonic seconds). `failed` is the version whose load failed last."""
+
+    probe_at: float = 0.0
+    retry_at: float = 0.0
+    failed: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goals:
+    """What an engine could be brought to: the run's target, and for repairs the last good version.
+
+    `recorded` names those of the two whose fingerprint is on record for the engine's configuration.
+    """
+
+    target: VersionRecord | None = None
+    last_good: VersionRecord | None = None
+    recorded: frozenset[str] = frozenset()
+
+
+def next_action(engine: EngineRecord, goals: Goals, agenda: Agenda, now: float) -> Action:
+    """Decide."""
+    match engine.state:
+        case EngineState.PROBING | EngineState.UNREACHABLE | EngineState.QUARANTINED:
+            return _probe_or_rest(agenda.probe_at, agenda, now)
+        case EngineState.TAINTED:
+            return _refit_or_rest(repair_with(goals), agenda, now)
+        case (
+            EngineState.IN_SYNC | EngineState.BEHIND | EngineState.NACKED | EngineState.UPDATING | EngineState.VERIFYING
+        ):
+            if goals.target is not None and engine.serving != goals.target.id:
+                return _refit_or_rest(goals.target, agenda, now)
+            if engine.resume_owed and now >= agenda.retry_at:
+                return Resume()
+            return _probe_or_rest(agenda.probe_at, agenda, now)
+        case _:
+            assert_never(engine.state)
+
+
+def repair_with(goals: Goals) -> VersionRecord | None:
+    """What an engine with unknown contents is brought to.
+
+    Its contents count as proved only against a fingerprint on record, and records come only from clean loads. So the
+    target if it has one; else the last good version if that has one; else the target, which makes the first record.
+    """
+    for version in (goals.target, goals.last_good):
+        if version is not None and version.id in goals.recorded:
+            return version
+    return goals.target or goals.last_good
+
+
+def _refit_or_rest(version: VersionRecord | None, agenda: Agenda, now: float) -> Action:
+    if version is None:
+        return _probe_or_rest(agenda.probe_at, agenda, now)
+    if agenda.failed == version.id and now < agenda.retry_at:
+        return _probe_or_rest(agenda.retry_at, agenda, now)
+    return RefitTo(version)
+
+
+def _probe_or_rest(until: float, agenda: Agenda, now: float) -> Action:
+    if now >= agenda.probe_at:
+        return Probe()
+    return Rest(min(until, agenda.probe_at) if until > now else agenda.probe_at)

@@ -1,0 +1,70 @@
+"""What the service knows of one engine, one attempt, one rollout: frozen records, replaced when something changes."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from refitd_client.contract.states import EngineState, RolloutState
+
+
+class Source(StrEnum):
+    """Who named an engine: where its entry has to be taken out again."""
+
+    SETTINGS = "settings"
+    FILE = "file"
+    API = "api"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptRecord:
+    """One try to bring an engine to a version. Written before the first call (`outcome` None), closed after the last.
+
+    One that is found open when the service starts belonged to a process that died: the engine is TAINTED.
+    """
+
+    id: str
+    engine: str
+    version: str
+    started_at: str
+    outcome: str | None = None
+    reason: str | None = None
+    timings: dict[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRecord:
+    """One engine. `serving` is the version that it is proven to serve, None on start-up weights or unknown contents.
+
+    `known` is False from a load that failed until its contents are proved; an engine that is not known is never
+    resumed. `resume_owed` is True while an engine with known contents may still be paused by us.
+    `failures` counts refits in a row that did not end in ACK. `unreachable_since` is in seconds of the monotonic clock.
+    """
+
+    id: str
+    url: str
+    run: str | None = None
+    source: Source = Source.SETTINGS
+    state: EngineState = EngineState.PROBING
+    serving: str | None = None
+    known: bool = True
+    resume_owed: bool = False
+    weight_version: str | None = None
+    model_path: str | None = None
+    configuration: str | None = None
+    startup_path: str | None = None
+    reason: str | None = None
+    failures: int = 0
+    skipped: int = 0
+    unreachable_since: float | None = None
+    last_attempt: AttemptRecord | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutRecord:
+    """The way of one version to the engines of its run. `number` grows with each change of a run's target."""
+
+    number: int
+    run: str
+    version: str
+    cause: str
+    started_at: str
+    state: RolloutState = RolloutState.PENDING

@@ -1,0 +1,224 @@
+"""One engine, kept on its run's target: the shell around `next_action`. One task an engine, one action at a time.
+
+The order of writes is the point. The intent to load is durable before the engine hears of it, so that a crash in the
+middle is found at the next start and the engine counts as TAINTED; the outcome is written after the engine was resumed,
+so that no journal write lengthens a pause.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import assert_never
+
+from refitd.catalog.record import VersionRecord
+from refitd.engine.port import Engine, Outcome, Reached, Refit, Stage, Target
+from refitd.journal.journal import JournalError
+from refitd.ledger import Ledger
+from refitd.rollout.backoff import backoff
+from refitd.rollout.observe import Expected, after_probe, after_refit, standing
+from refitd.rollout.plan import Agenda, Goals, Probe, RefitTo, Rest, Resume, next_action
+from refitd.rollout.record import AttemptRecord, EngineRecord
+from refitd.rollout.target import choose_target, last_good, skipped_between
+from refitd_client.contract.states import EngineState
+
+_AWAY = frozenset({EngineState.PROBING, EngineState.UNREACHABLE})
+
+
+class Replica:
+    """Keeps one engine on its run's target until cancelled.
+
+    `seen_path` gives a version's path as the engine sees it; `check` looks at the files right before a load and
+    returns False (having marked the version LOST) when they are not what was sealed.
+    """
+
+    def __init__(
+        self,
+        engine_id: str,
+        engine: Engine,
+        ledger: Ledger,
+        *,
+        seen_path: Callable[[VersionRecord], str],
+        check: Callable[[VersionRecord], Awaitable[bool]],
+        probe_interval: float,
+        chance: random.Random,
+    ) -> None:
+        self.id = engine_id
+        self._engine = engine
+        self._ledger = ledger
+        self._seen_path = seen_path
+        self._check = check
+        self._probe_interval = probe_interval
+        self._chance = chance
+        self._agenda = Agenda()
+        self._stopping = False
+
+    async def run(self) -> None:
+        """Look, decide, act, until stopped, cancelled or the engine is removed."""
+        while self.id in self._ledger.engines and not self._stopping:
+            seen = self._ledger.bell.count
+            action = next_action(self._record, self._goals(), self._agenda, self._now())
+            match action:
+                case Rest(until):
+                    await self._ledger.bell.after(seen, within=until - self._now())
+                case Probe():
+                    await self._probe()
+                case Resume():
+                    await self._resume()
+                case RefitTo(version):
+                    await self._refit(version)
+                case _:
+                    assert_never(action)
+
+    def stop(self) -> None:
+        """End `run` after the action that is under way."""
+        self._stopping = True
+        self._ledger.bell.ring()
+
+    def resync(self) -> None:
+        """Forget what was believed of the engine: it is loaded again, at once, whatever state it is in."""
+        self._agenda = Agenda()
+        record = replace(self._record, serving=None, failures=0)
+        if record.state is EngineState.QUARANTINED:
+            record = replace(record, state=EngineState.TAINTED)
+        elif record.known and record.state is not EngineState.UNREACHABLE:
+            record = replace(record, state=EngineState.BEHIND)
+        self._ledger.put_engine(record, "resync was asked for: it will be loaded again")
+
+    @property
+    def _record(self) -> EngineRecord:
+        return self._ledger.engines[self.id]
+
+    def _now(self) -> float:
+        return self._ledger.clock.monotonic()
+
+    def _goals(self) -> Goals:
+        record = self._record
+        if record.run is None:
+            return Goals()
+        versions = self._ledger.versions_of(record.run)
+        target, good = choose_target(versions), last_good(versions)
+        recorded = frozenset(v.id for v in (target, good) if v is not None and self._fingerprint_of(v.id) is not None)
+        return Goals(target=target, last_good=good, recorded=recorded)
+
+    def _fingerprint_of(self, version: str) -> str | None:
+        return self._ledger.fingerprint(version, self._record.configuration or "")
+
+    async def _probe(self) -> None:
+        before = self._record
+        seen = await self._engine.probe()
+        if self.id not in self._ledger.engines:
+            return
+        wait = self._probe_interval
+        if not isinstance(seen, Reached):
+            self._agenda = replace(self._agenda, failed=None)
+            wait = min(wait, backoff(1, self._chance)) if before.state is EngineState.PROBING else wait
+        self._agenda = replace(self._agenda, probe_at=self._now() + wait)
+        after = after_probe(self._record, seen, self._expected(), self._target_id(), self._now())
+        if before.state in _AWAY and after.serving is not None:
+            after = await self._adopted(after)
+        self._put(before, after)
+
+    async def _adopted(self, engine: EngineRecord) -> EngineRecord:
+        """Path and label are only names: hold the contents of an engine that was out of sight against the record."""
+        found = await self._engine.fingerprint()
+        recorded = self._fingerprint_of(engine.serving or "")
+        if found is None or recorded is None or found == recorded:
+            return engine
+        reason = f"its contents are not those of {engine.serving}, whatever its label says"
+        return standing(replace(engine, serving=None, reason=reason), self._target_id())
+
+    def _expected(self) -> Expected | None:
+        serving = self._ledger.versions.get(self._record.serving or "")
+        if serving is None:
+            record = self._record  # the version was collected meanwhile: what it left behind is what counts
+            return Expected(path=record.model_path or "", label=record.weight_version or "")
+        return Expected(path=self._seen_path(serving), label=label_of(serving))
+
+    def _target_id(self) -> str | None:
+        target = self._goals().target
+        return None if target is None else target.id
+
+    async def _resume(self) -> None:
+        if await self._engine.resume():
+            self._ledger.put_engine(replace(self._record, resume_owed=False))
+        else:
+            self._agenda = replace(self._agenda, retry_at=self._now() + backoff(1, self._chance), probe_at=0.0)
+
+    async def _refit(self, version: VersionRecord) -> None:
+        # Right before each load, because the files may have been rewritten or deleted since they were sealed.
+        if not await self._check(version):
+            return
+        attempt = self._ledger.open_attempt(self.id, version.id)
+        before = self._record
+        self._ledger.put_engine(replace(before, state=EngineState.UPDATING))
+        try:
+            await self._ledger.durable()
+        except JournalError as error:
+            # Nothing was sent: the engine is as it was, and without a durable intent nothing may be sent.
+            self._close(before, version, Refit(outcome=Outcome.UNREACHABLE, resumed=True, reason=str(error)), attempt)
+            return
+        try:
+            refit = await self._engine.refit(self._target_for(before, version), self._on_stage)
+        except asyncio.CancelledError:
+            refit = Refit(outcome=Outcome.TAINTED, resumed=False, reason="the service was stopped in mid-update")
+            self._close(before, version, refit, attempt)
+            raise
+        self._close(before, version, refit, attempt)
+
+    def _target_for(self, engine: EngineRecord, version: VersionRecord) -> Target:
+        serving = self._ledger.versions.get(engine.serving or "")
+        differs = serving is not None and serving.digest != version.digest
+        return Target(
+            path=self._seen_path(version),
+            label=label_of(version),
+            fingerprint=self._fingerprint_of(version.id),
+            not_fingerprint=self._fingerprint_of(serving.id) if serving is not None and differs else None,
+        )
+
+    def _on_stage(self, stage: Stage) -> None:
+        if stage is Stage.VERIFY and self.id in self._ledger.engines:
+            self._ledger.put_engine(replace(self._record, state=EngineState.VERIFYING))
+
+    def _close(self, before: EngineRecord, version: VersionRecord, refit: Refit, attempt: AttemptRecord) -> None:
+        closed = replace(attempt, outcome=refit.outcome.name, reason=refit.reason, timings=refit.timings)
+        self._ledger.close_attempt(closed)
+        if self.id not in self._ledger.engines:
+            return
+        after = after_refit(replace(before, last_attempt=closed), version.id, refit, self._now())
+        if refit.outcome is Outcome.ACK:
+            after = self._acknowledged(before, after, version, refit)
+        else:
+            wait = backoff(max(after.failures, 1), self._chance)
+            self._agenda = replace(self._agenda, failed=version.id, retry_at=self._now() + wait)
+        self._put(before, after)
+
+    def _acknowledged(
+        self, before: EngineRecord, after: EngineRecord, version: VersionRecord, refit: Refit
+    ) -> EngineRecord:
+        self._agenda = Agenda(probe_at=self._now() + self._probe_interval)
+        if refit.fingerprint is not None and after.configuration is not None:
+            self._ledger.record_fingerprint(version.id, after.configuration, refit.fingerprint)
+        serving = self._ledger.versions.get(before.serving or "")
+        skipped = skipped_between(self._ledger.versions_of(version.run), serving, version)
+        after = replace(
+            after,
+            weight_version=label_of(version),
+            model_path=self._seen_path(version),
+            skipped=before.skipped + len(skipped),
+        )
+        return standing(after, self._target_id())
+
+    def _put(self, before: EngineRecord, after: EngineRecord) -> None:
+        changed = (before.state, before.serving, before.reason) != (after.state, after.serving, after.reason)
+        self._ledger.put_engine(after, _sentence(after) if changed else None)
+
+
+def label_of(version: VersionRecord) -> str:
+    """The weight_version that an engine gets: the step, as trainers expect it."""
+    return str(version.order.step)
+
+
+def _sentence(engine: EngineRecord) -> str:
+    serving = engine.serving or ("start-up weights" if engine.known else "unknown contents")
+    return f"{engine.state}: serves {serving}" + (f" ({engine.reason})" if engine.reason else "")

@@ -1,0 +1,40 @@
+"""Whether a version is served, and how a wait for it stands. Pure."""
+
+from collections.abc import Iterable
+
+from refitd.catalog.record import VersionRecord
+from refitd.rollout.record import EngineRecord
+from refitd_client.contract.states import EngineState, VersionState, WaitOutcome
+
+_HOLDS_UP_NOBODY = frozenset({EngineState.UNREACHABLE, EngineState.QUARANTINED})
+
+
+def is_proven(version: str, engines: Iterable[EngineRecord], quorum: int) -> bool:
+    """Whether every reachable engine that is not quarantined serves `version`, and at least `quorum` do."""
+    counted = [engine for engine in engines if engine.state not in _HOLDS_UP_NOBODY]
+    return len(counted) >= quorum and all(engine.known and engine.serving == version for engine in counted)
+
+
+def outcome_of(version: VersionRecord, target: VersionRecord | None, wait_for: WaitOutcome) -> WaitOutcome:
+    """How a wait for `version` stands, given the run's target. `wait_for` is SERVED or SEALED."""
+    if version.served_at is not None:
+        return wait_for
+    match version.state:
+        case VersionState.REJECTED | VersionState.LOST:
+            return WaitOutcome.FAILED
+        case VersionState.RETIRED | VersionState.DELETED:
+            return WaitOutcome.SUPERSEDED
+        case VersionState.SEALED if wait_for is WaitOutcome.SEALED:
+            return WaitOutcome.SEALED
+        case VersionState.SEALED:
+            return _on_its_way(version, target)
+        case _:
+            return WaitOutcome.PENDING
+
+
+def _on_its_way(version: VersionRecord, target: VersionRecord | None) -> WaitOutcome:
+    if version.barred:
+        return WaitOutcome.FAILED
+    if target is not None and target.order > version.order:
+        return WaitOutcome.SUPERSEDED
+    return WaitOutcome.PENDING

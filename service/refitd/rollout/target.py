@@ -1,0 +1,38 @@
+"""Which version a run's engines are to serve. Pure: records in, one version out.
+
+Newest wins, by (generation, step) and never by clocks. A version that was rolled back from is barred; newer ones roll
+as usual. A step of an older generation is never newer than one of the current, whenever it was written.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from refitd.catalog.record import VersionRecord
+from refitd_client.contract.states import VersionState
+
+
+def choose_target(versions: Iterable[VersionRecord]) -> VersionRecord | None:
+    """The version that the engines of a run are to serve, None while there is none that is good."""
+    good = (version for version in versions if version.state is VersionState.SEALED and not version.barred)
+    return max(good, key=lambda version: version.order, default=None)
+
+
+def last_good(versions: Iterable[VersionRecord]) -> VersionRecord | None:
+    """The newest version that was served before: what an engine can be brought back to."""
+    good = (version for version in versions if version.state is VersionState.SEALED and version.served_at is not None)
+    return max((v for v in good if not v.barred), key=lambda version: version.order, default=None)
+
+
+def to_bar(versions: Sequence[VersionRecord], current: VersionRecord, to: VersionRecord | None) -> list[VersionRecord]:
+    """What a rollback bars: all that is newer than `to`, so that it becomes the newest. Without `to`: the current."""
+    if to is None:
+        return [current]
+    return [version for version in versions if version.order > to.order and not version.barred]
+
+
+def skipped_between(
+    versions: Iterable[VersionRecord], serving: VersionRecord | None, target: VersionRecord
+) -> list[VersionRecord]:
+    """The good versions that an engine passes over when it goes straight from what it serves to the target."""
+    if serving is None:
+        return []
+    return [v for v in versions if v.state is VersionState.SEALED and serving.order < v.order < target.order]

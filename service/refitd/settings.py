@@ -1,0 +1,137 @@
+"""Every setting of the service: `REFITD_*` in the environment, the flag of the same name, and its documentation.
+
+Secrets come from files. Durations are seconds, sizes are bytes (or '200GB', '1.5TiB').
+"""
+
+import hashlib
+import os
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, SecretStr, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from refitd_client.contract.naming import check_run
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+
+
+def _split(value: object) -> object:
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+def _size(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    number = value.strip().upper().removesuffix("B")
+    unit = number.lstrip("0123456789. ")
+    try:
+        return int(float(number.removesuffix(unit)) * _UNITS[unit.strip()])
+    except (KeyError, ValueError):
+        raise ValueError(f"{value!r} is not a size: write bytes, or a number with KB, MB, GB, TB, KiB, … TiB") from None
+
+
+def _run(value: object) -> object:
+    return check_run(value) if isinstance(value, str) else value
+
+
+Size = Annotated[int, BeforeValidator(_size)]
+Urls = Annotated[list[str], NoDecode, BeforeValidator(_split)]
+
+
+class Watch(StrEnum):
+    """Where hints about new files come from. The periodic scan is the truth in each case."""
+
+    AUTO = "auto"
+    EVENTS = "events"
+    POLL = "poll"
+
+
+class Settings(BaseSettings):
+    """The settings of `refitd serve`."""
+
+    model_config = SettingsConfigDict(env_prefix="REFITD_", frozen=True, extra="forbid")
+
+    root: Path = Field(description="Folder that trainers publish into: <root>/<run>/v000123/")
+    engines: Urls = Field(default=[], description="URLs of the engines (comma-separated in the environment)")
+    engines_file: Path | None = Field(
+        default=None, description="YAML file of engines: url, run, keys, path map; watched"
+    )
+    run: Annotated[str | None, BeforeValidator(_run)] = Field(
+        default=None, description="Run that engines without one of their own follow (default: the only run in the root)"
+    )
+    base_model: Path | None = Field(
+        default=None,
+        description="Model that the engines serve: checkpoints are held against its tensors' names and shapes",
+    )
+    path_map: str | None = Field(
+        default=None,
+        description="Where the engines see the root, if elsewhere than the service does (an absolute path)",
+    )
+    engine_key_file: Path | None = Field(default=None, description="File with the engines' API key")
+    engine_admin_key_file: Path | None = Field(default=None, description="File with the engines' admin API key")
+
+    host: str = Field(default="127.0.0.1", description="Address to listen on; beyond loopback only with a token")
+    port: int = Field(default=8700, ge=0, le=65535, description="Port to listen on (0: any free one, printed)")
+    state: Path | None = Field(
+        default=None, description="Folder of the journal (default: under the XDG state directory)"
+    )
+    token: SecretStr | None = Field(default=None, description="Bearer token for everything that changes anything")
+    token_file: Path | None = Field(default=None, description="File with that token")
+
+    keep_last: int = Field(default=3, ge=1, description="Good versions of each run to keep, newest first")
+    keep_every: int = Field(default=0, ge=0, description="Keep each version whose step divides by this (0: none)")
+    disk_budget: Size | None = Field(default=None, description="Bytes that versions may take; old ones go first")
+    incoming_ttl: float = Field(default=3600.0, gt=0, description="Age at which an unlocked .incoming-* is abandoned")
+    reclaim_interval: float = Field(
+        default=10.0, gt=0, description="Longest time between two looks for what to reclaim"
+    )
+
+    watch: Watch = Field(default=Watch.AUTO, description="Hints from file events, from polling, or whichever works")
+    scan_interval: float = Field(default=2.0, gt=0, description="Time between full scans of the root")
+    settle: float = Field(default=1.0, ge=0, description="Time for which a checkpoint without manifest must not change")
+    settle_timeout: float = Field(
+        default=60.0, gt=0, description="Time after which an unchanged, incomplete one is rejected"
+    )
+    allow_dtype_cast: bool = Field(
+        default=False, description="Let engines cast floating-point tensors to their own dtype"
+    )
+
+    probe_interval: float = Field(default=2.0, gt=0, description="Time between looks at an engine that is in sync")
+    load_timeout: float = Field(default=600.0, gt=0, description="Longest time that an engine may take to load")
+    pause_mode: Literal["auto", "abort", "retract", "in_place"] = Field(
+        default="auto", description="How engines pause for a load (auto: the safe mode of their version)"
+    )
+    quorum: int = Field(default=1, ge=1, description="Engines that must serve a version before it counts as served")
+    log_format: Literal["auto", "console", "json"] = Field(default="auto", description="auto: console on a terminal")
+
+    @model_validator(mode="after")
+    def _check(self) -> "Settings":
+        if self.host not in LOOPBACK and self.token is None and self.token_file is None:
+            raise ValueError(
+                f"host {self.host} is reachable from other machines: set a token (REFITD_TOKEN or --token-file) first"
+            )
+        if self.path_map is not None and not self.path_map.startswith("/"):
+            raise ValueError("path_map must be an absolute path")
+        return self
+
+    @property
+    def state_folder(self) -> Path:
+        """Where the journal lives: one folder for each root, on local disk."""
+        if self.state is not None:
+            return self.state
+        base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+        name = hashlib.sha256(str(self.root.resolve()).encode()).hexdigest()[:12]
+        return base / "refitd" / f"{self.root.name}-{name}"
+
+    def read_token(self) -> str | None:
+        """The bearer token, None where there is none. Read again for each request, so that it can be rotated.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        if self.token_file is not None:
+            return self.token_file.read_text().strip()
+        return self.token.get_secret_value() if self.token is not None else None

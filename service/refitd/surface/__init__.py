@@ -1,0 +1,1 @@
+"""The API, its authentication, its event stream and metrics."""

@@ -1,0 +1,31 @@
+"""Where a page of versions ended, as an opaque word."""
+
+import base64
+import binascii
+
+import msgspec
+
+from refitd.catalog.record import VersionRecord
+from refitd.problem import Kind, ProblemError
+
+Key = tuple[int, int, str]
+
+
+def encode_cursor(last: VersionRecord) -> str:
+    """The cursor behind `last`."""
+    key: Key = (last.order.generation, last.order.step, last.id)
+    return base64.urlsafe_b64encode(msgspec.json.encode(key)).decode()
+
+
+def decode_cursor(cursor: str | None) -> Key | None:
+    """The key that a cursor stands for.
+
+    Raises:
+        ProblemError: it is none that a page gave.
+    """
+    if cursor is None:
+        return None
+    try:
+        return msgspec.json.decode(base64.urlsafe_b64decode(cursor.encode()), type=Key)
+    except (binascii.Error, msgspec.MsgspecError, ValueError) as error:
+        raise ProblemError(Kind.BAD_REQUEST, "cursor: take it from next_cursor of the page before") from error

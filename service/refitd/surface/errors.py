@@ -1,0 +1,63 @@
+"""Errors become problem documents (RFC 9457), whoever raised them."""
+
+import msgspec
+import structlog
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from refitd.journal.journal import JournalError
+from refitd.problem import Kind, ProblemError
+
+log = structlog.get_logger("refitd")
+
+_BY_STATUS = {404: Kind.NOT_FOUND, 405: Kind.METHOD_NOT_ALLOWED, 413: Kind.TOO_LARGE}
+
+
+def answer(error: ProblemError, path: str) -> Response:
+    """The response for a problem."""
+    headers = {"WWW-Authenticate": "Bearer"} if error.kind is Kind.UNAUTHORIZED else {}
+    return Response(
+        msgspec.json.encode(error.document(path)),
+        status_code=error.kind.status,
+        media_type="application/problem+json",
+        headers=headers,
+    )
+
+
+def install(app: FastAPI) -> None:
+    """Make `app` answer every error with a problem document."""
+    app.add_exception_handler(ProblemError, _problem)
+    app.add_exception_handler(RequestValidationError, _validation)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(JournalError, _journal)
+    app.add_exception_handler(Exception, _bug)
+
+
+async def _problem(request: Request, error: Exception) -> Response:
+    if not isinstance(error, ProblemError):
+        raise error
+    return answer(error, request.url.path)
+
+
+async def _validation(request: Request, error: Exception) -> Response:
+    if not isinstance(error, RequestValidationError):
+        raise error
+    faults = "; ".join(f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}" for fault in error.errors())
+    return answer(ProblemError(Kind.BAD_REQUEST, faults), request.url.path)
+
+
+async def _http(request: Request, error: Exception) -> Response:
+    if not isinstance(error, HTTPException):
+        raise error
+    kind = _BY_STATUS.get(error.status_code, Kind.BAD_REQUEST)
+    return answer(ProblemError(kind, str(error.detail)), request.url.path)
+
+
+async def _journal(request: Request, error: Exception) -> Response:
+    return answer(ProblemError(Kind.DISK_FULL, f"{error}; it goes on by itself when there is room"), request.url.path)
+
+
+async def _bug(request: Request, error: Exception) -> Response:
+    log.error("unexpected error", path=request.url.path, exc_info=error)
+    return answer(ProblemError(Kind.INTERNAL, "the service's log has the details"), request.url.path)

@@ -1,0 +1,116 @@
+"""Why a version or an engine is where it is, in sentences, the most important first. Reads records, asks nobody."""
+
+from typing import assert_never
+
+from refitd.catalog.record import VersionRecord
+from refitd.ledger import Ledger
+from refitd.rollout.binding import why_unbound
+from refitd.rollout.record import EngineRecord
+from refitd.rollout.target import choose_target
+from refitd_client.contract.states import EngineState, VersionState
+from refitd_client.contract.wire import ReclaimPlan
+
+
+def explain_version(record: VersionRecord, ledger: Ledger, plan: ReclaimPlan) -> list[str]:
+    """What state a version is in and why, which engines serve it, whether it is kept."""
+    sentences = [f"{record.id} is {record.state}: {record.reason or _meaning(record.state)}."]
+    if record.barred:
+        sentences.append("It was rolled back from: engines do not go to it again.")
+    if record.state is VersionState.SEALED:
+        sentences += _on_engines(record, ledger)
+    sentences += [
+        f"It is {'kept' if line.keep else 'due to be deleted'}: {reason}."
+        for line in plan.items
+        if line.version == record.id
+        for reason in line.reasons
+    ]
+    return sentences
+
+
+def _on_engines(record: VersionRecord, ledger: Ledger) -> list[str]:
+    target = choose_target(ledger.versions_of(record.run))
+    engines = [engine for engine in ledger.engines.values() if engine.run == record.run]
+    sentences: list[str] = []
+    if target is not None and target.id != record.id:
+        sentences.append(f"The target of run {record.run} is {target.id}.")
+    if not engines:
+        sentences.append(f"No engine follows run {record.run}.")
+    for engine in engines:
+        if engine.serving == record.id:
+            sentences.append(f"Engine {engine.id} serves it.")
+        elif target is not None and target.id == record.id:
+            sentences.append(f"Engine {engine.id} does not serve it yet: it is {_state_of(engine)}.")
+    return sentences
+
+
+def explain_engine(engine: EngineRecord, ledger: Ledger) -> list[str]:
+    """What an engine serves, what it should serve, and what it waits for."""
+    sentences = [f"{engine.id} is {_state_of(engine)}: {_engine_meaning(engine.state)}."]
+    if engine.run is None:
+        runs = {version.run for version in ledger.versions.values()}
+        return [*sentences, f"It follows no run: {why_unbound(runs)}."]
+    target = choose_target(ledger.versions_of(engine.run))
+    serving = engine.serving or ("its start-up weights" if engine.known else "contents that nobody can vouch for")
+    sentences.append(f"It serves {serving}; the target of run {engine.run} is {target.id if target else 'none yet'}.")
+    if not engine.known:
+        sentences.append("It is paused, and stays so until a full load was proved by its contents.")
+    if engine.resume_owed and engine.known:
+        sentences.append("It may still be paused: it is told to resume until it answers.")
+    if engine.failures:
+        sentences.append(f"{engine.failures} attempts in a row have failed; the next one waits a while.")
+    if engine.last_attempt is not None:
+        attempt = engine.last_attempt
+        sentences.append(f"The last attempt ({attempt.version}) ended {attempt.outcome} at {attempt.started_at}.")
+    return sentences
+
+
+def _state_of(engine: EngineRecord) -> str:
+    return f"{engine.state}" + (f" ({engine.reason})" if engine.reason else "")
+
+
+def _meaning(state: VersionState) -> str:
+    match state:
+        case VersionState.ANNOUNCED:
+            return "nobody has looked at its files yet"
+        case VersionState.SETTLING:
+            return "it is being written, as far as anyone can tell"
+        case VersionState.VALIDATING:
+            return "its files are being checked"
+        case VersionState.SEALED:
+            return "its files were checked and are good"
+        case VersionState.RETIRED:
+            return "nobody needs it: its files are being deleted"
+        case VersionState.DELETED:
+            return "its files were deleted"
+        case VersionState.REJECTED:
+            return "its files are not good, and no engine hears of it"
+        case VersionState.UNKNOWN:
+            return "its files could not be read: this is tried again"
+        case VersionState.LOST:
+            return "its files have changed or gone since they were checked"
+        case _:
+            assert_never(state)
+
+
+def _engine_meaning(state: EngineState) -> str:
+    match state:
+        case EngineState.PROBING:
+            return "it has not answered yet"
+        case EngineState.IN_SYNC:
+            return "it serves what it should"
+        case EngineState.BEHIND:
+            return "it serves something older than it should"
+        case EngineState.UPDATING:
+            return "it loads a version"
+        case EngineState.VERIFYING:
+            return "it has loaded a version, and its contents are being checked"
+        case EngineState.NACKED:
+            return "it refused the version and is proved untouched: it serves what it served before"
+        case EngineState.TAINTED:
+            return "its contents are unknown"
+        case EngineState.UNREACHABLE:
+            return "it does not answer: it is asked again and again, and brought up to date when it is back"
+        case EngineState.QUARANTINED:
+            return "it could not be repaired: restart it, or ask for a resync"
+        case _:
+            assert_never(state)

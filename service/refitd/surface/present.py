@@ -1,0 +1,67 @@
+"""From the service's records to the wire types. Pure."""
+
+from collections.abc import Iterable
+
+from refitd.catalog.record import VersionRecord
+from refitd.rollout.record import AttemptRecord, EngineRecord
+from refitd_client.contract.naming import parse_version_id
+from refitd_client.contract.wire import Attempt, Engine, EngineOnVersion, Version
+
+
+def present_version(record: VersionRecord, engines: Iterable[EngineRecord]) -> Version:
+    """A version with the engines of its run."""
+    mine = [engine for engine in engines if engine.run == record.run]
+    return Version(
+        id=record.id,
+        run=record.run,
+        generation=record.order.generation,
+        step=record.order.step,
+        kind=record.kind,
+        state=record.state,
+        reason=record.reason,
+        path=record.path,
+        bytes=record.bytes,
+        digest=record.digest,
+        pinned=record.pinned,
+        barred=record.barred,
+        created_at=record.created_at,
+        engines=[_on_version(engine) for engine in mine],
+        timings=record.timings,
+        metadata=record.metadata,
+    )
+
+
+def _on_version(engine: EngineRecord) -> EngineOnVersion:
+    return EngineOnVersion(id=engine.id, state=engine.state, step=_step(engine.serving), reason=engine.reason)
+
+
+def _step(version: str | None) -> int | None:
+    parsed = parse_version_id(version or "")
+    return None if parsed is None else parsed[1].step
+
+
+def present_engine(record: EngineRecord) -> Engine:
+    """An engine."""
+    return Engine(
+        id=record.id,
+        url=record.url,
+        state=record.state,
+        run=record.run,
+        version=record.serving,
+        step=_step(record.serving),
+        weight_version=record.weight_version,
+        reason=record.reason,
+        paused=not record.known or record.resume_owed,
+        last_attempt=None if record.last_attempt is None else _attempt(record.last_attempt),
+        skipped=record.skipped,
+    )
+
+
+def _attempt(record: AttemptRecord) -> Attempt:
+    return Attempt(
+        version=record.version,
+        started_at=record.started_at,
+        outcome=record.outcome,
+        reason=record.reason,
+        timings=record.timings,
+    )

@@ -1,0 +1,50 @@
+"""uvicorn inside the service: it serves until SIGTERM or SIGINT, and leaves the rest of the shutdown to the service."""
+
+import asyncio
+import signal
+from collections.abc import Generator
+from contextlib import contextmanager
+from socket import socket
+
+import uvicorn
+from fastapi import FastAPI
+
+CLOSE_SECONDS = 2  # what an open event stream gets when the service stops
+
+
+class Server(uvicorn.Server):
+    """Prints one line when it listens, with the port that it got."""
+
+    def __init__(self, api: FastAPI, host: str, port: int) -> None:
+        super().__init__(
+            uvicorn.Config(
+                api,
+                host=host,
+                port=port,
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                lifespan="off",
+                timeout_graceful_shutdown=CLOSE_SECONDS,
+            )
+        )
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Take signals over from uvicorn, which raises them again after serving and would kill the drain."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+                signal.signal(number, signal.SIG_IGN)  # a second one must not cut an update in half
+
+    async def startup(self, sockets: list[socket] | None = None) -> None:
+        """Listen, and say where."""
+        await super().startup(sockets)
+        if self.started:
+            port = self.servers[0].sockets[0].getsockname()[1]
+            print(f"refitd ready on http://{self.config.host}:{port}", flush=True)

@@ -1,0 +1,160 @@
+"""Routes of versions: the notice, lists, waiting, pins, rollback."""
+
+import asyncio
+from dataclasses import replace
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Depends, Query, Response
+
+from refitd.catalog.record import VersionRecord
+from refitd.journal import reads
+from refitd.problem import Kind, ProblemError
+from refitd.rollout.served import outcome_of
+from refitd.rollout.target import choose_target, to_bar
+from refitd.surface.auth import authorize
+from refitd.surface.context import Service, ServiceOf
+from refitd.surface.cursor import decode_cursor, encode_cursor
+from refitd.surface.present import present_version
+from refitd_client.contract.states import VersionState, WaitOutcome
+from refitd_client.contract.wire import Notice, Page, Rollback, Version, WaitResult
+
+router = APIRouter(prefix="/v1", tags=["versions"])
+changes = Depends(authorize)
+
+
+@router.post("/versions", status_code=202, dependencies=[changes])
+async def announce(notice: Notice, service: ServiceOf, response: Response) -> Version:
+    """ "Weights ready": take a version in. 202 when it is new, 200 when it is known, 409 when its content is other."""
+    record, new = await service.intake.take(notice)
+    response.status_code = 202 if new else 200
+    return _present(service, record)
+
+
+@router.get("/versions")
+async def list_versions(
+    service: ServiceOf,
+    run: str | None = None,
+    state: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=500)] = 50,
+    cursor: str | None = None,
+) -> Page[Version]:
+    """Versions, newest first."""
+    wanted, before = _state(state), decode_cursor(cursor)
+
+    def query() -> list[VersionRecord]:
+        return service.ledger.journal.read(
+            lambda connection: reads.read_versions(connection, run=run, state=wanted, before=before, limit=limit + 1)
+        )
+
+    await service.ledger.durable()  # so that a reader sees what it has just been told
+    found = await asyncio.to_thread(query)
+    more = encode_cursor(found[limit - 1]) if len(found) > limit else None
+    return Page(items=[_present(service, record) for record in found[:limit]], next_cursor=more)
+
+
+@router.get("/versions/{version_id}")
+async def get_version(version_id: str, service: ServiceOf) -> Version:
+    """One version."""
+    return _present(service, await find(service, version_id))
+
+
+@router.get("/versions/{version_id}/wait")
+async def wait(
+    version_id: str,
+    service: ServiceOf,
+    wait_for: Annotated[Literal["served", "sealed"], Query(alias="for")] = "served",
+    seconds: Annotated[float, Query(alias="timeout", ge=0, le=300)] = 30.0,
+) -> WaitResult:
+    """Wait until a version is served (or sealed), has failed or was superseded; "pending" when the time is up."""
+    deadline = service.ledger.clock.monotonic() + seconds
+    seen = service.ledger.bell.count
+    while True:
+        record = await find(service, version_id)
+        target = choose_target(service.ledger.versions_of(record.run))
+        outcome = outcome_of(record, target, WaitOutcome(wait_for))
+        left = deadline - service.ledger.clock.monotonic()
+        if outcome is not WaitOutcome.PENDING or left <= 0:
+            return WaitResult(outcome=outcome, version=_present(service, record))
+        seen = await service.ledger.bell.after(seen, within=left)
+
+
+@router.put("/versions/{version_id}/pin", dependencies=[changes])
+async def pin(version_id: str, service: ServiceOf) -> Version:
+    """Keep a version until it is unpinned."""
+    return await _set_pin(service, version_id, pinned=True)
+
+
+@router.delete("/versions/{version_id}/pin", dependencies=[changes])
+async def unpin(version_id: str, service: ServiceOf) -> Version:
+    """Leave a version to the keep rules again."""
+    return await _set_pin(service, version_id, pinned=False)
+
+
+@router.post("/rollback", dependencies=[changes])
+async def rollback(order: Rollback, service: ServiceOf) -> Version:
+    """Roll forward to an earlier good version: what is newer is barred, versions that come later roll as usual."""
+    versions = service.ledger.versions_of(order.run)
+    if not versions:
+        raise ProblemError(Kind.UNKNOWN_RUN, f"no version of run {order.run} is known")
+    current, to = choose_target(versions), await _goal(service, order)
+    if current is None:
+        raise ProblemError(Kind.NOTHING_TO_ROLL_BACK, f"run {order.run} has no good version")
+    barred = to_bar(versions, current, to)
+    kept = [version for version in versions if version not in barred]
+    goal = choose_target(kept)
+    if goal is None:
+        raise ProblemError(Kind.NOTHING_TO_ROLL_BACK, f"{current.id} is the only good version of run {order.run}")
+    for version in barred:
+        service.ledger.put_version(replace(version, barred=True), f"barred: run {order.run} rolls back to {goal.id}")
+    await service.ledger.durable()
+    return _present(service, goal)
+
+
+async def _goal(service: Service, order: Rollback) -> VersionRecord | None:
+    if order.to is None:
+        return None
+    to = await find(service, order.to)
+    if to.run != order.run or to.state is not VersionState.SEALED or to.barred:
+        why = "is barred" if to.barred else f"is {to.state}, of run {to.run}"
+        raise ProblemError(Kind.VERSION_NOT_GOOD, f"{to.id} {why}: roll back to a SEALED version of run {order.run}")
+    return to
+
+
+async def _set_pin(service: Service, version_id: str, *, pinned: bool) -> Version:
+    record = await find(service, version_id)
+    if record.state in {VersionState.DELETED, VersionState.RETIRED} and pinned:
+        raise ProblemError(Kind.VERSION_NOT_GOOD, f"{record.id} is {record.state}: it is too late to keep it")
+    if record.pinned is not pinned:
+        record = replace(record, pinned=pinned)
+        service.ledger.put_version(record, "pinned" if pinned else "unpinned")
+    await service.ledger.durable()
+    return _present(service, record)
+
+
+async def find(service: Service, version_id: str) -> VersionRecord:
+    """A version by its id, also one that was deleted.
+
+    Raises:
+        ProblemError: there is none.
+    """
+    record = service.ledger.versions.get(version_id)
+    if record is None and version_id in service.ledger.gone:
+        record = await asyncio.to_thread(
+            service.ledger.journal.read, lambda connection: reads.read_version(connection, version_id)
+        )
+    if record is None:
+        raise ProblemError(Kind.UNKNOWN_VERSION, f"no version {version_id}: 'refitd versions' lists what there is")
+    return record
+
+
+def _present(service: Service, record: VersionRecord) -> Version:
+    return present_version(record, service.ledger.engines.values())
+
+
+def _state(state: str | None) -> VersionState | None:
+    if state is None:
+        return None
+    try:
+        return VersionState(state.upper())
+    except ValueError:
+        raise ProblemError(Kind.BAD_REQUEST, f"state {state!r} is none of {', '.join(VersionState)}") from None

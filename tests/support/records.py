@@ -1,0 +1,27 @@
+"""Records for tests of the pure cores: a test says only what it is about."""
+
+from typing import Any
+
+from refitd.catalog.record import VersionRecord
+from refitd.rollout.record import EngineRecord
+from refitd_client.contract.naming import Order, version_folder
+from refitd_client.contract.states import EngineState, VersionState
+
+
+def version(step: int, *, generation: int = 1, run: str = "run", **fields: Any) -> VersionRecord:
+    """A sealed version with a digest of its own."""
+    order = Order(generation, step)
+    defaults: dict[str, Any] = {
+        "path": f"{run}/{version_folder(order)}",
+        "state": VersionState.SEALED,
+        "created_at": "2026-01-01T00:00:00Z",
+        "digest": f"digest-{generation}-{step}",
+        "signature": f"signature-{generation}-{step}",
+    }
+    return VersionRecord(run=run, order=order, **(defaults | fields))
+
+
+def engine(name: str = "a", **fields: Any) -> EngineRecord:
+    """An engine of run "run" that is in sync with nothing."""
+    defaults: dict[str, Any] = {"url": f"http://{name}", "run": "run", "state": EngineState.IN_SYNC}
+    return EngineRecord(id=name, **(defaults | fields))

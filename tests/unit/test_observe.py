@@ -1,0 +1,90 @@
+"""What a probe or a refit says about an engine."""
+
+from refitd.engine.port import Outcome, Reached, Refit, Unreached
+from refitd.rollout.observe import Expected, after_probe, after_refit
+from refitd.rollout.plan import QUARANTINE_AFTER
+from refitd_client.contract.states import EngineState
+from support.records import engine
+
+NOW = 100.0
+SERVES_7 = Expected(path="/root/run/v000007", label="7")
+
+
+def reached(path: str = "/root/run/v000007", label: str = "7", startup: str | None = "/base") -> Reached:
+    return Reached(
+        model_path=path, weight_version=label, server_version="0.5.23", configuration="c", startup_path=startup
+    )
+
+
+def test_an_engine_that_serves_what_is_recorded_is_in_sync() -> None:
+    after = after_probe(engine(state=EngineState.PROBING, serving="v7"), reached(), SERVES_7, "v7", NOW)
+    assert (after.state, after.serving) == (EngineState.IN_SYNC, "v7")
+
+
+def test_an_engine_that_restarted_on_its_start_up_weights_is_behind() -> None:
+    after = after_probe(engine(serving="v7"), reached("/base", "default"), SERVES_7, "v7", NOW)
+    assert (after.state, after.serving, after.known) == (EngineState.BEHIND, None, True)
+    assert "restarted" in (after.reason or "")
+
+
+def test_a_version_label_set_by_someone_else_does_not_count_as_served() -> None:
+    after = after_probe(engine(serving="v7"), reached(label="999"), SERVES_7, "v7", NOW)
+    assert (after.state, after.serving) == (EngineState.BEHIND, None)
+
+
+def test_an_engine_that_does_not_answer_is_unreachable_since_the_first_time() -> None:
+    once = after_probe(engine(serving="v7"), Unreached(reason="connection refused"), SERVES_7, "v7", NOW)
+    twice = after_probe(once, Unreached(reason="connection refused"), SERVES_7, "v7", NOW + 9)
+    assert (twice.state, twice.unreachable_since, twice.serving) == (EngineState.UNREACHABLE, NOW, "v7")
+
+
+def test_an_engine_that_is_back_from_a_network_cut_is_not_loaded_again() -> None:
+    away = engine(state=EngineState.UNREACHABLE, serving="v7", unreachable_since=NOW)
+    after = after_probe(away, reached(), SERVES_7, "v7", NOW + 9)
+    assert (after.state, after.unreachable_since) == (EngineState.IN_SYNC, None)
+
+
+def test_a_tainted_engine_stays_tainted_whatever_its_label_says() -> None:
+    tainted = engine(state=EngineState.UNREACHABLE, known=False, failures=1)
+    after = after_probe(tainted, reached(), SERVES_7, "v7", NOW)
+    assert (after.state, after.known) == (EngineState.TAINTED, False)
+
+
+def test_a_quarantined_engine_that_was_restarted_is_brought_up_again() -> None:
+    quarantined = engine(state=EngineState.QUARANTINED, known=False, failures=QUARANTINE_AFTER)
+    assert after_probe(quarantined, reached(), None, "v7", NOW).state is EngineState.QUARANTINED
+    after = after_probe(quarantined, reached("/base", "default"), None, "v7", NOW)
+    assert (after.state, after.known, after.failures) == (EngineState.BEHIND, True, 0)
+
+
+def test_an_acknowledged_refit_makes_the_engine_serve_the_version() -> None:
+    after = after_refit(engine(failures=2), "v7", Refit(outcome=Outcome.ACK, resumed=True), NOW)
+    assert (after.state, after.serving, after.known, after.failures) == (EngineState.IN_SYNC, "v7", True, 0)
+    assert not after.resume_owed
+
+
+def test_an_acknowledged_engine_that_could_not_be_resumed_is_owed_a_resume() -> None:
+    assert after_refit(engine(), "v7", Refit(outcome=Outcome.ACK, resumed=False), NOW).resume_owed
+
+
+def test_a_refused_refit_leaves_the_engine_on_what_it_served() -> None:
+    after = after_refit(engine(serving="v6"), "v7", Refit(outcome=Outcome.NACK, resumed=True, reason="no"), NOW)
+    assert (after.state, after.serving, after.known) == (EngineState.NACKED, "v6", True)
+
+
+def test_a_failure_past_the_start_of_a_load_makes_the_contents_unknown() -> None:
+    after = after_refit(engine(serving="v6"), "v7", Refit(outcome=Outcome.TAINTED, resumed=False), NOW)
+    assert (after.state, after.serving, after.known) == (EngineState.TAINTED, None, False)
+
+
+def test_an_engine_that_cannot_be_repaired_is_quarantined() -> None:
+    record = engine(serving="v6")
+    for _ in range(QUARANTINE_AFTER):
+        assert record.state is not EngineState.QUARANTINED
+        record = after_refit(record, "v7", Refit(outcome=Outcome.TAINTED, resumed=False), NOW)
+    assert record.state is EngineState.QUARANTINED
+
+
+def test_an_engine_that_went_away_before_the_load_keeps_what_it_served() -> None:
+    after = after_refit(engine(serving="v6"), "v7", Refit(outcome=Outcome.UNREACHABLE, resumed=False), NOW)
+    assert (after.state, after.serving, after.resume_owed) == (EngineState.UNREACHABLE, "v6", True)

@@ -1,0 +1,63 @@
+"""Whether a version is served, and how a wait for it stands."""
+
+import pytest
+
+from refitd.rollout.served import is_proven, outcome_of
+from refitd_client.contract.states import EngineState, VersionState, WaitOutcome
+from support.records import engine, version
+
+SERVED, SEALED = WaitOutcome.SERVED, WaitOutcome.SEALED
+
+
+def test_served_means_proven_on_every_reachable_engine() -> None:
+    assert is_proven("v7", [engine("a", serving="v7"), engine("b", serving="v7")], 1)
+    assert not is_proven("v7", [engine("a", serving="v7"), engine("b", serving="v6")], 1)
+
+
+@pytest.mark.parametrize("state", [EngineState.UNREACHABLE, EngineState.QUARANTINED])
+def test_a_dead_engine_holds_up_nobody(state: EngineState) -> None:
+    assert is_proven("v7", [engine("a", serving="v7"), engine("b", serving="v6", state=state)], 1)
+
+
+def test_an_engine_that_has_not_been_asked_yet_is_waited_for() -> None:
+    assert not is_proven("v7", [engine("a", serving="v7"), engine("b", state=EngineState.PROBING)], 1)
+
+
+def test_nothing_is_served_by_no_engine() -> None:
+    assert not is_proven("v7", [], 1)
+    assert not is_proven("v7", [engine(state=EngineState.UNREACHABLE, serving="v7")], 1)
+
+
+def test_a_quorum_can_ask_for_more_engines() -> None:
+    assert not is_proven("v7", [engine("a", serving="v7")], 2)
+
+
+def test_contents_that_are_not_known_prove_nothing() -> None:
+    assert not is_proven("v7", [engine("a", serving="v7", known=False)], 1)
+
+
+def test_a_version_that_was_served_once_was_served() -> None:
+    assert outcome_of(version(7, served_at="t", state=VersionState.DELETED), version(9), SERVED) is SERVED
+
+
+@pytest.mark.parametrize("state", [VersionState.REJECTED, VersionState.LOST])
+def test_a_bad_version_has_failed(state: VersionState) -> None:
+    assert outcome_of(version(7, state=state), None, SERVED) is WaitOutcome.FAILED
+
+
+def test_a_version_that_a_newer_one_overtook_is_superseded() -> None:
+    assert outcome_of(version(7), version(8), SERVED) is WaitOutcome.SUPERSEDED
+
+
+def test_a_version_that_was_rolled_back_from_has_failed() -> None:
+    assert outcome_of(version(7, barred=True), version(6), SERVED) is WaitOutcome.FAILED
+
+
+def test_a_sealed_version_is_what_a_wait_for_sealed_waits_for() -> None:
+    assert outcome_of(version(7), version(7), SEALED) is SEALED
+    assert outcome_of(version(7), version(7), SERVED) is WaitOutcome.PENDING
+
+
+@pytest.mark.parametrize("state", [state for state in VersionState if state.is_open])
+def test_a_version_without_a_verdict_is_pending(state: VersionState) -> None:
+    assert outcome_of(version(7, state=state), None, SERVED) is WaitOutcome.PENDING

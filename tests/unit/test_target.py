@@ -1,0 +1,53 @@
+"""Which version engines are to serve."""
+
+import pytest
+
+from refitd.rollout.target import choose_target, last_good, skipped_between, to_bar
+from refitd_client.contract.states import VersionState
+from support.records import version
+
+
+def test_the_newest_sealed_version_is_the_target_whatever_order_they_came_in() -> None:
+    assert choose_target([version(5), version(7), version(6)]) == version(7)
+
+
+@pytest.mark.parametrize("state", [state for state in VersionState if state is not VersionState.SEALED])
+def test_a_version_that_is_not_sealed_is_never_the_target(state: VersionState) -> None:
+    assert choose_target([version(5), version(9, state=state)]) == version(5)
+
+
+def test_a_trainer_restart_that_reuses_step_numbers_wins_over_later_steps_of_the_old_generation() -> None:
+    assert choose_target([version(900), version(3, generation=2)]) == version(3, generation=2)
+
+
+def test_clocks_do_not_matter() -> None:
+    early, late = version(2, created_at="2026-01-01T00:00:00Z"), version(1, created_at="2030-01-01T00:00:00Z")
+    assert choose_target([early, late]) == early
+
+
+def test_a_barred_version_is_not_the_target_and_a_newer_one_is() -> None:
+    versions = [version(5), version(6, barred=True)]
+    assert choose_target(versions) == version(5)
+    assert choose_target([*versions, version(7)]) == version(7)
+
+
+def test_without_a_good_version_there_is_no_target() -> None:
+    assert choose_target([version(1, state=VersionState.REJECTED)]) is None
+
+
+def test_the_last_good_version_is_the_newest_that_was_served() -> None:
+    assert last_good([version(1, served_at="t"), version(2, served_at="t"), version(3)]) == version(2, served_at="t")
+
+
+def test_a_rollback_without_a_goal_bars_the_current_version_alone() -> None:
+    assert to_bar([version(3), version(2), version(1)], version(3), None) == [version(3)]
+
+
+def test_a_rollback_to_a_version_bars_all_that_is_newer() -> None:
+    assert to_bar([version(3), version(2), version(1)], version(3), version(1)) == [version(3), version(2)]
+
+
+def test_versions_that_an_engine_passes_over_are_counted_as_skipped() -> None:
+    versions = [version(step) for step in range(1, 6)]
+    assert skipped_between(versions, version(1), version(5)) == [version(2), version(3), version(4)]
+    assert skipped_between(versions, None, version(5)) == []

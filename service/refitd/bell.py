@@ -1,6 +1,7 @@
 """A bell that wakes whoever waits. It carries no message: who hears it looks at the state again."""
 
 import asyncio
+from contextlib import suppress
 
 
 class Bell:
@@ -29,9 +30,10 @@ class Bell:
             future = asyncio.get_running_loop().create_future()
             self._waiting.add(future)
             try:
-                await asyncio.wait_for(future, within)
-            except TimeoutError:
-                pass
+                # Not wait_for: up to Python 3.11 it swallows a cancellation that comes together with the ring.
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(within):
+                        await future
             finally:
                 self._waiting.discard(future)
         return self.count

@@ -1,0 +1,90 @@
+"""The composition root: every part is made here and handed what it needs; nothing reaches for a global.
+
+Start: lock the root, open the journal, read it back, then run. Stop (SIGTERM): the API closes, updates that are under
+way come to their end, then everything else ends; the journal is last.
+"""
+
+import asyncio
+from pathlib import Path
+
+import structlog
+
+from refitd.catalog.catalog import Catalog, CatalogRules
+from refitd.catalog.files import DiskFiles
+from refitd.catalog.references import References
+from refitd.catalog.watch import Watcher
+from refitd.clock import SystemClock
+from refitd.engine.connect import connector
+from refitd.journal.journal import Journal
+from refitd.ledger import Ledger
+from refitd.logs import configure_logs
+from refitd.notice.intake import Intake
+from refitd.ownership import StartRefusedError, owned
+from refitd.reclaim.collector import Collector
+from refitd.rollout.conductor import Conductor
+from refitd.rollout.fleet import Fleet
+from refitd.settings import Settings
+from refitd.state_folder import check_state_folder
+from refitd.surface.api import build_api
+from refitd.surface.context import Service
+from refitd.surface.server import Server
+
+DRAIN_SECONDS = 20.0
+
+log = structlog.get_logger("refitd")
+
+
+def serve(settings: Settings) -> int:
+    """Run the service until SIGTERM or SIGINT; return the exit status."""
+    configure_logs(settings.log_format)
+    try:
+        with owned(settings.root):
+            check_state_folder(
+                settings.state_folder, named=settings.state is not None, mounts=Path("/proc/self/mounts").read_text()
+            )
+            asyncio.run(_serve(settings))
+    except StartRefusedError as error:
+        log.error("refitd does not start", reason=str(error))
+        return 1
+    return 0
+
+
+async def _serve(settings: Settings) -> None:
+    journal = await asyncio.to_thread(Journal, settings.state_folder)
+    try:
+        ledger = await asyncio.to_thread(Ledger, journal, SystemClock())
+        async with asyncio.TaskGroup() as group:
+            writing = group.create_task(journal.run(), name="journal")
+            await _run(settings, ledger)
+            writing.cancel()
+    finally:
+        journal.close()
+    log.info("stopped")
+
+
+async def _run(settings: Settings, ledger: Ledger) -> None:
+    root = settings.root.resolve()
+    files = DiskFiles(root)
+    catalog = Catalog(ledger, files, References(ledger, settings.base_model), CatalogRules.of(settings))
+    fleet = Fleet(
+        ledger,
+        root=settings.path_map or str(root),
+        urls=settings.engines,
+        engines_file=settings.engines_file,
+        probe_interval=settings.probe_interval,
+        connect=connector(settings),
+        check=catalog.check,
+    )
+    conductor = Conductor(ledger, default_run=settings.run, quorum=settings.quorum)
+    collector = Collector(ledger, files, settings)
+    intake = Intake(ledger, files, root, catalog.nudge)
+    watcher = Watcher(root, settings.watch, asyncio.get_running_loop(), catalog.nudge)
+    service = Service(settings=settings, ledger=ledger, intake=intake, fleet=fleet, sweeper=collector.sweeper)
+    # A part that fails takes the service down with it: one that goes on without its catalog would only look alive.
+    async with asyncio.TaskGroup() as group:
+        runs = (watcher.run, collector.run, catalog.run, conductor.run, fleet.run)
+        parts = [group.create_task(run(), name=run.__qualname__) for run in runs]
+        await Server(build_api(service), settings.host, settings.port).serve()
+        await fleet.drain(DRAIN_SECONDS)
+        for part in parts:
+            part.cancel()

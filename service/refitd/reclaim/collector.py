@@ -1,0 +1,135 @@
+"""The sweeper at work in the service: what it asks of the ledger, what it writes there, and when it sweeps."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import structlog
+
+from refitd.catalog.files import Files
+from refitd.catalog.record import VersionRecord
+from refitd.catalog.scan import Found, Listing, ListingFailed
+from refitd.journal.journal import JournalError
+from refitd.ledger import Ledger
+from refitd.reclaim.keep import KeepRules
+from refitd.reclaim.leases import EngineView, Load, RunView, Views
+from refitd.reclaim.sweep import Sweeper
+from refitd.rollout.record import EngineRecord
+from refitd.rollout.target import choose_target, last_good
+from refitd.settings import Settings
+from refitd_client.contract.states import RolloutState, VersionState
+
+PACE_SECONDS = 1.0  # between two sweeps
+
+log = structlog.get_logger("refitd")
+
+
+class LedgerFacts:
+    """What leases are made of, read from the ledger."""
+
+    def __init__(self, ledger: Ledger, files: Files) -> None:
+        self._ledger = ledger
+        self._files = files
+
+    def versions(self) -> Sequence[VersionRecord]:
+        """See `refitd.reclaim.sweep.Facts`."""
+        return list(self._ledger.versions.values())
+
+    def views(self) -> Views:
+        """See `refitd.reclaim.sweep.Facts`."""
+        versions = self._ledger.versions.values()
+        validating = tuple(version.id for version in versions if version.state is VersionState.VALIDATING)
+        runs = tuple(self._run(run) for run in sorted({version.run for version in versions}))
+        return Views(
+            engines=tuple(self._engine(e) for e in self._ledger.engines.values()), runs=runs, validating=validating
+        )
+
+    def _run(self, run: str) -> RunView:
+        versions = self._ledger.versions_of(run)
+        target, good = choose_target(versions), last_good(versions)
+        rollout = self._ledger.rollouts.get(run)
+        rolling = rollout is not None and rollout.state in {RolloutState.PENDING, RolloutState.ROLLING}
+        return RunView(
+            run=run,
+            target=None if target is None else target.id,
+            last_good=None if good is None else good.id,
+            rolling_back=rolling and any(version.barred for version in versions),
+        )
+
+    def _engine(self, engine: EngineRecord) -> EngineView:
+        since = engine.unreachable_since
+        return EngineView(
+            id=engine.id,
+            run=engine.run,
+            state=engine.state,
+            serving=engine.serving,
+            loads=tuple(self._loads(engine)),
+            unreachable_for=0.0 if since is None else self._ledger.clock.monotonic() - since,
+        )
+
+    def _loads(self, engine: EngineRecord) -> list[Load]:
+        loads: list[Load] = []
+        if attempt := self._ledger.loading.get(engine.id):
+            loads.append(Load(version=attempt.version, since=attempt.started_at))
+        if not engine.known and engine.last_attempt is not None:
+            # It may still be reading: what failed was our knowledge of the load, not necessarily the load.
+            attempt = engine.last_attempt
+            loads.append(Load(version=attempt.version, unproven=True, since=attempt.started_at))
+        return loads
+
+    async def listing(self) -> Listing | ListingFailed:
+        """See `refitd.reclaim.sweep.Facts`. Adds the versions whose folders have names of their own."""
+        listing = await self._files.scan()
+        if isinstance(listing, ListingFailed):
+            return listing
+        listed = {found.path for found in listing.found}
+        others = [version for version in self.versions() if version.path not in listed]
+        there = await self._files.signatures([version.path for version in others])
+        extra = tuple(Found(run=v.run, order=v.order, path=v.path) for v in others if there[v.path] is not None)
+        return Listing(listing.found + extra, listing.runs)
+
+
+class LedgerBooks:
+    """Where the sweeper writes down what happens to a version."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    def retire(self, record: VersionRecord) -> None:
+        """See `refitd.reclaim.sweep.Books`."""
+        self._ledger.put_version(replace(record, state=VersionState.RETIRED), "retired: nobody needs it")
+
+    def deleted(self, record: VersionRecord) -> None:
+        """See `refitd.reclaim.sweep.Books`."""
+        self._ledger.put_version(replace(record, state=VersionState.DELETED), "deleted")
+
+    async def durable(self) -> None:
+        """See `refitd.reclaim.sweep.Books`."""
+        await self._ledger.durable()
+
+
+class Collector:
+    """Sweeps when something has changed, and from time to time."""
+
+    def __init__(self, ledger: Ledger, files: Files, settings: Settings) -> None:
+        self._ledger = ledger
+        self._interval = settings.reclaim_interval
+        self.sweeper = Sweeper(
+            settings.root.resolve(),
+            LedgerFacts(ledger, files),
+            LedgerBooks(ledger),
+            ledger.clock,
+            rules=KeepRules(last=settings.keep_last, every=settings.keep_every, disk_budget=settings.disk_budget),
+            incoming_ttl=settings.incoming_ttl,
+        )
+
+    async def run(self) -> None:
+        """Sweep until cancelled."""
+        seen = -1
+        while True:
+            seen = await self._ledger.bell.after(seen, within=self._interval)
+            try:
+                await self.sweeper.run()
+            except (OSError, JournalError) as error:
+                log.warning("nothing was reclaimed this time", error=str(error))
+            await asyncio.sleep(PACE_SECONDS)

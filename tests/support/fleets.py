@@ -1,0 +1,74 @@
+"""A ledger, a conductor and a fleet of simulated engines, as they run in the service."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from refitd.catalog.record import VersionRecord
+from refitd.clock import SystemClock
+from refitd.engine.engines_file import EngineSpec
+from refitd.journal.journal import Journal
+from refitd.ledger import Ledger
+from refitd.rollout.conductor import Conductor
+from refitd.rollout.fleet import Fleet
+
+from .simulated_engine import SimulatedEngine
+
+
+@dataclass
+class Stage:
+    """What a test works with."""
+
+    ledger: Ledger
+    fleet: Fleet
+    engines: dict[str, SimulatedEngine]
+    lost: set[str] = field(default_factory=set)
+
+    async def until(self, what: Callable[[], bool]) -> None:
+        """Wait for something to become true in the ledger."""
+        seen = self.ledger.bell.count
+        async with asyncio.timeout(10):
+            while not what():
+                seen = await self.ledger.bell.after(seen, within=0.05)
+
+
+@asynccontextmanager
+async def running(
+    folder: Path, engines: dict[str, SimulatedEngine], *, probe_interval: float = 0.02, quorum: int = 1
+) -> AsyncIterator[Stage]:
+    """Run a fleet on `engines` (by host name) with a journal in `folder`."""
+    journal = Journal(folder)
+    ledger = Ledger(journal, SystemClock())
+    lost: set[str] = set()
+
+    async def check(version: VersionRecord) -> bool:
+        return version.id not in lost
+
+    def connect(spec: EngineSpec) -> SimulatedEngine:
+        return engines[spec.url.removeprefix("http://").removesuffix(":1")]
+
+    fleet = Fleet(
+        ledger,
+        root="/root",
+        urls=[f"http://{name}:1" for name in engines],
+        engines_file=None,
+        probe_interval=probe_interval,
+        connect=connect,
+        check=check,
+    )
+    conductor = Conductor(ledger, default_run=None, quorum=quorum)
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(part()) for part in (conductor.run, fleet.run)]
+        writing = group.create_task(journal.run())
+        try:
+            stage = Stage(ledger=ledger, fleet=fleet, engines=engines, lost=lost)
+            await stage.until(lambda: len(ledger.engines) == len(engines))
+            yield stage
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            writing.cancel()
+    journal.close()

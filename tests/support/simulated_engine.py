@@ -1,0 +1,66 @@
+"""An engine behind the port, in memory: for what the rollout decides, in orders and failures that no server can be made
+to show on demand. The contract suite holds the adapter against real servers."""
+
+import asyncio
+from collections.abc import Callable
+
+from refitd.engine.port import Outcome, Reached, Refit, Stage, Target, Unreached
+
+
+class SimulatedEngine:
+    """Serves a path and a label. `script` holds the outcomes of coming refits; ACK when it is empty."""
+
+    def __init__(self) -> None:
+        self.path = "/base"
+        self.label = "default"
+        self.paused = False
+        self.down = False
+        self.loads: list[str] = []
+        self.resumes = 0
+        self.script: list[Refit] = []
+        self.contents: str | None = None
+        self.gate: asyncio.Event | None = None
+        self.closed = False
+
+    async def probe(self) -> Reached | Unreached:
+        if self.down:
+            return Unreached(reason="connection refused")
+        return Reached(
+            model_path=self.path,
+            weight_version=self.label,
+            server_version="0.5.23",
+            configuration="simulated",
+            startup_path="/base",
+        )
+
+    async def prepare(self, target: Target) -> None:
+        pass
+
+    async def refit(self, target: Target, on_stage: Callable[[Stage], None]) -> Refit:
+        self.loads.append(target.path)
+        self.paused = True
+        on_stage(Stage.LOAD)
+        if self.gate is not None:
+            await self.gate.wait()
+        refit = self.script.pop(0) if self.script else Refit(outcome=Outcome.ACK, resumed=True)
+        if refit.outcome is Outcome.ACK:
+            self.path, self.label = target.path, target.label
+            self.contents = f"contents of {target.path}"
+            refit = Refit(outcome=Outcome.ACK, resumed=refit.resumed, fingerprint=self.contents, timings={"load": 1.0})
+        self.paused = not refit.resumed
+        return refit
+
+    async def fingerprint(self) -> str | None:
+        return self.contents
+
+    async def resume(self) -> bool:
+        self.resumes += 1
+        self.paused = self.down
+        return not self.down
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+    def restart(self) -> None:
+        """A new process on its start-up weights."""
+        self.path, self.label, self.paused, self.contents, self.down = "/base", "default", False, None, False

@@ -1,0 +1,205 @@
+"""The catalog at work: real files, a real journal, a base model to hold checkpoints against."""
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from refitd.catalog.catalog import Catalog, CatalogRules
+from refitd.catalog.files import DiskFiles
+from refitd.catalog.record import VersionRecord
+from refitd.catalog.references import References
+from refitd.clock import SystemClock
+from refitd.journal.journal import Journal
+from refitd.ledger import Ledger
+from refitd.notice.intake import Intake
+from refitd.problem import ProblemError
+from refitd_client.contract.states import VersionState
+from refitd_client.contract.wire import Notice
+from support.checkpoints import publish, tensors, write_model, write_shards
+
+RULES = CatalogRules(scan_interval=0.02, settle_for=0.1, settle_timeout=0.4, allow_dtype_cast=False)
+
+
+@dataclass
+class Stage:
+    root: Path
+    ledger: Ledger
+    catalog: Catalog
+    intake: Intake
+
+    async def verdict(self, id_: str, *states: VersionState) -> VersionRecord:
+        seen = self.ledger.bell.count
+        async with asyncio.timeout(10):
+            while id_ not in self.ledger.versions or self.ledger.versions[id_].state not in states:
+                seen = await self.ledger.bell.after(seen, within=0.05)
+        return self.ledger.versions[id_]
+
+
+@asynccontextmanager
+async def watching(tmp_path: Path, *, base: bool = True) -> AsyncIterator[Stage]:
+    root = tmp_path / "root"
+    root.mkdir(exist_ok=True)
+    journal = Journal(tmp_path / "state")
+    ledger = Ledger(journal, SystemClock())
+    files = DiskFiles(root)
+    references = References(ledger, write_model(tmp_path / "base") if base else None)
+    catalog = Catalog(ledger, files, references, RULES)
+    intake = Intake(ledger, files, root, catalog.nudge)
+    async with asyncio.TaskGroup() as group:
+        running, writing = group.create_task(catalog.run()), group.create_task(journal.run())
+        try:
+            yield Stage(root, ledger, catalog, intake)
+        finally:
+            running.cancel()
+            await asyncio.wait({running})
+            writing.cancel()
+    journal.close()
+
+
+async def test_a_version_with_a_manifest_is_found_and_sealed(tmp_path: Path) -> None:
+    async with watching(tmp_path) as stage:
+        publish(stage.root, "run", 1, tensors(1))
+        found = await stage.verdict("run~v000001", VersionState.SEALED)
+        assert found.owned
+        assert (found.digest or "").startswith("xxh3:")
+
+
+async def test_a_checkpoint_without_manifest_is_sealed_when_it_has_settled(tmp_path: Path) -> None:
+    async with watching(tmp_path) as stage:
+        write_shards(stage.root / "run/v000001", tensors(1))
+        found = await stage.verdict("run~v000001", VersionState.SEALED)
+        assert not found.owned
+
+
+async def test_a_shard_that_is_late_is_waited_for(tmp_path: Path) -> None:
+    async with watching(tmp_path) as stage:
+        staged = write_shards(tmp_path / "staged", tensors(1))
+        folder = stage.root / "run/v000001"
+        shutil.copytree(staged, folder, ignore=shutil.ignore_patterns("model-00002*"))
+        found = await stage.verdict("run~v000001", VersionState.SETTLING)
+        assert "model-00002-of-00002.safetensors" in (found.reason or "")
+        shutil.copy(staged / "model-00002-of-00002.safetensors", folder)
+        await stage.verdict("run~v000001", VersionState.SEALED)
+
+
+async def test_half_a_checkpoint_is_rejected_by_the_name_of_what_is_missing(tmp_path: Path) -> None:
+    async with watching(tmp_path) as stage:
+        folder = write_shards(stage.root / "run/v000001", tensors(1))
+        (folder / "model-00002-of-00002.safetensors").unlink()
+        found = await stage.verdict("run~v000001", VersionState.REJECTED)
+        assert "model-00002-of-00002.safetensors" in (found.reason or "")
+        assert folder.exists()
+
+
+async def test_a_non_finite_value_is_rejected_by_the_name_of_its_tensor(tmp_path: Path) -> None:
+    async with watching(tmp_path) as stage:
+        weights = tensors(1)
+        weights["layer.2.weight"][1, 1] = np.nan
+        publish(stage.root, "run", 1, weights)
+        found = await stage.verdict("run~v000001", VersionState.REJECTED)
+        assert "layer.2.weight" in (found.reason or "")
+
+
+async def test_a_checkpoint_of_another_model_is_rejected(tmp_path: Path) -> None:
+    async with watching(tmp_path) as stage:
+        weights = tensors(1)
+        weights["layer.0.weight"] = np.zeros((5, 3), dtype=np.float32)
+        publish(stage.root, "run", 1, weights)
+        found = await stage.verdict("run~v000001", VersionState.REJECTED)
+        assert "layer.0.weight" in (found.reason or "")
+
+
+async def test_a_flipped_byte_is_rejected(tmp_path: Path) -> None:
+    async with watching(tmp_path) as stage:
+        staged = publish(tmp_path / "staged", "run", 1, tensors(1))
+        shard = staged / "model-00001-of-00002.safetensors"
+        data = bytearray(shard.read_bytes())
+        data[-1] ^= 1
+        shard.write_bytes(bytes(data))
+        (stage.root / "run").mkdir()
+        staged.rename(stage.root / "run/v000001")
+        found = await stage.verdict("run~v000001", VersionState.REJECTED)
+        assert shard.name in (found.reason or "")
+
+
+async def test_the_same_path_rewritten_after_it_was_sealed_is_lost(tmp_path: Path) -> None:
+    async with watching(tmp_path) as stage:
+        folder = publish(stage.root, "run", 1, tensors(1))
+        sealed = await stage.verdict("run~v000001", VersionState.SEALED)
+        (folder / "model-00001-of-00002.safetensors").write_bytes(b"other")
+        assert not await stage.catalog.check(sealed)
+        await stage.verdict("run~v000001", VersionState.LOST)
+
+
+async def test_a_version_that_is_taken_away_is_lost(tmp_path: Path) -> None:
+    async with watching(tmp_path) as stage:
+        folder = publish(stage.root, "run", 1, tensors(1))
+        await stage.verdict("run~v000001", VersionState.SEALED)
+        shutil.rmtree(folder)
+        await stage.verdict("run~v000001", VersionState.LOST)
+
+
+async def test_a_vanished_root_changes_no_version(tmp_path: Path) -> None:
+    async with watching(tmp_path) as stage:
+        publish(stage.root, "run", 1, tensors(1))
+        await stage.verdict("run~v000001", VersionState.SEALED)
+        stage.root.rename(tmp_path / "unmounted")
+        seen = -1
+        async with asyncio.timeout(10):
+            while stage.ledger.root_fault is None:
+                seen = await stage.ledger.bell.after(seen, within=0.05)
+        assert stage.ledger.versions["run~v000001"].state is VersionState.SEALED
+
+
+async def test_without_an_engine_or_a_base_model_a_version_waits_and_says_for_what(tmp_path: Path) -> None:
+    async with watching(tmp_path, base=False) as stage:
+        publish(stage.root, "run", 1, tensors(1))
+        found = await stage.verdict("run~v000001", VersionState.UNKNOWN)
+        assert "--base-model" in (found.reason or "")
+
+
+async def test_a_notice_announces_a_directory_with_a_name_of_its_own(tmp_path: Path) -> None:
+    async with watching(tmp_path) as stage:
+        write_model(stage.root / "trainer/checkpoint-5", tensors(5))
+        record, new = await stage.intake.take(Notice(run="run", step=5, path="trainer/checkpoint-5"))
+        assert new
+        await stage.verdict(record.id, VersionState.SEALED)
+        again, new = await stage.intake.take(Notice(run="run", step=5, path="trainer/checkpoint-5"))
+        assert not new
+        assert again.id == record.id
+
+
+async def test_one_step_with_two_contents_is_a_conflict(tmp_path: Path) -> None:
+    async with watching(tmp_path) as stage:
+        for name in ("one", "two"):
+            write_model(stage.root / f"trainer/{name}", tensors(len(name)))
+        await stage.intake.take(Notice(run="run", step=5, path="trainer/one"))
+        with pytest.raises(ProblemError, match="step 5"):
+            await stage.intake.take(Notice(run="run", step=5, path="trainer/two"))
+
+
+@pytest.mark.parametrize(
+    ("path", "slug"), [("/etc", "path-outside-root"), ("../x", "path-outside-root"), ("run/nothing", "path-missing")]
+)
+async def test_a_notice_for_a_bad_path_is_refused(tmp_path: Path, path: str, slug: str) -> None:
+    async with watching(tmp_path) as stage:
+        with pytest.raises(ProblemError) as caught:
+            await stage.intake.take(Notice(run="run", step=1, path=path))
+        assert caught.value.kind.slug == slug
+        assert stage.ledger.versions == {}
+
+
+async def test_a_link_in_place_of_a_version_is_refused(tmp_path: Path) -> None:
+    async with watching(tmp_path) as stage:
+        write_model(tmp_path / "elsewhere")
+        (stage.root / "run").mkdir()
+        (stage.root / "run/link").symlink_to(tmp_path / "elsewhere")
+        with pytest.raises(ProblemError) as caught:
+            await stage.intake.take(Notice(run="run", step=1, path="run/link"))
+        assert caught.value.kind.slug == "path-unreadable"

@@ -1,0 +1,171 @@
+"""The rollout at work: replicas and conductor on engines in memory, with a real journal."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from refitd.engine.port import Outcome, Refit
+from refitd_client.contract.states import EngineState, RolloutState, VersionState
+from support.fleets import running
+from support.records import version
+from support.simulated_engine import SimulatedEngine
+
+A, B = "a:1", "b:1"
+TAINTED = Refit(outcome=Outcome.TAINTED, resumed=False, reason="the reply was lost")
+REFUSED = Refit(outcome=Outcome.NACK, resumed=True, reason="no such shard")
+
+
+def two() -> dict[str, SimulatedEngine]:
+    return {"a": SimulatedEngine(), "b": SimulatedEngine()}
+
+
+async def test_a_sealed_version_reaches_every_engine_and_is_marked_as_served(tmp_path: Path) -> None:
+    async with running(tmp_path, two()) as stage:
+        stage.ledger.put_version(version(1))
+        await stage.until(lambda: stage.ledger.versions[version(1).id].served_at is not None)
+        assert {engine.label for engine in stage.engines.values()} == {"1"}
+        assert not any(engine.paused for engine in stage.engines.values())
+        assert stage.ledger.rollouts["run"].state is RolloutState.COMPLETE
+
+
+async def test_newest_wins_and_skipped_versions_are_counted(tmp_path: Path) -> None:
+    engine = SimulatedEngine()
+    async with running(tmp_path, {"a": engine}) as stage:
+        stage.ledger.put_version(version(1))
+        await stage.until(lambda: stage.ledger.engines[A].serving == version(1).id)
+        for step in (2, 3, 4):
+            stage.ledger.put_version(version(step))
+        await stage.until(lambda: stage.ledger.engines[A].serving == version(4).id)
+        assert engine.loads == ["/root/run/v000001", "/root/run/v000004"]
+        assert stage.ledger.engines[A].skipped == 2
+
+
+async def test_steps_out_of_order_never_take_an_engine_backwards(tmp_path: Path) -> None:
+    engine = SimulatedEngine()
+    async with running(tmp_path, {"a": engine}) as stage:
+        stage.ledger.put_version(version(9))
+        await stage.until(lambda: stage.ledger.engines[A].serving == version(9).id)
+        stage.ledger.put_version(version(8))
+        stage.ledger.put_version(version(10))
+        await stage.until(lambda: stage.ledger.engines[A].serving == version(10).id)
+        assert "/root/run/v000008" not in engine.loads
+
+
+async def test_an_engine_that_restarts_is_brought_up_again_unasked(tmp_path: Path) -> None:
+    engine = SimulatedEngine()
+    async with running(tmp_path, {"a": engine}) as stage:
+        stage.ledger.put_version(version(1))
+        await stage.until(lambda: stage.ledger.engines[A].serving == version(1).id)
+        engine.restart()
+        await stage.until(lambda: len(engine.loads) == 2 and stage.ledger.engines[A].state is EngineState.IN_SYNC)
+        assert engine.label == "1"
+
+
+async def test_an_engine_that_is_down_holds_up_only_itself(tmp_path: Path) -> None:
+    engines = two()
+    engines["b"].down = True
+    async with running(tmp_path, engines) as stage:
+        stage.ledger.put_version(version(1))
+        await stage.until(lambda: stage.ledger.versions[version(1).id].served_at is not None)
+        assert stage.ledger.rollouts["run"].state is RolloutState.DEGRADED
+        engines["b"].restart()
+        await stage.until(lambda: stage.ledger.engines[B].serving == version(1).id)
+
+
+async def test_a_tainted_engine_stays_paused_until_it_is_repaired(tmp_path: Path) -> None:
+    engine = SimulatedEngine()
+    engine.script = [TAINTED]
+    async with running(tmp_path, {"a": engine}) as stage:
+        stage.ledger.put_version(version(1))
+        await stage.until(lambda: stage.ledger.engines[A].state is EngineState.TAINTED)
+        assert engine.paused
+        await stage.until(lambda: stage.ledger.engines[A].state is EngineState.IN_SYNC)
+        assert engine.resumes == 0
+        assert not engine.paused
+
+
+async def test_a_refused_version_leaves_the_engine_on_the_old_one_and_is_tried_again(tmp_path: Path) -> None:
+    engine = SimulatedEngine()
+    engine.script = [Refit(outcome=Outcome.ACK, resumed=True), REFUSED]
+    async with running(tmp_path, {"a": engine}) as stage:
+        stage.ledger.put_version(version(1))
+        await stage.until(lambda: stage.ledger.engines[A].serving == version(1).id)
+        stage.ledger.put_version(version(2))
+        await stage.until(lambda: stage.ledger.engines[A].state is EngineState.NACKED)
+        assert stage.ledger.engines[A].serving == version(1).id
+        assert stage.ledger.engines[A].reason == "no such shard"
+        await stage.until(lambda: stage.ledger.engines[A].serving == version(2).id)
+
+
+async def test_a_resume_that_was_lost_is_sent_again(tmp_path: Path) -> None:
+    engine = SimulatedEngine()
+    engine.script = [Refit(outcome=Outcome.ACK, resumed=False)]
+    async with running(tmp_path, {"a": engine}) as stage:
+        stage.ledger.put_version(version(1))
+        await stage.until(lambda: engine.resumes > 0 and not stage.ledger.engines[A].resume_owed)
+        assert not engine.paused
+
+
+async def test_a_rollback_rolls_forward_to_the_earlier_version_and_newer_ones_roll_as_usual(tmp_path: Path) -> None:
+    async with running(tmp_path, {"a": SimulatedEngine()}) as stage:
+        for step in (1, 2):
+            stage.ledger.put_version(version(step))
+            await stage.until(lambda step=step: stage.ledger.engines[A].serving == version(step).id)
+        first = stage.ledger.rollouts["run"].number
+        bad = stage.ledger.versions[version(2).id]
+        stage.ledger.put_version(replace(bad, barred=True))
+        await stage.until(lambda: stage.ledger.engines[A].serving == version(1).id)
+        assert stage.ledger.rollouts["run"].number > first
+        stage.ledger.put_version(version(3))
+        await stage.until(lambda: stage.ledger.engines[A].serving == version(3).id)
+
+
+async def test_files_that_changed_since_they_were_sealed_are_not_loaded(tmp_path: Path) -> None:
+    engine = SimulatedEngine()
+    async with running(tmp_path, {"a": engine}) as stage:
+        await stage.until(lambda: A in stage.ledger.engines)
+        stage.lost.add(version(1).id)
+        stage.ledger.put_version(version(1, state=VersionState.LOST))
+        stage.ledger.put_version(version(2))
+        await stage.until(lambda: stage.ledger.engines[A].serving == version(2).id)
+        assert engine.loads == ["/root/run/v000002"]
+
+
+async def test_a_service_that_died_in_mid_update_takes_the_engine_for_tainted(tmp_path: Path) -> None:
+    engine = SimulatedEngine()
+    async with running(tmp_path, {"a": engine}) as stage:
+        stage.ledger.put_version(version(1))
+        await stage.until(lambda: stage.ledger.engines[A].serving == version(1).id)
+        stage.ledger.open_attempt(A, version(1).id)  # what a killed service leaves behind: an intent without outcome
+        await stage.ledger.durable()
+    loads = len(engine.loads)
+    async with running(tmp_path, {"a": engine}) as stage:
+        await stage.until(lambda: len(engine.loads) > loads and stage.ledger.engines[A].state is EngineState.IN_SYNC)
+
+
+async def test_a_service_that_restarts_does_not_load_what_is_served_already(tmp_path: Path) -> None:
+    engine = SimulatedEngine()
+    async with running(tmp_path, {"a": engine}) as stage:
+        stage.ledger.put_version(version(1))
+        await stage.until(lambda: stage.ledger.engines[A].serving == version(1).id)
+    async with running(tmp_path, {"a": engine}) as stage:
+        await stage.until(lambda: engine.resumes > 0)
+        assert stage.ledger.engines[A].serving == version(1).id
+    assert len(engine.loads) == 1
+
+
+async def test_contents_that_differ_from_the_record_are_not_served_whatever_the_label_says(tmp_path: Path) -> None:
+    engine = SimulatedEngine()
+    async with running(tmp_path, {"a": engine}) as stage:
+        stage.ledger.put_version(version(1))
+        await stage.until(lambda: stage.ledger.engines[A].serving == version(1).id)
+    engine.contents = "something else under the same label"
+    async with running(tmp_path, {"a": engine}) as stage:
+        await stage.until(lambda: len(engine.loads) == 2 and stage.ledger.engines[A].state is EngineState.IN_SYNC)
+
+
+async def test_two_runs_and_an_unbound_engine_are_explained(tmp_path: Path) -> None:
+    async with running(tmp_path, {"a": SimulatedEngine()}) as stage:
+        stage.ledger.put_version(version(1))
+        stage.ledger.put_version(version(1, run="other"))
+        await stage.until(lambda: "2 runs" in (stage.ledger.engines[A].reason or ""))
+        assert stage.engines["a"].loads == []

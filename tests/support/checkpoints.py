@@ -56,7 +56,9 @@ def publish(root: Path, run: str, step: int, weights: Tensors, generation: int =
         generation=generation,
         step=step,
         files=files,
-        tensors=TensorsSummary(count=len(weights), bytes=sum(tensor.nbytes for tensor in weights.values()), dtypes={"F32": len(weights)}),
+        tensors=TensorsSummary(
+            count=len(weights), bytes=sum(tensor.nbytes for tensor in weights.values()), dtypes={"F32": len(weights)}
+        ),
         created_at="2026-01-01T00:00:00Z",
     )
     (incoming / MANIFEST_NAME).write_bytes(manifest.to_json())

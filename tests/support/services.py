@@ -1,0 +1,109 @@
+"""The whole service in one process, with its real parts and engines in memory, behind a real HTTP client."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from pydantic import SecretStr
+
+from refitd.catalog.catalog import Catalog, CatalogRules
+from refitd.catalog.files import DiskFiles
+from refitd.catalog.references import References
+from refitd.clock import SystemClock
+from refitd.engine.engines_file import EngineSpec
+from refitd.journal.journal import Journal
+from refitd.ledger import Ledger
+from refitd.notice.intake import Intake
+from refitd.reclaim.collector import Collector
+from refitd.rollout.conductor import Conductor
+from refitd.rollout.fleet import Fleet
+from refitd.settings import Settings
+from refitd.surface.api import build_api
+from refitd.surface.context import Service
+from refitd_client.contract.states import VersionState
+
+from .checkpoints import publish, tensors, write_model
+from .simulated_engine import SimulatedEngine
+
+
+@dataclass
+class Stage:
+    """What a test works with: `http` speaks to the API, `engines` are by host name."""
+
+    root: Path
+    ledger: Ledger
+    http: httpx.AsyncClient
+    engines: dict[str, SimulatedEngine]
+
+    async def served(self, step: int) -> str:
+        """Publish a step, wait until it is served, return its id."""
+        publish(self.root, "run", step, tensors(step))
+        id_ = f"run~v{step:06d}"
+        await self.until(id_, lambda record: record.served_at is not None)
+        return id_
+
+    async def until(self, id_: str, what: Any) -> None:
+        """Wait for something to become true of a version."""
+        seen = self.ledger.bell.count
+        async with asyncio.timeout(10):
+            while id_ not in self.ledger.versions or not what(self.ledger.versions[id_]):
+                seen = await self.ledger.bell.after(seen, within=0.05)
+
+    async def rejected(self, id_: str) -> None:
+        """Wait until a version is rejected."""
+        await self.until(id_, lambda record: record.state is VersionState.REJECTED)
+
+
+@asynccontextmanager
+async def serving(tmp_path: Path, *, token: str | None = None, names: tuple[str, ...] = ("a",)) -> AsyncIterator[Stage]:
+    """Run the service on `names` engines, with a base model that `tensors` fits."""
+    root = tmp_path / "root"
+    root.mkdir(exist_ok=True)
+    engines = {name: SimulatedEngine() for name in names}
+    settings = Settings(
+        root=root,
+        engines=[f"http://{name}:1" for name in names],
+        base_model=write_model(tmp_path / "base"),
+        token=None if token is None else SecretStr(token),
+        scan_interval=0.02,
+        probe_interval=0.05,
+        keep_last=2,
+    )
+    journal = Journal(tmp_path / "state")
+    ledger = Ledger(journal, SystemClock())
+    files = DiskFiles(root)
+    catalog = Catalog(ledger, files, References(ledger, settings.base_model), CatalogRules.of(settings))
+
+    def connect(spec: EngineSpec) -> SimulatedEngine:
+        name = spec.url.removeprefix("http://").removesuffix(":1")
+        return engines.setdefault(name, SimulatedEngine())
+
+    fleet = Fleet(
+        ledger,
+        root=str(root),
+        urls=settings.engines,
+        engines_file=None,
+        probe_interval=settings.probe_interval,
+        connect=connect,
+        check=catalog.check,
+    )
+    collector = Collector(ledger, files, settings)
+    intake = Intake(ledger, files, root, catalog.nudge)
+    service = Service(settings=settings, ledger=ledger, intake=intake, fleet=fleet, sweeper=collector.sweeper)
+    transport = httpx.ASGITransport(app=build_api(service), raise_app_exceptions=False)
+    conductor = Conductor(ledger, default_run=None, quorum=1)
+    async with asyncio.TaskGroup() as group, httpx.AsyncClient(transport=transport, base_url="http://refitd") as http:
+        tasks = [group.create_task(part()) for part in (catalog.run, conductor.run, fleet.run)]
+        writing = group.create_task(journal.run())
+        try:
+            yield Stage(root, ledger, http, engines)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            writing.cancel()
+    journal.close()

@@ -12,7 +12,7 @@ import structlog
 from refitd.bell import Bell
 from refitd.catalog.evidence import Evidence, Structure
 from refitd.catalog.fault import Code
-from refitd.catalog.files import Files
+from refitd.catalog.files import Files, Unreadable
 from refitd.catalog.inventory import Reference
 from refitd.catalog.record import VersionRecord
 from refitd.catalog.references import NoReference, References
@@ -80,10 +80,9 @@ class Catalog:
     async def check(self, record: VersionRecord) -> bool:
         """Whether a version's files are still those that were sealed; marks it LOST where they are not."""
         found = (await self._files.signatures([record.path]))[record.path]
-        if found == record.signature:
-            return True
-        self._lose(record, gone=found is None)
-        return False
+        if found != record.signature and not isinstance(found, Unreadable):
+            self._lose(record, gone=found is None)
+        return found == record.signature
 
     async def _scan_forever(self) -> None:
         while True:
@@ -113,7 +112,7 @@ class Catalog:
             if version.state is not VersionState.SEALED:
                 if found is None:
                     self._reject(version.id, f"{version.path} was taken away before it could be checked")
-            elif found != version.signature:
+            elif found != version.signature and not isinstance(found, Unreadable):
                 self._lose(version, gone=found is None)
 
     def _meet(self, found: Found) -> None:

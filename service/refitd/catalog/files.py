@@ -2,7 +2,9 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 from typing import Protocol
 
 from refitd.catalog.evidence import Evidence, Structure
@@ -13,6 +15,13 @@ from refitd.catalog.scan import Listing, ListingFailed, scan
 from refitd.catalog.validate import Options
 
 
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """Nobody can say what is there now. No reason to believe that it has changed."""
+
+    reason: str
+
+
 class Files(Protocol):
     """What the catalog asks of the file system. Paths are relative to the root."""
 
@@ -20,7 +29,7 @@ class Files(Protocol):
         """List the version directories."""
         ...
 
-    async def signatures(self, paths: Sequence[str]) -> dict[str, str | None]:
+    async def signatures(self, paths: Sequence[str]) -> dict[str, str | Unreadable | None]:
         """What each directory's files look like from outside; None where it is not there any more."""
         ...
 
@@ -43,19 +52,21 @@ class DiskFiles:
         """See `Files`."""
         return await asyncio.to_thread(scan, self._root)
 
-    async def signatures(self, paths: Sequence[str]) -> dict[str, str | None]:
+    async def signatures(self, paths: Sequence[str]) -> dict[str, str | Unreadable | None]:
         """See `Files`."""
         if not paths:
             return {}
         return await asyncio.to_thread(lambda: {path: self._signature(path) for path in paths})
 
-    def _signature(self, path: str) -> str | None:
+    def _signature(self, path: str) -> str | Unreadable | None:
         try:
             return signature(self._root, path)
         except FileNotFoundError:
             return None
-        except (OSError, OpeningRefusedError) as error:
-            return f"unreadable: {error}"
+        except OpeningRefusedError as error:
+            return f"not a plain folder any more: {error}"  # a signature that no version has
+        except OSError as error:
+            return Unreadable(str(error))
 
     async def structure(self, path: str) -> Structure:
         """See `Files`."""
@@ -63,4 +74,8 @@ class DiskFiles:
 
     async def examine(self, path: str, reference: Reference | None, options: Options) -> Evidence:
         """See `Files`."""
-        return await asyncio.to_thread(examine, self._root, path, reference, options)
+        stop = Event()
+        try:
+            return await asyncio.to_thread(examine, self._root, path, reference, options, stop=stop)
+        finally:
+            stop.set()  # when this is cancelled, the thread would read on to the end and hold up the shutdown

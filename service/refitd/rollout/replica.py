@@ -148,6 +148,7 @@ class Replica:
     async def _refit(self, version: VersionRecord) -> None:
         # Right before each load, because the files may have been rewritten or deleted since they were sealed.
         if not await self._check(version):
+            self._agenda = replace(self._agenda, failed=version.id, retry_at=self._now() + backoff(1, self._chance))
             return
         attempt = self._ledger.open_attempt(self.id, version.id)
         before = self._record

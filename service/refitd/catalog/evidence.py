@@ -1,0 +1,58 @@
+"""What is known of a checkpoint's files: the facts that `examine` gathers and `validate` judges."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from refitd.catalog.contents import Contents
+from refitd.catalog.fault import Fault
+from refitd.catalog.header import Header
+from refitd.catalog.inventory import Inventory
+from refitd.catalog.opening import FileStat
+from refitd_client.contract.manifest import Manifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Structure:
+    """What a look at a folder tells without reading the weights: listing, manifest, index and headers.
+
+    `files` are all its regular files, `headers` those of the weight files that a loader would read, `inventory` the
+    tensors in them. `faults` is what does not agree, the most fundamental first. `signature` is empty where the folder
+    could not be opened.
+    """
+
+    path: str
+    signature: str = ""
+    files: Mapping[str, FileStat]
+    manifest: Manifest | None = None
+    has_manifest: bool = False
+    headers: Mapping[str, Header]
+    inventory: Inventory
+    faults: tuple[Fault, ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        """Headers, index, manifest and files agree."""
+        return not self.faults
+
+    @property
+    def reason(self) -> str | None:
+        """Why it is not complete, None where it is."""
+        return self.faults[0].reason if self.faults else None
+
+    @property
+    def bytes(self) -> int:
+        """The size of all its files."""
+        return sum(file.size for file in self.files.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """All that is needed for a verdict.
+
+    `contents` is None where the structure alone already decides. `failure` is set instead of both where the folder
+    could not be read.
+    """
+
+    structure: Structure | None = None
+    contents: Contents | None = None
+    failure: str | None = None

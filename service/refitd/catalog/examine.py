@@ -1,0 +1,195 @@
+"""Looking at a checkpoint's files: the thin shell around `layout`, `header`, `inventory` and `validate`.
+
+`signature` and `structure` are cheap, for settling and for the look right before each load; `examine` reads every byte.
+All of it is synchronous: callers on the event loop go through `asyncio.to_thread`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from threading import Event
+from typing import TypeVar
+
+from refitd.catalog.claims import check_manifest
+from refitd.catalog.contents import read_contents
+from refitd.catalog.evidence import Evidence, Structure
+from refitd.catalog.fault import Code, Fault, shown
+from refitd.catalog.header import MAX_TENSORS, Header, HeaderRefusedError, TornFileError, read_at, read_header
+from refitd.catalog.inventory import Inventory, Reference, duplicates, inventory_of
+from refitd.catalog.layout import MAX_INDEX_BYTES, Index, IndexRefusedError, check_index, lay_out, parse_index
+from refitd.catalog.opening import CONFIG_NAME, ChangedError, FileStat, Folder, OpeningRefusedError
+from refitd.catalog.validate import Options, judge
+from refitd_client.contract.manifest import MAX_MANIFEST_BYTES, Manifest, ManifestRefusedError, parse_manifest
+from refitd_client.contract.naming import INDEX_NAME, MANIFEST_NAME
+
+T = TypeVar("T")
+_MOST_OF_A_KIND = 3  # one tensor in the wrong place often means all of them
+
+
+def signature(root: Path, path: str) -> str:
+    """What the files of `root`/`path` look like from outside; equal to `Structure.signature` while none has changed.
+
+    Raises:
+        OpeningRefusedError: the path leads out of the root or over a link.
+        OSError: the folder is gone (FileNotFoundError) or cannot be listed.
+    """
+    with Folder(root, path) as folder:
+        return folder.signature(folder.list())
+
+
+def structure(root: Path, path: str) -> Structure:
+    """Look at the checkpoint in `root`/`path` (`path` is relative) without reading its weights.
+
+    What is wrong with it, also a path that leads over a link or a file that changes meanwhile, is in `faults`.
+
+    Raises:
+        OSError: the folder is gone (FileNotFoundError), or something in it cannot be read.
+    """
+    try:
+        with Folder(root, path) as folder:
+            return _Look(folder, path).structure()
+    except OpeningRefusedError as error:
+        return _nothing(path, Fault(Code.NOT_REGULAR, str(error)))
+
+
+def examine(
+    root: Path, path: str, reference: Reference | None, options: Options, *, stop: Event | None = None
+) -> Evidence:
+    """Gather all that `validate` needs for a verdict. The weights are read only where the structure is acceptable.
+
+    So a sparse file of a petabyte costs nothing: its tensors are not those of the model. `stop` ends the reading.
+
+    Raises:
+        ReadingStoppedError: `stop` was set.
+    """
+    try:
+        with Folder(root, path) as folder:
+            return _examine(folder, path, reference, options, stop)
+    except OpeningRefusedError as error:
+        return Evidence(structure=_nothing(path, Fault(Code.NOT_REGULAR, str(error))))
+    except OSError as error:
+        return Evidence(failure=f"{path} cannot be read: {error}")
+
+
+def _examine(folder: Folder, path: str, reference: Reference | None, options: Options, stop: Event | None) -> Evidence:
+    seen = _Look(folder, path).structure()
+    if judge(seen, reference, options) is not None:
+        return Evidence(structure=seen)
+    try:
+        contents = read_contents(folder, _to_read(seen), seen.headers, stop=stop)
+        if folder.signature(folder.list()) == seen.signature:
+            return Evidence(structure=seen, contents=contents)
+        change = Fault(Code.CHANGED, "files were added, replaced or removed while it was read: it is looked at again")
+    except ChangedError as error:
+        change = Fault(Code.CHANGED, f"{error}: it is looked at again")
+    return Evidence(structure=_nothing(path, change))
+
+
+def _to_read(seen: Structure) -> dict[str, FileStat]:
+    if seen.manifest is not None:
+        return {name: seen.files[name] for name in seen.manifest.files}
+    names = [*seen.headers, *(name for name in (INDEX_NAME, CONFIG_NAME) if name in seen.files)]
+    return {name: seen.files[name] for name in names}
+
+
+def _nothing(path: str, fault: Fault) -> Structure:
+    return Structure(path=path, files={}, headers={}, inventory=Inventory({}), faults=(fault,))
+
+
+class _Look:
+    """One look at a folder. Everything is read through its descriptor and held against one listing."""
+
+    def __init__(self, folder: Folder, path: str) -> None:
+        self._folder = folder
+        self._path = path
+        self._listing = folder.list()
+        self._faults: list[Fault] = []
+
+    def structure(self) -> Structure:
+        """Read manifest, index and headers, and hold them against each other."""
+        manifest, index = self._manifest(), self._index()
+        layout = lay_out(self._listing.keys(), index)
+        self._faults += layout.faults
+        headers = self._headers(layout.weights)
+        self._check(manifest, index, headers)
+        return Structure(
+            path=self._path,
+            signature=self._folder.signature(self._listing),
+            files={name: file for name, file in self._listing.items() if file.is_regular},
+            manifest=manifest,
+            has_manifest=MANIFEST_NAME in self._listing,
+            headers=headers,
+            inventory=inventory_of(headers),
+            faults=tuple(self._faults),
+        )
+
+    def _check(self, manifest: Manifest | None, index: Index | None, headers: Mapping[str, Header]) -> None:
+        found: list[Iterator[Fault]] = [duplicates(headers)]
+        if manifest is not None:
+            found.insert(0, check_manifest(manifest, self._listing, headers))
+        if index is not None:
+            found.append(check_index(index, {name: header.tensors for name, header in headers.items()}))
+        for faults in found:
+            self._faults += islice(faults, _MOST_OF_A_KIND)
+
+    def _manifest(self) -> Manifest | None:
+        data = self._document(MANIFEST_NAME, MAX_MANIFEST_BYTES, Code.BAD_MANIFEST)
+        try:
+            return None if data is None else parse_manifest(data)
+        except ManifestRefusedError as error:
+            self._faults.append(Fault(Code.BAD_MANIFEST, f"{MANIFEST_NAME}: {error}"))
+            return None
+
+    def _index(self) -> Index | None:
+        data = self._document(INDEX_NAME, MAX_INDEX_BYTES, Code.BAD_INDEX)
+        try:
+            return None if data is None else parse_index(data)
+        except IndexRefusedError as error:
+            self._faults.append(Fault(Code.BAD_INDEX, f"{INDEX_NAME}: {error}"))
+            return None
+
+    def _document(self, name: str, limit: int, code: Code) -> bytes | None:
+        file = self._listing.get(name)
+        if file is None:
+            return None
+        if file.is_regular and file.size > limit:
+            self._faults.append(Fault(code, f"{name} has {file.size} bytes; at most {limit} are read"))
+            return None
+        return self._read(name, _whole)
+
+    def _headers(self, names: tuple[str, ...]) -> dict[str, Header]:
+        headers: dict[str, Header] = {}
+        tensors = 0
+        for name in names:
+            header = self._read(name, read_header)
+            if header is None:
+                continue
+            tensors += len(header.tensors)
+            if tensors > MAX_TENSORS:
+                self._faults.append(Fault(Code.BAD_HEADER, f"the files have more than {MAX_TENSORS} tensors in all"))
+                break
+            headers[name] = header
+        return headers
+
+    def _read(self, name: str, read: Callable[[int, int], T]) -> T | None:
+        try:
+            with self._folder.open(name, self._listing[name]) as fd:
+                return read(fd, self._listing[name].size)
+        except HeaderRefusedError as error:
+            self._faults.append(_refused(name, error))
+        except OpeningRefusedError as error:
+            self._faults.append(Fault(Code.NOT_REGULAR, str(error)))
+        except ChangedError as error:
+            self._faults.append(Fault(Code.CHANGED, str(error)))
+        return None
+
+
+def _refused(name: str, error: HeaderRefusedError) -> Fault:
+    if isinstance(error, TornFileError):
+        return Fault(Code.TORN_FILE, f"{shown(name)}: {error}: it is still being written, or its writing was cut off")
+    return Fault(Code.BAD_HEADER, f"{shown(name)}: {error}: write it with the safetensors library")
+
+
+def _whole(fd: int, size: int) -> bytes:
+    """The whole of a small file."""
+    return read_at(fd, size, 0)

@@ -1,0 +1,47 @@
+"""What can be wrong with a checkpoint: a code for programs and a sentence for people."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Code(StrEnum):
+    """Why a checkpoint is not valid, or (`changed`, `unreadable`) why nobody can say yet."""
+
+    TORN_FILE = "torn-file"  # shorter than its header says
+    MISSING_FILE = "missing-file"  # named by the index or the manifest, and not there
+    BAD_HEADER = "bad-header"
+    BAD_INDEX = "bad-index"
+    BAD_MANIFEST = "bad-manifest"
+    MANIFEST_MISMATCH = "manifest-mismatch"
+    INDEX_MISMATCH = "index-mismatch"
+    DUPLICATE_TENSOR = "duplicate-tensor"
+    MISSING_TENSOR = "missing-tensor"
+    EXTRA_TENSOR = "extra-tensor"
+    WRONG_SHAPE = "wrong-shape"
+    WRONG_DTYPE = "wrong-dtype"
+    NON_FINITE = "non-finite"
+    PICKLE = "pickle"  # *.bin and *.pt run code when they are loaded
+    NO_WEIGHTS = "no-weights"
+    NOT_REGULAR = "not-regular"  # a link, FIFO, device or folder where a file belongs, or a path out of the root
+    NO_REFERENCE = "no-reference"
+    UNSUPPORTED_KIND = "unsupported-kind"
+    CHANGED = "changed"  # while it was looked at
+    UNREADABLE = "unreadable"
+
+    @property
+    def is_proof(self) -> bool:
+        """Whether it proves the checkpoint bad. What changes or cannot be read is looked at again instead."""
+        return self not in {Code.CHANGED, Code.UNREADABLE}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that is wrong. `reason` is a sentence that names the file or tensor and says what to do."""
+
+    code: Code
+    reason: str
+
+
+def shown(name: str) -> str:
+    """A file's name as it can go into a sentence, a journal and JSON, whatever bytes it is made of."""
+    return name if name.isprintable() else ascii(name)

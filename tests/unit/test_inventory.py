@@ -1,0 +1,94 @@
+"""What a checkpoint may differ in from the model, and how a difference reads."""
+
+import pytest
+
+from refitd.catalog.header import Header, TensorSpec
+from refitd.catalog.inventory import Difference, Inventory, Tensor, compare, duplicates, inventory_of, listed
+
+EMBED, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+MODEL = {EMBED: Tensor("BF16", (8, 4)), NORM: Tensor("BF16", (4,)), HEAD: Tensor("BF16", (8, 4))}
+TIED = {name: tensor for name, tensor in MODEL.items() if name != HEAD}
+
+
+def differ(found: dict[str, Tensor], expected: dict[str, Tensor], **allowed: bool) -> list[tuple[Difference, str]]:
+    return [(each.kind, each.name) for each in compare(Inventory(found), Inventory(expected), **allowed)]
+
+
+def test_the_same_tensors_do_not_differ_wherever_they_lie() -> None:
+    moved = {name: Tensor(tensor.dtype, tensor.shape, "other") for name, tensor in reversed(MODEL.items())}
+    assert differ(moved, MODEL) == []
+    assert Inventory(moved).digest == Inventory(MODEL).digest
+
+
+@pytest.mark.parametrize("other", [Tensor("F16", (4,)), Tensor("BF16", (2, 2)), Tensor("BF16", ())])
+def test_the_digest_tells_dtypes_and_shapes_apart(other: Tensor) -> None:
+    assert Inventory(MODEL | {NORM: other}).digest != Inventory(MODEL).digest
+
+
+def test_half_a_checkpoint_differs() -> None:
+    assert differ({HEAD: MODEL[HEAD]}, MODEL) == [(Difference.MISSING, EMBED), (Difference.MISSING, NORM)]
+    assert differ({HEAD: MODEL[HEAD]}, MODEL, allow_missing=True) == []
+
+
+def test_an_extra_tensor_differs() -> None:
+    bogus = MODEL | {"bogus": Tensor("BF16", (1,))}
+    assert differ(bogus, MODEL) == [(Difference.EXTRA, "bogus")]
+    assert differ(bogus, MODEL, allow_extra=True) == []
+
+
+def test_a_shape_is_never_allowed_to_differ() -> None:
+    wrong = MODEL | {NORM: Tensor("BF16", (2, 2))}
+    everything = {"allow_missing": True, "allow_extra": True, "allow_dtype_cast": True, "tied": True}
+    assert differ(wrong, MODEL, **everything) == [(Difference.SHAPE, NORM)]
+
+
+def test_a_dtype_may_differ_only_when_allowed_and_only_among_floats() -> None:
+    assert differ(MODEL | {NORM: Tensor("F32", (4,))}, MODEL) == [(Difference.DTYPE, NORM)]
+    for dtype in ("F64", "F32", "F16"):
+        assert differ(MODEL | {NORM: Tensor(dtype, (4,))}, MODEL, allow_dtype_cast=True) == []
+    for dtype in ("F8_E4M3", "I16", "U8"):
+        found = differ(MODEL | {NORM: Tensor(dtype, (4,))}, MODEL, allow_dtype_cast=True)
+        assert found == [(Difference.DTYPE, NORM)]
+
+
+def test_a_tied_head_may_be_there_or_not() -> None:
+    for found in (MODEL, TIED):
+        for expected in (MODEL, TIED):
+            assert differ(found, expected, tied=True) == []
+    assert differ(TIED, MODEL) == [(Difference.MISSING, HEAD)]
+    assert differ(MODEL, TIED) == [(Difference.EXTRA, HEAD)]
+
+
+def test_a_tied_head_of_another_shape_than_the_embedding_differs() -> None:
+    wrong = MODEL | {HEAD: Tensor("BF16", (9, 4))}
+    assert differ(wrong, TIED, tied=True) == [(Difference.SHAPE, HEAD)]
+    assert differ(wrong, MODEL, tied=True) == [(Difference.SHAPE, HEAD)]
+
+
+def test_a_table_that_loaders_compute_themselves_does_not_matter() -> None:
+    old = MODEL | {"model.layers.0.self_attn.rotary_emb.inv_freq": Tensor("F32", (2,))}
+    assert differ(old, MODEL) == []
+    assert differ(MODEL, old) == []
+
+
+def test_a_difference_names_the_tensor_both_values_and_the_file() -> None:
+    found = MODEL | {NORM: Tensor("BF16", (5,), "model-2.safetensors")}
+    assert listed(compare(Inventory(found), Inventory(MODEL))) == (
+        f"tensor {NORM} in model-2.safetensors is BF16 [5] where the model has BF16 [4]"
+    )
+
+
+def test_many_differences_are_counted_and_not_all_listed() -> None:
+    many = {f"t{number:02d}": Tensor("U8", ()) for number in range(15)}
+    text = listed(compare(Inventory({}), Inventory(many)))
+    assert text.startswith("tensor t00 (U8 []) is missing; ")
+    assert text.endswith("; and 12 more")
+    assert "t03" not in text
+
+
+def test_tensors_that_two_files_hold_are_found() -> None:
+    header = Header({NORM: TensorSpec("BF16", (4,), 0, 8)}, 8, {})
+    assert not list(duplicates({"a": header}))
+    (fault,) = duplicates({"a": header, "b": header})
+    assert f"tensor {NORM} is in a and in b" in fault.reason
+    assert inventory_of({"a": header}).tensors == {NORM: Tensor("BF16", (4,), "a")}

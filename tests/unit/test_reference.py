@@ -1,0 +1,82 @@
+"""The model that checkpoints are held against, as the operator may have it on disk."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from refitd.catalog.inventory import Tensor
+from refitd.catalog.reference import ReferenceRefusedError, read_reference
+from support.rawfiles import EMBED, HEAD, NORM, bf16, model, one_file, sharded
+
+TIED = {name: spec for name, spec in model().items() if name != HEAD}
+
+
+def test_the_inventory_is_that_of_the_files(tmp_path: Path) -> None:
+    found = read_reference(sharded(tmp_path / "base", {EMBED: bf16(8, 4)}, {NORM: bf16(4)}))
+    assert {name: str(tensor) for name, tensor in found.inventory.tensors.items()} == {
+        EMBED: str(Tensor("BF16", (8, 4))),
+        NORM: str(Tensor("BF16", (4,))),
+    }
+    assert found.source == str(tmp_path / "base")
+
+
+def test_links_are_followed_as_the_hugging_face_cache_has_them(tmp_path: Path) -> None:
+    blobs = one_file(tmp_path / "blobs", model())
+    snapshot = tmp_path / "snapshot"
+    snapshot.mkdir()
+    for file in blobs.iterdir():
+        (snapshot / file.name).symlink_to(file)
+    assert set(read_reference(snapshot).inventory.tensors) == set(model())
+
+
+@pytest.mark.parametrize(
+    ("config", "tensors", "tied"),
+    [
+        ({"tie_word_embeddings": True}, model(), True),
+        ({"tie_word_embeddings": False}, TIED, False),
+        ({"text_config": {"tie_word_embeddings": True}}, model(), True),
+        ({"tie_word_embeddings": False, "text_config": {"tie_word_embeddings": True}}, model(), False),
+        ({"text_config": {}}, model(), False),
+        ({}, model(), False),
+        ({}, TIED, True),
+        (None, model(), False),
+    ],
+)
+def test_the_config_says_whether_the_head_is_tied_else_the_tensors_do(
+    tmp_path: Path, config: object, tensors: dict[str, object], tied: bool
+) -> None:
+    folder = one_file(tmp_path / "base", tensors)  # type: ignore[arg-type]
+    if config is None:
+        (folder / "config.json").unlink()
+    else:
+        (folder / "config.json").write_text(json.dumps(config))
+    assert read_reference(folder).tied is tied
+
+
+def test_a_name_on_a_hub_is_refused_with_the_setting() -> None:
+    with pytest.raises(ReferenceRefusedError, match=r"--base-model \(REFITD_BASE_MODEL\)"):
+        read_reference(Path("Qwen/Qwen3-0.6B"))
+
+
+@pytest.mark.parametrize("broken", ["torn", "config", "empty", "fifo", "index", "missing"])
+def test_a_model_that_cannot_be_read_is_refused_and_named(tmp_path: Path, broken: str) -> None:
+    folder = sharded(tmp_path / "base", {EMBED: bf16(8, 4)}, {NORM: bf16(4)})
+    shard = folder / "model-00002-of-00002.safetensors"
+    match broken:
+        case "torn":
+            os.truncate(shard, 30)
+        case "config":
+            (folder / "config.json").write_text("{")
+        case "empty":
+            folder = tmp_path
+        case "fifo":
+            shard.unlink()
+            os.mkfifo(shard)
+        case "index":
+            (folder / "model.safetensors.index.json").write_text("{")
+        case _:
+            shard.unlink()
+    with pytest.raises(ReferenceRefusedError, match=str(folder)):
+        read_reference(folder)

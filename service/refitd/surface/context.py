@@ -26,11 +26,11 @@ class Fleet(Protocol):
         """Take an engine in; return its id. Raises ProblemError."""
         ...
 
-    def remove(self, engine_id: str) -> None:
+    def remove(self, name: str) -> None:
         """Let go of an engine. Raises ProblemError."""
         ...
 
-    def resync(self, engine_id: str) -> None:
+    def resync(self, name: str) -> None:
         """Load an engine again. Raises ProblemError."""
         ...
 

@@ -1,0 +1,233 @@
+"""The adapter to SGLang: the only place that knows its HTTP API. `reply` and `verify` decide, this acts.
+
+The transaction of one refit, and what is sent when it breaks off:
+
+    settle    a load that nobody heard the end of may still run: wait for it, send nothing beside it
+    pause     broke off → resume, contents are known
+    load      refused → prove untouched → resume; unclear → nothing: the engine stays paused, its contents are unknown
+    verify    doubt → nothing, likewise
+    resume    lost → said in the result, and the rollout goes on telling the engine
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import xxhash
+
+from refitd.engine.port import Outcome, Reached, Refit, Stage, Target, Unreached
+from refitd.engine.sglang.dialect import OLDEST, Dialect, dialect_of
+from refitd.engine.sglang.info import ModelInfo, ServerInfo, read_model_info, read_server_info
+from refitd.engine.sglang.reply import Loaded, NotFlushed, Unclear, Untouched, message_of, what_happened
+from refitd.engine.sglang.transport import Lost, NoReply, Reply, Transport
+from refitd.engine.sglang.verify import Says, doubt
+from refitd.engine.stopwatch import Stopwatch
+
+PROBE_SECONDS = 5.0
+CALL_SECONDS = 30.0  # pause, resume, flush, checksums: seconds at most on a server that works
+
+
+class SglangEngine:
+    """One SGLang server behind the `Engine` port."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        admin_key: str | None = None,
+        pause_mode: str = "auto",
+        load_timeout: float = 600.0,
+    ) -> None:
+        self._http = Transport(url, api_key=api_key, admin_key=admin_key)
+        self._pause_mode = pause_mode
+        self._load_timeout = load_timeout
+        self._server: ServerInfo | None = None
+        self._last: ModelInfo | None = None
+        self._startup_path: str | None = None
+        self._unsettled = False  # whether a load was sent whose end nobody has heard
+
+    async def aclose(self) -> None:
+        """See `Engine`."""
+        await self._http.aclose()
+
+    async def probe(self) -> Reached | Unreached:
+        """See `Engine`. Asks for the launch settings only when the server may be another process than before."""
+        info = await self._model_info()
+        if isinstance(info, str):
+            return Unreached(reason=info)
+        if self._server is None or info != self._last:
+            server = await self._server_info()
+            if isinstance(server, str):
+                return Unreached(reason=server)
+            if not server.dialect.supported:
+                oldest = ".".join(str(part) for part in OLDEST)
+                return Unreached(reason=f"{self._http.url} is SGLang {server.version}; refitd needs {oldest} or newer")
+            self._server, self._last = server, info
+            self._startup_path = server.model_path or self._startup_path
+        return Reached(
+            model_path=info.model_path,
+            weight_version=info.weight_version,
+            server_version=self._server.version,
+            configuration=self._server.configuration,
+            startup_path=self._startup_path,
+        )
+
+    async def prepare(self, target: Target) -> None:
+        """See `Engine`. A stock server has nothing to prepare."""
+
+    async def refit(self, target: Target, on_stage: Callable[[Stage], None]) -> Refit:
+        """See `Engine`."""
+        watch = Stopwatch(on_stage)
+        if self._server is None and isinstance(seen := await self.probe(), Unreached):
+            return Refit(outcome=Outcome.UNREACHABLE, resumed=True, reason=seen.reason)
+        if self._unsettled and (fault := await self._settle()) is not None:
+            return Refit(outcome=Outcome.UNREACHABLE, resumed=False, reason=fault)
+        with watch.during(Stage.PAUSE):
+            fault = await self._pause()
+        if fault is not None:
+            return await self._back(fault, watch)
+        try:
+            before = target.not_fingerprint or await self.fingerprint()
+        except asyncio.CancelledError:
+            await asyncio.shield(self.resume())  # no load was sent: its contents are known
+            raise
+        return await self._load(target, before, watch)
+
+    async def fingerprint(self) -> str | None:
+        """See `Engine`."""
+        if not self._dialect.checksums:
+            return None
+        reply = await self._http.post("/weights_checker", {"action": "checksum"}, CALL_SECONDS)
+        if isinstance(reply, NoReply) or not reply.ok or reply.data is None:
+            return None
+        return _digest(reply.data.get("ranks"))
+
+    async def resume(self) -> bool:
+        """See `Engine`."""
+        reply = await self._http.post("/continue_generation", {"torch_empty_cache": False}, CALL_SECONDS)
+        return isinstance(reply, Reply) and reply.ok
+
+    @property
+    def _dialect(self) -> Dialect:
+        return self._server.dialect if self._server is not None else dialect_of("unknown")
+
+    async def _model_info(self) -> ModelInfo | str:
+        return read_model_info(await self._http.get("/model_info", PROBE_SECONDS), self._http.url)
+
+    async def _server_info(self) -> ServerInfo | str:
+        return read_server_info(await self._http.get("/server_info", CALL_SECONDS), self._http.url)
+
+    async def _settle(self) -> str | None:
+        """Wait until a load whose end nobody heard has ended: /server_info goes through the loop that loads."""
+        reply = await self._http.get("/server_info", self._load_timeout)
+        if isinstance(reply, NoReply):
+            return f"a load may still be running: {reply.reason}"
+        self._unsettled = False
+        return None
+
+    async def _pause(self) -> NoReply | str | None:
+        mode = self._dialect.pause_mode if self._pause_mode == "auto" else self._pause_mode
+        reply = await self._http.post("/pause_generation", {"mode": mode}, CALL_SECONDS)
+        if isinstance(reply, NoReply):
+            return reply
+        if not reply.ok:
+            happened = what_happened(reply)
+            return happened.reason if isinstance(happened, Untouched) else f"cannot be paused: {message_of(reply)}"
+        return None
+
+    async def _back(self, fault: NoReply | str, watch: Stopwatch) -> Refit:
+        """The pause broke off: no load was sent, so the contents are known and generation must go on."""
+        if isinstance(fault, NoReply) and fault.lost is Lost.NEVER_SENT:
+            return Refit(outcome=Outcome.UNREACHABLE, resumed=True, reason=fault.reason, timings=watch.milliseconds)
+        with watch.during(Stage.RESUME):
+            resumed = await asyncio.shield(self.resume())
+        reason = fault.reason if isinstance(fault, NoReply) else fault
+        outcome = Outcome.UNREACHABLE if isinstance(fault, NoReply) else Outcome.NACK
+        return Refit(outcome=outcome, resumed=resumed, reason=reason, timings=watch.milliseconds)
+
+    async def _load(self, target: Target, before: str | None, watch: Stopwatch) -> Refit:
+        self._unsettled = True
+        with watch.during(Stage.LOAD):
+            reply = await self._http.post("/update_weights_from_disk", _order(target), self._load_timeout)
+        self._unsettled = isinstance(reply, NoReply)
+        happened = what_happened(reply)
+        match happened:
+            case Untouched(reason, reachable):
+                return await self._untouched(reason, before, watch, reachable=reachable)
+            case Unclear(reason):
+                return Refit(outcome=Outcome.TAINTED, resumed=False, reason=reason, timings=watch.milliseconds)
+            case NotFlushed():
+                await self._flush(target)
+            case Loaded():
+                pass
+        return await self._verify(target, watch)
+
+    async def _flush(self, target: Target) -> None:
+        """Empty the cache of what the old weights computed, then say which weights these are. `_verify` sees to it."""
+        reply = await self._http.post(f"/flush_cache?timeout={CALL_SECONDS:g}", {}, 2 * CALL_SECONDS)
+        if isinstance(reply, Reply) and reply.ok:
+            order = {"new_version": target.label, "abort_all_requests": False}
+            await self._http.post("/update_weight_version", order, CALL_SECONDS)
+
+    async def _verify(self, target: Target, watch: Stopwatch) -> Refit:
+        with watch.during(Stage.VERIFY):
+            info, contents = await asyncio.gather(self._model_info(), self.fingerprint())
+        if isinstance(info, str):
+            return Refit(
+                outcome=Outcome.TAINTED,
+                resumed=False,
+                reason=f"loaded, but cannot be verified: {info}",
+                timings=watch.milliseconds,
+            )
+        says = Says(model_path=info.model_path, weight_version=info.weight_version, fingerprint=contents)
+        reason = doubt(says, target)
+        if reason is not None:
+            return Refit(outcome=Outcome.TAINTED, resumed=False, reason=reason, timings=watch.milliseconds)
+        self._last = info
+        with watch.during(Stage.RESUME):
+            resumed = await asyncio.shield(self.resume())
+        return Refit(outcome=Outcome.ACK, resumed=resumed, fingerprint=contents, timings=watch.milliseconds)
+
+    async def _untouched(self, reason: str, before: str | None, watch: Stopwatch, *, reachable: bool) -> Refit:
+        """It says that nothing was written. Believe it where the contents prove it, or cannot be compared."""
+        if not reachable:
+            return Refit(outcome=Outcome.UNREACHABLE, resumed=False, reason=reason, timings=watch.milliseconds)
+        with watch.during(Stage.VERIFY):
+            after = await self.fingerprint()
+        if after != before:
+            reason = f"{reason}; and its tensors are not what they were"
+            return Refit(outcome=Outcome.TAINTED, resumed=False, reason=reason, timings=watch.milliseconds)
+        with watch.during(Stage.RESUME):
+            resumed = await asyncio.shield(self.resume())
+        return Refit(
+            outcome=Outcome.NACK, resumed=resumed, reason=reason, fingerprint=after, timings=watch.milliseconds
+        )
+
+
+def _order(target: Target) -> dict[str, Any]:
+    """The update call. `load_format` is explicit: a server that was started with dummy weights would load dummies."""
+    return {
+        "model_path": target.path,
+        "load_format": "auto",
+        "weight_version": target.label,
+        "flush_cache": True,
+        "abort_all_requests": False,
+        "torch_empty_cache": False,
+    }
+
+
+def _digest(ranks: object) -> str | None:
+    """One digest over all ranks' tensors, in the order of ranks and names; None where the reply has no checksums."""
+    try:
+        checksums = [rank.checksums for rank in msgspec.convert(ranks, list[_Rank])]
+    except msgspec.ValidationError:
+        return None
+    if not checksums or not all(checksums):
+        return None
+    return f"xxh3:{xxhash.xxh3_128(msgspec.json.encode(checksums, order='sorted')).hexdigest()}"
+
+
+class _Rank(msgspec.Struct):
+    checksums: dict[str, str]

@@ -1,0 +1,79 @@
+"""What a server says of itself: /model_info (what it serves) and /server_info (how it was started). Pure.
+
+A reply that is not SGLang's becomes a sentence, so that a gateway, a web page or another service is named as such.
+"""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from refitd.engine.sglang.dialect import Dialect, dialect_of
+from refitd.engine.sglang.reply import message_of
+from refitd.engine.sglang.transport import NoReply, Reply
+
+
+class ModelInfo(msgspec.Struct, frozen=True):
+    """The part of /model_info that matters here."""
+
+    model_path: str
+    weight_version: str | None = None
+
+
+class _Launch(msgspec.Struct, frozen=True):
+    version: str
+    model_path: str | None = None
+    dtype: str = "?"
+    quantization: str | None = None
+    tp_size: int = 1
+    pp_size: int = 1
+    dp_size: int = 1
+    ep_size: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerInfo:
+    """How a server was started. Fingerprints of servers with equal `configuration` can be compared."""
+
+    version: str
+    configuration: str
+    model_path: str | None
+    dialect: Dialect
+
+
+def read_model_info(reply: Reply | NoReply, url: str) -> ModelInfo | str:
+    """What it serves, or a sentence on why that cannot be said."""
+    if isinstance(fault := _fault(reply, url, "/model_info"), str):
+        return fault
+    try:
+        return msgspec.convert(fault.data, ModelInfo)
+    except msgspec.ValidationError as error:
+        return f"{url} is no SGLang server: its /model_info has another form ({error})"
+
+
+def read_server_info(reply: Reply | NoReply, url: str) -> ServerInfo | str:
+    """How it was started, or a sentence on why that cannot be said."""
+    if isinstance(fault := _fault(reply, url, "/server_info"), str):
+        return fault
+    try:
+        launch = msgspec.convert(fault.data, _Launch)
+    except msgspec.ValidationError as error:
+        return f"{url} is no SGLang server: its /server_info has another form ({error})"
+    sizes = f"tp{launch.tp_size} pp{launch.pp_size} dp{launch.dp_size} ep{launch.ep_size}"
+    return ServerInfo(
+        version=launch.version,
+        configuration=f"sglang {launch.version} {launch.dtype} {launch.quantization or 'unquantized'} {sizes}",
+        model_path=launch.model_path,
+        dialect=dialect_of(launch.version),
+    )
+
+
+def _fault(reply: Reply | NoReply, url: str, path: str) -> Reply | str:
+    if isinstance(reply, NoReply):
+        return reply.reason
+    if reply.status in {401, 403}:
+        return f"{url} wants a key for {path}: set --engine-key-file"
+    if not reply.ok:
+        return f"{url}{path} answered {reply.status}: {message_of(reply)}"
+    if reply.data is None:
+        return f"{url} is no SGLang server: its {path} is no JSON object"
+    return reply

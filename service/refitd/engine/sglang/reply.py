@@ -1,0 +1,80 @@
+"""What a reply to /update_weights_from_disk means for the engine's contents. Pure.
+
+The texts are SGLang's own (`managers/scheduler_components/weight_updater.py` and
+`model_executor/model_runner_components/weight_updater.py` in 0.5.23). A reply that is not known for certain to leave
+the contents alone counts as `Unclear`: SGLang's "rolling back" re-reads the checkpoint that has just failed.
+"""
+
+from dataclasses import dataclass
+
+from refitd.engine.sglang.transport import Lost, NoReply, Reply
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """It says that it loaded everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotFlushed:
+    """New weights, but the cache holds what the old ones computed, and the label is the old one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Untouched:
+    """It refused before the first write, or never heard of it."""
+
+    reason: str
+    reachable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Unclear:
+    """Nobody can say what it serves now."""
+
+    reason: str
+
+
+Loading = Loaded | NotFlushed | Untouched | Unclear
+
+_REFUSED = {
+    401: "the engine wants a key: set --engine-key-file and --engine-admin-key-file",
+    403: "the engine does not accept the key: set --engine-admin-key-file to its admin key",
+    404: "the address knows no such route: a gateway or another server? name the SGLang server itself",
+    405: "the address knows no such route: a gateway or another server? name the SGLang server itself",
+}
+
+
+def what_happened(reply: Reply | NoReply) -> Loading:
+    """Say what an update call did."""
+    if isinstance(reply, NoReply):
+        if reply.lost is Lost.NEVER_SENT:
+            return Untouched(reply.reason, reachable=False)
+        return Unclear(f"{reply.reason}: it may have loaded, in part or in full")
+    if reply.status in _REFUSED:
+        return Untouched(_REFUSED[reply.status])
+    return _answered(reply, message_of(reply))
+
+
+def _answered(reply: Reply, message: str) -> Loading:
+    if reply.ok and reply.data is not None and reply.data.get("success") is True:
+        return Loaded()
+    if "cache was not flushed" in message:
+        return NotFlushed()
+    if "Failed to get weights iterator" in message or _is_validation(reply):
+        return Untouched(f"the engine refused: {message}")
+    return Unclear(f"the engine answered {reply.status}: {message}")
+
+
+def _is_validation(reply: Reply) -> bool:
+    """A request that did not have the right form never reached the scheduler."""
+    return reply.status in {400, 422} and reply.data is not None and reply.data.get("object") == "error"
+
+
+def message_of(reply: Reply) -> str:
+    """The sentence in a reply, at most 500 characters of it."""
+    for key in ("message", "detail", "error"):
+        found = (reply.data or {}).get(key)
+        if isinstance(found, str):
+            return found[:500]
+    return reply.text[:500].strip() or "nothing"

@@ -1,0 +1,194 @@
+"""Abandoned `.incoming-*` folders: what a publisher that died in the middle of a version left behind.
+
+A living publisher holds a lock on `.lock` in its folder, and the kernel lets go of it when the process dies. So a
+folder is abandoned when it is old *and* its lock is free; where nobody made a lock, or the file system has none, when
+it is very old. "Old" is measured by the file system's own clock: the time that it gives to a file touched now, less
+the newest time in the folder. The wall clock of this machine may be a day off; both of these come from one clock.
+"""
+
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from refitd.reclaim.handle import below, identity_of, made, opened, parts_below
+from refitd.reclaim.outcome import Discarded, Gone, Refused
+from refitd.reclaim.trash import discard
+from refitd_client.contract.naming import INCOMING_PREFIX, SERVICE_FOLDER
+
+LOCK_NAME = ".lock"
+CLOCK_NAME = "clock"
+WITHOUT_LOCK = 24  # a folder without a lock must be this many times as old
+MAX_DEPTH = 8
+
+
+class Lock(Enum):
+    """What is known of a folder's lock."""
+
+    UNTRIED = auto()
+    HELD = auto()
+    FREE = auto()
+    MISSING = auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incoming:
+    """A folder that is, or was, being written. `age` is in seconds, `bytes` counts its files."""
+
+    path: str
+    abandoned: bool
+    reason: str
+    age: float | None = None
+    bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """The newest modification time in a folder (seconds of the file system's clock), and the bytes of its files."""
+
+    newest: float
+    bytes: int
+
+    def plus(self, other: "_Content") -> "_Content":
+        return _Content(max(self.newest, other.newest), self.bytes + other.bytes)
+
+
+def survey(root: int, runs: Sequence[str], older_than: float) -> list[Incoming]:
+    """All incoming folders of the runs and whether each is abandoned. Writes nothing but the service's own clock file.
+
+    Raises:
+        OSError: the service's own folder in the root cannot be written.
+    """
+    now = _now(root)
+    return [found for run in sorted(runs) for found in _of_run(root, run, older_than, now)]
+
+
+def abandoned(root: int, runs: Sequence[str], older_than: float) -> list[Incoming]:
+    """The incoming folders of the runs that are abandoned; raises as `survey` does."""
+    return [found for found in survey(root, runs, older_than) if found.abandoned]
+
+
+def discard_abandoned(root: int, path: str, older_than: float) -> Discarded | Gone | Refused:
+    """Look once more, and move the folder into the trash while holding its lock, so that no publisher comes back to it.
+
+    Raises:
+        OSError: the service's own folder in the root cannot be written.
+    """
+    now = _now(root)
+    parts = parts_below(path)
+    if parts is None or not parts[-1].startswith(INCOMING_PREFIX):
+        return Refused(path, f"{path!r} is not the path of an incoming folder under the root")
+    try:
+        with below(root, parts) as folder, _locked(folder) as lock:
+            found = _judge(path, lock, _sum_up(folder, MAX_DEPTH), older_than, now)
+            if not found.abandoned:
+                return Refused(path, found.reason)
+            return discard(root, path, identity_of(os.fstat(folder)))
+    except FileNotFoundError:
+        return Gone(path)
+    except OSError as error:
+        return Refused(path, f"{path} cannot be read: {error.strerror}")
+
+
+def _of_run(root: int, run: str, older_than: float, now: float) -> Iterator[Incoming]:
+    parts = parts_below(run)
+    if parts is None:
+        return
+    try:
+        with below(root, parts) as folder:
+            names = sorted(name for name in os.listdir(folder) if name.startswith(INCOMING_PREFIX))
+            for name in names:
+                found = _look(folder, name, f"{run}/{name}", older_than, now)
+                if found is not None:
+                    yield found
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        yield Incoming(path=run, abandoned=False, reason=f"the folder of the run cannot be read: {error.strerror}")
+
+
+def _look(parent: int, name: str, path: str, older_than: float, now: float) -> Incoming | None:
+    try:
+        with opened(name, parent) as folder:
+            content = _sum_up(folder, MAX_DEPTH)
+            if now - content.newest <= older_than:
+                # Even to try the lock would take it for a moment, and a publisher that starts just now would fail.
+                return _judge(path, Lock.UNTRIED, content, older_than, now)
+            with _locked(folder) as lock:
+                return _judge(path, lock, content, older_than, now)
+    except FileNotFoundError:
+        return None  # published or cleaned up just now
+    except OSError as error:
+        return Incoming(path=path, abandoned=False, reason=f"it cannot be read: {error.strerror}")
+
+
+def _judge(path: str, lock: Lock, content: _Content, older_than: float, now: float) -> Incoming:
+    age = now - content.newest
+    limit = older_than * WITHOUT_LOCK if lock is Lock.MISSING else older_than
+    if lock is Lock.HELD:
+        is_abandoned, reason = False, "its publisher is alive: it holds the lock"
+    elif age <= limit:
+        is_abandoned, reason = False, f"last written {age:.0f} s ago: it may be abandoned after {limit:.0f} s"
+    else:
+        without = "it has no lock" if lock is Lock.MISSING else "its lock is free"
+        is_abandoned, reason = True, f"abandoned: last written {age:.0f} s ago, and {without}"
+    return Incoming(path=path, abandoned=is_abandoned, reason=reason, age=age, bytes=content.bytes)
+
+
+def _sum_up(folder: int, depth: int) -> _Content:
+    if depth == 0:
+        raise OSError(errno.ELOOP, f"its folders are nested deeper than {MAX_DEPTH}")
+    found = _Content(os.fstat(folder).st_mtime, 0)
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            status = entry.stat(follow_symlinks=False)
+            found = found.plus(_Content(status.st_mtime, status.st_size if stat.S_ISREG(status.st_mode) else 0))
+            if stat.S_ISDIR(status.st_mode):
+                with opened(entry.name, folder) as inner:
+                    found = found.plus(_sum_up(inner, depth - 1))
+    return found
+
+
+@contextmanager
+def _locked(folder: int) -> Generator[Lock, None, None]:
+    """Take the folder's lock if it is free, for as long as the context lasts.
+
+    A shared lock, because that needs no right to write, also on NFS; it keeps a publisher's exclusive one out as well.
+    """
+    try:
+        # Without O_NONBLOCK a FIFO of this name would stop the sweep for ever.
+        handle = os.open(LOCK_NAME, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW, dir_fd=folder)
+    except FileNotFoundError:
+        yield Lock.MISSING
+        return
+    try:
+        yield _try_lock(handle)
+    finally:
+        os.close(handle)
+
+
+def _try_lock(handle: int) -> Lock:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return Lock.HELD
+    except OSError as error:
+        if error.errno in {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF}:
+            return Lock.MISSING  # the file system has no such locks, so no publisher can hold one
+        raise
+    return Lock.FREE
+
+
+def _now(root: int) -> float:
+    """The time by the clock that stamps the root's files (on NFS, the server's)."""
+    with made(SERVICE_FOLDER, root, 0o755) as own:
+        handle = os.open(CLOCK_NAME, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600, dir_fd=own)
+        try:
+            os.utime(handle)
+            return os.fstat(handle).st_mtime
+        finally:
+            os.close(handle)

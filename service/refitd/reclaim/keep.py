@@ -1,0 +1,248 @@
+"""What to keep, what to delete, and why. Pure: versions, leases and rules in, one verdict for each version out.
+
+The rules, the strongest first. A version that no rule keeps is dropped.
+
+    1  A listing that failed or is empty keeps everything: a vanished mount must not look like a reason to delete.
+    2  Versions without a verdict yet (ANNOUNCED, SETTLING, VALIDATING, UNKNOWN) stay, and those not under the root.
+    3  A lease or a pin keeps. The last good version of a run has a lease. The newest SEALED of a run keeps itself.
+    4  The newest `last` SEALED of a run, and those whose step divides by `every`, stay, unless the run was restarted
+       at or before their step: the newer generation replaces them.
+    5  REJECTED and LOST are evidence: they stay for `rejected_for` seconds.
+    6  What a kept version needs stays with it: the base of a delta, and whatever has its folder in, around or on it.
+    7  Over the disk budget, what only 4 and 5 keep goes: evidence, then every Nth, then the last ones, oldest first,
+       until it fits. The newest piece of evidence of a run stays. If it still does not fit, the verdicts say so.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import assert_never
+
+from refitd.catalog.record import VersionRecord
+from refitd.catalog.scan import Listing, ListingFailed
+from refitd.reclaim.handle import parts_below
+from refitd.reclaim.leases import Lease
+from refitd.reclaim.needs import Need, needs_of
+from refitd_client.contract.states import VersionState
+
+EVIDENCE = frozenset({VersionState.REJECTED, VersionState.LOST})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepRules:
+    """What stays besides what somebody needs. `last` is at least 1, `every` 0 means none.
+
+    `disk_budget` is in bytes, `rejected_for` in seconds.
+    """
+
+    last: int = 3
+    every: int = 0
+    disk_budget: int | None = None
+    rejected_for: float = 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What happens to a version. There is always a reason, the most important first."""
+
+    record: VersionRecord
+    keep: bool
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """A version that only a rule keeps. Wishes of a low rank are given up first."""
+
+    rank: int
+    record: VersionRecord
+    reason: str
+
+
+Reasons = dict[str, list[str]]
+
+
+def keep(
+    versions: Sequence[VersionRecord],
+    leases: Mapping[str, Sequence[Lease]],
+    rules: KeepRules,
+    *,
+    listing: Listing | ListingFailed,
+    ages: Mapping[str, float],
+) -> list[Verdict]:
+    """Decide about all versions of a root at once, in the order given.
+
+    `ages` says for how many seconds (of the monotonic clock) a REJECTED or LOST version is known to be that;
+    one that it does not name is new. Disk use is the sum of `bytes` over the versions.
+    """
+    if (doubt := _doubt(listing)) is not None:
+        return [Verdict(version, keep=True, reasons=(doubt,)) for version in versions]
+    firm = _firm(versions, leases, rules, ages)
+    wishes = sorted(_wishes(versions, rules, ages), key=lambda wish: (wish.rank, wish.record.order, wish.record.run))
+    kept, given_up = _fit(versions, firm, wishes, rules.disk_budget)
+    excess = _excess(versions, kept, rules.disk_budget)
+    superseded = _superseded(versions)
+    verdicts: list[Verdict] = []
+    for version in versions:
+        if version.id in kept:
+            verdicts.append(Verdict(version, keep=True, reasons=(*kept[version.id], *excess)))
+        else:
+            why = given_up.get(version.id) or [_why_dropped(version, rules, is_superseded=version.id in superseded)]
+            verdicts.append(Verdict(version, keep=False, reasons=tuple(why)))
+    return verdicts
+
+
+def _doubt(listing: Listing | ListingFailed) -> str | None:
+    match listing:
+        case ListingFailed(reason):
+            return f"the root could not be listed ({reason}): nothing is deleted"
+        case Listing() if not listing.found:
+            return "the listing of the root is empty: it may be unmounted, so nothing is deleted"
+        case Listing():
+            return None
+        case _:
+            assert_never(listing)
+
+
+def _firm(
+    versions: Sequence[VersionRecord],
+    leases: Mapping[str, Sequence[Lease]],
+    rules: KeepRules,
+    ages: Mapping[str, float],
+) -> Reasons:
+    """Rules 2 and 3, and the newest evidence: what no budget can drop."""
+    firm: Reasons = {}
+    for version in versions:
+        reasons = [str(lease) for lease in leases.get(version.id, ())]
+        if version.pinned:
+            reasons.append("pinned")
+        if (unready := _unready(version)) is not None:
+            reasons.append(unready)
+        if parts_below(version.path) is None:
+            reasons.append(f"its path {version.path!r} is not under the root: only what lies there is ever deleted")
+        if reasons:
+            firm[version.id] = reasons
+    for newest in _newest(versions, lambda version: version.state is VersionState.SEALED):
+        firm.setdefault(newest.id, []).append(f"newest good version of run {newest.run}")
+    for newest in _newest(versions, lambda version: _is_evidence(version, rules, ages)):
+        firm.setdefault(newest.id, []).append(_evidence_reason(newest, rules, ages))
+    return firm
+
+
+def _unready(version: VersionRecord) -> str | None:
+    """Rule 2, by state: why nothing can be said about the version yet."""
+    match version.state:
+        case VersionState.ANNOUNCED | VersionState.SETTLING | VersionState.VALIDATING:
+            return f"{version.state}: nobody knows yet whether it is good"
+        case VersionState.UNKNOWN:
+            return "UNKNOWN: it could not be read, and is tried again"
+        case VersionState.DELETED:
+            return "DELETED: nothing is left of it"
+        case VersionState.SEALED | VersionState.RETIRED | VersionState.REJECTED | VersionState.LOST:
+            return None
+        case _:
+            assert_never(version.state)
+
+
+def _wishes(versions: Sequence[VersionRecord], rules: KeepRules, ages: Mapping[str, float]) -> Iterator[_Wish]:
+    """Rules 4 and 5."""
+    superseded = _superseded(versions)
+    sealed = [v for v in versions if v.state is VersionState.SEALED and v.id not in superseded]
+    for run, group in _by_run(sealed):
+        for place, version in enumerate(group):
+            if rules.every and version.order.step % rules.every == 0:
+                yield _Wish(1, version, f"its step divides by {rules.every}")
+            if place < rules.last:
+                yield _Wish(2, version, f"one of the newest {rules.last} good versions of run {run}")
+    for version in versions:
+        if _is_evidence(version, rules, ages):
+            yield _Wish(0, version, _evidence_reason(version, rules, ages))
+
+
+def _fit(
+    versions: Sequence[VersionRecord], firm: Reasons, wishes: Sequence[_Wish], budget: int | None
+) -> tuple[Reasons, Reasons]:
+    """Rules 6 and 7: what is kept, and which wishes were given up for the budget."""
+    needs = needs_of(versions)
+
+    def fits(count: int) -> bool:
+        return not _excess(versions, _with_needs(firm, wishes[count:], needs), budget)
+
+    # Giving up one wish more never keeps more, so the first count that fits can be searched for by halves.
+    first = bisect_left(range(len(wishes)), True, key=fits)
+    kept = _with_needs(firm, wishes[first:], needs)
+    given_up: Reasons = {}
+    for wish in wishes[:first]:
+        text = f"given up for the disk budget of {budget:,} bytes; it was kept because: {wish.reason}"
+        given_up.setdefault(wish.record.id, []).append(text)
+    return kept, given_up
+
+
+def _with_needs(firm: Reasons, wishes: Sequence[_Wish], needs: Mapping[str, Sequence[Need]]) -> Reasons:
+    kept = {version: list(reasons) for version, reasons in firm.items()}
+    for wish in reversed(wishes):
+        reasons = kept.setdefault(wish.record.id, [])
+        if wish.reason not in reasons:
+            reasons.append(wish.reason)
+    queue = list(kept)
+    while queue:
+        for need in needs.get(queue.pop(), ()):
+            if need.version not in kept:
+                kept[need.version] = [need.reason]
+                queue.append(need.version)
+    return kept
+
+
+def _excess(versions: Iterable[VersionRecord], kept: Mapping[str, object], budget: int | None) -> tuple[str, ...]:
+    """A sentence when the versions that are kept take more than the budget, else nothing."""
+    used = sum(version.bytes or 0 for version in versions if version.id in kept)
+    if budget is None or used <= budget:
+        return ()
+    return (f"all that is kept takes {used:,} bytes, over the disk budget of {budget:,}, and nothing else may go",)
+
+
+def _superseded(versions: Iterable[VersionRecord]) -> set[str]:
+    """Versions at or after the step at which a newer generation of their run has a good version."""
+    sealed = [version for version in versions if version.state is VersionState.SEALED]
+    starts: dict[tuple[str, int], int] = {}
+    for version in sealed:
+        key = (version.run, version.order.generation)
+        starts[key] = min(version.order.step, starts.get(key, version.order.step))
+    return {
+        version.id
+        for version in sealed
+        for (run, generation), start in starts.items()
+        if run == version.run and generation > version.order.generation and start <= version.order.step
+    }
+
+
+def _newest(versions: Iterable[VersionRecord], chosen: Callable[[VersionRecord], bool]) -> Iterator[VersionRecord]:
+    for _, group in _by_run(version for version in versions if chosen(version)):
+        yield group[0]
+
+
+def _by_run(versions: Iterable[VersionRecord]) -> Iterator[tuple[str, list[VersionRecord]]]:
+    """The versions of each run, newest first."""
+    ordered = sorted(versions, key=lambda version: (version.run, version.order), reverse=True)
+    for run, group in groupby(ordered, key=lambda version: version.run):
+        yield run, list(group)
+
+
+def _is_evidence(version: VersionRecord, rules: KeepRules, ages: Mapping[str, float]) -> bool:
+    return version.state in EVIDENCE and ages.get(version.id, 0.0) < rules.rejected_for
+
+
+def _evidence_reason(version: VersionRecord, rules: KeepRules, ages: Mapping[str, float]) -> str:
+    left = rules.rejected_for - ages.get(version.id, 0.0)
+    return f"{version.state}: evidence, kept for another {left:.0f} s"
+
+
+def _why_dropped(version: VersionRecord, rules: KeepRules, *, is_superseded: bool) -> str:
+    if version.state in EVIDENCE:
+        return f"{version.state} more than {rules.rejected_for:.0f} s ago, and nobody needs it"
+    if version.state is VersionState.RETIRED:
+        return "RETIRED: nobody needs it"
+    if is_superseded:
+        return f"run {version.run} was restarted at or before step {version.order.step}, and nobody needs it"
+    return f"not one of the newest {rules.last} good versions of run {version.run}, and nobody needs it"

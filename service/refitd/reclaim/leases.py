@@ -1,0 +1,157 @@
+"""Leases: who still needs a version, and why. Pure: observations in, leases out; nothing stored, so nothing stale.
+
+A lease is not taken and given back, it is derived each time from what is true now. So nobody can forget to give one
+back, and a crash loses none. The worked case is an engine that gets slower and dies while it loads version 7:
+
+    serves 6, loads 7            6 SERVING (it answers from it), 7 LOADING
+    load timed out               7 UNPROVEN: a server goes on loading after its client hung up
+    unreachable for 600 s        6 is free again: a dead engine pins nothing for ever
+    still no proof about 7       7 stays UNPROVEN, until its load or its process is proved to have ended
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import assert_never
+
+from refitd_client.contract.states import EngineState
+
+DEAD_AFTER = 600.0
+
+
+class LeaseKind(Enum):
+    """What a version is needed for."""
+
+    SERVING = auto()
+    LOADING = auto()
+    UNPROVEN = auto()
+    RESTORE = auto()
+    TARGET = auto()
+    LAST_GOOD = auto()
+    ROLLBACK = auto()
+    VALIDATING = auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """One reason why a version must stay. `holder` is an engine's or run's name; `since` is for display (RFC 3339)."""
+
+    kind: LeaseKind
+    holder: str
+    since: str | None = None
+
+    def __str__(self) -> str:
+        """The lease as a sentence about the version."""
+        return self._claim() + (f" (since {self.since})" if self.since else "")
+
+    def _claim(self) -> str:
+        match self.kind:
+            case LeaseKind.SERVING:
+                return f"engine {self.holder} serves it"
+            case LeaseKind.LOADING:
+                return f"engine {self.holder} loads it"
+            case LeaseKind.UNPROVEN:
+                return (
+                    f"engine {self.holder} may still be reading it: its load timed out and nothing proved that it ended"
+                )
+            case LeaseKind.RESTORE:
+                return f"engine {self.holder} may be restored to it"
+            case LeaseKind.TARGET:
+                return f"target of run {self.holder}"
+            case LeaseKind.LAST_GOOD:
+                return f"last good version of run {self.holder}"
+            case LeaseKind.ROLLBACK:
+                return f"run {self.holder} is being rolled back to it"
+            case LeaseKind.VALIDATING:
+                return f"the {self.holder} is validating it"
+            case _:
+                assert_never(self.kind)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """A load that is not proved to have ended. `unproven` says that nobody waits for its answer any more.
+
+    A load is unproven when it timed out, its connection broke, or the service stopped in the middle of it.
+    """
+
+    version: str
+    unproven: bool = False
+    since: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineView:
+    """One engine as it looks now. Versions are ids; `unreachable_for` is seconds of the monotonic clock.
+
+    `loads` may have several entries: one that timed out, and the one that is to repair it.
+    """
+
+    id: str
+    run: str | None
+    state: EngineState
+    serving: str | None = None
+    loads: tuple[Load, ...] = ()
+    may_restore: str | None = None
+    unreachable_for: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    """One run as it looks now. `rolling_back` says that `target` was reached backwards and not by all engines yet."""
+
+    run: str
+    target: str | None = None
+    last_good: str | None = None
+    rolling_back: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Views:
+    """All that leases are made of. `validating` are the ids of versions whose files are being read just now."""
+
+    engines: tuple[EngineView, ...] = ()
+    runs: tuple[RunView, ...] = ()
+    validating: tuple[str, ...] = ()
+
+
+def leases(views: Views, *, dead_after: float = DEAD_AFTER) -> dict[str, list[Lease]]:
+    """Map the id of each version that somebody needs to the reasons.
+
+    An engine that was unreachable for `dead_after` seconds is dead: it pins nothing but what it may still be reading.
+    """
+    found: dict[str, list[Lease]] = {}
+    for version, lease in _all(views, dead_after):
+        found.setdefault(version, []).append(lease)
+    return found
+
+
+def _all(views: Views, dead_after: float) -> Iterator[tuple[str, Lease]]:
+    for engine in views.engines:
+        yield from _of_engine(engine, dead_after)
+    for run in views.runs:
+        yield from _of_run(run)
+    for version in views.validating:
+        yield version, Lease(kind=LeaseKind.VALIDATING, holder="catalog")
+
+
+def _of_engine(engine: EngineView, dead_after: float) -> Iterator[tuple[str, Lease]]:
+    for load in engine.loads:
+        # An engine that cannot be reached cannot be seen to load: whatever was under way has lost its witness.
+        unproven = load.unproven or engine.state is EngineState.UNREACHABLE
+        kind = LeaseKind.UNPROVEN if unproven else LeaseKind.LOADING
+        yield load.version, Lease(kind=kind, holder=engine.id, since=load.since)
+    if engine.unreachable_for >= dead_after:
+        return
+    if engine.serving is not None:
+        yield engine.serving, Lease(kind=LeaseKind.SERVING, holder=engine.id)
+    if engine.may_restore is not None:
+        yield engine.may_restore, Lease(kind=LeaseKind.RESTORE, holder=engine.id)
+
+
+def _of_run(run: RunView) -> Iterator[tuple[str, Lease]]:
+    if run.target is not None:
+        kind = LeaseKind.ROLLBACK if run.rolling_back else LeaseKind.TARGET
+        yield run.target, Lease(kind=kind, holder=run.run)
+    if run.last_good is not None:
+        yield run.last_good, Lease(kind=LeaseKind.LAST_GOOD, holder=run.run)

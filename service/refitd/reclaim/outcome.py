@@ -1,0 +1,49 @@
+"""How discarding and emptying end: values, because a folder that is gone or in use is nothing out of the ordinary."""
+
+import errno
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Discarded:
+    """It is out of its place and in the trash."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """It was not there any more, which is as good."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """It was left alone; `reason` is a sentence."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Emptied:
+    """How many trash folders were deleted, and sentences about what is left for the next time."""
+
+    folders: int
+    left: tuple[str, ...] = ()
+
+
+def sentence(path: str, error: OSError) -> str:
+    """Say what an error means for the folder at `path`, and what to do about it."""
+    match error.errno:
+        case errno.ENOTDIR | errno.ELOOP:
+            return f"{path}, or a folder above it, is a link or no folder: links are never followed"
+        case errno.EXDEV:
+            return f"{path} is on another file system than the root: mount points are never crossed, delete it by hand"
+        case errno.EBUSY | errno.ENOTEMPTY:
+            return f"{path} is still in use (open on NFS, or a mount point): it is tried again the next time"
+        case errno.EACCES | errno.EPERM:
+            return f"{path} may not be deleted by this user ({error.strerror}): give its folder a shared group"
+        case _:
+            return f"{path} cannot be deleted now: {error.strerror}"

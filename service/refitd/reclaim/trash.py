@@ -1,0 +1,227 @@
+"""The trash: the only code in the project that deletes.
+
+Deleting has two halves. `discard` takes a folder out of its place by one rename into `<root>/.refitd/trash/<unique>/`,
+so that nobody ever meets half a version. `empty` deletes what lies in the trash, at leisure, and again after a crash.
+Nothing is looked up by path twice: folders are walked by handle, links are unlinked and never followed.
+
+    discard   trash/<unique>/                             made, 0700
+              <place>  →  trash/<unique>/caught-<inode>   the rename may have caught what was swapped in just now …
+              is it the folder that was examined?         … then it is put back
+              caught-<inode>  →  <another unique name>    checked: condemned
+              fsync                                       no power cut brings half a version back to its place
+    empty     deletes all but a `caught-` that has another inode than its name says
+
+A kill between the rename and the check therefore deletes nothing that was not examined. Subfolders are moved up into
+`<unique>/` before they are emptied: a tree of any depth needs two handles and no recursion, and the kernel itself
+refuses to move a mount point (EBUSY).
+"""
+
+import errno
+import os
+import re
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from uuid import uuid4
+
+from refitd.reclaim.handle import Identity, below, identity_of, made, opened, parts_below
+from refitd.reclaim.outcome import Discarded, Emptied, Gone, Refused, sentence
+from refitd_client.contract.naming import SERVICE_FOLDER
+
+TRASH = "trash"
+CAUGHT = "caught-"
+_UNIQUE = re.compile(r"[0-9a-f]{32}")
+_GLANCE = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
+
+
+def examine(root: int, path: str) -> Identity | Gone | Refused:
+    """Which folder lies at `path` now: `discard` will take that one and no other. Changes nothing."""
+    parts = parts_below(path)
+    if parts is None:
+        return Refused(path, f"{path!r} is not a path under the root: only what lies there is ever deleted")
+    try:
+        with below(root, parts[:-1]) as parent, _glanced(parts[-1], parent) as folder:
+            found = identity_of(os.fstat(folder))
+    except FileNotFoundError:
+        return _gone(root, path)
+    except OSError as error:
+        return Refused(path, sentence(path, error))
+    if found.device != os.fstat(root).st_dev:
+        return Refused(path, sentence(path, OSError(errno.EXDEV, "")))
+    return found
+
+
+def discard(root: int, path: str, expected: Identity) -> Discarded | Gone | Refused:
+    """Move the folder at `path` into the trash if it is the one that was examined. Blocks for a few disk syncs."""
+    parts = parts_below(path)
+    if parts is None:
+        return Refused(path, f"{path!r} is not a path under the root: only what lies there is ever deleted")
+    try:
+        with below(root, parts[:-1]) as parent:
+            return _take(root, parent, path, expected)
+    except FileNotFoundError:
+        found = examine(root, path)
+        if isinstance(found, Identity):  # still in its place: it was the trash that vanished under the hand
+            return Refused(path, f"the trash vanished while {path} was moved there")
+        return found
+    except OSError as error:
+        return Refused(path, sentence(path, error))
+
+
+def empty(root: int, stopped: Callable[[], bool] = lambda: False) -> Emptied:
+    """Delete what lies in the trash, also what a killed sweep left there. `stopped` is asked before each deletion."""
+    folders, left = 0, list[str]()
+    try:
+        with below(root, (SERVICE_FOLDER, TRASH)) as trash:
+            for name in sorted(os.listdir(trash)):
+                problems = _empty_one(trash, name, stopped)
+                left += problems
+                folders += not problems
+    except FileNotFoundError:
+        return Emptied(folders, tuple(left))
+    except OSError as error:
+        left.append(sentence(f"{SERVICE_FOLDER}/{TRASH}", error))
+    return Emptied(folders, tuple(left))
+
+
+def _take(root: int, parent: int, path: str, expected: Identity) -> Discarded | Refused:
+    name = path.rpartition("/")[2]
+    # The handle is held until the end: the inode number cannot be given to a new folder in between.
+    with _glanced(name, parent) as examined, _opened_trash(root) as trash:
+        if identity_of(os.fstat(examined)) != expected:
+            return Refused(path, f"{path} is not the folder that was examined: another was put in its place")
+        unique = uuid4().hex
+        with made(unique, trash, 0o700) as folder:
+            caught = f"{CAUGHT}{expected.inode}"
+            os.rename(name, caught, src_dir_fd=parent, dst_dir_fd=folder)
+            if identity_of(os.stat(caught, dir_fd=folder, follow_symlinks=False)) != expected:
+                return Refused(path, _put_back(parent, path, folder, f"{unique}/{caught}"))
+            os.rename(caught, uuid4().hex, src_dir_fd=folder, dst_dir_fd=folder)
+            for handle in (parent, folder, trash):
+                _sync(handle)
+    return Discarded(path)
+
+
+def _put_back(parent: int, path: str, folder: int, caught: str) -> str:
+    name = path.rpartition("/")[2]
+    try:
+        os.stat(name, dir_fd=parent, follow_symlinks=False)
+    except FileNotFoundError:
+        os.rename(caught.rpartition("/")[2], name, src_dir_fd=folder, dst_dir_fd=parent)
+        _sync(parent)
+        return f"{path} was swapped for something else while it was moved; that was put back"
+    where = f"{SERVICE_FOLDER}/{TRASH}/{caught}"
+    return f"{path} was swapped twice while it was moved; what was caught lies in {where} and is not deleted"
+
+
+def _empty_one(trash: int, name: str, stopped: Callable[[], bool]) -> list[str]:
+    where = f"{SERVICE_FOLDER}/{TRASH}/{name}"
+    if not _UNIQUE.fullmatch(name):
+        return [f"{where} was not put there by this service: it is not deleted"]
+    try:
+        with opened(name, trash) as folder:
+            problems = _clear(folder, where, stopped)
+        if not problems:
+            os.rmdir(name, dir_fd=trash)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        return [sentence(where, error)]
+    return problems
+
+
+def _clear(folder: int, where: str, stopped: Callable[[], bool]) -> list[str]:
+    """Delete everything in a trash folder; each round deletes one level of what the last round moved up."""
+    left: dict[str, list[str]] = {}
+    while names := [name for name in os.listdir(folder) if name not in left]:
+        for name in names:
+            if stopped():
+                return [f"{where} is emptied the next time: the service was told to stop"]
+            if problems := _clear_one(folder, name, f"{where}/{name}", stopped):
+                left[name] = problems
+    return [problem for problems in left.values() for problem in problems]
+
+
+def _clear_one(folder: int, name: str, where: str, stopped: Callable[[], bool]) -> list[str]:
+    try:
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        if name.startswith(CAUGHT) and name != f"{CAUGHT}{status.st_ino}":
+            return [f"{where} was caught by mistake when its place was swapped: move it back, it is never deleted"]
+        try:
+            with opened(name, folder) as tree:
+                problems = _strip(tree, folder, where, stopped)
+        except NotADirectoryError:
+            os.unlink(name, dir_fd=folder)
+            return []
+        if not problems:
+            os.rmdir(name, dir_fd=folder)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        return [sentence(where, error)]
+    return problems
+
+
+def _strip(tree: int, folder: int, where: str, stopped: Callable[[], bool]) -> list[str]:
+    """Unlink what lies in `tree`, and move its subfolders up into `folder`."""
+    if os.fstat(tree).st_dev != os.fstat(folder).st_dev:
+        return [sentence(where, OSError(errno.EXDEV, ""))]
+    problems: list[str] = []
+    with os.scandir(tree) as listing:
+        entries = list(listing)
+    for entry in entries:
+        if stopped():
+            return [f"{where} is emptied the next time: the service was told to stop"]
+        try:
+            _remove(entry, tree, folder)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            problems.append(sentence(f"{where}/{entry.name}", error))
+    return problems
+
+
+def _remove(entry: os.DirEntry[str], tree: int, folder: int) -> None:
+    if not entry.is_dir(follow_symlinks=False):
+        os.unlink(entry.name, dir_fd=tree)
+        return
+    try:
+        os.rmdir(entry.name, dir_fd=tree)
+    except OSError as error:
+        if error.errno not in {errno.ENOTEMPTY, errno.EEXIST}:
+            raise
+        os.rename(entry.name, uuid4().hex, src_dir_fd=tree, dst_dir_fd=folder)
+
+
+@contextmanager
+def _glanced(name: str, parent: int) -> Generator[int, None, None]:
+    """A handle that names a folder and needs no right to read it."""
+    handle = os.open(name, _GLANCE, dir_fd=parent)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _opened_trash(root: int) -> Generator[int, None, None]:
+    with made(SERVICE_FOLDER, root, 0o755) as own, made(TRASH, own, 0o700) as trash:
+        if os.fstat(trash).st_mode & 0o077:
+            os.fchmod(trash, 0o700)  # someone else made it; fails, and so refuses, where it is not ours
+        yield trash
+
+
+def _gone(root: int, path: str) -> Gone | Refused:
+    """A file system that was unmounted looks empty. The service's own folder tells the two apart."""
+    try:
+        os.stat(SERVICE_FOLDER, dir_fd=root, follow_symlinks=False)
+    except FileNotFoundError:
+        return Refused(path, f"{path} is not there, and neither is {SERVICE_FOLDER}: the root may be unmounted")
+    return Gone(path)
+
+
+def _sync(folder: int) -> None:
+    try:
+        os.fsync(folder)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a file system that cannot sync folders
+            raise

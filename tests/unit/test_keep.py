@@ -1,0 +1,244 @@
+"""What stays and what goes: the rules one by one, and the promises for any mixture of them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from refitd.catalog.record import VersionRecord
+from refitd.catalog.scan import Found, Listing, ListingFailed
+from refitd.reclaim.keep import KeepRules, Verdict, keep
+from refitd.reclaim.leases import Lease, LeaseKind
+from refitd_client.contract.naming import Order, version_folder
+from refitd_client.contract.states import Kind, VersionState
+
+SEALED, REJECTED, LOST, RETIRED = (
+    VersionState.SEALED,
+    VersionState.REJECTED,
+    VersionState.LOST,
+    VersionState.RETIRED,
+)
+OPEN = (VersionState.ANNOUNCED, VersionState.SETTLING, VersionState.VALIDATING, VersionState.UNKNOWN)
+LISTED = Listing((Found(run="exp", order=Order(1, 1), path="exp/v000001"),), frozenset({"exp"}))
+DAY = 86400.0
+
+
+def version(step: int, state: VersionState = SEALED, *, generation: int = 1, run: str = "exp", **fields: object):  # noqa: ANN201
+    order = Order(generation, step)
+    record = VersionRecord(
+        run=run, order=order, path=f"{run}/{version_folder(order)}", state=state, created_at="", bytes=10
+    )
+    return replace(record, **fields)
+
+
+def decide(
+    versions: Sequence[VersionRecord],
+    rules: KeepRules | None = None,
+    *,
+    leases: Mapping[str, Sequence[Lease]] | None = None,
+    listing: Listing | ListingFailed = LISTED,
+    ages: Mapping[str, float] | None = None,
+) -> list[Verdict]:
+    return keep(versions, leases or {}, rules or KeepRules(), listing=listing, ages=ages or {})
+
+
+def kept_steps(verdicts: Sequence[Verdict]) -> list[int]:
+    return sorted(verdict.record.order.step for verdict in verdicts if verdict.keep)
+
+
+def lease(kind: LeaseKind = LeaseKind.SERVING) -> list[Lease]:
+    return [Lease(kind=kind, holder="engine-0")]
+
+
+def test_the_newest_good_versions_of_each_run_stay() -> None:
+    versions = [version(step, run=run) for run in ("a", "b") for step in (1, 2, 3, 4)]
+    verdicts = decide(versions, KeepRules(last=2))
+    assert [(v.record.run, v.record.order.step) for v in verdicts if v.keep] == [("a", 3), ("a", 4), ("b", 3), ("b", 4)]
+    assert verdicts[0].reasons == ("not one of the newest 2 good versions of run a, and nobody needs it",)
+    assert verdicts[3].reasons == ("newest good version of run a", "one of the newest 2 good versions of run a")
+
+
+def test_every_nth_step_stays() -> None:
+    assert kept_steps(decide([version(step) for step in range(1, 13)], KeepRules(last=1, every=5))) == [5, 10, 12]
+
+
+@pytest.mark.parametrize("state", OPEN)
+def test_a_version_without_a_verdict_is_never_deleted(state: VersionState) -> None:
+    versions = [version(1, state, bytes=1000), *(version(step) for step in range(2, 9))]
+    verdict = decide(versions, KeepRules(last=1, disk_budget=0))[0]
+    assert verdict.keep
+    assert state.value in verdict.reasons[0]
+
+
+@pytest.mark.parametrize("kind", list(LeaseKind))
+@pytest.mark.parametrize("state", [SEALED, REJECTED, LOST, RETIRED])
+def test_any_lease_keeps_any_version_whatever_the_budget(kind: LeaseKind, state: VersionState) -> None:
+    held, newest = version(1, state), version(9)
+    rules = KeepRules(last=1, disk_budget=0)
+    verdict = decide([held, newest], rules, leases={held.id: lease(kind)}, ages={held.id: 9 * DAY})[0]
+    assert verdict.keep
+    assert verdict.reasons[0] == str(lease(kind)[0])
+    assert not decide([held, newest], rules, ages={held.id: 9 * DAY})[0].keep
+
+
+def test_a_pin_keeps() -> None:
+    verdict, _ = decide([version(1, pinned=True), version(2)], KeepRules(last=1))
+    assert verdict.keep
+    assert verdict.reasons == ("pinned",)
+
+
+@pytest.mark.parametrize("state", [REJECTED, LOST])
+def test_evidence_stays_for_a_day(state: VersionState) -> None:
+    bad = version(1, state)
+    assert decide([bad, version(2)])[0].keep, "one whose age nobody knows is new"
+    assert decide([bad, version(2)], ages={bad.id: DAY - 1})[0].keep
+    verdict = decide([bad, version(2)], ages={bad.id: DAY})[0]
+    assert not verdict.keep
+    assert verdict.reasons == (f"{state} more than 86400 s ago, and nobody needs it",)
+
+
+def test_a_retired_version_goes() -> None:
+    verdict, _ = decide([version(1, RETIRED), version(2)])
+    assert not verdict.keep
+    assert verdict.reasons == ("RETIRED: nobody needs it",)
+
+
+def test_after_a_restart_of_the_trainer_later_steps_of_the_old_generation_count_as_old() -> None:
+    old = [version(step) for step in (4, 5, 6, 7, 8, 9, 10)]
+    new = [version(step, generation=2) for step in (6, 7)]
+    verdicts = decide(old + new, KeepRules(last=3, every=5))
+    kept = [(v.record.order.generation, v.record.order.step) for v in verdicts if v.keep]
+    assert kept == [(1, 5), (2, 6), (2, 7)]
+    assert verdicts[6].reasons == ("run exp was restarted at or before step 10, and nobody needs it",)
+
+
+def test_a_new_generation_without_a_good_version_replaces_nothing() -> None:
+    versions = [version(8), version(9), version(5, VersionState.VALIDATING, generation=2)]
+    assert kept_steps(decide(versions, KeepRules(last=2))) == [5, 8, 9]
+
+
+@pytest.mark.parametrize(
+    "listing", [Listing((), frozenset()), Listing((), frozenset({"exp"})), ListingFailed("Input/output error")]
+)
+def test_an_empty_or_failed_listing_deletes_nothing(listing: Listing | ListingFailed) -> None:
+    versions = [version(step, state) for step, state in enumerate([RETIRED, REJECTED, LOST, SEALED, SEALED])]
+    verdicts = decide(versions, KeepRules(last=1, disk_budget=0), listing=listing, ages={v.id: 9e9 for v in versions})
+    assert all(verdict.keep for verdict in verdicts)
+    assert all("nothing is deleted" in verdict.reasons[0] for verdict in verdicts)
+
+
+@pytest.mark.parametrize(
+    "path", ["", ".", "..", "/etc", "exp/../../etc", "exp//v000001", ".refitd/slots", "exp/v\0001", "exp/v000001/"]
+)
+def test_only_what_lies_under_the_root_is_ever_deleted(path: str) -> None:
+    verdict, _ = decide([version(1, RETIRED, path=path), version(2)])
+    assert verdict.keep
+    assert "under the root" in verdict.reasons[0]
+
+
+# Seven versions of 10 bytes: 10, 20 and 30 divide by ten, 28 to 31 are the last four, 15 is rejected.
+BUDGETED = [version(10), version(15, REJECTED), version(20), version(28), version(29), version(30), version(31)]
+
+
+@pytest.mark.parametrize(
+    ("budget", "expected"),
+    [
+        (None, [10, 15, 20, 28, 29, 30, 31]),
+        (70, [10, 15, 20, 28, 29, 30, 31]),
+        (69, [15, 20, 28, 29, 30, 31]),  # the oldest of every ten goes first
+        (59, [15, 28, 29, 30, 31]),
+        (49, [15, 29, 30, 31]),  # 30 is also one of the last four: now the oldest of these goes
+        (39, [15, 30, 31]),
+        (29, [15, 31]),
+        (0, [15, 31]),  # the newest good one and the newest piece of evidence stay whatever it costs
+    ],
+)
+def test_the_disk_budget_drops_the_least_worthy_first(budget: int | None, expected: list[int]) -> None:
+    verdicts = decide(BUDGETED, KeepRules(last=4, every=10, disk_budget=budget))
+    assert kept_steps(verdicts) == expected
+    for verdict in verdicts:
+        over = budget is not None and 10 * len(expected) > budget
+        assert any("nothing else may go" in reason for reason in verdict.reasons) == (over and verdict.keep)
+        assert verdict.keep or any("given up for the disk budget" in reason for reason in verdict.reasons)
+
+
+def test_under_the_budget_older_evidence_goes_before_anything_good() -> None:
+    versions = [version(1), version(2), version(3, REJECTED), version(4, REJECTED)]
+    assert kept_steps(decide(versions, KeepRules(last=2, disk_budget=39))) == [1, 2, 4]
+
+
+def test_the_budget_never_takes_what_is_leased_or_pinned() -> None:
+    versions = [version(1), version(2, pinned=True), version(3), version(4)]
+    leases = {versions[0].id: lease(LeaseKind.LAST_GOOD)}
+    assert kept_steps(decide(versions, KeepRules(last=4, disk_budget=0), leases=leases)) == [1, 2, 4]
+
+
+@pytest.mark.parametrize("name", ["exp~v000001", "v000001"])
+def test_the_base_of_a_kept_delta_stays_with_it(name: str) -> None:
+    versions = [version(1), version(2), version(3, kind=Kind.DELTA, base=name)]
+    verdicts = decide(versions, KeepRules(last=1))
+    assert kept_steps(verdicts) == [1, 3]
+    assert verdicts[0].reasons == ("base of exp~v000003, which is kept",)
+
+
+@pytest.mark.parametrize("path", ["exp/step_1", "exp/step_1/actor", "exp"])
+def test_a_folder_that_overlaps_with_a_kept_version_stays(path: str) -> None:
+    """A trainer rewrote a path after it was sealed: the LOST version and the new one share the folder."""
+    lost, fresh = version(1, LOST, path=path), version(1, generation=2, path="exp/step_1")
+    verdicts = decide([lost, fresh], ages={lost.id: 9 * DAY})
+    assert verdicts[0].keep
+    assert verdicts[0].reasons == ("its folder overlaps with that of exp~v000001.g2, which is kept",)
+    assert not decide([replace(lost, path="exp/step_11"), fresh], ages={lost.id: 9 * DAY})[0].keep
+
+
+RECORDS = st.lists(
+    st.builds(
+        version,
+        st.integers(1, 12),
+        st.sampled_from([state for state in VersionState if state is not VersionState.DELETED]),
+        generation=st.integers(1, 3),
+        run=st.sampled_from(["a", "b"]),
+        pinned=st.booleans(),
+        bytes=st.one_of(st.none(), st.integers(0, 50)),
+        base=st.one_of(st.none(), st.integers(1, 12).map(lambda step: f"v{step:06d}")),
+    ),
+    max_size=25,
+    unique_by=lambda record: record.id,
+)
+RULES = st.builds(
+    KeepRules,
+    last=st.integers(1, 5),
+    every=st.integers(0, 4),
+    disk_budget=st.one_of(st.none(), st.integers(0, 400)),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(versions=RECORDS, rules=RULES, data=st.data())
+def test_nothing_that_anybody_needs_is_ever_dropped(
+    versions: list[VersionRecord], rules: KeepRules, data: st.DataObject
+) -> None:
+    ids = sorted(record.id for record in versions)
+    kinds = st.sampled_from(list(LeaseKind))
+    leases = data.draw(st.dictionaries(st.sampled_from(ids), kinds.map(lease), max_size=5)) if ids else {}
+    ages = dict(zip(ids, data.draw(st.lists(st.sampled_from([0.0, DAY]))), strict=False))
+    verdicts = decide(versions, rules, leases=leases, ages=ages)
+
+    assert [verdict.record for verdict in verdicts] == versions, "one verdict for each version, in order"
+    assert all(verdict.reasons and all(verdict.reasons) for verdict in verdicts), "everything explains itself"
+    kept = {verdict.record.id for verdict in verdicts if verdict.keep}
+    for record in versions:
+        newer = [other for other in versions if other.run == record.run and other.state is SEALED]
+        is_newest = record.state is SEALED and record.order == max(other.order for other in newer)
+        if record.id in leases or record.pinned or record.state in OPEN or is_newest:
+            assert record.id in kept
+        if record.id in kept and record.base is not None:
+            bases = [
+                other for other in versions if (other.run, version_folder(other.order)) == (record.run, record.base)
+            ]
+            assert all(base.id in kept for base in bases)
+
+    again = decide([record for record in versions if record.id in kept], rules, leases=leases, ages=ages)
+    assert all(verdict.keep for verdict in again), "a second sweep finds nothing more"

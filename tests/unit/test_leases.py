@@ -1,0 +1,85 @@
+"""Who needs a version: leases are derived from what is true now."""
+
+import pytest
+
+from refitd.reclaim.leases import DEAD_AFTER, EngineView, LeaseKind, Load, RunView, Views, leases
+from refitd_client.contract.states import EngineState
+
+
+def _engine(**fields: object) -> EngineView:
+    defaults: dict[str, object] = {"id": "127.0.0.1:30000", "run": "exp", "state": EngineState.IN_SYNC}
+    return EngineView(**(defaults | fields))  # type: ignore[arg-type]
+
+
+def _sentences(*engines: EngineView, runs: tuple[RunView, ...] = (), validating: tuple[str, ...] = ()) -> dict:
+    found = leases(Views(engines=engines, runs=runs, validating=validating))
+    return {version: [str(lease) for lease in held] for version, held in found.items()}
+
+
+def test_nobody_needs_anything_of_an_empty_fleet() -> None:
+    assert leases(Views()) == {}
+
+
+def test_an_engine_leases_what_it_serves_loads_and_may_be_restored_to() -> None:
+    engine = _engine(
+        state=EngineState.UPDATING,
+        serving="exp~v000006",
+        loads=(Load(version="exp~v000007", since="2026-11-21T12:00:00Z"),),
+        may_restore="exp~v000005",
+    )
+    assert _sentences(engine) == {
+        "exp~v000007": ["engine 127.0.0.1:30000 loads it (since 2026-11-21T12:00:00Z)"],
+        "exp~v000006": ["engine 127.0.0.1:30000 serves it"],
+        "exp~v000005": ["engine 127.0.0.1:30000 may be restored to it"],
+    }
+
+
+def test_a_load_that_timed_out_keeps_its_lease_beside_the_load_that_repairs_it() -> None:
+    engine = _engine(
+        state=EngineState.UPDATING,
+        loads=(Load(version="exp~v000007", unproven=True), Load(version="exp~v000006")),
+    )
+    assert _sentences(engine) == {
+        "exp~v000007": [
+            "engine 127.0.0.1:30000 may still be reading it: its load timed out and nothing proved that it ended"
+        ],
+        "exp~v000006": ["engine 127.0.0.1:30000 loads it"],
+    }
+
+
+@pytest.mark.parametrize(("gone_for", "serves"), [(0.0, True), (DEAD_AFTER - 1, True), (DEAD_AFTER, False)])
+def test_a_dead_engine_pins_what_it_served_for_a_while_only(gone_for: float, serves: bool) -> None:
+    engine = _engine(state=EngineState.UNREACHABLE, serving="a", may_restore="b", unreachable_for=gone_for)
+    assert set(leases(Views(engines=(engine,)))) == ({"a", "b"} if serves else set())
+
+
+def test_a_dead_engine_pins_what_it_may_still_be_reading_until_there_is_proof() -> None:
+    engine = _engine(
+        state=EngineState.UNREACHABLE, serving="a", loads=(Load(version="b"),), unreachable_for=1000 * DEAD_AFTER
+    )
+    (lease,) = leases(Views(engines=(engine,)))["b"]
+    assert lease.kind is LeaseKind.UNPROVEN
+    assert "a" not in leases(Views(engines=(engine,)))
+
+
+def test_a_run_leases_its_target_and_its_last_good_version() -> None:
+    run = RunView(run="exp/trial", target="b", last_good="a")
+    assert _sentences(runs=(run,)) == {
+        "b": ["target of run exp/trial"],
+        "a": ["last good version of run exp/trial"],
+    }
+
+
+def test_a_rollback_in_progress_says_so() -> None:
+    run = RunView(run="exp", target="a", last_good="a", rolling_back=True)
+    assert _sentences(runs=(run,)) == {"a": ["run exp is being rolled back to it", "last good version of run exp"]}
+
+
+def test_a_version_that_is_being_validated_is_leased() -> None:
+    assert _sentences(validating=("c",)) == {"c": ["the catalog is validating it"]}
+
+
+def test_each_kind_of_lease_has_a_sentence_of_its_own() -> None:
+    from refitd.reclaim.leases import Lease
+
+    assert len({str(Lease(kind=kind, holder="x")) for kind in LeaseKind}) == len(LeaseKind)

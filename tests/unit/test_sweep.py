@@ -1,0 +1,439 @@
+"""The sweep against whatever comes in between: a reader, a rollback, a pin, a kill, a cancellation."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from refitd.catalog.record import VersionRecord
+from refitd.catalog.scan import Listing, ListingFailed, scan
+from refitd.clock import SystemClock
+from refitd.reclaim import trash
+from refitd.reclaim.handle import Identity
+from refitd.reclaim.keep import KeepRules
+from refitd.reclaim.leases import EngineView, Load, RunView, Views
+from refitd.reclaim.outcome import Gone, Refused
+from refitd.reclaim.sweep import Sweeper
+from refitd_client.contract.naming import Order, version_folder, version_id
+from refitd_client.contract.states import EngineState, VersionState
+from refitd_client.contract.wire import Reclaimable, ReclaimPlan
+
+
+def nothing() -> None:
+    """Nothing comes in between."""
+
+
+class World:
+    """Facts and books in memory, over a real folder. `in_between` happens while the books become durable."""
+
+    def __init__(self, root: Path, steps: int = 4) -> None:
+        self.root = root
+        self.records: dict[str, VersionRecord] = {}
+        self.seen = Views()
+        self.failure: str | None = None
+        self.in_between: Callable[[], None] = nothing
+        self.log: list[str] = []
+        (root / ".refitd").mkdir(parents=True, exist_ok=True)
+        for step in range(1, steps + 1):
+            self.add(step)
+
+    def add(self, step: int, state: VersionState = VersionState.SEALED) -> None:
+        path = f"exp/{version_folder(Order(1, step))}"
+        record = VersionRecord(run="exp", order=Order(1, step), path=path, state=state, created_at="", bytes=7)
+        self.records[record.id] = record
+        (self.root / path / "inner").mkdir(parents=True)
+        for name in ("model.safetensors", "refit.json", "inner/a"):
+            (self.root / path / name).write_text(name)
+
+    def versions(self) -> list[VersionRecord]:
+        return list(self.records.values())
+
+    def views(self) -> Views:
+        return self.seen
+
+    async def listing(self) -> Listing | ListingFailed:
+        return ListingFailed(self.failure) if self.failure else scan(self.root)
+
+    def retire(self, record: VersionRecord) -> None:
+        self.log.append(f"retire {record.order.step}")
+        self.records[record.id] = replace(self.records[record.id], state=VersionState.RETIRED)
+
+    def deleted(self, record: VersionRecord) -> None:
+        self.log.append(f"deleted {record.order.step}")
+        del self.records[record.id]
+
+    async def durable(self) -> None:
+        await asyncio.sleep(0)
+        self.in_between()
+
+    def pin(self, step: int) -> None:
+        name = v(step)
+        self.records[name] = replace(self.records[name], pinned=True)
+
+    def on_disk(self) -> list[int]:
+        return sorted(int(path.name[1:]) for path in (self.root / "exp").glob("v*"))
+
+    @property
+    def in_trash(self) -> list[Path]:
+        return list((self.root / ".refitd" / "trash").glob("*"))
+
+
+def v(step: int) -> str:
+    return version_id("exp", Order(1, step))
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path / "root")
+
+
+class StoppedClock(SystemClock):
+    seconds = 0.0
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+
+def sweeper(world: World, *, last: int = 2, examine: Callable[..., Identity | Gone | Refused] | None = None) -> Sweeper:
+    more = {} if examine is None else {"examine": examine}
+    return Sweeper(world.root, world, world, StoppedClock(), rules=KeepRules(last=last), incoming_ttl=3600.0, **more)
+
+
+def line(plan: ReclaimPlan, step: int) -> Reclaimable:
+    return next(item for item in plan.items if item.version == v(step))
+
+
+async def test_a_plan_says_what_a_sweep_would_do_and_does_nothing(world: World) -> None:
+    plan = await sweeper(world).plan()
+    assert [(item.version, item.keep) for item in plan.items] == [
+        (v(1), False),
+        (v(2), False),
+        (v(3), True),
+        (v(4), True),
+    ]
+    assert all(item.reasons for item in plan.items)
+    assert (plan.freed_bytes, plan.done) == (14, False)
+    assert world.on_disk() == [1, 2, 3, 4]
+    assert world.log == []
+
+
+async def test_a_sweep_does_what_the_plan_says(world: World) -> None:
+    planned = await sweeper(world).plan()
+    done = await sweeper(world).run()
+    assert done == replace(planned, done=True)
+    assert world.on_disk() == [3, 4]
+    assert world.in_trash == []
+    assert world.log == ["retire 1", "deleted 1", "retire 2", "deleted 2"]
+    again = await sweeper(world).run()
+    assert (again.freed_bytes, [item.keep for item in again.items]) == (0, [True, True])
+
+
+def _reader(world: World) -> None:
+    load = Load(version=v(2))
+    world.seen = Views(engines=(EngineView(id="e", run="exp", state=EngineState.UPDATING, loads=(load,)),))
+
+
+def _rollback(world: World) -> None:
+    world.seen = Views(runs=(RunView(run="exp", target=v(2), last_good=v(2), rolling_back=True),))
+
+
+def _pin(world: World) -> None:
+    world.pin(2)
+
+
+ARRIVALS = [
+    pytest.param(_reader, "engine e loads it", id="reader"),
+    pytest.param(_rollback, "run exp is being rolled back to it", id="rollback"),
+    pytest.param(_pin, "pinned", id="pin"),
+]
+
+
+@pytest.mark.parametrize(("arrive", "reason"), ARRIVALS)
+async def test_what_comes_after_the_plan_keeps_the_version(
+    world: World, arrive: Callable[[World], None], reason: str
+) -> None:
+    """It comes while version 1 is collected, when the sweep has already decided about version 2."""
+    world.in_between = lambda: arrive(world)
+    plan = await sweeper(world).run()
+    assert world.on_disk() == [2, 3, 4]
+    assert world.log == ["retire 1", "deleted 1"], "version 2 was not even retired"
+    assert line(plan, 2).keep
+    assert reason in line(plan, 2).reasons
+
+
+@pytest.mark.parametrize(("arrive", "reason"), ARRIVALS)
+async def test_what_comes_while_the_books_become_durable_keeps_the_version(
+    world: World, arrive: Callable[[World], None], reason: str
+) -> None:
+    def in_between() -> None:
+        if world.log[-1] == "retire 2":
+            arrive(world)
+
+    world.in_between = in_between
+    plan = await sweeper(world).run()
+    assert world.on_disk() == [2, 3, 4]
+    assert line(plan, 2).keep
+    assert reason in line(plan, 2).reasons
+
+
+@pytest.mark.parametrize(("arrive", "reason"), ARRIVALS)
+async def test_what_comes_while_the_folder_is_examined_keeps_the_version(
+    world: World, arrive: Callable[[World], None], reason: str
+) -> None:
+    def examine(root: int, record: VersionRecord) -> Identity | Gone | Refused:
+        if record.order.step == 2:
+            arrive(world)
+        return trash.examine(root, record.path)
+
+    plan = await sweeper(world, examine=examine).run()
+    assert world.on_disk() == [2, 3, 4]
+    assert world.log == ["retire 1", "deleted 1"]
+    assert reason in line(plan, 2).reasons
+
+
+async def test_an_empty_or_failed_listing_deletes_nothing(world: World) -> None:
+    leftover = world.root / ".refitd" / "trash" / ("0" * 32) / "x"
+    leftover.mkdir(parents=True)
+    world.failure = "Input/output error"
+    plan = await sweeper(world, last=1).run()
+    assert all(item.keep for item in plan.items)
+    world.failure = None
+    (world.root / "exp").rename(world.root / ".unmounted")
+    plan = await sweeper(world, last=1).run()
+    assert all(item.keep for item in plan.items)
+    assert world.log == []
+    assert leftover.exists()
+
+
+async def test_books_that_cannot_be_written_stop_the_sweep_before_it_deletes(world: World) -> None:
+    def fail() -> None:
+        raise OSError("disk full")
+
+    world.in_between = fail
+    with pytest.raises(OSError, match="disk full"):
+        await sweeper(world).run()
+    assert world.on_disk() == [1, 2, 3, 4]
+    world.in_between = nothing
+    await sweeper(world).run()
+    assert world.on_disk() == [3, 4]
+
+
+async def test_a_folder_swapped_after_it_was_examined_is_kept_and_explained(world: World) -> None:
+    def swap() -> None:
+        (world.root / "exp" / "v000001").rename(world.root / "away")
+        (world.root / "exp" / "v000001").mkdir()
+        world.in_between = nothing
+
+    world.in_between = swap
+    plan = await sweeper(world).run()
+    assert world.on_disk() == [1, 3, 4]
+    assert line(plan, 1).keep
+    assert "not the folder that was examined" in line(plan, 1).reasons[0]
+    assert plan.freed_bytes == 7
+
+
+async def test_a_link_in_place_of_a_version_is_not_even_retired(world: World, tmp_path: Path) -> None:
+    (world.root / "exp" / "v000001").rename(tmp_path / "precious")
+    (world.root / "exp" / "v000001").symlink_to(tmp_path / "precious")
+    plan = await sweeper(world).run()
+    assert "links are never followed" in line(plan, 1).reasons[0]
+    assert world.log == ["retire 2", "deleted 2"]
+    assert (tmp_path / "precious" / "refit.json").exists()
+
+
+async def test_a_retired_version_without_a_folder_is_closed(world: World) -> None:
+    """The sweep was killed after the rename and before it wrote that down."""
+    world.retire(world.records[v(1)])
+    (world.root / "exp" / "v000001").rename(world.root / ".away")
+    await sweeper(world).run()
+    assert world.log[:2] == ["retire 1", "deleted 1"]
+
+
+async def test_an_abandoned_incoming_folder_is_taken_away_and_a_living_one_explained(world: World) -> None:
+    for name in (".incoming-dead", ".incoming-new"):
+        (world.root / "exp" / name).mkdir()
+    os.utime(world.root / "exp" / ".incoming-dead", (0, 0))
+    planned = await sweeper(world).plan()
+    assert [item.keep for item in planned.items if ".incoming" in item.path] == [False, True]
+    plan = await sweeper(world).run()
+    assert [item.keep for item in plan.items if ".incoming" in item.path] == [False, True]
+    assert sorted(path.name for path in (world.root / "exp").glob(".incoming-*")) == [".incoming-new"]
+    assert world.in_trash == []
+
+
+async def test_what_cannot_be_emptied_is_in_the_plan(world: World) -> None:
+    (world.root / ".refitd" / "trash" / "somebody's").mkdir(parents=True)
+    plan = await sweeper(world).run()
+    (left,) = [item for item in plan.items if item.version is None]
+    assert left.keep
+    assert "was not put there by this service" in left.reasons[0]
+
+
+async def test_evidence_ages_by_the_monotonic_clock_from_when_it_was_first_seen(world: World) -> None:
+    world.add(9, VersionState.REJECTED)
+    clock = StoppedClock()
+    sweep = Sweeper(world.root, world, world, clock, rules=KeepRules(), incoming_ttl=3600.0)
+    clock.seconds = 1e6
+    assert line(await sweep.run(), 9).reasons == ["REJECTED: evidence, kept for another 86400 s"]
+    clock.seconds += 86399
+    assert line(await sweep.run(), 9).keep
+    clock.seconds += 1
+    assert not line(await sweep.run(), 9).keep
+    assert 9 not in world.on_disk()
+
+
+async def test_sweeps_take_turns(world: World) -> None:
+    plans = await asyncio.gather(*(one.run() for one in [sweeper(world)] * 3))
+    assert [plan.freed_bytes for plan in plans] == [14, 0, 0]
+    assert world.log == ["retire 1", "deleted 1", "retire 2", "deleted 2"]
+
+
+async def test_after_a_cancellation_nothing_goes_on_and_the_next_sweep_finishes(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached, go_on = threading.Event(), threading.Event()
+    real = trash.discard
+
+    def slow(root: int, path: str, expected: Identity) -> object:
+        reached.set()
+        go_on.wait()
+        return real(root, path, expected)
+
+    monkeypatch.setattr(trash, "discard", slow)
+    task = asyncio.create_task(sweeper(world).run())
+    await asyncio.to_thread(reached.wait)
+    task.cancel()
+    await asyncio.sleep(0)
+    waits = not task.done()
+    go_on.set()
+    assert waits, "it waits for its thread"
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert world.log == ["retire 1"]
+    assert world.on_disk() == [2, 3, 4], "the step that had begun was finished, and no other begun"
+    monkeypatch.undo()
+    await sweeper(world).run()
+    assert world.log == ["retire 1", "deleted 1", "retire 2", "deleted 2"]
+    assert world.in_trash == []
+
+
+async def test_a_cancellation_stops_the_emptying_of_the_trash(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    reached, over, results = threading.Event(), threading.Event(), []
+    real = trash.empty
+
+    def slow(root: int, stopped: Callable[[], bool]) -> object:
+        reached.set()
+        while not stopped() and not over.is_set():
+            over.wait(0.001)
+        results.append(real(root, stopped))
+        return results[0]
+
+    monkeypatch.setattr(trash, "empty", slow)
+    task = asyncio.create_task(sweeper(world).run())
+    await asyncio.to_thread(reached.wait)
+    task.cancel()
+    await asyncio.wait({task}, timeout=10)
+    over.set()
+    assert task.cancelled()
+    assert [result.folders for result in results] == [0]
+    assert len(world.in_trash) == 2
+    monkeypatch.undo()
+    await sweeper(world).run()
+    assert world.in_trash == []
+
+
+KILLED_AT_EACH_EFFECT = dedent("""
+    import asyncio, json, os, signal, sys
+    sys.path.insert(0, sys.argv[1])
+    from pathlib import Path
+    from test_sweep import World, sweeper
+
+    left = 0
+    def step():
+        global left
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def audit(event, arguments):
+        if event in {"os.mkdir", "os.rename", "os.rmdir", "os.remove"}:
+            step()
+
+    class Journalled(World):
+        async def durable(self):
+            step()
+            await super().durable()
+            self.write()
+            step()
+
+        def write(self):
+            states = {name: record.state.value for name, record in self.records.items()}
+            (self.root.parent / "journal.new").write_text(json.dumps(states))
+            os.replace(self.root.parent / "journal.new", self.root.parent / "journal.json")
+
+    def sweep(base, effect):
+        global left
+        world = Journalled(base / "root", steps=3)
+        world.write()
+        left = effect
+        sys.addaudithook(audit)
+        asyncio.run(sweeper(world).run())
+        left = 0
+        world.write()
+
+    for effect in range(1, 200):
+        base = Path(sys.argv[2]) / str(effect)
+        base.mkdir()
+        if not (child := os.fork()):
+            sweep(base, effect)
+            os._exit(0)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        print(status, flush=True)
+        if status != -signal.SIGKILL:
+            break
+    """)
+
+
+async def test_a_service_killed_at_any_effect_of_a_sweep_finishes_it_after_the_restart(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", KILLED_AT_EACH_EFFECT, str(Path(__file__).parent), str(tmp_path)]
+    done = await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True, text=True)
+    *killed, last = [int(text) for text in done.stdout.splitlines()]
+    assert (last, set(killed)) == (0, {-signal.SIGKILL})
+    assert len(killed) > 12, "it died at more than twelve different effects"
+    for effect, _ in enumerate(killed, start=1):
+        world = restarted(tmp_path / str(effect))
+        for step in world.on_disk():
+            assert len(list((world.root / "exp" / f"v{step:06d}").rglob("*"))) == 4, "whole, or not in its place"
+        for record in world.records.values():
+            here = (world.root / record.path).exists()
+            assert here or record.state is VersionState.RETIRED, "nothing goes that was not written down first"
+        await sweeper(world).run()
+        assert world.on_disk() == sorted(record.order.step for record in world.records.values()) == [2, 3]
+        assert world.in_trash == []
+
+
+def restarted(base: Path) -> World:
+    """The world as the journal and the disk tell it."""
+    world = World(base / "root", steps=0)
+    states = json.loads((base / "journal.json").read_text())
+    for step in range(1, 4):
+        if v(step) in states:
+            record = VersionRecord(
+                run="exp",
+                order=Order(1, step),
+                path=f"exp/v{step:06d}",
+                state=VersionState(states[v(step)]),
+                created_at="",
+                bytes=7,
+            )
+            world.records[record.id] = record
+    return world

@@ -5,6 +5,7 @@ act on the world outside (answer a notice, call an engine, delete a file) waits 
 Everything happens on the event loop's thread.
 """
 
+import asyncio
 import uuid
 from dataclasses import replace
 from typing import Any
@@ -70,7 +71,13 @@ class Ledger:
         if engine := self.engines.get(attempt.engine):
             self.put_engine(
                 replace(
-                    engine, state=EngineState.TAINTED, known=False, serving=None, reason=reason, last_attempt=closed
+                    engine,
+                    state=EngineState.TAINTED,
+                    known=False,
+                    serving=None,
+                    unproven=(*engine.unproven, attempt.version),
+                    reason=reason,
+                    last_attempt=closed,
                 )
             )
 
@@ -93,6 +100,19 @@ class Ledger:
         if text is not None:
             self.say("version", record.id, text, state=record.state.value, step=record.order.step, run=record.run)
         self.bell.ring()
+
+    async def find(self, version: str) -> VersionRecord | None:
+        """A version by its id, also one that was deleted.
+
+        Raises:
+            JournalError: the journal cannot be written just now, so that it may not hold the version's end yet.
+        """
+        if version in self.gone:
+            await self.durable()
+            return await asyncio.to_thread(
+                self.journal.read, lambda connection: reads.read_version(connection, version)
+            )
+        return self.versions.get(version)
 
     def versions_of(self, run: str) -> list[VersionRecord]:
         """The versions of a run, newest first."""

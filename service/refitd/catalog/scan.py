@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from refitd_client.contract.naming import NameRefusedError, Order, check_run, parse_version_folder
+from refitd_client.contract.naming import INCOMING_PREFIX, NameRefusedError, Order, check_run, parse_version_folder
 
 MAX_DEPTH = 8  # parts of a run's name
 
@@ -25,7 +25,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """All version directories and all runs seen (also those without a version)."""
+    """All version directories, and all runs: folders in which somebody has published or begun to."""
 
     found: tuple[Found, ...]
     runs: frozenset[str]
@@ -54,6 +54,8 @@ def _walk(folder: Path, run: str, found: list[Found], runs: set[str], depth: int
         names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
     for name in names:
         if name.startswith("."):
+            if run and name.startswith(INCOMING_PREFIX):
+                runs.add(run)
             continue
         order = parse_version_folder(name)
         if order is not None:

@@ -1,6 +1,5 @@
 """Takes notices: "weights ready" becomes a version in the ledger, durable before the reply."""
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +7,6 @@ from typing import assert_never
 
 from refitd.catalog.files import Files
 from refitd.catalog.record import VersionRecord
-from refitd.journal import reads
 from refitd.ledger import Ledger
 from refitd.notice.admit import Conflict, New, Same, Seen, admit
 from refitd.notice.paths import order_of, relative_path
@@ -39,7 +37,7 @@ class Intake:
         generation = self._generation_of(notice.run)
         path = relative_path(self._path_of(notice, generation), self._root)
         order = order_of(path, notice.run, notice.step, generation)
-        known = await self._known(notice.run, order)
+        known = await self._ledger.find(version_id(notice.run, order))
         decision = admit(notice, await self._look(path, order, known), known)
         match decision:
             case Conflict(reason):
@@ -76,14 +74,6 @@ class Intake:
 
     def _path_of(self, notice: Notice, generation: int) -> str:
         return notice.path or f"{notice.run}/{version_folder(Order(generation, notice.step))}"
-
-    async def _known(self, run: str, order: Order) -> VersionRecord | None:
-        id_ = version_id(run, order)
-        if id_ in self._ledger.gone:
-            return await asyncio.to_thread(
-                self._ledger.journal.read, lambda connection: reads.read_version(connection, id_)
-            )
-        return self._ledger.versions.get(id_)
 
     async def _look(self, path: str, order: Order, known: VersionRecord | None) -> Seen:
         """Look at the directory. One that was collected need not be there any more."""

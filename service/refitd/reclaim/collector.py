@@ -71,11 +71,8 @@ class LedgerFacts:
         loads: list[Load] = []
         if attempt := self._ledger.loading.get(engine.id):
             loads.append(Load(version=attempt.version, since=attempt.started_at))
-        if not engine.known and engine.last_attempt is not None:
-            # It may still be reading: what failed was our knowledge of the load, not necessarily the load.
-            attempt = engine.last_attempt
-            loads.append(Load(version=attempt.version, unproven=True, since=attempt.started_at))
-        return loads
+        # What failed was our knowledge of these loads, not necessarily the loads.
+        return loads + [Load(version=version, unproven=True) for version in engine.unproven]
 
     async def listing(self) -> Listing | ListingFailed:
         """See `refitd.reclaim.sweep.Facts`. Adds the versions whose folders have names of their own."""

@@ -48,7 +48,15 @@ def _still_tainted(engine: EngineRecord, seen: Reached) -> EngineRecord:
     if engine.state is EngineState.QUARANTINED:
         if seen.startup_path is None or seen.model_path != seen.startup_path:
             return engine
-        return replace(engine, state=EngineState.BEHIND, known=True, serving=None, failures=0, reason="was restarted")
+        return replace(
+            engine,
+            state=EngineState.BEHIND,
+            known=True,
+            serving=None,
+            unproven=(),
+            failures=0,
+            reason="was restarted",
+        )
     return replace(engine, state=EngineState.TAINTED)
 
 
@@ -71,6 +79,7 @@ def after_refit(engine: EngineRecord, version: str, refit: Refit, now: float) ->
                 state=EngineState.IN_SYNC,
                 serving=version,
                 known=True,
+                unproven=(),  # loads do not overlap in a server: one that was proved to end proves the earlier ones too
                 resume_owed=not refit.resumed,
                 failures=0,
                 reason=None,
@@ -81,7 +90,8 @@ def after_refit(engine: EngineRecord, version: str, refit: Refit, now: float) ->
         case Outcome.TAINTED:
             quarantined = failed.failures >= QUARANTINE_AFTER
             state = EngineState.QUARANTINED if quarantined else EngineState.TAINTED
-            return replace(failed, state=state, serving=None, known=False)
+            unproven = (*(each for each in engine.unproven if each != version), version)
+            return replace(failed, state=state, serving=None, known=False, unproven=unproven)
         case Outcome.UNREACHABLE:
             since = engine.unreachable_since if engine.unreachable_since is not None else now
             return replace(

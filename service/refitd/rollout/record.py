@@ -36,6 +36,7 @@ class EngineRecord:
 
     `known` is False from a load that failed until its contents are proved; an engine that is not known is never
     resumed. `resume_owed` is True while an engine with known contents may still be paused by us.
+    `unproven` are versions that it may still be reading: loads that nobody heard the end of.
     `failures` counts refits in a row that did not end in ACK. `unreachable_since` is in seconds of the monotonic clock.
     """
 
@@ -47,6 +48,7 @@ class EngineRecord:
     serving: str | None = None
     known: bool = True
     resume_owed: bool = False
+    unproven: tuple[str, ...] = ()
     weight_version: str | None = None
     model_path: str | None = None
     configuration: str | None = None

@@ -137,11 +137,7 @@ async def find(service: Service, version_id: str) -> VersionRecord:
     Raises:
         ProblemError: there is none.
     """
-    record = service.ledger.versions.get(version_id)
-    if record is None and version_id in service.ledger.gone:
-        record = await asyncio.to_thread(
-            service.ledger.journal.read, lambda connection: reads.read_version(connection, version_id)
-        )
+    record = await service.ledger.find(version_id)
     if record is None:
         raise ProblemError(Kind.UNKNOWN_VERSION, f"no version {version_id}: 'refitd versions' lists what there is")
     return record

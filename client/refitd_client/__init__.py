@@ -1,0 +1,72 @@
+"""refitd's SDK: publish weights, and talk to the service.
+
+>>> from refitd_client import WeightPublisher
+>>> with WeightPublisher("/shared/weights", "exp/trial", "http://127.0.0.1:8700") as publisher:
+...     publisher.publish(model, step=123).wait()
+
+Importing it imports neither torch nor any part of the service.
+"""
+
+from refitd_client.async_client import AsyncRefitClient
+from refitd_client.client import RefitClient
+from refitd_client.contract.wire import Notice
+from refitd_client.errors import (
+    ConflictError,
+    EngineFailedError,
+    Fault,
+    InvalidRequestError,
+    InvalidWeightsError,
+    NameRefusedError,
+    NoSpaceError,
+    NotFoundError,
+    PublishError,
+    RefitError,
+    RunBusyError,
+    ServiceError,
+    ServiceProblemError,
+    ServiceUnreachableError,
+    StepConflictError,
+    StorageError,
+    UnauthorizedError,
+    VersionFailedError,
+    VersionLostError,
+    VersionRejectedError,
+    WaitTimeoutError,
+)
+from refitd_client.progress import Progress
+from refitd_client.publication import Publication
+from refitd_client.publisher import WeightPublisher
+from refitd_client.retry import RetryPolicy
+from refitd_client.verdict import Served
+
+__all__ = [
+    "AsyncRefitClient",
+    "ConflictError",
+    "EngineFailedError",
+    "Fault",
+    "InvalidRequestError",
+    "InvalidWeightsError",
+    "NameRefusedError",
+    "NoSpaceError",
+    "NotFoundError",
+    "Notice",
+    "Progress",
+    "Publication",
+    "PublishError",
+    "RefitClient",
+    "RefitError",
+    "RetryPolicy",
+    "RunBusyError",
+    "Served",
+    "ServiceError",
+    "ServiceProblemError",
+    "ServiceUnreachableError",
+    "StepConflictError",
+    "StorageError",
+    "UnauthorizedError",
+    "VersionFailedError",
+    "VersionLostError",
+    "VersionRejectedError",
+    "WaitTimeoutError",
+    "WeightPublisher",
+]

@@ -1,0 +1,75 @@
+"""Where the service is and what opens it: from arguments, else from the environment.
+
+    REFITD_URL         the service's URL, http://127.0.0.1:8700 by default
+    REFITD_TOKEN       the bearer token
+    REFITD_TOKEN_FILE  a file with the bearer token, read again for each request so that it can be rotated
+
+Arguments win over the environment, a token over a token file.
+"""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+DEFAULT_URL = "http://127.0.0.1:8700"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """A checked URL without a slash at its end, and at most one of `token` and `token_file`."""
+
+    url: str
+    token: str | None = field(default=None, repr=False)
+    token_file: Path | None = None
+
+    def headers(self) -> dict[str, str]:
+        """The `Authorization` header, or none. Reads the token file.
+
+        Raises:
+            OSError: the token file cannot be read.
+            ValueError: what it holds cannot be a token.
+        """
+        token = self.token
+        if self.token_file is not None:
+            token = _check_token(self.token_file.read_text(), f"the token file {self.token_file}")
+        return {} if token is None else {"Authorization": f"Bearer {token}"}
+
+
+def connect_to(
+    service_url: str | None = None, *, token: str | None = None, token_file: str | os.PathLike[str] | None = None
+) -> Connection:
+    """Settle where the service is and what opens it.
+
+    Raises:
+        ValueError: the URL is not one of an HTTP service, or the token cannot be a token.
+    """
+    url = _check_url(service_url or os.environ.get("REFITD_URL") or DEFAULT_URL)
+    if token is None and token_file is None:
+        token = os.environ.get("REFITD_TOKEN") or None
+        token_file = os.environ.get("REFITD_TOKEN_FILE") or None
+    if token is not None:
+        return Connection(url=url, token=_check_token(token, "the token (REFITD_TOKEN)"))
+    return Connection(url=url, token_file=None if token_file is None else Path(token_file))
+
+
+def _check_url(text: str) -> str:
+    try:
+        url = httpx.URL(text)
+    except httpx.InvalidURL as error:
+        raise ValueError(
+            f"service URL {text!r} is no URL ({error}): write http://host:port, or set REFITD_URL"
+        ) from error
+    if url.userinfo:
+        raise ValueError("the service URL holds a user name or password: pass a token, or a token file, instead")
+    if url.scheme not in {"http", "https"} or not url.host or url.query or url.fragment:
+        raise ValueError(f"service URL {text!r} names no HTTP service: write http://host:port, or set REFITD_URL")
+    return str(url).rstrip("/")
+
+
+def _check_token(text: str, name: str) -> str:
+    token = text.strip()
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise ValueError(f"{name} is empty or holds characters that a bearer token cannot have")
+    return token

@@ -1,0 +1,117 @@
+"""What a trainer passes to `publish`, made into the content of a version: shards to write and files beside them."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refitd_client import header, numpy_tensors, shards, torch_tensors
+from refitd_client.base_model import BaseModel
+from refitd_client.checkpoint import open_checkpoint
+from refitd_client.contract.manifest import TensorsSummary
+from refitd_client.errors import InvalidWeightsError
+from refitd_client.header import Entry
+from refitd_client.staging import Staging
+from refitd_client.tensors import TensorSource, refused
+from refitd_client.tied import without_second_names
+
+
+class Weights(Protocol):
+    """The shards of a version, wherever they come from."""
+
+    @property
+    def tensors(self) -> dict[str, list[Entry]]:
+        """What is in each, by the shard's name."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """The bytes that they take."""
+        ...
+
+    def write(self, staging: Staging) -> None:
+        """Write them."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """A version's shards, the content of their index, and the files to copy beside them."""
+
+    weights: Weights
+    index: bytes
+    companions: Sequence[Path]
+
+    @property
+    def size(self) -> int:
+        """The bytes of all files but the manifest."""
+        return self.weights.size + len(self.index) + sum(path.stat().st_size for path in self.companions)
+
+    @property
+    def tensors(self) -> TensorsSummary:
+        """What the manifest says of its tensors."""
+        return header.summary([entry for entries in self.weights.tensors.values() for entry in entries])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """How a publisher reads what it is passed."""
+
+    base_model: BaseModel | None
+    max_shard_bytes: int
+    check_finite: bool
+
+    def content(self, weights: Any) -> Content:
+        """See what it is, and check what can be checked without reading tensors.
+
+        Raises:
+            InvalidWeightsError: it cannot be a version.
+        """
+        if isinstance(weights, (str, os.PathLike)):
+            checkpoint = open_checkpoint(_folder(weights))
+            return self._content(checkpoint, checkpoint.companions)
+        if torch_tensors.is_module(weights):
+            second = torch_tensors.tied_patterns(weights)
+            return self._tensors(torch_tensors.module_state(weights), second)
+        if isinstance(weights, Mapping):
+            return self._tensors(cast("Mapping[Any, Any]", weights), ())
+        raise InvalidWeightsError(
+            f"weights are a {type(weights).__name__}: pass a state dict, an nn.Module or a checkpoint's folder"
+        )
+
+    def _tensors(self, state: Mapping[Any, Any], second: Sequence[str]) -> Content:
+        inventory = self.base_model.inventory if self.base_model is not None else _no_inventory
+        sources = [_source(name, value) for name, value in state.items()]
+        sources = without_second_names(sources, inventory=inventory, second=second)
+        cut = shards.cut(sources, max_shard_bytes=self.max_shard_bytes, check_finite=self.check_finite)
+        return self._content(cut, ())
+
+    def _content(self, weights: Weights, own: Sequence[Path]) -> Content:
+        base = self.base_model.companions if self.base_model is not None else []
+        companions = {path.name: path for path in [*base, *own]}  # the checkpoint's own win
+        return Content(weights=weights, index=shards.index_json(weights.tensors), companions=list(companions.values()))
+
+
+def _no_inventory() -> None:
+    return None
+
+
+def _folder(weights: Any) -> Path:
+    folder = Path(weights)
+    if not folder.is_dir():
+        raise InvalidWeightsError(f"{folder} is not a folder: pass the one that the checkpoint was saved to")
+    return folder
+
+
+def _source(name: Any, value: Any) -> TensorSource:
+    if not isinstance(name, str):
+        raise InvalidWeightsError(f"a state dict's keys are names, and {name!r} is a {type(name).__name__}")
+    if torch_tensors.is_tensor(value):
+        return torch_tensors.source(name, value)
+    if isinstance(value, np.ndarray):
+        return numpy_tensors.source(name, cast("NDArray[Any]", value))
+    raise refused(name, f"is a {type(value).__module__}.{type(value).__name__}: pass torch tensors or numpy arrays")

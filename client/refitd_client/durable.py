@@ -1,0 +1,111 @@
+"""Everything that changes the file system, one function for each effect, so that a commit survives a power cut.
+
+What makes a file durable is `sync` of the file *and* `sync_folder` of the folder that names it. A rename that
+overtakes either leaves, after a power cut, a name without its data. The order is therefore always
+
+    create → write → sync (each file) → sync_folder (its folder) → rename → sync_folder (the parent)
+
+Crash tests stop the process at each of these functions in turn. Nothing else in the package changes a file, but for
+locks, whose content does not matter.
+"""
+
+import fcntl
+import os
+from pathlib import Path
+
+_FICLONE = 0x40049409  # linux/fs.h: share the blocks of another file, copy on write
+
+
+def make_folder(path: Path) -> None:
+    """Make one folder, with the permissions that the umask leaves.
+
+    Raises:
+        FileExistsError: it exists.
+    """
+    path.mkdir()
+
+
+def make_folders(path: Path) -> None:
+    """Make a folder and those above it, each durable before the next is made in it."""
+    if path.is_dir():
+        return
+    make_folders(path.parent)
+    try:
+        make_folder(path)
+    except FileExistsError:  # another process was first; it is the same folder
+        if not path.is_dir():
+            raise
+    sync_folder(path.parent)
+
+
+def create(path: Path) -> int:
+    """Open a new file for writing and return its descriptor.
+
+    Raises:
+        FileExistsError: there is something of that name, be it a dangling link.
+    """
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+
+
+def write(fd: int, data: bytes | memoryview) -> None:
+    """Write all of `data`; the kernel may take it in parts."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def clone(source: int, target: int) -> bool:
+    """Make `target` a copy of `source` that shares its blocks until either changes. False where that cannot be."""
+    try:
+        fcntl.ioctl(target, _FICLONE, source)
+    except OSError:  # other file system, or one without reflinks: each has its own error number
+        return False
+    return True
+
+
+def sync(fd: int) -> None:
+    """Have a file's bytes on stable storage when this returns."""
+    os.fsync(fd)
+
+
+def sync_folder(path: Path) -> None:
+    """Have a folder's names on stable storage when this returns."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def rename(old: Path, new: Path) -> None:
+    """Give a file or folder another name. POSIX lets a folder replace an empty folder only, a file any file."""
+    old.rename(new)
+
+
+def remove_file(path: Path) -> None:
+    """Remove a name."""
+    path.unlink()
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder that holds plain files, and them. Links in it are removed, never followed."""
+    for entry in list(path.iterdir()):
+        remove_file(entry)
+    path.rmdir()
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Create a small file with these bytes, durable but for its folder."""
+    fd = create(path)
+    try:
+        write(fd, data)
+        sync(fd)
+    finally:
+        os.close(fd)
+
+
+def replace_file(path: Path, data: bytes, *, by: Path) -> None:
+    """Have `path` hold the old bytes or the new at any moment. `by` is a free name on the same file system."""
+    write_file(by, data)
+    rename(by, path)
+    sync_folder(path.parent)

@@ -1,0 +1,32 @@
+"""NaN and infinity, found in raw bytes: without torch, in the pass that digests and writes them.
+
+In IEEE 754 types they are the values with all exponent bits set. The 8-bit types each have their own rule: E4M3 has
+NaN only (all bits but the sign), the FNUZ types have one NaN where -0 would be, E8M0 has 0xFF. E2M1 has none.
+(https://arxiv.org/abs/2209.05433, https://onnx.ai/onnx/technical/float8.html, OCP Microscaling Formats 1.0)
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_RULES: dict[str, tuple[type[np.unsignedinteger[Any]], int, int]] = {
+    "F64": (np.uint64, 0x7FF0_0000_0000_0000, 0x7FF0_0000_0000_0000),
+    "F32": (np.uint32, 0x7F80_0000, 0x7F80_0000),
+    "F16": (np.uint16, 0x7C00, 0x7C00),
+    "BF16": (np.uint16, 0x7F80, 0x7F80),
+    "F8_E5M2": (np.uint8, 0x7C, 0x7C),
+    "F8_E4M3": (np.uint8, 0x7F, 0x7F),
+    "F8_E5M2FNUZ": (np.uint8, 0xFF, 0x80),
+    "F8_E4M3FNUZ": (np.uint8, 0xFF, 0x80),
+    "F8_E8M0": (np.uint8, 0xFF, 0xFF),
+}
+
+
+def count_nonfinite(dtype: str, data: NDArray[np.uint8]) -> int:
+    """How many elements of a safetensors `dtype` are NaN or infinite. `data` holds whole elements."""
+    rule = _RULES.get(dtype)
+    if rule is None:
+        return 0
+    bits, mask, pattern = rule
+    return int(np.count_nonzero((data.view(bits) & bits(mask)) == bits(pattern)))

@@ -1,0 +1,105 @@
+"""A version that was published, and the wait until it is served."""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from refitd_client.client import RefitClient
+from refitd_client.connection import Connection
+from refitd_client.contract.wire import Notice, WaitResult
+from refitd_client.errors import Fault, NotFoundError, ServiceError, ServiceProblemError, ServiceUnreachableError
+from refitd_client.retry import RetryPolicy
+from refitd_client.routes import WaitFor
+from refitd_client.verdict import Served, judge
+
+_TRY = 10.0  # seconds for one request to connect and be answered
+_PAUSE = 0.5  # seconds before a service that said "not now" is asked again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publication:
+    """A version on disk. It stands whatever became of the notice: the service finds it by itself, a little later.
+
+    `bytes` counts its files, `digest` is the manifest's. `timings` are milliseconds of `write` (copying, checking and
+    digesting), `sync`, `commit` and `notice`. `notice_error` is why the service does not know yet, None if it does.
+    """
+
+    run: str
+    generation: int
+    step: int
+    path: Path
+    version_id: str
+    bytes: int
+    digest: str
+    timings: dict[str, float]
+    notice: Notice
+    connection: Connection | None = None
+    notice_error: ServiceError | None = field(default=None, compare=False)
+
+    def wait(self, timeout: float = 60.0, wait_for: WaitFor = "served") -> Served:
+        """Wait until engines serve the version, or until the service has found it good (`wait_for="sealed"`).
+
+        A service that is down is waited for; it is told of the version again when the notice was lost.
+
+        Args:
+            timeout: seconds.
+            wait_for: `served` or `sealed`.
+
+        Returns:
+            What was reached. Outcome `superseded` means that engines serve, or are brought to, something newer.
+
+        Raises:
+            VersionRejectedError: the checkpoint is bad; the message has the reason.
+            VersionLostError: its files have changed or gone.
+            VersionFailedError: it is barred, as versions are that were rolled back from.
+            EngineFailedError: engines did not take it.
+            WaitTimeoutError: the time is up; the rollout goes on. It names the engines that are late.
+            ServiceUnreachableError: the service was not there all the time, or none was given to the publisher.
+            ServiceProblemError: the service refuses the notice or the question.
+            ServiceError: the token file cannot be read.
+        """
+        ends = time.monotonic() + timeout
+        tell = self.notice_error is not None
+        while True:
+            left = max(0.0, ends - time.monotonic())
+            try:
+                return judge(self._ask(wait_for, left, tell=tell), timeout)
+            except ServiceProblemError as error:
+                is_unknown = isinstance(error, NotFoundError)  # its journal was lost, or it has not scanned yet
+                if left <= 0 or not (is_unknown or error.fault is Fault.SERVICE):
+                    raise
+                tell = tell or is_unknown
+            time.sleep(min(_PAUSE, left))
+
+    async def wait_async(self, timeout: float = 60.0, wait_for: WaitFor = "served") -> Served:  # noqa: ASYNC109
+        """As `wait`, in a thread, for a trainer with an event loop. Cancelling leaves the thread to its timeout."""
+        return await asyncio.to_thread(self.wait, timeout, wait_for)
+
+    def _ask(self, wait_for: WaitFor, left: float, *, tell: bool) -> WaitResult:
+        if self.connection is None:
+            raise ServiceUnreachableError("the publisher was opened without service_url, so there is nobody to ask")
+        ends = time.monotonic() + left
+        try:
+            with open_client(self.connection, try_for=left) as client:
+                if tell:
+                    client.announce(self.notice)
+                return client.wait(self.version_id, wait_for, max(0.0, ends - time.monotonic()))
+        except (OSError, ValueError) as error:
+            raise no_token(error) from error
+
+
+def no_token(error: OSError | ValueError) -> ServiceError:
+    """The error for a token file that cannot be read, or holds no token: it may be about to be replaced."""
+    return ServiceError(f"the service cannot be asked without its token: {error}")
+
+
+def open_client(connection: Connection, *, try_for: float) -> RefitClient:
+    """A client that tries again for that many seconds, and no longer."""
+    return RefitClient(
+        connection.url,
+        token=connection.token,
+        token_file=connection.token_file,
+        timeout=min(_TRY, max(try_for, 1.0)),
+        retry=RetryPolicy(deadline=try_for),
+    )

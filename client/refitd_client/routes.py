@@ -1,0 +1,154 @@
+"""The routes of the HTTP API (v1), each described once: both clients send these descriptions, neither knows a path.
+
+>>> pin("exp~v000007")
+Call(method='PUT', path='/v1/versions/exp~v000007/pin', result=<class '...Version'>, ...)
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, TypeVar
+from urllib.parse import quote
+
+from refitd_client.contract.states import VersionState
+from refitd_client.contract.wire import (
+    Engine,
+    Explanation,
+    NewEngine,
+    Notice,
+    Page,
+    ReclaimPlan,
+    Rollback,
+    Version,
+    WaitResult,
+)
+
+ResultT = TypeVar("ResultT")
+WaitFor = Literal["served", "sealed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call(Generic[ResultT]):
+    """One request. `result` is the type of its answer's body, None where the body does not matter.
+
+    `repeatable` says that sending it twice does what sending it once does, so that it may be sent again when the
+    reply was lost. `patience` is how many seconds the service may think before it answers (long polls).
+    """
+
+    method: str
+    path: str
+    result: type[ResultT]
+    params: dict[str, str] = field(default_factory=dict[str, str])
+    body: Any = None
+    repeatable: bool = True
+    patience: float = 0.0
+
+
+def announce(notice: Notice) -> Call[Version]:
+    """POST the notice. The same notice again is the same version, which makes it repeatable."""
+    return Call(method="POST", path="/v1/versions", result=Version, body=notice)
+
+
+def versions(
+    run: str | None = None, state: VersionState | None = None, limit: int = 50, cursor: str | None = None
+) -> Call[Page[Version]]:
+    """A page of the versions, newest first."""
+    params = _given(run=run, state=state, limit=limit, cursor=cursor)
+    return Call(method="GET", path="/v1/versions", result=Page[Version], params=params)
+
+
+def version(version_id: str) -> Call[Version]:
+    """One version."""
+    return Call(method="GET", path=_path("versions", version_id), result=Version)
+
+
+def wait(version_id: str, wait_for: WaitFor, timeout: float) -> Call[WaitResult]:
+    """One long poll of at most `timeout` seconds."""
+    params = {"for": wait_for, "timeout": f"{timeout:.3f}"}
+    path = _path("versions", version_id, "wait")
+    return Call(method="GET", path=path, result=WaitResult, params=params, patience=timeout)
+
+
+def pin(version_id: str) -> Call[Version]:
+    """Keep a version whatever the keep rules say."""
+    return Call(method="PUT", path=_path("versions", version_id, "pin"), result=Version)
+
+
+def unpin(version_id: str) -> Call[Version]:
+    """Leave a version to the keep rules again."""
+    return Call(method="DELETE", path=_path("versions", version_id, "pin"), result=Version)
+
+
+def rollback(run: str, to: str | None = None) -> Call[Version]:
+    """Roll forward to an earlier good version. Without `to` it is not repeatable: twice would go back two versions."""
+    body = Rollback(run=run, to=to)
+    return Call(method="POST", path="/v1/rollback", result=Version, body=body, repeatable=to is not None)
+
+
+def engines() -> Call[Page[Engine]]:
+    """The fleet."""
+    return Call(method="GET", path="/v1/engines", result=Page[Engine])
+
+
+def engine(engine_id: str) -> Call[Engine]:
+    """One engine."""
+    return Call(method="GET", path=_path("engines", engine_id), result=Engine)
+
+
+def add_engine(new: NewEngine) -> Call[Engine]:
+    """Take an engine into the fleet. The second time would be a conflict."""
+    return Call(method="POST", path="/v1/engines", result=Engine, body=new, repeatable=False)
+
+
+def remove_engine(engine_id: str) -> Call[None]:
+    """Let an engine go. The second time it would not be found."""
+    return Call(method="DELETE", path=_path("engines", engine_id), result=type(None), repeatable=False)
+
+
+def resync(engine_id: str) -> Call[Engine]:
+    """Load the target again, whatever the engine seems to serve."""
+    return Call(method="POST", path=_path("engines", engine_id, "resync"), result=Engine)
+
+
+def reclaim_plan() -> Call[ReclaimPlan]:
+    """What would be deleted or kept, and why."""
+    return Call(method="GET", path="/v1/reclaim/plan", result=ReclaimPlan)
+
+
+def reclaim() -> Call[ReclaimPlan]:
+    """Delete what nobody needs. What is gone is not deleted twice. A minute's patience: deleting takes its time."""
+    return Call(method="POST", path="/v1/reclaim", result=ReclaimPlan, patience=60.0)
+
+
+def explain(subject: str) -> Call[Explanation]:
+    """Why a version or an engine is where it is."""
+    return Call(method="GET", path=_path("explain", subject), result=Explanation)
+
+
+def events() -> Call[None]:
+    """The event stream, which `events.py` reads."""
+    return Call(method="GET", path="/v1/events", result=type(None))
+
+
+def healthy() -> Call[None]:
+    """Liveness."""
+    return Call(method="GET", path="/healthz", result=type(None))
+
+
+def ready() -> Call[None]:
+    """Readiness."""
+    return Call(method="GET", path="/readyz", result=type(None))
+
+
+def _path(*parts: str) -> str:
+    """The path under /v1. An id is one segment whatever is in it.
+
+    Raises:
+        ValueError: an id that would lead to another route: it is empty, '.' or '..'.
+    """
+    for part in parts:
+        if part in {"", ".", ".."}:
+            raise ValueError(f"{part!r} is not the id of a version or an engine")
+    return "/".join(["/v1", *(quote(part, safe="") for part in parts)])
+
+
+def _given(**params: object) -> dict[str, str]:
+    return {name: str(value) for name, value in params.items() if value is not None}

@@ -1,0 +1,54 @@
+"""A tensor that was checked and not yet read, whichever library it came from.
+
+`TensorSource.read()` gives a tensor's bytes in host memory, one tensor at a time, so that publishing a model from a
+GPU takes no more host memory than its largest tensor.
+"""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refitd_client.errors import InvalidWeightsError
+from refitd_client.header import METADATA_KEY, Entry
+
+DTYPES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3", "float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2": "F8_E5M2",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ", "float8_e8m0fnu": "F8_E8M0", "float4_e2m1fn_x2": "F4",
+    "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8",
+    "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
+}  # fmt: skip
+"""safetensors' names of dtypes by torch's, which numpy (with ml_dtypes) shares."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSource:
+    """One tensor. `read` gives its bytes in order of index; `memory` is equal for names of the same bytes, if any."""
+
+    entry: Entry
+    read: Callable[[], NDArray[np.uint8]]
+    memory: Hashable | None
+
+
+def refused(name: str, why: str) -> InvalidWeightsError:
+    """The error for a tensor that cannot be published."""
+    return InvalidWeightsError(f"tensor {name} {why}", tensor=name)
+
+
+def entry_of(name: str, dtype: str, shape: tuple[int, ...]) -> Entry:
+    """What the header will say of a tensor with torch's or numpy's `dtype`.
+
+    Raises:
+        InvalidWeightsError: the format cannot hold it.
+    """
+    if name == METADATA_KEY:
+        raise refused(name, "has a name that safetensors keeps for itself: rename it")
+    if dtype not in DTYPES:
+        raise refused(name, f"has dtype {dtype}, which cannot be served: convert it, or leave it out")
+    if dtype == "float4_e2m1fn_x2":  # torch counts pairs, the file counts elements
+        if not shape:
+            raise refused(name, f"is one {dtype} without a dimension to count its elements in: reshape it to (1,)")
+        shape = (*shape[:-1], shape[-1] * 2)
+    return Entry(name=name, dtype=DTYPES[dtype], shape=shape)

@@ -1,0 +1,79 @@
+"""What the service's answer to a wait means for the trainer: pure. A result is returned, a failure is raised."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import assert_never
+
+from refitd_client.contract.states import EngineState, VersionState, WaitOutcome
+from refitd_client.contract.wire import EngineOnVersion, Version, WaitResult
+from refitd_client.errors import (
+    EngineFailedError,
+    RefitError,
+    VersionFailedError,
+    VersionLostError,
+    VersionRejectedError,
+    WaitTimeoutError,
+)
+
+_FAILED = frozenset({EngineState.NACKED, EngineState.TAINTED, EngineState.UNREACHABLE, EngineState.QUARANTINED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """How a wait ended well. `outcome` is served, sealed or superseded; `engines` are those of the run."""
+
+    outcome: WaitOutcome
+    engines: list[EngineOnVersion]
+    version: Version
+
+
+def judge(result: WaitResult, waited: float) -> Served:
+    """Return a good end of a wait of `waited` seconds.
+
+    Raises:
+        VersionFailedError, EngineFailedError, WaitTimeoutError: it has not ended, or not well.
+    """
+    version = result.version
+    match result.outcome:
+        case WaitOutcome.SERVED | WaitOutcome.SEALED | WaitOutcome.SUPERSEDED:
+            return Served(outcome=result.outcome, engines=version.engines, version=version)
+        case WaitOutcome.FAILED:
+            raise _failure(version)
+        case WaitOutcome.PENDING:
+            raise _timeout(version, waited)
+        case _:
+            assert_never(result.outcome)
+
+
+def _failure(version: Version) -> RefitError:
+    reason = version.reason or "the service gives no reason"
+    if version.state is VersionState.REJECTED:
+        return VersionRejectedError(f"version {version.id} was rejected and no engine has seen it: {reason}")
+    if version.state in {VersionState.LOST, VersionState.DELETED}:
+        return VersionLostError(f"version {version.id} was good, and its files have changed or gone: {reason}")
+    failed = tuple(engine for engine in version.engines if engine.state in _FAILED)
+    if version.barred or not failed:
+        return VersionFailedError(f"version {version.id} will not be served: {reason}")
+    return EngineFailedError(
+        f"version {version.id} is good, and engines did not take it: {_told(failed)}", engines=failed
+    )
+
+
+def _timeout(version: Version, waited: float) -> WaitTimeoutError:
+    if version.state.is_open:
+        reason = f" ({version.reason})" if version.reason else ""
+        return WaitTimeoutError(f"version {version.id} is still {version.state} after {waited:g} s{reason}")
+    late = tuple(engine for engine in version.engines if not _is_there(engine, version))
+    whom = _told(late) or "no engine of the run is known to the service"
+    return WaitTimeoutError(
+        f"version {version.id} is not served after {waited:g} s, waiting for: {whom}", laggards=late
+    )
+
+
+def _is_there(engine: EngineOnVersion, version: Version) -> bool:
+    return engine.state is EngineState.IN_SYNC and engine.step == version.step
+
+
+def _told(engines: Iterable[EngineOnVersion]) -> str:
+    told = (f"{engine.id} is {engine.state}" + (f" ({engine.reason})" if engine.reason else "") for engine in engines)
+    return "; ".join(told)

@@ -1,0 +1,25 @@
+"""The `refitd` command. The SDK is installed without what the command needs: then it says so in one line."""
+
+import sys
+
+_EMBEDDED = frozenset({"torch"})
+_OURS = frozenset({"refitd", "refitd_client", "refitd_embedded", "refitd_sglang"})
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    try:
+        from refitd.cli.app import app
+
+        app()
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in _OURS or not package:
+            raise
+        extra = "embedded" if package in _EMBEDDED else "service"
+        print(f"refitd: this command needs the {extra} extra: pip install 'refitd[{extra}]'", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The command line. One file for each group of commands; `app.py` puts them together."""

@@ -1,0 +1,60 @@
+"""The command line, put together."""
+
+from collections.abc import Callable, Mapping
+from importlib.metadata import version as version_of
+from typing import Annotated
+
+import typer
+
+from refitd.cli import engines
+from refitd.cli.demo import demo
+from refitd.cli.exits import EXIT_CODES_HELP
+from refitd.cli.help import help_of
+from refitd.cli.publish import publish
+from refitd.cli.reclaim import reclaim
+from refitd.cli.serve import serve
+from refitd.cli.status import status
+from refitd.cli.versions import explain, pin, rollback, unpin, versions
+from refitd.cli.wait import wait
+
+app = typer.Typer(
+    name="refitd",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,  # a traceback is for a bug report, and locals could hold a token
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"refitd {version_of('refitd')}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit")
+]
+
+
+@app.callback(epilog=EXIT_CODES_HELP)
+def refitd(version: Version = False) -> None:
+    """Keep inference engines on the trainer's latest weights, through the file system.
+
+    \b
+    refitd serve --root /shared/weights --engine http://127.0.0.1:30000
+    refitd publish out/checkpoint-123 --root /shared/weights --run exp --step 123 --wait
+    refitd status
+    """
+
+
+COMMANDS: Mapping[str, tuple[Callable[..., None], ...]] = {
+    "Run it": (serve, demo),
+    "Look": (status, versions, explain, wait),
+    "Change": (publish, rollback, pin, unpin, reclaim),
+}
+for panel, commands in COMMANDS.items():
+    for command in commands:
+        app.command(help=help_of(command), epilog=EXIT_CODES_HELP, rich_help_panel=panel)(command)
+app.add_typer(engines.app, name="engines", rich_help_panel="Look", epilog=EXIT_CODES_HELP)

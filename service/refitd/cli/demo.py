@@ -1,0 +1,35 @@
+"""`refitd demo`: trainer, service and engines on one machine, without a GPU."""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from refitd_embedded.demo import STEPS, main
+
+Steps = Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Gradient steps to take")]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", help="The same seed takes the same steps")]
+Publish = Annotated[bool, typer.Option("--publish/--no-publish", help="Publish each step, or keep it from the engines")]
+Workdir = Annotated[
+    Path | None, typer.Option("--workdir", metavar="DIR", help="Where to work; else a temporary folder")
+]
+Lines = Annotated[bool, typer.Option("--json", help="Print a line of JSON for each step, and a summary")]
+
+
+def demo(
+    steps: Steps = STEPS, seed: Seed = 0, publish: Publish = True, workdir: Workdir = None, json: Lines = False
+) -> None:
+    """Watch two engines follow a trainer that really learns, on this machine's CPU, with everything between them real.
+
+    The rollouts that it learns from come from the engines alone. With --no-publish they stay on the weights that they
+    began with, and the reward must not climb: that is what refitd is for.
+
+    \b
+    refitd demo
+    refitd demo --steps 10 --seed 7 --json
+    refitd demo --no-publish
+    """
+    if find_spec("torch") is None:  # said before the demo starts processes that would each find out
+        raise ModuleNotFoundError("the demo trains with torch", name="torch")
+    raise typer.Exit(main(steps=steps, seed=seed, publish=publish, workdir=workdir, json=json))

@@ -1,0 +1,77 @@
+"""Commands about engines: list, add, remove, resync."""
+
+from typing import Annotated
+
+import typer
+
+from refitd.cli import render
+from refitd.cli.exits import EXIT_CODES_HELP
+from refitd.cli.options import EngineId, Json, TokenFile, Url, connect
+from refitd.cli.output import speaking
+from refitd.cli.summary import look_at_targets
+from refitd_client.contract.wire import NewEngine
+
+app = typer.Typer()
+
+EngineUrl = Annotated[str, typer.Argument(metavar="URL", help="The engine's own URL, such as http://10.0.0.7:30000")]
+NewId = Annotated[str | None, typer.Option("--id", metavar="ID", help="A name for it; else one is made from its URL")]
+Run = Annotated[
+    str | None, typer.Option("--run", metavar="RUN", help="The run to follow; needed where there are several")
+]
+
+
+@app.callback(invoke_without_command=True)
+def engines(context: typer.Context, url: Url = None, token_file: TokenFile = None, json: Json = False) -> None:
+    """List engines, or change which there are.
+
+    BEHIND counts the trainer's steps between what an engine serves and the newest good version of its run.
+
+    \b
+    refitd engines
+    refitd engines add http://10.0.0.7:30000 --run exp/trial
+    refitd engines resync engine-0
+    """
+    if context.invoked_subcommand is None:
+        list_engines(url, token_file, json)
+
+
+@app.command("list", epilog=EXIT_CODES_HELP)
+def list_engines(url: Url = None, token_file: TokenFile = None, json: Json = False) -> None:
+    """List engines: what each serves, how far behind it is, and why."""
+    with speaking(json=json) as out, connect(url, token_file) as client:
+        page = client.engines()
+        targets = {} if json else look_at_targets(client, {engine.run for engine in page.items if engine.run})
+        out.show(page, render.engines_table(page.items, targets))
+
+
+@app.command(epilog=EXIT_CODES_HELP)
+def add(
+    engine_url: EngineUrl,
+    engine_id: NewId = None,
+    run: Run = None,
+    url: Url = None,
+    token_file: TokenFile = None,
+    json: Json = False,
+) -> None:
+    """Take an engine in. It is brought to its run's newest good version at once."""
+    with speaking(json=json) as out, connect(url, token_file) as client:
+        engine = client.add_engine(NewEngine(url=engine_url, id=engine_id, run=run))
+        out.show(engine, render.sentence(f"{engine.id} is in: 'refitd explain {engine.id}' says how it gets on."))
+
+
+@app.command(epilog=EXIT_CODES_HELP)
+def remove(engine_id: EngineId, url: Url = None, token_file: TokenFile = None, json: Json = False) -> None:
+    """Let an engine go. It goes on serving what it serves."""
+    with speaking(json=json) as out, connect(url, token_file) as client:
+        client.remove_engine(engine_id)
+        out.show({"id": engine_id, "removed": True}, render.sentence(f"{engine_id} is out."))
+
+
+@app.command(epilog=EXIT_CODES_HELP)
+def resync(engine_id: EngineId, url: Url = None, token_file: TokenFile = None, json: Json = False) -> None:
+    """Load an engine again, whatever it claims to serve. This ends a quarantine."""
+    with speaking(json=json) as out, connect(url, token_file) as client:
+        engine = client.resync(engine_id)
+        out.show(
+            engine, render.sentence(f"{engine.id} is loaded again: 'refitd explain {engine.id}' says how it goes.")
+        )

@@ -1,0 +1,95 @@
+"""What becomes of an error: an exit code for scripts and a problem document (RFC 9457) for machines. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+from refitd_client.contract.wire import Problem
+from refitd_client.errors import (
+    EngineFailedError,
+    PublishError,
+    RefitError,
+    ServiceProblemError,
+    ServiceUnreachableError,
+    UnauthorizedError,
+    VersionFailedError,
+    WaitTimeoutError,
+)
+
+
+class ExitCode(IntEnum):
+    """The exit codes of every command. 130 is an interrupt (Ctrl-C), as in every shell."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    UNREACHABLE = 3
+    UNAUTHORISED = 4
+    TIMED_OUT = 5
+
+
+EXIT_CODES_HELP = (
+    "Exit codes: 0 done · 1 failed or refused · 2 wrong usage · 3 the service cannot be reached or is not ready · "
+    "4 not authorised · 5 timed out · 130 interrupted"
+)
+
+
+_HINTS: Mapping[ExitCode, str] = {
+    ExitCode.UNREACHABLE: "Is it running ('refitd serve'), and is this its address? Say --url, or set REFITD_URL.",
+    ExitCode.UNAUTHORISED: "Say --token-file, or set REFITD_TOKEN or REFITD_TOKEN_FILE.",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """How a command ends that failed."""
+
+    code: ExitCode
+    problem: Problem
+
+    @property
+    def hint(self) -> str | None:
+        """What a person could try next."""
+        return _HINTS.get(self.code)
+
+
+def failure_of(error: RefitError | ValueError | OSError) -> Failure:
+    """The exit code and the problem that an error stands for. A ValueError is about what the caller typed."""
+    match error:
+        case ServiceProblemError():
+            return Failure(code=_code_of(error), problem=error.problem)
+        case ServiceUnreachableError():
+            return _failure(ExitCode.UNREACHABLE, "service-unreachable", "The service cannot be reached", 503, error)
+        case WaitTimeoutError():
+            return _failure(ExitCode.TIMED_OUT, "timed-out", "The time is up", 504, error)
+        case VersionFailedError():
+            return _failure(ExitCode.FAILED, "version-failed", "The version will not be served", 409, error)
+        case EngineFailedError():
+            return _failure(ExitCode.FAILED, "engine-failed", "Engines did not take the version", 502, error)
+        case PublishError():
+            return _failure(ExitCode.FAILED, "publish-failed", "Nothing was published", 422, error)
+        case RefitError():
+            return _failure(ExitCode.FAILED, "failed", "The command failed", 500, error)
+        case ValueError():
+            return usage(str(error))
+        case _:
+            return _failure(ExitCode.FAILED, "io-error", "A file cannot be used", 500, error)
+
+
+def usage(sentence: str) -> Failure:
+    """What was typed cannot be meant."""
+    return Failure(code=ExitCode.USAGE, problem=_problem("usage", "This is not how the command is used", 400, sentence))
+
+
+def _code_of(error: ServiceProblemError) -> ExitCode:
+    if isinstance(error, UnauthorizedError):
+        return ExitCode.UNAUTHORISED
+    return ExitCode.UNREACHABLE if error.problem.status == 503 else ExitCode.FAILED
+
+
+def _failure(code: ExitCode, slug: str, title: str, status: int, error: Exception) -> Failure:
+    return Failure(code=code, problem=_problem(slug, title, status, str(error)))
+
+
+def _problem(slug: str, title: str, status: int, detail: str) -> Problem:
+    return Problem(type=f"urn:refitd:problem:{slug}", title=title, status=status, detail=detail)

@@ -1,0 +1,154 @@
+"""`refitd publish`: a checkpoint in a folder becomes a version."""
+
+import logging
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import Progress as Bar
+
+from refitd.cli import render
+from refitd.cli.options import Json, Timeout, TokenFile, Url
+from refitd.cli.output import Output, speaking
+from refitd_client.connection import connect_to
+from refitd_client.contract.states import WaitOutcome
+from refitd_client.progress import Progress
+from refitd_client.publication import Publication
+from refitd_client.publisher import WeightPublisher
+
+Folder = Annotated[
+    Path, typer.Argument(metavar="DIR", help="A checkpoint in safetensors, as save_pretrained writes it")
+]
+Root = Annotated[
+    Path, typer.Option("--root", metavar="DIR", envvar="REFITD_ROOT", help="Folder that the service watches")
+]
+Run = Annotated[str, typer.Option("--run", metavar="RUN", envvar="REFITD_RUN", help="The run, such as exp/trial")]
+Step = Annotated[int, typer.Option("--step", metavar="N", min=0, help="The trainer's step")]
+BaseModel = Annotated[
+    Path | None,
+    typer.Option(
+        "--base-model", metavar="DIR", help="Model whose configuration and tokenizer files go into the version"
+    ),
+]
+Metadata = Annotated[
+    list[str] | None,
+    typer.Option("--metadata", metavar="KEY=VALUE", help="A text to keep with the version; repeatable"),
+]
+Wait = Annotated[bool, typer.Option("--wait", help="Return when engines serve it")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """The answer of `refitd publish --json`. `timings` are milliseconds; `outcome` is None without `--wait`."""
+
+    id: str
+    run: str
+    generation: int
+    step: int
+    path: str
+    bytes: int
+    digest: str
+    timings: dict[str, float]
+    notice_error: str | None
+    outcome: WaitOutcome | None
+
+
+def publish(
+    folder: Folder,
+    root: Root,
+    run: Run,
+    step: Step,
+    base_model: BaseModel = None,
+    metadata: Metadata = None,
+    wait: Wait = False,
+    timeout: Timeout = 300.0,
+    url: Url = None,
+    token_file: TokenFile = None,
+    json: Json = False,
+) -> None:
+    """Publish a checkpoint: copy it whole into the root, commit it, and tell the service.
+
+    A version is there complete and synced, or not at all, wherever this is killed. When the service is down the version
+    stands all the same, and the service finds it when it is back. --timeout is for --wait.
+
+    \b
+    refitd publish out/checkpoint-123 --root /shared/weights --run exp/trial --step 123
+    refitd publish out/checkpoint-123 --root /shared/weights --run exp/trial --step 123 --wait --timeout 600
+    """
+    with speaking(json=json) as out:
+        service = connect_to(url, token_file=token_file)
+        # What the library would log is said here, once.
+        logging.getLogger("refitd_client").addHandler(logging.NullHandler())
+        with (
+            WeightPublisher(
+                root, run, service.url, base_model=base_model, token=service.token, token_file=service.token_file
+            ) as publisher,
+            progress_bar(out) as report,
+        ):
+            publication = publisher.publish(folder, step=step, metadata=_pairs(metadata or ()), progress=report)
+        _remark(out, publication)
+        outcome = _wait(out, publication, timeout) if wait else None
+        out.show(published(publication, outcome), *_lines(publication, outcome))
+
+
+def published(publication: Publication, outcome: WaitOutcome | None) -> Published:
+    """The publication for machines."""
+    error = publication.notice_error
+    return Published(
+        id=publication.version_id,
+        run=publication.run,
+        generation=publication.generation,
+        step=publication.step,
+        path=str(publication.path),
+        bytes=publication.bytes,
+        digest=publication.digest,
+        timings=publication.timings,
+        notice_error=None if error is None else str(error),
+        outcome=outcome,
+    )
+
+
+@contextmanager
+def progress_bar(out: Output) -> Generator[Callable[[Progress], None] | None]:
+    """What shows bytes as they are written, or None where nobody watches."""
+    if not out.shows_progress:
+        yield None
+        return
+    columns = (TextColumn("writing"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Bar(*columns, console=out.err, transient=True) as bar:
+        task = bar.add_task("writing", total=None)
+        yield lambda progress: bar.update(task, completed=progress.written, total=progress.total)
+
+
+def _pairs(texts: Sequence[str]) -> dict[str, str]:
+    pairs = [text.partition("=") for text in texts]
+    for key, equals, _ in pairs:
+        if not key or not equals:
+            raise ValueError(f"--metadata {key!r} is not of the form KEY=VALUE")
+    return {key: value for key, _, value in pairs}
+
+
+def _remark(out: Output, publication: Publication) -> None:
+    if publication.notice_error is not None:
+        out.remark(
+            f"the service was not told ({publication.notice_error}); it finds the version by itself when it looks"
+        )
+
+
+def _wait(out: Output, publication: Publication, timeout: float) -> WaitOutcome:
+    if not out.shows_progress:
+        return publication.wait(timeout).outcome
+    with out.err.status(render.sentence(f"{publication.version_id} is published; waiting until engines serve it")):
+        return publication.wait(timeout).outcome
+
+
+def _lines(publication: Publication, outcome: WaitOutcome | None) -> list[render.Text]:
+    seconds = sum(publication.timings.values()) / 1000
+    lines = [f"{publication.version_id}: {render.size(publication.bytes)} in {seconds:.1f} s, {publication.path}"]
+    if outcome is not None:
+        lines.append(f"{publication.version_id} is {outcome}.")
+    return [render.sentence(line) for line in lines]

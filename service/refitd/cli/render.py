@@ -1,0 +1,176 @@
+"""How versions, engines and plans look to people. Pure: wire types in, Rich renderables out."""
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import assert_never
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from refitd.cli.output import clean
+from refitd_client.contract.states import EngineState, VersionState, WaitOutcome
+from refitd_client.contract.wire import Engine, EngineOnVersion, Explanation, ReclaimPlan, Version, WaitResult
+
+NOTHING = "-"
+_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+
+_GOOD = "green"
+_BUSY = "yellow"
+_BAD = "bold red"
+_OVER = "dim"
+
+_VERSION_STYLES: Mapping[VersionState, str] = {
+    VersionState.ANNOUNCED: _BUSY,
+    VersionState.SETTLING: _BUSY,
+    VersionState.VALIDATING: _BUSY,
+    VersionState.UNKNOWN: _BUSY,
+    VersionState.SEALED: _GOOD,
+    VersionState.RETIRED: _OVER,
+    VersionState.DELETED: _OVER,
+    VersionState.REJECTED: _BAD,
+    VersionState.LOST: _BAD,
+}
+_ENGINE_STYLES: Mapping[EngineState, str] = {
+    EngineState.IN_SYNC: _GOOD,
+    EngineState.PROBING: _BUSY,
+    EngineState.BEHIND: _BUSY,
+    EngineState.UPDATING: _BUSY,
+    EngineState.VERIFYING: _BUSY,
+    EngineState.NACKED: _BAD,
+    EngineState.TAINTED: _BAD,
+    EngineState.UNREACHABLE: _BAD,
+    EngineState.QUARANTINED: _BAD,
+}
+
+
+def versions_table(versions: Iterable[Version]) -> Table:
+    """Versions, one a line."""
+    table = _table("VERSION", "STEP", "STATE", "SIZE", "ENGINES", "SEEN", "WHY", right={"STEP", "SIZE"})
+    for version in versions:
+        table.add_row(
+            _text(version.id),
+            str(version.step),
+            version_state(version),
+            size(version.bytes),
+            engines_on(version),
+            _text(version.created_at),
+            _text(version.reason),
+        )
+    return table
+
+
+def version_state(version: Version) -> Text:
+    """The state, with what a person did to the version."""
+    text = Text(version.state, style=_VERSION_STYLES[version.state])
+    for word in [word for word, said in (("pinned", version.pinned), ("barred", version.barred)) if said]:
+        text.append(f" {word}", style="cyan")
+    return text
+
+
+def engines_on(version: Version) -> str:
+    """How many engines of the run serve the version, of how many."""
+    if not version.engines:
+        return NOTHING
+    return f"{sum(serves(engine, version) for engine in version.engines)}/{len(version.engines)}"
+
+
+def serves(engine: EngineOnVersion, version: Version) -> bool:
+    """Whether the engine is in sync at the version's step."""
+    return engine.state is EngineState.IN_SYNC and engine.step == version.step
+
+
+def engines_table(engines: Iterable[Engine], targets: Mapping[str, Version]) -> Table:
+    """Engines, one a line. `targets` maps runs to the versions that their engines should serve."""
+    table = _table("ENGINE", "URL", "RUN", "STATE", "STEP", "BEHIND", "WHY", right={"STEP", "BEHIND"})
+    for engine in engines:
+        table.add_row(
+            _text(engine.id),
+            _text(engine.url),
+            _text(engine.run),
+            engine_state(engine),
+            NOTHING if engine.step is None else str(engine.step),
+            steps_behind(engine, targets.get(engine.run or "")),
+            _text(engine.reason),
+        )
+    return table
+
+
+def engine_state(engine: Engine) -> Text:
+    """The state, and whether generation stands still."""
+    text = Text(engine.state, style=_ENGINE_STYLES[engine.state])
+    return text.append(" paused", style=_BAD) if engine.paused else text
+
+
+def steps_behind(engine: Engine, target: Version | None) -> str:
+    """How stale an engine is, in steps of the trainer. Steps of different generations cannot be compared."""
+    if target is None:
+        return NOTHING
+    if engine.version == target.id:
+        return "0"
+    if engine.step is None:
+        return "start-up weights"
+    return str(target.step - engine.step) if target.step > engine.step else "other generation"
+
+
+def reclaim_table(plan: ReclaimPlan) -> Table:
+    """What goes and what stays, and why."""
+    table = _table("", "PATH", "SIZE", "WHY", right={"SIZE"})
+    verb = "deleted" if plan.done else "delete"
+    for item in sorted(plan.items, key=lambda item: (item.keep, item.path)):
+        word = Text("keep", style=_GOOD) if item.keep else Text(verb, style=_BAD)
+        table.add_row(word, _text(item.path), size(item.bytes), _text("; ".join(item.reasons)))
+    return table
+
+
+def reclaim_summary(plan: ReclaimPlan) -> Text:
+    """The plan in one line."""
+    count = sum(not item.keep for item in plan.items)
+    kept = len(plan.items) - count
+    would = "freed" if plan.done else "would be freed"
+    return Text(f"{size(plan.freed_bytes)} {would}: {count} to delete, {kept} to keep", style="bold")
+
+
+def explanation(explained: Explanation) -> Text:
+    """Sentences, the most important first."""
+    return Text("\n").join(_text(sentence) for sentence in explained.sentences)
+
+
+def outcome(result: WaitResult) -> Text:
+    """How a wait ended well."""
+    version = result.version
+    match result.outcome:
+        case WaitOutcome.SERVED:
+            told = f"is served by {engines_on(version)} engines"
+        case WaitOutcome.SUPERSEDED:
+            told = "was overtaken: engines serve, or are brought to, something newer"
+        case WaitOutcome.SEALED | WaitOutcome.PENDING | WaitOutcome.FAILED:
+            told = f"is {version.state}"
+        case _:
+            assert_never(result.outcome)
+    return sentence(f"{version.id} {told}.")
+
+
+def size(count: int | None) -> str:
+    """Bytes for people, in decimal units as disks are sold."""
+    if count is None:
+        return NOTHING
+    value, unit = float(count), 0
+    while value >= 999.95 and unit < len(_UNITS) - 1:
+        value, unit = value / 1000, unit + 1
+    return f"{count} B" if unit == 0 else f"{value:.1f} {_UNITS[unit]}"
+
+
+def sentence(text: str, style: str = "") -> Text:
+    """A line of text that may hold what others wrote."""
+    return Text(clean(text), style=style)
+
+
+def _text(text: str | None) -> Text:
+    return Text(clean(text) if text else NOTHING)
+
+
+def _table(*columns: str, right: Collection[str] = ()) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    for column in columns:  # an id that is cut cannot be copied: long ones go on in the next line
+        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return table

@@ -1,0 +1,38 @@
+"""`refitd serve`: run the service. Its flags are made from `Settings`: see `flags.py`."""
+
+from inspect import Parameter, Signature
+from typing import Any
+
+import typer
+
+from refitd.cli.flags import parameters, settings_from
+from refitd.cli.options import Json
+from refitd.cli.output import speaking
+
+
+def serve(**flags: Any) -> None:
+    """Run the service until SIGTERM or Ctrl-C.
+
+    Every flag is also a variable in the environment: --port is REFITD_PORT, --keep-last is REFITD_KEEP_LAST, and so
+    on; --engine, which can be repeated, is REFITD_ENGINES, separated by commas. Flags win. The bearer token comes from
+    --token-file or REFITD_TOKEN, never from a flag, which other users could read. --json makes log lines JSON.
+
+    \b
+    refitd serve --root /shared/weights --engine http://10.0.0.7:30000 --engine http://10.0.0.8:30000
+    refitd serve --root /shared/weights --engines-file engines.yaml --base-model /models/qwen3-8b
+    refitd serve --root /shared/weights --host 0.0.0.0 --token-file /run/secrets/refitd --disk-budget 2TB
+    """
+    json = bool(flags.pop("json", False))
+    if json and flags.get("log_format") is None:
+        flags["log_format"] = "json"
+    with speaking(json=json):
+        settings = settings_from(flags)
+    # Here, because only this command needs the whole service; and outside of `speaking`: its errors are bugs.
+    from refitd.app import serve as run_service
+
+    raise typer.Exit(run_service(settings))
+
+
+_JSON = Parameter("json", Parameter.KEYWORD_ONLY, default=False, annotation=Json)
+# Typer reads a command's options from its signature.
+serve.__signature__ = Signature([*parameters(), _JSON])  # pyright: ignore[reportFunctionMemberAccess]

@@ -1,0 +1,57 @@
+"""`refitd status`: everything at one glance."""
+
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from refitd.cli import render
+from refitd.cli.exits import ExitCode
+from refitd.cli.options import Json, TokenFile, Url, connect
+from refitd.cli.output import speaking
+from refitd.cli.summary import RunSummary, Summary, look
+
+Limit = Annotated[int, typer.Option("--limit", min=1, max=100, help="How many of the newest versions to list")]
+
+
+def status(limit: Limit = 5, url: Url = None, token_file: TokenFile = None, json: Json = False) -> None:
+    """Show at one glance: the service, each run's target, engines and how stale they are, the newest versions.
+
+    Ends with 0 when the service is ready and with 3 when it is not, so that a script can ask.
+
+    \b
+    refitd status
+    refitd status --json | jq '.runs[] | {run, in_sync, engines}'
+    """
+    with speaking(json=json) as out, connect(url, token_file) as client:
+        summary = look(client, limit)
+        targets = {run.run: run.target for run in summary.runs if run.target is not None}
+        out.show(
+            summary,
+            headline(summary),
+            *(run_line(run) for run in summary.runs),
+            "",
+            render.engines_table(summary.engines, targets)
+            if summary.engines
+            else render.sentence("No engines.", "dim"),
+            "",
+            render.versions_table(summary.versions) if summary.versions else render.sentence("No versions.", "dim"),
+        )
+        if not summary.ready:
+            raise typer.Exit(ExitCode.UNREACHABLE)
+
+
+def headline(summary: Summary) -> Text:
+    """The service in one line."""
+    word = Text("ready", style="green") if summary.ready else Text("not ready (see its log)", style="bold red")
+    return Text.assemble(("refitd ", "bold"), render.sentence(summary.url), " is ", word)
+
+
+def run_line(run: RunSummary) -> Text:
+    """A run in one line."""
+    name = render.sentence(run.run, "bold")
+    if run.target is None:
+        return Text.assemble(name, " has no good version yet")
+    style = "green" if run.engines and run.in_sync == run.engines else "yellow"
+    count = (f"{run.in_sync} of {run.engines} engines", style)
+    return Text.assemble(name, f" → step {run.target.step} ({run.target.id}), served by ", count)

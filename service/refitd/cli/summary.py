@@ -1,0 +1,72 @@
+"""The state of everything at one glance: what `status` gathers, and what it makes of it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from refitd_client.client import RefitClient
+from refitd_client.contract.states import EngineState, VersionState
+from refitd_client.contract.wire import Engine, Version
+
+# Among so many of a run's newest good versions, one is not barred: a rollback seldom goes further.
+_LOOK_BACK = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """A run: the version that its engines should serve, how many engines follow it, how many serve that version."""
+
+    run: str
+    target: Version | None
+    engines: int
+    in_sync: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """The answer of `refitd status`. `versions` are the newest."""
+
+    url: str
+    ready: bool
+    runs: list[RunSummary]
+    engines: list[Engine]
+    versions: list[Version]
+
+
+def look(client: RefitClient, limit: int) -> Summary:
+    """Ask the service for everything that the summary needs."""
+    versions = client.versions(limit=limit).items
+    engines = client.engines().items
+    names = {version.run for version in versions} | {engine.run for engine in engines if engine.run}
+    targets = look_at_targets(client, names)
+    return Summary(
+        url=client.url,
+        ready=client.ready(),
+        runs=[summarise(run, targets.get(run), engines) for run in sorted(names)],
+        engines=engines,
+        versions=versions,
+    )
+
+
+def look_at_targets(client: RefitClient, runs: Iterable[str]) -> dict[str, Version]:
+    """What the engines of each run should serve, for the runs that have a good version."""
+    found: dict[str, Version] = {}
+    for run in runs:
+        sealed = client.versions(run=run, state=VersionState.SEALED, limit=_LOOK_BACK).items
+        if (target := newest_good(sealed)) is not None:
+            found[run] = target
+    return found
+
+
+def newest_good(sealed: Iterable[Version]) -> Version | None:
+    """The newest version that was not rolled back from."""
+    good = (version for version in sealed if not version.barred)
+    return max(good, key=lambda version: (version.generation, version.step), default=None)
+
+
+def summarise(run: str, target: Version | None, engines: Iterable[Engine]) -> RunSummary:
+    """One run."""
+    mine = [engine for engine in engines if engine.run == run]
+    there = [
+        engine for engine in mine if target and engine.version == target.id and engine.state is EngineState.IN_SYNC
+    ]
+    return RunSummary(run=run, target=target, engines=len(mine), in_sync=len(there))

@@ -1,0 +1,86 @@
+"""Commands about versions: list, pin, unpin, rollback, explain."""
+
+from typing import Annotated
+
+import typer
+
+from refitd.cli import render
+from refitd.cli.options import Json, TokenFile, Url, VersionId, connect
+from refitd.cli.output import speaking
+from refitd_client.contract.states import VersionState
+
+Limit = Annotated[int, typer.Option("--limit", min=1, max=500, help="How many to list")]
+Run = Annotated[str | None, typer.Option("--run", metavar="RUN", help="Those of one run only")]
+State = Annotated[VersionState | None, typer.Option("--state", case_sensitive=False, help="Those in one state only")]
+Cursor = Annotated[
+    str | None, typer.Option("--cursor", metavar="WORD", help="Go on where a page ended: its next_cursor")
+]
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run, such as exp/trial")]
+To = Annotated[
+    str | None,
+    typer.Option("--to", metavar="ID", help="The version to go to; else the last good one before the current"),
+]
+Subject = Annotated[str, typer.Argument(metavar="ID", help="The id of a version or an engine")]
+
+
+def versions(
+    run: Run = None,
+    state: State = None,
+    limit: Limit = 20,
+    cursor: Cursor = None,
+    url: Url = None,
+    token_file: TokenFile = None,
+    json: Json = False,
+) -> None:
+    """List versions, newest first.
+
+    \b
+    refitd versions --run exp/trial
+    refitd versions --state REJECTED --limit 5
+    refitd versions --json | jq -r '.items[].id'
+    """
+    with speaking(json=json) as out, connect(url, token_file) as client:
+        page = client.versions(run, state, limit, cursor)
+        out.show(page, render.versions_table(page.items))
+        if page.next_cursor is not None and not json:
+            out.remark(f"there are more: --cursor {page.next_cursor}", style="dim")
+
+
+def pin(version_id: VersionId, url: Url = None, token_file: TokenFile = None, json: Json = False) -> None:
+    """Keep a version, whatever the keep rules say, until it is unpinned."""
+    with speaking(json=json) as out, connect(url, token_file) as client:
+        out.show(client.pin(version_id), render.sentence(f"{version_id} is pinned: it is kept until you unpin it."))
+
+
+def unpin(version_id: VersionId, url: Url = None, token_file: TokenFile = None, json: Json = False) -> None:
+    """Leave a version to the keep rules again."""
+    with speaking(json=json) as out, connect(url, token_file) as client:
+        out.show(client.unpin(version_id), render.sentence(f"{version_id} is not pinned: the keep rules decide."))
+
+
+def rollback(
+    run: RunArgument, to: To = None, url: Url = None, token_file: TokenFile = None, json: Json = False
+) -> None:
+    """Bring a run's engines back to an earlier good version.
+
+    What is newer is barred for good; versions that the trainer publishes later roll out as usual.
+
+    \b
+    refitd rollback exp/trial
+    refitd rollback exp/trial --to exp~trial~v000120
+    """
+    with speaking(json=json) as out, connect(url, token_file) as client:
+        version = client.rollback(run, to)
+        out.show(version, render.sentence(f"{run} rolls back to {version.id} (step {version.step})."))
+
+
+def explain(subject: Subject, url: Url = None, token_file: TokenFile = None, json: Json = False) -> None:
+    """Say why a version or an engine is where it is, and what it waits for.
+
+    \b
+    refitd explain exp~v000123
+    refitd explain engine-0
+    """
+    with speaking(json=json) as out, connect(url, token_file) as client:
+        explained = client.explain(subject)
+        out.show(explained, render.explanation(explained))

@@ -1,0 +1,68 @@
+"""`make bench`: measures what was promised, prints a table, writes JSON; exit status 1 when a promise is missed.
+
+    python tests/bench/main.py [--only NAME …] [--out FILE] [--folder DIR]
+
+Everything runs in one go on one machine, on real processes; DIR (default: a new temporary folder) decides which disk.
+"""
+
+import argparse
+import json
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from figures import Figure, report
+from fleet import fleet
+from footprint import footprint
+from latency import notice, watch
+from rich.console import Console
+from rich.table import Table
+from update import update
+
+SCENARIOS: dict[str, Callable[[Path], list[Figure]]] = {
+    "notice": notice,
+    "watch": watch,
+    "update": update,
+    "fleet": fleet,
+    "footprint": footprint,
+}
+
+
+def main() -> int:
+    """Run the scenarios."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", choices=SCENARIOS, default=list(SCENARIOS), help="scenarios to run")
+    parser.add_argument("--out", type=Path, help="where to write the JSON")
+    parser.add_argument("--folder", type=Path, help="folder to work in")
+    arguments = parser.parse_args()
+    figures: list[Figure] = []
+    console = Console(stderr=True)
+    with tempfile.TemporaryDirectory(prefix="refitd-bench-", dir=arguments.folder) as folder:
+        for name in arguments.only:
+            console.print(f"{name} …")
+            (Path(folder) / name).mkdir()
+            figures += SCENARIOS[name](Path(folder) / name)
+    _show(figures)
+    if arguments.out is not None:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        command = shlex.join(["python", *sys.argv])
+        arguments.out.write_text(json.dumps(report(figures, command), indent=1) + "\n")
+    return 0 if all(figure.met for figure in figures) else 1
+
+
+def _show(figures: list[Figure]) -> None:
+    table = Table("figure", "measured", "limit", "", box=None)
+    for figure in figures:
+        table.add_row(
+            figure.name,
+            f"{figure.measured:g} {figure.unit}",
+            f"≤ {figure.limit:.4g}",
+            "met" if figure.met else "MISSED",
+        )
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,238 @@
+"""A service that says what a test wants it to say, on a real port, in the contract's own types.
+
+It stands in for refitd because the command line has to be shown states that the real service cannot be brought to at
+will: a quarantined engine, a version rejected in the middle of a wait, a journal that is full. The real service and the
+real command line meet in the end-to-end tests.
+"""
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+import uvicorn
+from fastapi import FastAPI, Request, Response
+
+from refitd_client.contract.naming import Order, version_id
+from refitd_client.contract.states import EngineState, Kind, VersionState, WaitOutcome
+from refitd_client.contract.wire import (
+    Engine,
+    EngineOnVersion,
+    Explanation,
+    NewEngine,
+    Notice,
+    Page,
+    Problem,
+    ReclaimPlan,
+    Rollback,
+    Version,
+    WaitResult,
+)
+
+
+def make_version(step: int, *, run: str = "exp", generation: int = 1, **fields: Any) -> Version:
+    """A good version; a test says only what it is about."""
+    defaults: dict[str, Any] = {
+        "id": version_id(run, Order(generation, step)),
+        "kind": Kind.FULL,
+        "state": VersionState.SEALED,
+        "path": f"{run}/v{step:06d}",
+        "created_at": "2026-11-21T12:00:00Z",
+        "bytes": 3_087_467_144,
+    }
+    return Version(run=run, generation=generation, step=step, **{**defaults, **fields})
+
+
+def make_engine(engine_id: str = "engine-0", **fields: Any) -> Engine:
+    """An engine of run `exp` in sync at step 2."""
+    defaults: dict[str, Any] = {
+        "url": "http://127.0.0.1:30000",
+        "state": EngineState.IN_SYNC,
+        "run": "exp",
+        "version": "exp~v000002",
+        "step": 2,
+    }
+    return Engine(id=engine_id, **{**defaults, **fields})
+
+
+def on_version(engine: Engine) -> EngineOnVersion:
+    """The engine as versions list it."""
+    return EngineOnVersion(id=engine.id, state=engine.state, step=engine.step, reason=engine.reason)
+
+
+class _ProblemError(Exception):
+    def __init__(self, status: int, slug: str, detail: str) -> None:
+        super().__init__(detail)
+        self.problem = Problem(type=f"urn:refitd:problem:{slug}", title="No", status=status, detail=detail)
+
+
+@dataclass(slots=True)
+class StandIn:
+    """What the service says. `outcomes` answer waits, in order, the last one for ever; `asked` is the log."""
+
+    url: str = ""
+    token: str | None = None
+    ready: bool = True
+    versions: list[Version] = field(default_factory=list)
+    engines: list[Engine] = field(default_factory=list)
+    outcomes: list[WaitOutcome] = field(default_factory=lambda: [WaitOutcome.SERVED])
+    plan: ReclaimPlan = field(default_factory=lambda: ReclaimPlan(items=[], freed_bytes=0))
+    sentences: list[str] = field(default_factory=lambda: ["It is well."])
+    trouble: Problem | None = None
+    asked: list[str] = field(default_factory=list)
+    bodies: list[Any] = field(default_factory=list)
+
+    def version(self, wanted: str) -> Version:
+        for version in self.versions:
+            if version.id == wanted:
+                return version
+        raise _ProblemError(404, "unknown-version", f"no version {wanted}")
+
+    def engine(self, wanted: str) -> Engine:
+        for engine in self.engines:
+            if engine.id == wanted:
+                return engine
+        raise _ProblemError(404, "unknown-engine", f"no engine {wanted}")
+
+    def put(self, version: Version) -> Version:
+        self.versions = [version if known.id == version.id else known for known in self.versions]
+        return version
+
+    def next_outcome(self) -> WaitOutcome:
+        return self.outcomes.pop(0) if len(self.outcomes) > 1 else self.outcomes[0]
+
+
+def _say(document: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(document), status_code=status, media_type="application/json")
+
+
+def _app(state: StandIn) -> FastAPI:  # noqa: C901 - a table of routes
+    app = FastAPI()
+
+    @app.middleware("http")
+    async def gate(request: Request, call_next: Any) -> Response:
+        query = f"?{request.url.query}" if request.url.query else ""
+        state.asked.append(f"{request.method} {request.url.path}{query}")
+        given = request.headers.get("authorization")
+        if request.method != "GET" and state.token is not None and given != f"Bearer {state.token}":
+            return _refuse(_ProblemError(401, "unauthorized", "this needs the bearer token").problem)
+        if state.trouble is not None:
+            return _refuse(state.trouble)
+        return await call_next(request)
+
+    @app.exception_handler(_ProblemError)
+    async def problem(_: Request, error: _ProblemError) -> Response:
+        return _refuse(error.problem)
+
+    @app.get("/readyz")
+    async def readyz() -> Response:
+        return _say({}, 200 if state.ready else 503)
+
+    @app.get("/v1/versions")
+    async def list_versions(request: Request, limit: int = 50, cursor: int = 0) -> Response:
+        run, wanted = request.query_params.get("run"), request.query_params.get("state")
+        found = [
+            version for version in state.versions if run in {None, version.run} and wanted in {None, version.state}
+        ]
+        found.sort(key=lambda version: (version.generation, version.step), reverse=True)
+        more = str(cursor + limit) if len(found) > cursor + limit else None
+        return _say(Page(items=found[cursor : cursor + limit], next_cursor=more))
+
+    @app.post("/v1/versions")
+    async def announce(request: Request) -> Response:
+        notice = msgspec.json.decode(await request.body(), type=Notice)
+        state.bodies.append(notice)
+        generation = 2 if (notice.path or "").endswith(".g2") else 1
+        version = make_version(notice.step, run=notice.run, generation=generation, state=VersionState.ANNOUNCED)
+        state.versions.append(version)
+        return _say(version, 202)
+
+    @app.get("/v1/versions/{wanted}")
+    async def version(wanted: str) -> Response:
+        return _say(state.version(wanted))
+
+    @app.get("/v1/versions/{wanted}/wait")
+    async def wait(wanted: str) -> Response:
+        return _say(WaitResult(version=state.version(wanted), outcome=state.next_outcome()))
+
+    @app.put("/v1/versions/{wanted}/pin")
+    async def pin(wanted: str) -> Response:
+        return _say(state.put(replace(state.version(wanted), pinned=True)))
+
+    @app.delete("/v1/versions/{wanted}/pin")
+    async def unpin(wanted: str) -> Response:
+        return _say(state.put(replace(state.version(wanted), pinned=False)))
+
+    @app.post("/v1/rollback")
+    async def rollback(request: Request) -> Response:
+        order = msgspec.json.decode(await request.body(), type=Rollback)
+        state.bodies.append(order)
+        return _say(state.version(order.to) if order.to else state.versions[0])
+
+    @app.get("/v1/engines")
+    async def engines() -> Response:
+        return _say(Page(items=state.engines))
+
+    @app.post("/v1/engines")
+    async def add_engine(request: Request) -> Response:
+        new = msgspec.json.decode(await request.body(), type=NewEngine)
+        state.bodies.append(new)
+        return _say(make_engine(new.id or "engine-9", url=new.url, run=new.run, state=EngineState.PROBING), 201)
+
+    @app.delete("/v1/engines/{wanted}")
+    async def remove_engine(wanted: str) -> Response:
+        state.engines.remove(state.engine(wanted))
+        return Response(status_code=204)
+
+    @app.post("/v1/engines/{wanted}/resync")
+    async def resync(wanted: str) -> Response:
+        return _say(state.engine(wanted), 202)
+
+    @app.get("/v1/reclaim/plan")
+    async def plan() -> Response:
+        return _say(state.plan)
+
+    @app.post("/v1/reclaim")
+    async def reclaim() -> Response:
+        return _say(replace(state.plan, done=True))
+
+    @app.get("/v1/explain/{subject}")
+    async def explain(subject: str) -> Response:
+        return _say(Explanation(id=subject, sentences=state.sentences))
+
+    return app
+
+
+def _refuse(problem: Problem) -> Response:
+    return Response(msgspec.json.encode(problem), status_code=problem.status, media_type="application/problem+json")
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = threading.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listening.set()
+
+
+@contextmanager
+def stand_in() -> Iterator[StandIn]:
+    """Serve on a free port of loopback."""
+    state = StandIn()
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        state.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        server = _Server(uvicorn.Config(_app(state), log_level="error", lifespan="off"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            server.listening.wait(30)
+            yield state
+        finally:
+            server.should_exit = True
+            thread.join()

@@ -1,0 +1,94 @@
+"""Stops a publication at its k-th change to the file system: the seam of the publisher's crash tests."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from refitd_client import WeightPublisher, durable
+
+LEAVES = ("make_folder", "create", "write", "clone", "sync", "sync_folder", "rename", "remove_file")
+COMPOUNDS = ("make_folders", "remove_folder", "write_file", "replace_file")  # made of leaves
+
+Strike = Callable[[str, Callable[..., Any], tuple[Any, ...]], None]
+
+
+def on_each_effect(act: Callable[[int, str, Callable[..., Any], tuple[Any, ...]], None]) -> dict[str, Any]:
+    """Call `act(number, name, effect, arguments)` before each effect. Returns the originals, by name."""
+    originals = {name: getattr(durable, name) for name in LEAVES}
+    count = 0
+
+    def wrap(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def effect(*args: Any) -> Any:
+            nonlocal count
+            count += 1
+            act(count, name, original, args)
+            return original(*args)
+
+        return effect
+
+    for name, original in originals.items():
+        setattr(durable, name, wrap(name, original))
+    return originals
+
+
+def restore(originals: dict[str, Any]) -> None:
+    """Undo `on_each_effect`."""
+    for name, original in originals.items():
+        setattr(durable, name, original)
+
+
+def weights(step: int) -> dict[str, np.ndarray[Any, Any]]:
+    """Two shards' worth, when cut at 256 bytes, different in each step."""
+    return {"a": np.full((8, 4), step, np.float32), "b": np.full((16, 4), -step, np.float32)}
+
+
+def make_base(folder: Path) -> Path:
+    """A base model that is a configuration and no more."""
+    folder.mkdir()
+    (folder / "config.json").write_text('{"architectures": ["Toy"]}')
+    return folder
+
+
+def publish(root: Path, step: int, base: Path) -> None:
+    """What a trainer does that was (re)started."""
+    with WeightPublisher(root, "run", base_model=base, max_shard_bytes=256) as publisher:
+        publisher.publish(weights(step), step=step)
+
+
+def kill_at(number: int, root: Path, base: Path) -> None:
+    """Publish step 1, and step 2 until the effect of that number; a write is torn in the middle."""
+    publish(root, 1, base)
+
+    def act(count: int, name: str, original: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        if count == number:
+            if name == "write":
+                original(args[0], bytes(args[1])[: len(args[1]) // 2])
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    on_each_effect(act)
+    publish(root, 2, base)
+
+
+def kill_at_each(folder: Path, base: Path) -> None:
+    """Make `<folder>/<k>`, the root that a kill at effect k leaves, for each k until a publication comes through."""
+    number = 0
+    while True:
+        number += 1
+        root = folder / f"{number:03d}"
+        root.mkdir()
+        child = os.fork()
+        if child == 0:
+            kill_at(number, root, base)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if not os.WIFSIGNALED(status):
+            sys.exit(os.waitstatus_to_exitcode(status))
+
+
+if __name__ == "__main__":
+    kill_at_each(Path(sys.argv[1]), Path(sys.argv[2]))

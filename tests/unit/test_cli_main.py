@@ -1,0 +1,108 @@
+"""The `refitd` command itself: without its extras, its help, its errors."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from refitd.cli.app import COMMANDS
+from refitd.cli.exits import ExitCode, failure_of
+from refitd_client.contract.wire import Problem
+from refitd_client.errors import (
+    EngineFailedError,
+    NoSpaceError,
+    RefitError,
+    ServiceProblemError,
+    ServiceUnreachableError,
+    VersionRejectedError,
+    WaitTimeoutError,
+    problem_error,
+)
+from support.command_line import refitd
+
+NAMES = [command.__name__ for commands in COMMANDS.values() for command in commands]
+EVERY = [[name] for name in NAMES] + [["engines"], *(["engines", verb] for verb in ("list", "add", "remove", "resync"))]
+
+
+def run_without(package: str, *args: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in a process where a package cannot be imported, as where it was not installed."""
+    blocked = f"import sys; sys.modules[{package!r}] = None; sys.argv[1:] = {args!r}"
+    code = f"{blocked}; from refitd.__main__ import main; main()"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("package", ["typer", "rich", "pydantic_settings"])
+def test_the_bare_sdk_says_in_one_line_what_to_install(package: str) -> None:
+    done = run_without(package, "status")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == "refitd: this command needs the service extra: pip install 'refitd[service]'\n"
+
+
+def test_serve_without_its_web_framework_says_the_same(tmp_path: object) -> None:
+    done = run_without("fastapi", "serve", "--root", str(tmp_path), "--port", "0")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "refitd: this command needs the service extra: pip install 'refitd[service]'\n"
+
+
+def test_a_demo_without_torch_asks_for_the_other_extra() -> None:
+    done = run_without("torch", "demo", "--steps", "1")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "refitd: this command needs the embedded extra: pip install 'refitd[embedded]'\n"
+
+
+def test_a_missing_part_of_refitd_is_a_bug_and_not_an_extra() -> None:
+    done = run_without("refitd.cli.render", "status")
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+
+
+def test_the_module_is_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "refitd", "--version"], capture_output=True, text=True, check=True)
+    assert re.fullmatch(r"refitd \d+\.\d+\.\d+\S*\n", done.stdout)
+
+
+@pytest.mark.parametrize("command", EVERY, ids=" ".join)
+def test_help_shows_options_for_machines_and_the_exit_codes(command: list[str]) -> None:
+    shown = refitd(*command, "--help").output
+    assert "--json" in shown
+    assert "Exit codes: 0 done" in shown
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in {"pin", "unpin"}])
+def test_help_has_examples_on_lines_of_their_own(name: str) -> None:
+    assert re.search(rf"^ *refitd {name}\b", refitd(name, "--help").output, re.MULTILINE)
+
+
+def test_no_command_shows_the_help() -> None:
+    assert "Keep inference engines" in refitd().output
+
+
+def test_a_command_that_is_none_is_wrong_usage() -> None:
+    assert refitd("stats").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "slug"),
+    [
+        (ServiceUnreachableError("no answer"), 3, "service-unreachable"),
+        (problem_error(Problem(type="urn:refitd:problem:a", title="t", status=401, detail="d")), 4, "a"),
+        (problem_error(Problem(type="urn:refitd:problem:a", title="t", status=403, detail="d")), 4, "a"),
+        (problem_error(Problem(type="urn:refitd:problem:a", title="t", status=404, detail="d")), 1, "a"),
+        (ServiceProblemError(Problem(type="urn:refitd:problem:a", title="t", status=503, detail="d")), 3, "a"),
+        (WaitTimeoutError("late"), 5, "timed-out"),
+        (VersionRejectedError("bad"), 1, "version-failed"),
+        (EngineFailedError("engines"), 1, "engine-failed"),
+        (NoSpaceError("full"), 1, "publish-failed"),
+        (RefitError("other"), 1, "failed"),
+        (ValueError("what you typed"), 2, "usage"),
+        (FileNotFoundError("token"), 1, "io-error"),
+    ],
+)
+def test_each_error_has_one_exit_code_and_one_problem(error: Exception, code: int, slug: str) -> None:
+    assert isinstance(error, RefitError | ValueError | OSError)
+    failure = failure_of(error)
+    assert failure.code is ExitCode(code)
+    assert failure.problem.slug == slug
+    assert failure.problem.detail

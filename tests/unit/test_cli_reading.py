@@ -1,0 +1,213 @@
+"""Commands that only look: status, versions, engines, explain."""
+
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from refitd.cli import render
+from refitd.cli.summary import Summary, newest_good
+from refitd_client.contract.states import EngineState, VersionState
+from refitd_client.contract.wire import Engine, Explanation, Page, Problem, Version
+from support.command_line import answer, refitd
+from support.stand_in_service import StandIn, make_engine, make_version, on_version, stand_in
+
+
+@pytest.fixture
+def service() -> Iterator[StandIn]:
+    with stand_in() as state:
+        yield state
+
+
+def as_text(shown: object) -> str:
+    console = Console(width=300)
+    with console.capture() as capture:
+        console.print(shown)
+    return capture.get()
+
+
+def line_with(output: str, word: str) -> list[str]:
+    return next(line for line in output.splitlines() if word in line).split()
+
+
+class TestStatus:
+    def test_it_says_how_stale_each_engine_is_and_why(self, service: StandIn) -> None:
+        service.versions = [make_version(5), make_version(2)]
+        service.engines = [
+            make_engine("fresh", version="exp~v000005", step=5),
+            make_engine("late", state=EngineState.NACKED, reason="400 Bad Request"),
+            make_engine("new", state=EngineState.BEHIND, version=None, step=None),
+        ]
+        result = refitd("status", "--url", service.url)
+        assert result.exit_code == 0
+        assert "is ready" in result.stdout
+        assert "exp → step 5 (exp~v000005), served by 1 of 3 engines" in result.stdout
+        assert line_with(result.stdout, "late")[3:] == ["NACKED", "2", "3", "400", "Bad", "Request"]
+        assert line_with(result.stdout, "fresh")[3:6] == ["IN_SYNC", "5", "0"]
+        assert "start-up weights" in result.stdout
+
+    def test_a_version_that_was_rolled_back_from_is_no_target(self, service: StandIn) -> None:
+        service.versions = [make_version(5, barred=True), make_version(2)]
+        service.engines = [make_engine()]
+        summary = answer("status", "--url", service.url, kind=Summary)
+        assert [(run.run, run.target.step, run.in_sync, run.engines) for run in summary.runs] == [("exp", 2, 1, 1)]
+
+    def test_a_run_without_a_good_version_is_named(self, service: StandIn) -> None:
+        service.versions = [make_version(1, state=VersionState.REJECTED, reason="shape of w")]
+        result = refitd("status", "--url", service.url)
+        assert "exp has no good version yet" in result.stdout
+        assert "shape of w" in result.stdout
+
+    def test_an_empty_service_says_so(self, service: StandIn) -> None:
+        result = refitd("status", "--url", service.url)
+        assert result.exit_code == 0
+        assert "No engines." in result.stdout
+        assert "No versions." in result.stdout
+
+    def test_a_service_that_is_not_ready_is_shown_and_ends_with_3(self, service: StandIn) -> None:
+        service.ready = False
+        result = refitd("status", "--url", service.url)
+        assert result.exit_code == 3
+        assert "not ready" in result.stdout
+
+
+class TestVersions:
+    def test_newest_first_with_state_size_and_reason(self, service: StandIn) -> None:
+        service.versions = [
+            make_version(1, state=VersionState.REJECTED, reason="missing tensor lm_head.weight"),
+            make_version(2, pinned=True, engines=[on_version(make_engine()), on_version(make_engine("b", step=1))]),
+        ]
+        lines = refitd("versions", "--url", service.url).stdout.splitlines()
+        assert lines[2].split() == [
+            "exp~v000002",
+            "2",
+            "SEALED",
+            "pinned",
+            "3.1",
+            "GB",
+            "1/2",
+            "2026-11-21T12:00:00Z",
+            "-",
+        ]
+        assert lines[3].endswith("missing tensor lm_head.weight")
+
+    def test_filters_are_handed_on_whatever_their_case(self, service: StandIn) -> None:
+        refitd("versions", "--url", service.url, "--run", "a/b", "--state", "rejected", "--limit", "3", "--cursor", "6")
+        assert service.asked == ["GET /v1/versions?run=a%2Fb&state=REJECTED&limit=3&cursor=6"]
+
+    def test_the_rest_of_the_list_is_pointed_to(self, service: StandIn) -> None:
+        service.versions = [make_version(step) for step in range(3)]
+        result = refitd("versions", "--url", service.url, "--limit", "2")
+        assert "--cursor 2" in result.stderr
+        page = answer("versions", "--url", service.url, "--limit", "2", "--cursor", "2", kind=Page[Version])
+        assert [version.step for version in page.items] == [0]
+
+    def test_json_is_the_services_own_document(self, service: StandIn) -> None:
+        service.versions = [make_version(1)]
+        assert answer("versions", "--url", service.url, kind=Page[Version]) == Page(items=service.versions)
+
+    def test_a_pipe_gets_whole_lines(self, service: StandIn) -> None:
+        reason = "tensor " + "x" * 300 + " is missing"
+        service.versions = [make_version(1, state=VersionState.REJECTED, reason=reason)]
+        assert reason in refitd("versions", "--url", service.url).stdout
+
+    def test_what_others_wrote_cannot_steer_the_terminal(self, service: StandIn) -> None:
+        service.versions = [make_version(1, reason="\x1b]0;owned\x07[red]tensor[/red]")]
+        output = refitd("versions", "--url", service.url, env={"FORCE_COLOR": "1"}).stdout
+        assert "\x1b]" not in output
+        assert "[red]tensor[/red]" in output
+
+    def test_no_color_is_obeyed(self, service: StandIn) -> None:
+        service.versions = [make_version(1)]
+        green = "\x1b[32m"
+        assert green in refitd("versions", "--url", service.url, env={"FORCE_COLOR": "1"}).stdout
+        both = {"FORCE_COLOR": "1", "NO_COLOR": "1"}
+        assert green not in refitd("versions", "--url", service.url, env=both).stdout
+        assert "\x1b" not in refitd("versions", "--url", service.url).stdout
+
+
+class TestEngines:
+    def test_a_list_is_what_one_gets_without_a_verb(self, service: StandIn) -> None:
+        service.engines = [make_engine(state=EngineState.QUARANTINED, paused=True, reason="restart it")]
+        service.versions = [make_version(2)]
+        result = refitd("engines", "--url", service.url)
+        assert line_with(result.stdout, "engine-0")[3:] == ["QUARANTINED", "paused", "2", "0", "restart", "it"]
+        assert result.stdout == refitd("engines", "list", "--url", service.url).stdout
+
+    def test_json_is_the_services_own_document(self, service: StandIn) -> None:
+        service.engines = [make_engine()]
+        assert answer("engines", "--url", service.url, kind=Page[Engine]) == Page(items=service.engines)
+        assert answer("engines", "list", "--url", service.url, kind=Page[Engine]) == Page(items=service.engines)
+
+
+class TestExplain:
+    def test_sentences_come_one_a_line(self, service: StandIn) -> None:
+        service.sentences = ["It is SEALED.", "Engine [b] serves it."]
+        assert refitd("explain", "exp~v000001", "--url", service.url).stdout == "It is SEALED.\nEngine [b] serves it.\n"
+        explained = answer("explain", "exp~v000001", "--url", service.url, kind=Explanation)
+        assert explained == Explanation(id="exp~v000001", sentences=service.sentences)
+
+
+class TestFailures:
+    def test_nobody_there_ends_with_3_and_says_what_to_try(self) -> None:
+        result = refitd("versions", "--url", "http://127.0.0.1:1")
+        assert result.exit_code == 3
+        assert result.stdout == ""
+        assert "http://127.0.0.1:1/v1/versions got no answer" in result.stderr
+        assert "--url" in result.stderr
+
+    def test_a_problem_is_one_json_document_on_stdout(self, service: StandIn) -> None:
+        service.trouble = Problem(type="urn:refitd:problem:disk-full", title="Full", status=507, detail="no room")
+        result = refitd("versions", "--url", service.url, "--json")
+        assert result.exit_code == 1
+        assert result.stderr == ""
+        assert msgspec.json.decode(result.stdout, type=Problem) == service.trouble
+
+    def test_a_url_that_is_none_is_wrong_usage(self) -> None:
+        result = refitd("status", "--url", "ftp://x")
+        assert result.exit_code == 2
+        assert "ftp://x" in result.stderr
+
+    def test_the_environment_says_where_the_service_is(self, service: StandIn) -> None:
+        assert refitd("status", env={"REFITD_URL": service.url}).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (None, "-"),
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (999949, "999.9 kB"),
+        (999950, "1.0 MB"),
+        (3087467144, "3.1 GB"),
+        (10**18, "1000.0 PB"),
+    ],
+)
+def test_sizes(count: int | None, text: str) -> None:
+    assert render.size(count) == text
+
+
+def test_steps_of_different_generations_are_not_subtracted() -> None:
+    target = make_version(3, generation=2)
+    assert render.steps_behind(make_engine(version="exp~v000009", step=9), target) == "other generation"
+    assert render.steps_behind(make_engine(), None) == "-"
+
+
+def test_the_newest_good_version_goes_by_generation_first() -> None:
+    assert newest_good(
+        [make_version(9), make_version(3, generation=2), make_version(4, generation=2, barred=True)]
+    ) == (make_version(3, generation=2))
+    assert newest_good([]) is None
+
+
+@pytest.mark.parametrize("state", list(VersionState))
+def test_each_state_of_a_version_can_be_shown(state: VersionState) -> None:
+    assert state.value in as_text(render.versions_table([make_version(1, state=state)]))
+
+
+@pytest.mark.parametrize("state", list(EngineState))
+def test_each_state_of_an_engine_can_be_shown(state: EngineState) -> None:
+    assert state.value in as_text(render.engines_table([make_engine(state=state)], {}))

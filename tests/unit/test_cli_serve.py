@@ -1,0 +1,121 @@
+"""`refitd serve`: its flags are the settings, flags win over the environment, and what is wrong is named."""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from refitd.cli.flags import PANELS, flag, parameters, settings_from, variable
+from refitd.settings import Settings, Watch
+from refitd_client.contract.wire import Problem
+from support.command_line import refitd
+
+SECRETS = {"token"}  # a flag could be read by every user of the machine
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
+    """Takes the service's place: what it would be started with."""
+    calls: list[Settings] = []
+
+    def serve(settings: Settings) -> int:
+        calls.append(settings)
+        return 0
+
+    monkeypatch.setitem(sys.modules, "refitd.app", SimpleNamespace(serve=serve))
+    return calls
+
+
+def test_every_setting_has_a_flag_but_the_secrets() -> None:
+    assert {parameter.name for parameter in parameters()} == set(Settings.model_fields) - SECRETS
+
+
+def test_every_setting_is_placed_in_the_help() -> None:
+    placed = [name for names in PANELS.values() for name in names]
+    assert sorted(placed) == sorted(set(Settings.model_fields) - SECRETS)
+
+
+def test_help_shows_every_flag_with_its_description() -> None:
+    shown = " ".join(refitd("serve", "--help", env={"COLUMNS": "250", "TERMINAL_WIDTH": "250"}).output.split())
+    for name, field in Settings.model_fields.items():
+        if name not in SECRETS:
+            assert flag(name) in shown
+            assert str(field.description) in shown
+
+
+def test_flags_become_settings(started: list[Settings], tmp_path: Path) -> None:
+    result = refitd(
+        *("serve", "--root", str(tmp_path), "--engine", "http://a:1", "--engine", "http://b:2,http://c:3"),
+        *("--port", "0", "--disk-budget", "200GB", "--watch", "poll", "--scan-interval", "0.5", "--allow-dtype-cast"),
+    )
+    assert result.exit_code == 0, result.output
+    settings = started[0]
+    assert settings.root == tmp_path
+    assert settings.engines == ["http://a:1", "http://b:2", "http://c:3"]
+    assert (settings.port, settings.disk_budget, settings.scan_interval) == (0, 200 * 10**9, 0.5)
+    assert settings.watch is Watch.POLL
+    assert settings.allow_dtype_cast
+
+
+def test_a_flag_wins_and_what_has_no_flag_comes_from_the_environment(started: list[Settings], tmp_path: Path) -> None:
+    environment = {
+        "REFITD_ROOT": "/elsewhere",
+        "REFITD_ENGINES": "http://a:1, http://b:2",
+        "REFITD_PORT": "1",
+        "REFITD_TOKEN": "secret",
+        "REFITD_ALLOW_DTYPE_CAST": "true",
+    }
+    assert refitd("serve", "--root", str(tmp_path), "--port", "2", env=environment).exit_code == 0
+    settings = started[0]
+    assert (settings.root, settings.port) == (tmp_path, 2)
+    assert settings.engines == ["http://a:1", "http://b:2"]
+    assert settings.allow_dtype_cast
+    assert settings.read_token() == "secret"
+
+
+def test_the_exit_code_is_the_services(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "refitd.app", SimpleNamespace(serve=lambda _: 1))
+    assert refitd("serve", "--root", str(tmp_path)).exit_code == 1
+
+
+def test_what_is_wrong_is_named_by_flag_and_variable(started: list[Settings]) -> None:
+    result = refitd("serve", "--root", "/x", "--port", "high", "--disk-budget", "5XB")
+    assert result.exit_code == 2
+    assert "--port (REFITD_PORT)" in result.stderr
+    assert "--disk-budget (REFITD_DISK_BUDGET): '5XB' is not a size" in result.stderr
+    assert not started
+
+
+def test_a_setting_that_is_needed_is_asked_for(started: list[Settings]) -> None:
+    result = refitd("serve", "--json")
+    assert result.exit_code == 2
+    assert "--root (REFITD_ROOT) is needed" in msgspec.json.decode(result.stdout, type=Problem).detail
+    assert not started
+
+
+def test_a_rule_over_several_settings_is_told_as_it_is(started: list[Settings]) -> None:
+    result = refitd("serve", "--root", "/x", "--host", "0.0.0.0")  # noqa: S104 - that is what is refused
+    assert result.exit_code == 2
+    assert result.stderr.startswith("host 0.0.0.0 is reachable from other machines")
+    assert not started
+
+
+def test_json_means_json_logs_unless_told_otherwise(started: list[Settings]) -> None:
+    refitd("serve", "--root", "/x", "--json")
+    refitd("serve", "--root", "/x", "--json", "--log-format", "console")
+    assert [settings.log_format for settings in started] == ["json", "console"]
+
+
+def test_a_secret_is_not_shown_when_it_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REFITD_TOKEN", "the-secret")
+    monkeypatch.setenv("REFITD_PORT", "high")
+    with pytest.raises(ValueError, match="--port") as caught:
+        settings_from({"root": "/x"})
+    assert "the-secret" not in str(caught.value)
+
+
+def test_names() -> None:
+    assert (flag("engines"), variable("engines")) == ("--engine", "REFITD_ENGINES")
+    assert flag("keep_last") == "--keep-last"

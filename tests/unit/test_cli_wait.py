@@ -1,0 +1,221 @@
+"""`refitd wait` and `refitd publish`: what a script learns from their exit codes, and what a person sees meanwhile."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from refitd.cli.publish import Published
+from refitd.cli.waiting import look_for, progress_of
+from refitd_client.client import RefitClient
+from refitd_client.contract.states import EngineState, VersionState, WaitOutcome
+from refitd_client.contract.wire import Problem, WaitResult
+from support.command_line import answer, refitd
+from support.stand_in_service import StandIn, make_engine, make_version, on_version, stand_in
+
+ID = "exp~v000002"
+
+
+@pytest.fixture
+def service() -> Iterator[StandIn]:
+    with stand_in() as state:
+        state.versions = [make_version(1), make_version(2, engines=[on_version(make_engine())])]
+        yield state
+
+
+class TestOutcomes:
+    @pytest.mark.parametrize(
+        ("outcome", "code", "words"),
+        [
+            (WaitOutcome.SERVED, 0, "exp~v000002 is served by 1/1 engines"),
+            (WaitOutcome.SUPERSEDED, 0, "exp~v000002 was overtaken"),
+            (WaitOutcome.FAILED, 1, "exp~v000002 will not be served"),
+            (WaitOutcome.PENDING, 5, "exp~v000002 is not served after 0 s"),
+        ],
+    )
+    def test_each_has_its_exit_code(self, service: StandIn, outcome: WaitOutcome, code: int, words: str) -> None:
+        service.outcomes = [outcome]
+        result = refitd("wait", ID, "--url", service.url, "--timeout", "0")
+        assert result.exit_code == code
+        assert words in (result.stderr if code else result.stdout)
+
+    @pytest.mark.parametrize(
+        ("outcome", "code"), [(WaitOutcome.SERVED, 0), (WaitOutcome.FAILED, 1), (WaitOutcome.PENDING, 5)]
+    )
+    def test_json_is_the_answer_whatever_it_is(self, service: StandIn, outcome: WaitOutcome, code: int) -> None:
+        service.outcomes = [outcome]
+        result = refitd("wait", ID, "--url", service.url, "--timeout", "0", "--json")
+        assert result.exit_code == code
+        assert msgspec.json.decode(result.stdout, type=WaitResult).outcome is outcome
+        assert result.stderr == ""
+
+    def test_engines_that_are_late_are_named_with_their_reasons(self, service: StandIn) -> None:
+        late = make_engine("engine-7", state=EngineState.UNREACHABLE, step=1, reason="connection refused")
+        service.versions = [make_version(2, engines=[on_version(make_engine()), on_version(late)])]
+        service.outcomes = [WaitOutcome.PENDING]
+        result = refitd("wait", ID, "--url", service.url, "--timeout", "0")
+        assert "engine-7 is UNREACHABLE (connection refused)" in result.stderr
+        assert "engine-0" not in result.stderr
+
+    def test_waiting_for_a_verdict_only(self, service: StandIn) -> None:
+        service.outcomes = [WaitOutcome.SEALED]
+        assert refitd("wait", ID, "--for", "sealed", "--url", service.url).stdout == f"{ID} is SEALED.\n"
+        assert "for=sealed" in service.asked[-1]
+
+    def test_nobody_there_ends_with_3(self) -> None:
+        assert refitd("wait", ID, "--url", "http://127.0.0.1:1").exit_code == 3
+
+    def test_an_id_that_nobody_knows_ends_at_once(self, service: StandIn) -> None:
+        result = refitd("wait", "exp~v000077", "--url", service.url, "--timeout", "600")
+        assert result.exit_code == 1
+        assert "no version exp~v000077" in result.stderr
+        assert service.asked == ["GET /v1/versions/exp~v000077"]
+
+
+class TestByStep:
+    def test_a_run_and_a_step_name_a_version(self, service: StandIn) -> None:
+        result = refitd("wait", "--run", "exp", "--step", "2", "--url", service.url)
+        assert result.exit_code == 0
+        assert f"GET /v1/versions/{ID}/wait" in service.asked[-1]
+
+    @pytest.mark.parametrize("args", [(), ("--run", "exp"), ("--step", "1")])
+    def test_half_a_name_is_wrong_usage(self, args: tuple[str, ...]) -> None:
+        result = refitd("wait", *args, "--url", "http://127.0.0.1:1")
+        assert result.exit_code == 2
+        assert "--run and --step" in result.stderr
+
+    def test_a_step_that_is_not_published_yet_is_waited_for(
+        self, service: StandIn, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        looks = []
+
+        def sleep(_: float) -> None:
+            looks.append(1)
+            service.versions.append(make_version(3))
+
+        monkeypatch.setattr("refitd.cli.waiting.time.sleep", sleep)
+        assert refitd("wait", "--run", "exp", "--step", "3", "--url", service.url).exit_code == 0
+        assert looks == [1]
+
+    def test_a_step_that_never_comes_ends_with_5(self, service: StandIn) -> None:
+        result = refitd("wait", "--run", "exp", "--step", "9", "--url", service.url, "--timeout", "0", "--json")
+        assert result.exit_code == 5
+        assert msgspec.json.decode(result.stdout, type=Problem).slug == "timed-out"
+
+    def test_steps_of_an_older_generation_are_not_meant(self, service: StandIn) -> None:
+        service.versions = [
+            make_version(5),
+            make_version(6),
+            make_version(4, generation=2),
+            make_version(5, generation=2),
+        ]
+        with RefitClient(service.url) as client:
+            found = look_for(client, "exp", 5)
+            assert found is not None
+            assert found.generation == 2
+            assert look_for(client, "exp", 6) is None
+            assert look_for(client, "exp", 3) is None
+            assert look_for(client, "other", 3) is None
+            service.versions = [make_version(6), make_version(7, generation=2)]
+            assert look_for(client, "exp", 6) is None
+
+    def test_a_step_far_down_the_list_is_found(self, service: StandIn) -> None:
+        service.versions = [make_version(step) for step in range(450)]
+        with RefitClient(service.url) as client:
+            found = look_for(client, "exp", 3)
+        assert found is not None
+        assert found.step == 3
+
+
+class TestProgress:
+    def test_a_person_sees_who_is_waited_for(self) -> None:
+        late = make_engine("engine-7", state=EngineState.UPDATING, step=1)
+        version = make_version(2, state=VersionState.SEALED, engines=[on_version(make_engine()), on_version(late)])
+        assert progress_of(version, 12.4) == (
+            "exp~v000002 SEALED · engines 1/2 · waiting for engine-7 UPDATING · 12 s left"
+        )
+
+    def test_on_a_terminal_it_looks_again_and_again(self, service: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("refitd.cli.waiting._LOOK", 0.0)
+        service.outcomes = [WaitOutcome.PENDING, WaitOutcome.PENDING, WaitOutcome.SERVED]
+        result = refitd("wait", ID, "--url", service.url, env={"FORCE_COLOR": "1"})
+        assert result.exit_code == 0
+        assert "exp~v000002 SEALED · engines 1/1" in result.stderr
+        assert sum("/wait" in line for line in service.asked) == 3
+
+    def test_an_id_with_brackets_is_shown_as_it_is(self, service: StandIn) -> None:
+        service.versions = [make_version(2, id="[red]x")]
+        result = refitd("wait", "[red]x", "--url", service.url, env={"FORCE_COLOR": "1"})
+        assert result.exit_code == 0
+        assert "looking at [red]x" in result.stderr
+
+    def test_a_script_sees_none(self, service: StandIn) -> None:
+        assert refitd("wait", ID, "--url", service.url).stderr == ""
+
+
+class TestPublish:
+    @pytest.fixture
+    def checkpoint(self, tmp_path: Path) -> Path:
+        folder = tmp_path / "checkpoint"
+        folder.mkdir()
+        save_file({"w": np.ones((4, 4), np.float32)}, folder / "model.safetensors")
+        (folder / "config.json").write_text("{}")
+        return folder
+
+    def publish(self, checkpoint: Path, *more: str) -> tuple[str, ...]:
+        root = checkpoint.parent / "root"
+        return ("publish", str(checkpoint), "--root", str(root), "--run", "exp/trial", "--step", "7", *more)
+
+    def test_a_folder_becomes_a_version_and_the_service_is_told(self, service: StandIn, checkpoint: Path) -> None:
+        command = self.publish(checkpoint, "--url", service.url, "--metadata", "loss=0.1", "--metadata", "note=a=b")
+        published = answer(*command, kind=Published)
+        assert (published.id, published.outcome, published.notice_error) == ("exp~trial~v000007", None, None)
+        assert (Path(published.path) / "refit.json").is_file()
+        assert [(body.run, body.step, body.metadata) for body in service.bodies] == [
+            ("exp/trial", 7, {"loss": "0.1", "note": "a=b"})
+        ]
+
+    def test_wait_returns_when_engines_serve_it(self, service: StandIn, checkpoint: Path) -> None:
+        result = refitd(*self.publish(checkpoint, "--url", service.url, "--wait"))
+        assert result.exit_code == 0, result.output
+        assert "exp~trial~v000007 is served." in result.stdout
+
+    def test_wait_ends_with_1_when_the_version_is_bad(self, service: StandIn, checkpoint: Path) -> None:
+        service.outcomes = [WaitOutcome.FAILED]
+        result = refitd(*self.publish(checkpoint, "--url", service.url, "--wait"))
+        assert result.exit_code == 1
+        assert "exp~trial~v000007 will not be served" in result.stderr
+
+    def test_a_service_that_is_down_does_not_undo_it(self, checkpoint: Path) -> None:
+        result = refitd(*self.publish(checkpoint, "--url", "http://127.0.0.1:1"))
+        assert result.exit_code == 0, result.output
+        assert (checkpoint.parent / "root/exp/trial/v000007/refit.json").is_file()
+        assert "the service was not told" in result.stderr
+
+    def test_a_file_that_is_no_checkpoint_is_named(self, service: StandIn, checkpoint: Path) -> None:
+        (checkpoint / "model.safetensors").write_bytes(b"no safetensors at all")
+        result = refitd(*self.publish(checkpoint, "--url", service.url, "--json"))
+        assert result.exit_code == 1
+        problem = msgspec.json.decode(result.stdout, type=Problem)
+        assert problem.slug == "publish-failed"
+        assert "model.safetensors" in problem.detail
+
+    def test_metadata_that_is_no_pair_is_wrong_usage(self, checkpoint: Path) -> None:
+        result = refitd(*self.publish(checkpoint, "--metadata", "loss"))
+        assert result.exit_code == 2
+        assert "KEY=VALUE" in result.stderr
+
+    def test_on_a_terminal_bytes_are_shown_as_they_are_written(self, service: StandIn, checkpoint: Path) -> None:
+        result = refitd(*self.publish(checkpoint, "--url", service.url), env={"FORCE_COLOR": "1"})
+        assert result.exit_code == 0
+        assert "writing" in result.stderr
+
+    def test_neither_torch_nor_the_service_is_loaded_for_it(self) -> None:
+        code = "import sys, refitd.cli.app; print([m for m in ('torch', 'fastapi', 'sqlalchemy') if m in sys.modules])"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert done.stdout == "[]\n"

@@ -1,0 +1,300 @@
+"""Both clients against a real server that misbehaves: lost replies, foreign answers, tokens, waits."""
+
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from refitd_client.client import RefitClient
+from refitd_client.contract.states import Kind, VersionState, WaitOutcome
+from refitd_client.contract.wire import NewEngine, Notice, Version, WaitResult
+from refitd_client.errors import (
+    ConflictError,
+    InvalidRequestError,
+    NotFoundError,
+    ServiceProblemError,
+    ServiceUnreachableError,
+    UnauthorizedError,
+)
+from refitd_client.retry import RetryPolicy
+from support.both_clients import QUICK, Run, Use, run_async, run_blocking
+from support.scripted_server import Step, answer, cut, hang_up, page, problem, serve, silence
+
+NOTICE = Notice(run="exp/trial", step=7, metadata={"loss": "0.1"})
+VERSION = Version(
+    id="exp~trial~v000007",
+    run="exp/trial",
+    generation=1,
+    step=7,
+    kind=Kind.FULL,
+    state=VersionState.ANNOUNCED,
+    path="exp/trial/v000007",
+    created_at="2026-11-21T12:00:00Z",
+)
+TAKEN = answer(202, msgspec.to_builtins(VERSION))
+FAST_RETRY = RetryPolicy(deadline=0.05, first_pause=0.001, longest_pause=0.01)
+
+
+def waited(outcome: WaitOutcome) -> Step:
+    return answer(200, msgspec.to_builtins(WaitResult(outcome=outcome, version=VERSION)))
+
+
+@pytest.fixture(params=[run_blocking, run_async])
+def run(request: pytest.FixtureRequest) -> Run:
+    return request.param
+
+
+class TestRetries:
+    @pytest.mark.parametrize(
+        "fault",
+        [hang_up, cut, page(502), page(504), problem(503, "not-ready", Retry_After="0"), problem(429, "slow-down")],
+    )
+    def test_a_notice_survives(self, run: Run, fault: Step) -> None:
+        with serve(fault, fault, TAKEN) as server:
+            assert run(server.url, lambda client: client.announce(NOTICE)) == VERSION
+        assert len(server.seen) == 3
+        assert [msgspec.json.decode(seen.body, type=Notice) for seen in server.seen] == [NOTICE] * 3
+
+    def test_a_notice_survives_a_service_that_never_answers_the_first_time(self, run: Run) -> None:
+        with serve(silence, TAKEN) as server:
+            assert run(server.url, lambda client: client.announce(NOTICE), timeout=0.2) == VERSION
+        assert len(server.seen) == 2
+
+    @pytest.mark.parametrize("fault", [hang_up, cut, page(502)])
+    def test_what_may_have_happened_is_not_asked_for_again_where_twice_is_not_once(self, run: Run, fault: Step) -> None:
+        with serve(fault, TAKEN) as server:
+            for use in (
+                lambda client: client.rollback("exp/trial"),
+                lambda client: client.add_engine(NewEngine(url="http://engine:30000")),
+                lambda client: client.remove_engine("engine"),
+            ):
+                server.steps[:] = [fault, TAKEN]
+                with pytest.raises(ServiceUnreachableError):
+                    run(server.url, use)
+        assert len(server.seen) == 3
+
+    def test_a_service_that_says_it_did_nothing_is_asked_again_whatever_the_call(self, run: Run) -> None:
+        with serve(problem(503, "not-ready"), TAKEN) as server:
+            assert run(server.url, lambda client: client.rollback("exp/trial")) == VERSION
+
+    def test_a_service_that_is_still_starting_is_waited_for(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        with socket.socket() as taken:  # bound and not listening: connections are refused
+            taken.bind(("127.0.0.1", 0))
+            port = taken.getsockname()[1]
+        starts = iter([serve(TAKEN, port=port)])
+        running = []
+
+        def backoff(self: RetryPolicy, tried: int, chance: float) -> float:
+            for start in starts:
+                running.append(start)
+                start.__enter__()
+            return 0.001
+
+        monkeypatch.setattr(RetryPolicy, "_backoff", backoff)
+        try:
+            assert run(f"http://127.0.0.1:{port}", lambda client: client.announce(NOTICE)) == VERSION
+        finally:
+            running[0].__exit__(None, None, None)
+
+    def test_it_gives_up_in_the_end_and_says_where_and_why(self, run: Run) -> None:
+        with serve(hang_up) as server:
+            with pytest.raises(
+                ServiceUnreachableError, match=f"POST {server.url}/v1/versions got no answer.* may have"
+            ):
+                run(server.url, lambda client: client.announce(NOTICE), retry=FAST_RETRY)
+            assert len(server.seen) > 1
+
+    def test_the_last_problem_is_the_error_when_the_service_stays_unready(self, run: Run) -> None:
+        with serve(problem(503, "not-ready", "the journal is locked")) as server:
+            with pytest.raises(ServiceProblemError, match="the journal is locked"):
+                run(server.url, lambda client: client.announce(NOTICE), retry=FAST_RETRY)
+            assert len(server.seen) > 1
+
+    @pytest.mark.parametrize("use", [lambda client: client.healthy(), lambda client: client.ready()])
+    def test_health_is_asked_once_and_is_never_an_error(self, run: Run, use: Use) -> None:
+        with serve(answer(200, {"status": "ok"}), problem(503, "not-ready"), hang_up) as server:
+            assert [run(server.url, use) for _ in range(3)] == [True, False, False]
+        assert len(server.seen) == 3
+        assert run(server.url, use) is False
+
+
+class TestForeignAnswers:
+    @pytest.mark.parametrize(
+        ("step", "words"),
+        [
+            (page(200), "HTTP 200 in a form.*text/html.*nginx"),
+            (page(404), "HTTP 404, but not as refitd does: text/html"),
+            (page(500), "HTTP 500, but not as refitd"),
+            (answer(200, {"hello": "world"}), "missing required field"),
+            (answer(200, b""), "HTTP 200 in a form"),
+            (answer(200, b"[" * 100_000), "HTTP 200 in a form"),
+            (answer(200, b"\xff\xfe{"), "HTTP 200 in a form"),
+            (answer(404, {"detail": "Not Found"}), "not as refitd does"),
+            (answer(302, Location="http://127.0.0.1:1/elsewhere"), "redirects to http://127.0.0.1:1/elsewhere"),
+        ],
+    )
+    def test_what_refitd_would_not_say_is_named_with_its_url(self, run: Run, step: Step, words: str) -> None:
+        with serve(step) as server:
+            with pytest.raises(ServiceUnreachableError, match=words) as caught:
+                run(server.url, lambda client: client.version("exp~v000007"))
+            assert f"{server.url}/v1/versions/exp~v000007" in str(caught.value)
+            assert len(server.seen) == 1
+
+    @pytest.mark.parametrize(
+        ("status", "error"),
+        [
+            (401, UnauthorizedError),
+            (403, UnauthorizedError),
+            (404, NotFoundError),
+            (409, ConflictError),
+            (422, InvalidRequestError),
+            (507, ServiceProblemError),
+        ],
+    )
+    def test_a_problem_document_becomes_the_error_of_its_status(self, run: Run, status: int, error: type) -> None:
+        with (
+            serve(problem(status, "a-slug", "the detail")) as server,
+            pytest.raises(error, match="the detail") as caught,
+        ):
+            run(server.url, lambda client: client.announce(NOTICE))
+        assert caught.value.problem.slug == "a-slug"
+
+    @pytest.mark.parametrize("status", [401, 403])
+    def test_a_proxy_that_wants_a_login_is_a_matter_of_authorisation(self, run: Run, status: int) -> None:
+        with serve(page(status)) as server, pytest.raises(UnauthorizedError, match="proxy"):
+            run(server.url, lambda client: client.announce(NOTICE))
+
+
+class TestConnection:
+    def test_the_token_file_is_read_again_for_each_request(self, run: Run, tmp_path: Path) -> None:
+        file = tmp_path / "token"
+        file.write_text("first\n")
+
+        def rotate(handler: BaseHTTPRequestHandler) -> None:
+            file.write_text("second\n")
+            problem(503, "not-ready")(handler)
+
+        with serve(rotate, TAKEN) as server:
+            run(server.url, lambda client: client.announce(NOTICE), token_file=file)
+        assert [seen.headers["authorization"] for seen in server.seen] == ["Bearer first", "Bearer second"]
+
+    def test_arguments_win_over_the_environment(
+        self, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        file = tmp_path / "token"
+        file.write_text("from-file")
+        with serve(TAKEN) as server:
+            monkeypatch.setenv("REFITD_URL", server.url + "/")
+            monkeypatch.setenv("REFITD_TOKEN_FILE", str(file))
+            run(None, lambda client: client.announce(NOTICE))
+            monkeypatch.setenv("REFITD_TOKEN", "from-env")
+            run(None, lambda client: client.announce(NOTICE))
+            monkeypatch.setenv("REFITD_URL", "http://127.0.0.1:1")
+            run(server.url, lambda client: client.announce(NOTICE), token="from-argument")
+        sent = [seen.headers["authorization"] for seen in server.seen]
+        assert sent == ["Bearer from-file", "Bearer from-env", "Bearer from-argument"]
+
+    def test_an_empty_token_in_the_environment_is_no_token(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("REFITD_TOKEN", "")
+        with serve(TAKEN) as server:
+            run(server.url, lambda client: client.announce(NOTICE))
+        assert "authorization" not in server.seen[0].headers
+
+    def test_proxies_of_the_environment_are_not_used(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+            monkeypatch.setenv(name, "http://127.0.0.1:1")
+        with serve(TAKEN) as server:
+            assert run(server.url, lambda client: client.announce(NOTICE)) == VERSION
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "ftp://host",
+            "localhost:8700",
+            "http://",
+            "http://user:secret@host",
+            "http://host/?q=1",
+            "http://host:port",
+            "\0",
+        ],
+    )
+    def test_a_url_that_is_none_is_refused_before_anything_is_sent(self, url: str) -> None:
+        with pytest.raises(ValueError, match="URL") as caught:
+            RefitClient(url)
+        assert "secret" not in str(caught.value)
+
+    @pytest.mark.parametrize("token", ["", " \n", "two words", "line\nbreak", "schlüssel"])
+    def test_a_token_that_is_none_is_refused_without_being_shown(self, token: str) -> None:
+        with pytest.raises(ValueError, match="bearer token") as caught:
+            RefitClient(token=token)
+        assert "schl" not in str(caught.value)
+
+    def test_a_missing_token_file_is_named(self, run: Run, tmp_path: Path) -> None:
+        with serve(TAKEN) as server, pytest.raises(OSError, match="no-such-file"):
+            run(server.url, lambda client: client.announce(NOTICE), token_file=tmp_path / "no-such-file")
+        assert not server.seen
+
+    def test_a_prefix_of_the_url_is_kept(self, run: Run) -> None:
+        with serve(TAKEN) as server:
+            run(server.url + "/refitd/", lambda client: client.announce(NOTICE))
+        assert server.seen[0].path == "/refitd/v1/versions"
+
+    def test_an_id_stays_one_segment_whatever_is_in_it(self, run: Run) -> None:
+        with serve(TAKEN) as server:
+            run(server.url, lambda client: client.pin("a/../b?c#d e~"))
+        assert server.seen[0].path == "/v1/versions/a%2F..%2Fb%3Fc%23d%20e~/pin"
+
+    @pytest.mark.parametrize("bad", ["", ".", ".."])
+    def test_an_id_that_would_be_another_route_is_refused(self, run: Run, bad: str) -> None:
+        with serve(TAKEN) as server, pytest.raises(ValueError, match="not the id"):
+            run(server.url, lambda client: client.remove_engine(bad))
+        assert not server.seen
+
+    def test_threads_that_share_a_client_get_their_own_answers(self) -> None:
+        def echo(handler: BaseHTTPRequestHandler) -> None:
+            step = int(handler.path.rpartition("/")[2])
+            answer(200, msgspec.to_builtins(VERSION) | {"step": step})(handler)
+
+        with serve(echo) as server, RefitClient(server.url, retry=QUICK) as client, ThreadPoolExecutor(8) as pool:
+            assert [found.step for found in pool.map(lambda step: client.version(str(step)), range(80))] == list(
+                range(80)
+            )
+
+
+class TestWait:
+    def test_long_waits_are_cut_into_polls_until_the_outcome_is_there(self, run: Run) -> None:
+        with serve(waited(WaitOutcome.PENDING), waited(WaitOutcome.PENDING), waited(WaitOutcome.SERVED)) as server:
+            result = run(server.url, lambda client: client.wait(VERSION.id, timeout=600))
+        assert result == WaitResult(outcome=WaitOutcome.SERVED, version=VERSION)
+        assert len(server.seen) == 3
+        assert all(seen.path == f"/v1/versions/{VERSION.id}/wait?for=served&timeout=25.000" for seen in server.seen)
+
+    def test_time_up_is_an_outcome_and_not_an_error(self, run: Run) -> None:
+        with serve(waited(WaitOutcome.PENDING)) as server:
+            result = run(server.url, lambda client: client.wait(VERSION.id, "sealed", timeout=0))
+        assert result.outcome is WaitOutcome.PENDING
+        assert [seen.path for seen in server.seen] == [f"/v1/versions/{VERSION.id}/wait?for=sealed&timeout=0.000"]
+
+    def test_a_wait_does_not_outlast_its_time_when_the_service_is_gone(self, run: Run) -> None:
+        with serve(hang_up) as server, pytest.raises(ServiceUnreachableError):
+            run(server.url, lambda client: client.wait(VERSION.id, timeout=0))
+        assert len(server.seen) == 1
+
+    def test_a_wait_survives_a_restart_of_the_service(self, run: Run) -> None:
+        with serve(hang_up, page(502), waited(WaitOutcome.SERVED)) as server:
+            assert run(server.url, lambda client: client.wait(VERSION.id)).outcome is WaitOutcome.SERVED
+
+    def test_the_service_may_think_for_as_long_as_it_was_asked_to(self, run: Run) -> None:
+        thinking = threading.Event()
+
+        def think(handler: BaseHTTPRequestHandler) -> None:
+            thinking.wait(0.3)  # longer than the timeout of a try, shorter than the poll
+            waited(WaitOutcome.SERVED)(handler)
+
+        with serve(think) as server:
+            run(server.url, lambda client: client.wait(VERSION.id, timeout=5), timeout=0.1)
+        assert len(server.seen) == 1

@@ -1,0 +1,142 @@
+"""One publisher a run, for exactly as long as it lives."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from refitd_client import PublishError, RunBusyError, StorageError, WeightPublisher
+from refitd_client.lock import Lock, LockHeldError
+
+
+def test_a_second_publisher_is_told_who_has_the_run(tmp_path: Path) -> None:
+    """By process and host."""
+    with WeightPublisher(tmp_path, "run"), pytest.raises(RunBusyError) as caught:
+        WeightPublisher(tmp_path, "run")
+    assert caught.value.pid == os.getpid()
+    assert f"process {os.getpid()} on {os.uname().nodename}" in str(caught.value)
+
+
+def test_closing_lets_the_next_one_in(tmp_path: Path) -> None:
+    """And closing twice is harmless."""
+    first = WeightPublisher(tmp_path, "run")
+    first.close()
+    first.close()
+    WeightPublisher(tmp_path, "run").close()
+
+
+def test_a_closed_publisher_publishes_nothing(tmp_path: Path) -> None:
+    """It would do so without a lock."""
+    publisher = WeightPublisher(tmp_path, "run")
+    publisher.close()
+    with pytest.raises(PublishError, match="is closed"):
+        publisher.publish({}, step=1)
+
+
+def test_a_forgotten_publisher_lets_the_run_go(tmp_path: Path) -> None:
+    """One that nobody refers to any more."""
+    publisher = WeightPublisher(tmp_path, "run")
+    del publisher
+    WeightPublisher(tmp_path, "run").close()
+
+
+def test_other_runs_are_free(tmp_path: Path) -> None:
+    """Also runs below this one."""
+    with WeightPublisher(tmp_path, "run"), WeightPublisher(tmp_path, "run/below"), WeightPublisher(tmp_path, "other"):
+        pass
+
+
+def test_kill_9_frees_the_run(tmp_path: Path) -> None:
+    """The kernel gives the lock back, whatever the file says."""
+    script = f"""
+import time
+from refitd_client import WeightPublisher
+publisher = WeightPublisher({str(tmp_path)!r}, "run")
+print("open", flush=True)
+time.sleep(60)
+"""
+    child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    with child, child.stdout:
+        assert child.stdout.readline() == "open\n"
+        with pytest.raises(RunBusyError, match=f"process {child.pid}"):
+            WeightPublisher(tmp_path, "run")
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    WeightPublisher(tmp_path, "run").close()
+
+
+FORK = """
+import os, sys
+from refitd_client import PublishError, WeightPublisher
+publisher = WeightPublisher(sys.argv[1], "run")
+ready, go = os.pipe(), os.pipe()
+child = os.fork()
+if child == 0:
+    try:
+        publisher.publish({}, step=1)
+    except PublishError as error:
+        assert "before a fork" in str(error), error
+    publisher.close()
+    os.write(ready[1], b".")
+    os.close(go[1])
+    os.read(go[0], 1)  # until the test is over: our copy of go[1] is the last
+    os._exit(0)
+os.read(ready[0], 1)
+try:
+    WeightPublisher(sys.argv[1], "run")
+except Exception as error:
+    print(type(error).__name__, flush=True)
+publisher.close()
+WeightPublisher(sys.argv[1], "run").close()
+print("free", flush=True)
+os.close(go[1])
+os.waitpid(child, 0)
+"""
+
+
+def test_a_forked_child_neither_gives_the_lock_away_nor_keeps_it(tmp_path: Path) -> None:
+    """Data loaders fork. The child cannot publish; its close changes nothing; it does not outlive its parent's lock."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORK, tmp_path],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=30,
+    )
+    assert done.stdout.split() == ["RunBusyError", "free"]
+
+
+def test_a_spawned_child_has_no_part_in_it(tmp_path: Path) -> None:
+    """The lock's descriptor is not inherited."""
+    with WeightPublisher(tmp_path, "run"):
+        process = multiprocessing.get_context("spawn").Process(target=_expect_busy, args=(tmp_path,))
+        process.start()
+        process.join()
+    assert process.exitcode == 0
+
+
+def _expect_busy(root: Path) -> None:
+    with pytest.raises(RunBusyError):
+        WeightPublisher(root, "run")
+
+
+def test_a_lock_file_that_says_nothing_is_still_a_lock(tmp_path: Path) -> None:
+    """Its holder may be about to write to it."""
+    lock = Lock(tmp_path / "lock")
+    (tmp_path / "lock").write_bytes(b"")
+    with pytest.raises(LockHeldError) as caught:
+        Lock(tmp_path / "lock")
+    assert caught.value.holder is None
+    lock.release()
+
+
+def test_a_root_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    """Here a file is in its way."""
+    (tmp_path / "root").write_text("")
+    with pytest.raises(StorageError, match=str(tmp_path / "root")):
+        WeightPublisher(tmp_path / "root", "run")

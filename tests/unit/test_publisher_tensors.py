@@ -1,0 +1,338 @@
+"""Tensors of every kind come back from a version as they went in, or are refused by name before anything is visible."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import published
+import pytest
+import safetensors.torch
+import torch
+from safetensors import safe_open
+from torch import nn
+
+from refitd_client import InvalidWeightsError, Progress, WeightPublisher
+from refitd_client.tensors import DTYPES
+
+
+@pytest.fixture
+def publisher(tmp_path: Path) -> Iterator[WeightPublisher]:
+    """One that takes tensors of several shards."""
+    with WeightPublisher(tmp_path / "root", "run", max_shard_bytes=2**16) as publisher:
+        yield publisher
+
+
+def _loaded(folder: Path) -> dict[str, torch.Tensor]:
+    return {
+        name: tensor
+        for shard in published.shards(folder)
+        for name, tensor in safetensors.torch.load_file(shard).items()
+    }
+
+
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    def bits(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+    return one.dtype == other.dtype and one.shape == other.shape and torch.equal(bits(one), bits(other))
+
+
+def _assert_published(folder: Path, expected: dict[str, torch.Tensor]) -> None:
+    got = _loaded(folder)
+    assert got.keys() == expected.keys()
+    wrong = [name for name in expected if not _same_bits(got[name], expected[name])]
+    assert not wrong
+
+
+def _random(name: str) -> torch.Tensor:
+    """Finite values of any dtype."""
+    dtype = getattr(torch, name)
+    numbers = torch.arange(24).reshape(4, 6)
+    if name == "float4_e2m1fn_x2":
+        return numbers.to(torch.uint8).view(dtype)
+    return (numbers % 2).bool() if dtype is torch.bool else numbers.to(torch.float32).to(dtype)
+
+
+def test_every_dtype_of_the_format_is_read_back_by_its_own_library(publisher: WeightPublisher) -> None:
+    """Bit by bit, with every shape that is easy to get wrong."""
+    state = {name: _random(name) for name in DTYPES}
+    state |= {"scalar": torch.tensor(3.5), "empty": torch.zeros(0, 7), "one": torch.ones(1, dtype=torch.int8)}
+    publication = publisher.publish(state, step=1)
+    _assert_published(publication.path, state)
+    manifest = published_manifest(publication.path)
+    assert manifest["tensors"]["count"] == len(state)
+    assert manifest["tensors"]["bytes"] == sum(tensor.nbytes for tensor in state.values())
+    assert manifest["tensors"]["dtypes"]["F32"] == 3
+
+
+def published_manifest(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "refit.json").read_bytes())
+
+
+def test_tensors_are_written_as_they_are_seen_and_not_as_they_are_stored(publisher: WeightPublisher) -> None:
+    """Transposes, slices, strides, expansions, lazy negation, parameters with gradients."""
+    base = torch.arange(60.0).reshape(6, 10)
+    state = {
+        "transposed": base.T,
+        "sliced": base[1:4, 2:5],
+        "strided": base[::2],
+        "expanded": torch.ones(1, 5).expand(4, 5),
+        "negated": torch.conj(torch.complex(base, base)).imag,
+        "parameter": nn.Parameter(base.clone()),
+        "channels_last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    }
+    seen = {**state, "negated": -base}
+    _assert_published(publisher.publish(state, step=1).path, seen)
+
+
+def test_numpy_arrays_are_published_in_the_formats_byte_order(publisher: WeightPublisher) -> None:
+    """Big-endian, Fortran-ordered, read-only and scalar ones."""
+    readonly = np.arange(4, dtype=np.uint32)
+    readonly.flags.writeable = False
+    state = {
+        "big": np.arange(6, dtype=">f4").reshape(2, 3),
+        "fortran": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        "reversed": np.arange(6, dtype=np.int16)[::-1],
+        "readonly": readonly,
+        "scalar": np.array(2.5, np.float16),
+        "flags": np.array([True, False]),
+    }
+    got = published.tensors(publisher.publish(state, step=1).path)
+    assert got.keys() == state.keys()
+    assert all(np.array_equal(got[name], state[name]) and got[name].shape == state[name].shape for name in state)
+    assert got["big"].dtype == np.dtype("<f4")
+
+
+def test_shards_are_cut_by_size_and_the_index_finds_every_tensor(publisher: WeightPublisher) -> None:
+    """A tensor above the limit has a shard to itself; none is split."""
+    sizes = [100, 30_000, 30_000, 30_000, 200_000, 10]
+    state = {f"t{number}": torch.full((size,), number, dtype=torch.int8) for number, size in enumerate(sizes)}
+    publication = publisher.publish(state, step=1)
+    names = [shard.name for shard in published.shards(publication.path)]
+    assert names == [f"model-0000{number}-of-00004.safetensors" for number in range(1, 5)]
+    assert sum(published.check(publication.path).files[name].size for name in names) > sum(sizes)
+    index = json.loads((publication.path / "model.safetensors.index.json").read_bytes())
+    assert index["metadata"]["total_size"] == sum(sizes)
+    assert index["weight_map"]["t4"] == "model-00003-of-00004.safetensors"
+
+
+def test_a_mapped_file_gives_aligned_tensors(publisher: WeightPublisher) -> None:
+    """Each to the size of its elements, whatever the names' order."""
+    state = {"a": torch.ones(3, dtype=torch.uint8), "b": torch.ones(3), "c": torch.ones(3, dtype=torch.float64)}
+    (shard,) = published.shards(publisher.publish(state, step=1).path)
+    data = shard.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    assert length % 8 == 0
+    assert all(header[name]["data_offsets"][0] % state[name].element_size() == 0 for name in state)
+    with safe_open(shard, framework="pt") as file:
+        assert file.metadata() == {"format": "pt"}
+
+
+def test_the_same_tensors_have_the_same_digest_in_any_order(publisher: WeightPublisher) -> None:
+    """And others have another."""
+    state = {"b": torch.ones(3), "a": torch.zeros(3)}
+    first = publisher.publish(state, step=1)
+    again = publisher.publish(dict(reversed(state.items())), step=2)
+    other = publisher.publish({**state, "a": torch.ones(3)}, step=3)
+    assert first.digest == again.digest != other.digest
+
+
+def test_nothing_that_the_trainer_does_later_changes_a_version(publisher: WeightPublisher) -> None:
+    """An optimizer step in place, for one."""
+    weight = torch.ones(100)
+    publication = publisher.publish({"w": weight}, step=1)
+    weight.zero_()
+    _assert_published(publication.path, {"w": torch.ones(100)})
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_non_finite_weights_never_become_visible(
+    publisher: WeightPublisher, tmp_path: Path, bad: float, dtype: torch.dtype
+) -> None:
+    """The error names the tensor and how many; also in the last element of a later chunk."""
+    weight = torch.ones(2**20 + 7, dtype=dtype)
+    weight[[5, -1]] = bad
+    with pytest.raises(InvalidWeightsError, match=r"tensor w holds 2 values") as caught:
+        publisher.publish({"fine": torch.ones(3), "w": weight}, step=1)
+    assert caught.value.tensor == "w"
+    assert published.versions(tmp_path / "root" / "run") == published.leftovers(tmp_path / "root" / "run") == []
+
+
+def test_non_finite_weights_are_published_when_asked_for(tmp_path: Path) -> None:
+    """Somebody may mask with infinities."""
+    state = {"mask": torch.tensor([0.0, float("-inf")])}
+    with WeightPublisher(tmp_path, "run", check_finite=False) as publisher:
+        _assert_published(publisher.publish(state, step=1).path, state)
+
+
+class Wrapper(torch.Tensor):
+    """As torchao's quantised tensors are."""
+
+    @classmethod
+    def __torch_dispatch__(cls, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError
+
+
+def _wrapper() -> torch.Tensor:
+    return torch.Tensor._make_wrapper_subclass(Wrapper, (2, 2))
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, for what is deprecated and refused here
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: torch.ones(2, dtype=torch.complex64), "dtype complex64"),
+        (lambda: torch.ones(2, 2).to_sparse(), "to_dense"),
+        (lambda: torch.ones(2, 2).to_sparse_csr(), "to_dense"),
+        (lambda: torch.ones(2, device="meta"), "meta device"),
+        (lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), "quantized"),
+        (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "layout"),
+        (_wrapper, "wrapper around other tensors"),
+        (lambda: np.array(["a"]), "dtype str"),
+        (lambda: np.ones(2, np.complex128), "dtype complex128"),
+        (lambda: [1.0, 2.0], "builtins.list"),
+        (lambda: None, "NoneType"),
+    ],
+)
+def test_what_has_no_bytes_to_write_is_refused_by_name(publisher: WeightPublisher, make: Any, why: str) -> None:
+    """With a word on what to do."""
+    with pytest.raises(InvalidWeightsError, match=why) as caught:
+        publisher.publish({"fine": torch.ones(1), "the.culprit": make()}, step=1)
+    assert caught.value.tensor == "the.culprit"
+    assert "the.culprit" in str(caught.value)
+
+
+def test_a_distributed_tensor_is_refused_with_the_way_to_gather_it(publisher: WeightPublisher, tmp_path: Path) -> None:
+    """A rank has a part of it only."""
+    from torch import distributed
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        tensor = distribute_tensor(torch.ones(4), init_device_mesh("cpu", (1,)), [Shard(0)])
+        with pytest.raises(InvalidWeightsError, match="full_state_dict=True"):
+            publisher.publish({"w": tensor}, step=1)
+    finally:
+        distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("weights", [{}, {1: torch.ones(1)}, {"__metadata__": torch.ones(1)}, 3, None])
+def test_what_is_no_state_dict_is_refused(publisher: WeightPublisher, weights: Any) -> None:
+    """Also one without tensors."""
+    with pytest.raises(InvalidWeightsError):
+        publisher.publish(weights, step=1)
+
+
+class Tied(nn.Module):
+    """A model with an embedding that is its head, a buffer to keep and one not to keep."""
+
+    _tied_weights_keys: Any = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(8, 4)
+        self.lm_head = nn.Linear(4, 8, bias=False)
+        self.lm_head.weight = self.embed.weight
+        self.register_buffer("scale", torch.ones(1))
+        self.register_buffer("cache", torch.ones(1), persistent=False)
+
+
+def test_a_module_is_its_parameters_and_persistent_buffers(publisher: WeightPublisher) -> None:
+    """Both names of a tied weight where nobody says which the model expects."""
+    model = Tied()
+    _assert_published(publisher.publish(model, step=1).path, dict(model.state_dict()))
+    assert "cache" not in model.state_dict()
+
+
+@pytest.mark.parametrize("declared", [["lm_head.weight"], {"lm_head.weight": "embed.weight"}])
+def test_a_modules_declared_second_names_are_left_out(publisher: WeightPublisher, declared: Any) -> None:
+    """As transformers 4 (a list) and 5 (a mapping) declare them, also within a wrapper."""
+    model = Tied()
+    model._tied_weights_keys = declared
+    assert _loaded(publisher.publish(model, step=1).path).keys() == {"embed.weight", "scale"}
+    wrapped = _loaded(publisher.publish(nn.Sequential(model), step=2).path)
+    assert wrapped.keys() == {"0.embed.weight", "0.scale"}
+
+
+def test_a_declared_second_name_with_weights_of_its_own_is_written(publisher: WeightPublisher) -> None:
+    """It is not tied, whatever the class says."""
+    model = Tied()
+    model._tied_weights_keys = ["lm_head.weight"]
+    model.lm_head.weight = nn.Parameter(torch.ones(8, 4))
+    assert "lm_head.weight" in _loaded(publisher.publish(model, step=1).path)
+
+
+def test_a_transformers_model_is_published_as_it_saves_itself(publisher: WeightPublisher, tmp_path: Path) -> None:
+    """Tied and untied, the same names and bits as `save_pretrained`."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    for step, tie in enumerate([True, False]):
+        config = LlamaConfig(
+            vocab_size=32,
+            hidden_size=16,
+            intermediate_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            tie_word_embeddings=tie,
+        )
+        model = LlamaForCausalLM(config)
+        model.save_pretrained(tmp_path / "saved" / str(tie))
+        expected = _loaded(tmp_path / "saved" / str(tie))
+        assert ("lm_head.weight" in expected) != tie
+        _assert_published(publisher.publish(model, step=step).path, expected)
+
+
+def _base(folder: Path, *names: str) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    safetensors.torch.save_file({name: torch.ones(8, 4) for name in names}, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("base", "expected"),
+    [
+        (["embed.weight", "scale"], {"embed.weight", "scale"}),
+        (["lm_head.weight", "scale"], {"lm_head.weight", "scale"}),
+        (["embed.weight", "lm_head.weight", "scale"], {"embed.weight", "lm_head.weight", "scale"}),
+        (["something.else"], {"embed.weight", "lm_head.weight", "scale"}),
+    ],
+)
+def test_the_base_models_names_decide_which_names_of_a_tied_weight_are_written(
+    tmp_path: Path, base: list[str], expected: set[str]
+) -> None:
+    """Over what the module declares, for a state dict as for a module; a name is left out only beside another."""
+    model = Tied()
+    model._tied_weights_keys = ["lm_head.weight"]
+    with WeightPublisher(tmp_path / "root", "run", base_model=_base(tmp_path / "base", *base)) as publisher:
+        for step, weights in enumerate([model, model.state_dict()]):
+            assert _loaded(publisher.publish(weights, step=step).path).keys() == expected
+
+
+def test_progress_ends_at_the_total(publisher: WeightPublisher) -> None:
+    """And never goes back."""
+    seen: list[Progress] = []
+    state = {"a": torch.ones(2**20), "b": torch.ones(3)}
+    publication = publisher.publish(state, step=1, progress=seen.append)
+    assert [each.written for each in seen] == sorted(each.written for each in seen)
+    assert seen[-1] == Progress(written=publication.bytes, total=publication.bytes)
+    assert len(seen) > 4
+
+
+def test_a_hook_that_raises_stops_the_publication(publisher: WeightPublisher, tmp_path: Path) -> None:
+    """A way to cancel it."""
+
+    class CancelledError(Exception):
+        pass
+
+    def cancel(_: Progress) -> None:
+        raise CancelledError
+
+    with pytest.raises(CancelledError):
+        publisher.publish({"a": torch.ones(3)}, step=1, progress=cancel)
+    assert published.versions(tmp_path / "root" / "run") == published.leftovers(tmp_path / "root" / "run") == []

@@ -18,6 +18,7 @@ from refitd.clock import Clock
 from refitd.journal import reads, writes
 from refitd.journal.journal import Journal
 from refitd.rollout.record import AttemptRecord, EngineRecord, RolloutRecord
+from refitd.rollout.target import choose_target, last_good
 from refitd_client.contract.states import EngineState, RolloutState, VersionState
 from refitd_client.contract.wire import Event
 
@@ -27,12 +28,14 @@ log = structlog.get_logger("refitd")
 class Ledger:
     """The service's memory. `bell` rings at each change. `versions` holds all but the deleted, which `gone` names.
 
+    `targets` rings when a run's target, an engine's run or the set of engines changes: what a replica has to hear.
     `loading` holds the open attempt of each engine; `root_fault` says why the root cannot be listed, None while it can.
     """
 
     def __init__(self, journal: Journal, clock: Clock) -> None:
         """Read back what the journal knows. Blocks; call it before serving."""
         self.bell = Bell()
+        self.targets = Bell()
         self.clock = clock
         self.journal = journal
         self.versions: dict[str, VersionRecord] = {}
@@ -42,6 +45,7 @@ class Ledger:
         self.loading: dict[str, AttemptRecord] = {}
         self.root_fault: str | None = "the root has not been listed yet"
         self._fingerprints: dict[tuple[str, str], str] = {}
+        self._goals: dict[str, tuple[VersionRecord | None, VersionRecord | None]] = {}
         self._seq = journal.read(reads.read_last_event)
         self._rollout_number = 0
         self._read_back()
@@ -52,6 +56,9 @@ class Ledger:
                 self.gone.add(version.id)
             else:
                 self.versions[version.id] = version
+        for version_id, configuration, fingerprint in self.journal.read(reads.read_fingerprints):
+            if version_id in self.versions:
+                self._fingerprints[version_id, configuration] = fingerprint
         for rollout in self.journal.read(reads.read_rollouts):
             self.rollouts[rollout.run] = rollout
             self._rollout_number = max(self._rollout_number, rollout.number)
@@ -92,14 +99,24 @@ class Ledger:
     def put_version(self, record: VersionRecord, text: str | None = None) -> None:
         """Take a version as it is now; `text` says in the log what happened to it."""
         self.journal.append(writes.put_version(record))
+        before = self._goals.pop(record.run, None)
         if record.state is VersionState.DELETED:
             self.versions.pop(record.id, None)
             self.gone.add(record.id)
         else:
             self.versions[record.id] = record
+        if before is None or before != self.goals(record.run):
+            self.targets.ring()
         if text is not None:
             self.say("version", record.id, text, state=record.state.value, step=record.order.step, run=record.run)
         self.bell.ring()
+
+    def goals(self, run: str) -> tuple[VersionRecord | None, VersionRecord | None]:
+        """The run's target and its last good version. Asked by every replica at every turn, so it is remembered."""
+        if run not in self._goals:
+            versions = self.versions_of(run)
+            self._goals[run] = (choose_target(versions), last_good(versions))
+        return self._goals[run]
 
     async def find(self, version: str) -> VersionRecord | None:
         """A version by its id, also one that was deleted.
@@ -121,8 +138,11 @@ class Ledger:
 
     def put_engine(self, record: EngineRecord, text: str | None = None) -> None:
         """Take an engine as it is now."""
-        if self.engines.get(record.id) == record:
+        before = self.engines.get(record.id)
+        if before == record:
             return
+        if before is None or before.run != record.run:
+            self.targets.ring()
         self.engines[record.id] = record
         self.journal.append(writes.put_engine(record))
         if text is not None:
@@ -136,6 +156,7 @@ class Ledger:
         self.journal.append(writes.drop_engine(engine_id))
         self.loading.pop(engine_id, None)
         self.say("engine", engine_id, "removed")
+        self.targets.ring()
         self.bell.ring()
 
     def open_attempt(self, engine: str, version: str) -> AttemptRecord:
@@ -153,13 +174,7 @@ class Ledger:
 
     def fingerprint(self, version: str, configuration: str) -> str | None:
         """What a clean load of the version gave on an engine of this configuration."""
-        key = (version, configuration)
-        if key not in self._fingerprints:
-            found = self.journal.read(lambda connection: reads.read_fingerprint(connection, *key))
-            if found is None:
-                return None
-            self._fingerprints[key] = found
-        return self._fingerprints[key]
+        return self._fingerprints.get((version, configuration))
 
     def record_fingerprint(self, version: str, configuration: str, fingerprint: str) -> None:
         """Remember what a clean load gave. The first record of a version stays."""

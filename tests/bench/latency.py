@@ -48,10 +48,12 @@ def watch(folder: Path) -> list[Figure]:
         renamed = time.monotonic()
         Path(staged.path).rename(target)
         id_ = version_id(RUN, Order(1, staged.step))
-        while id_ not in {version.id for version in client.versions(limit=5).items}:
-            time.sleep(0.002)
+        # Asking the service would keep it busy: the engine says when it is over.
+        while (arrivals := [at for at, path in stack.calls(url)]) == []:
+            time.sleep(0.01)
+        samples.append((min(arrivals) - renamed) * 1000)
         client.wait(id_, timeout=30)
-        samples.append((stack.first_call(url) - renamed) * 1000)
+        stack.calls(url)
     name = "rename to first engine call by the watch alone, p99"
     return [
         Figure(name=name, measured=percentile(samples, 99), unit="ms", limit=150, detail={"spread": spread(samples)})

@@ -13,12 +13,18 @@ import structlog
 from watchdog.events import FileSystemEvent, FileSystemEventHandler
 from watchdog.observers import Observer
 from watchdog.observers.api import BaseObserver
+from watchdog.observers.inotify_move_event_grouper import InotifyMoveEventGrouper
 from watchdog.observers.polling import PollingObserver
 
 from refitd.settings import Watch
 from refitd_client.contract.naming import SERVICE_FOLDER
 
 POLL_SECONDS = 0.5
+PAIRING_SECONDS = 0.01
+
+# watchdog holds all events back behind half a rename, such as one into the trash, for half a second, in case the other
+# half comes. Here a rename is a hint like any other, whole or half.
+InotifyMoveEventGrouper.delay = PAIRING_SECONDS
 NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "lustre", "overlay", "fuse", "cifs", "smb3", "9p", "beegfs", "ceph"})
 
 log = structlog.get_logger("refitd")

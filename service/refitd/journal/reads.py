@@ -62,12 +62,10 @@ def read_open_attempts(connection: sa.Connection) -> list[AttemptRecord]:
     return [msgspec.json.decode(row, type=AttemptRecord) for row in connection.scalars(query)]
 
 
-def read_fingerprint(connection: sa.Connection, version: str, configuration: str) -> str | None:
-    """What a clean load of the version gave on an engine of this configuration."""
-    query = sa.select(fingerprints.c.fingerprint)
-    return connection.scalar(
-        query.where(fingerprints.c.version == version, fingerprints.c.configuration == configuration)
-    )
+def read_fingerprints(connection: sa.Connection) -> list[tuple[str, str, str]]:
+    """What clean loads gave, as (version, configuration, fingerprint)."""
+    rows = connection.execute(sa.select(fingerprints))
+    return [(row.version, row.configuration, row.fingerprint) for row in rows]
 
 
 def read_rollouts(connection: sa.Connection) -> list[RolloutRecord]:

@@ -15,7 +15,6 @@ from refitd.reclaim.keep import KeepRules
 from refitd.reclaim.leases import EngineView, Load, RunView, Views
 from refitd.reclaim.sweep import Sweeper
 from refitd.rollout.record import EngineRecord
-from refitd.rollout.target import choose_target, last_good
 from refitd.settings import Settings
 from refitd_client.contract.states import RolloutState, VersionState
 
@@ -45,15 +44,14 @@ class LedgerFacts:
         )
 
     def _run(self, run: str) -> RunView:
-        versions = self._ledger.versions_of(run)
-        target, good = choose_target(versions), last_good(versions)
+        target, good = self._ledger.goals(run)
         rollout = self._ledger.rollouts.get(run)
         rolling = rollout is not None and rollout.state in {RolloutState.PENDING, RolloutState.ROLLING}
         return RunView(
             run=run,
             target=None if target is None else target.id,
             last_good=None if good is None else good.id,
-            rolling_back=rolling and any(version.barred for version in versions),
+            rolling_back=rolling and any(version.barred for version in self._ledger.versions_of(run)),
         )
 
     def _engine(self, engine: EngineRecord) -> EngineView:

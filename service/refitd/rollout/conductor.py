@@ -11,7 +11,6 @@ from refitd.ledger import Ledger
 from refitd.rollout.binding import bind, why_unbound
 from refitd.rollout.record import EngineRecord, RolloutRecord
 from refitd.rollout.served import is_proven
-from refitd.rollout.target import choose_target
 from refitd_client.contract.states import EngineState, RolloutState
 
 _LEFT_BEHIND = frozenset({EngineState.UNREACHABLE, EngineState.QUARANTINED})
@@ -49,7 +48,7 @@ class Conductor:
             self._ledger.put_engine(replace(engine, reason=why))
 
     def _advance(self, run: str) -> None:
-        target = choose_target(self._ledger.versions_of(run))
+        target = self._ledger.goals(run)[0]
         if target is None:
             return
         rollout = self._rollout_to(run, target)

@@ -19,7 +19,7 @@ from refitd.rollout.backoff import backoff
 from refitd.rollout.observe import Expected, after_probe, after_refit, standing
 from refitd.rollout.plan import Agenda, Goals, Probe, RefitTo, Rest, Resume, next_action
 from refitd.rollout.record import AttemptRecord, EngineRecord
-from refitd.rollout.target import choose_target, last_good, skipped_between
+from refitd.rollout.target import skipped_between
 from refitd_client.contract.states import EngineState
 
 _AWAY = frozenset({EngineState.PROBING, EngineState.UNREACHABLE})
@@ -56,11 +56,11 @@ class Replica:
     async def run(self) -> None:
         """Look, decide, act, until stopped, cancelled or the engine is removed."""
         while self.id in self._ledger.engines and not self._stopping:
-            seen = self._ledger.bell.count
+            seen = self._ledger.targets.count
             action = next_action(self._record, self._goals(), self._agenda, self._now())
             match action:
                 case Rest(until):
-                    await self._ledger.bell.after(seen, within=until - self._now())
+                    await self._ledger.targets.after(seen, within=until - self._now())
                 case Probe():
                     await self._probe()
                 case Resume():
@@ -73,7 +73,7 @@ class Replica:
     def stop(self) -> None:
         """End `run` after the action that is under way."""
         self._stopping = True
-        self._ledger.bell.ring()
+        self._ledger.targets.ring()
 
     def resync(self) -> None:
         """Forget what was believed of the engine: it is loaded again, at once, whatever state it is in."""
@@ -84,6 +84,7 @@ class Replica:
         elif record.known and record.state is not EngineState.UNREACHABLE:
             record = replace(record, state=EngineState.BEHIND)
         self._ledger.put_engine(record, "resync was asked for: it will be loaded again")
+        self._ledger.targets.ring()
 
     @property
     def _record(self) -> EngineRecord:
@@ -96,8 +97,7 @@ class Replica:
         record = self._record
         if record.run is None:
             return Goals()
-        versions = self._ledger.versions_of(record.run)
-        target, good = choose_target(versions), last_good(versions)
+        target, good = self._ledger.goals(record.run)
         recorded = frozenset(v.id for v in (target, good) if v is not None and self._fingerprint_of(v.id) is not None)
         return Goals(target=target, last_good=good, recorded=recorded)
 

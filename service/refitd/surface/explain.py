@@ -6,7 +6,6 @@ from refitd.catalog.record import VersionRecord
 from refitd.ledger import Ledger
 from refitd.rollout.binding import why_unbound
 from refitd.rollout.record import EngineRecord
-from refitd.rollout.target import choose_target
 from refitd_client.contract.states import EngineState, VersionState
 from refitd_client.contract.wire import ReclaimPlan
 
@@ -28,7 +27,7 @@ def explain_version(record: VersionRecord, ledger: Ledger, plan: ReclaimPlan) ->
 
 
 def _on_engines(record: VersionRecord, ledger: Ledger) -> list[str]:
-    target = choose_target(ledger.versions_of(record.run))
+    target, _ = ledger.goals(record.run)
     engines = [engine for engine in ledger.engines.values() if engine.run == record.run]
     sentences: list[str] = []
     if target is not None and target.id != record.id:
@@ -49,7 +48,7 @@ def explain_engine(engine: EngineRecord, ledger: Ledger) -> list[str]:
     if engine.run is None:
         runs = {version.run for version in ledger.versions.values()}
         return [*sentences, f"It follows no run: {why_unbound(runs)}."]
-    target = choose_target(ledger.versions_of(engine.run))
+    target, _ = ledger.goals(engine.run)
     serving = engine.serving or ("its start-up weights" if engine.known else "contents that nobody can vouch for")
     sentences.append(f"It serves {serving}; the target of run {engine.run} is {target.id if target else 'none yet'}.")
     if not engine.known:

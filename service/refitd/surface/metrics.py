@@ -8,7 +8,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from refitd.ledger import Ledger
-from refitd.rollout.target import choose_target
 from refitd_client.contract.naming import parse_version_id
 from refitd_client.contract.states import EngineState, VersionState
 
@@ -49,7 +48,7 @@ class LedgerCollector(Collector):
         family = GaugeMetricFamily("refitd_staleness_steps", "Steps behind the run's target", labels=["engine"])
         for engine in self._ledger.engines.values():
             serving = parse_version_id(engine.serving or "")
-            target = choose_target(self._ledger.versions_of(engine.run)) if engine.run else None
+            target = self._ledger.goals(engine.run)[0] if engine.run else None
             if serving is not None and target is not None:
                 family.add_metric([engine.id], max(0, target.order.step - serving[1].step))
         return family

@@ -1,0 +1,132 @@
+"""The journal: what is durable is a prefix of what happened."""
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from refitd.clock import SystemClock
+from refitd.journal import journal as journal_module
+from refitd.journal import reads, writes
+from refitd.journal.journal import Journal, JournalError
+from refitd.ledger import Ledger
+from refitd_client.contract.states import EngineState, VersionState
+from support.records import engine, version
+
+
+@asynccontextmanager
+async def written(folder: Path) -> AsyncIterator[Journal]:
+    journal = Journal(folder)
+    task = asyncio.create_task(journal.run())
+    try:
+        yield journal
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+        journal.close()
+
+
+async def test_what_is_durable_is_read_back_by_the_next_process(tmp_path: Path) -> None:
+    async with written(tmp_path) as journal:
+        journal.append(writes.put_version(version(1)), writes.put_engine(engine(serving="v1")))
+        await journal.durable()
+    async with written(tmp_path) as journal:
+        assert journal.read(reads.read_versions) == [version(1)]
+        assert journal.read(reads.read_engines) == [engine(serving="v1")]
+
+
+async def test_what_is_queued_when_the_service_stops_is_written(tmp_path: Path) -> None:
+    async with written(tmp_path) as journal:
+        await asyncio.sleep(0)
+        journal.append(writes.put_version(version(1)))
+    async with written(tmp_path) as journal:
+        assert journal.read(reads.read_versions) == [version(1)]
+
+
+async def test_commits_are_synced_to_the_disk(tmp_path: Path) -> None:
+    async with written(tmp_path) as journal:
+
+        def pragma(connection: sa.Connection, name: str) -> object:
+            return connection.exec_driver_sql(f"PRAGMA {name}").scalar()
+
+        assert journal.read(lambda connection: pragma(connection, "journal_mode")) == "wal"
+        assert journal.read(lambda connection: pragma(connection, "synchronous")) == 2
+
+
+async def test_a_journal_that_cannot_be_written_says_so_and_goes_on_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "RETRY_SECONDS", 0.01)
+    async with written(tmp_path) as journal:
+        other = sqlite3.connect(journal.path, isolation_level=None)
+        journal.read(lambda connection: connection.exec_driver_sql("PRAGMA busy_timeout=1"))
+        other.execute("BEGIN EXCLUSIVE")
+        monkeypatch.setattr(journal, "_commit", lambda batch: OSError("No space left on device"))
+        journal.append(writes.put_version(version(1)), writes.put_version(version(2)))
+        with pytest.raises(JournalError, match="No space left"):
+            await journal.durable()
+        other.execute("ROLLBACK")
+        other.close()
+        monkeypatch.undo()
+        async with asyncio.timeout(10):
+            while True:
+                try:
+                    await journal.durable()
+                    break
+                except JournalError:
+                    await asyncio.sleep(0.01)
+        assert journal.read(reads.read_versions) == [version(2), version(1)]
+
+
+async def test_lists_are_newest_first_and_paged(tmp_path: Path) -> None:
+    async with written(tmp_path) as journal:
+        journal.append(*(writes.put_version(version(step)) for step in (3, 1, 2)))
+        journal.append(writes.put_version(version(1, generation=2)))
+        await journal.durable()
+        found = journal.read(reads.read_versions)
+        assert [(v.order.generation, v.order.step) for v in found] == [(2, 1), (1, 3), (1, 2), (1, 1)]
+        key = (found[1].order.generation, found[1].order.step, found[1].id)
+        assert journal.read(lambda c: reads.read_versions(c, before=key)) == found[2:]
+
+
+async def test_a_ledger_is_read_back_as_it_was_but_trusts_no_engine(tmp_path: Path) -> None:
+    async with written(tmp_path) as journal:
+        ledger = Ledger(journal, SystemClock())
+        ledger.put_version(version(1, served_at="t"))
+        ledger.put_version(version(2))
+        ledger.put_version(version(0, state=VersionState.DELETED))
+        ledger.put_engine(engine(serving=version(1).id))
+        ledger.record_fingerprint(version(1).id, "c", "f")
+        ledger.start_rollout("run", version(2).id, "newest good version")
+        await ledger.durable()
+    async with written(tmp_path) as journal:
+        again = Ledger(journal, SystemClock())
+        assert set(again.versions) == {version(1).id, version(2).id}
+        assert again.gone == {version(0).id}
+        assert again.goals("run") == (version(2), version(1, served_at="t"))
+        assert again.engines["a"].state is EngineState.PROBING
+        assert again.engines["a"].serving == version(1).id
+        assert again.fingerprint(version(1).id, "c") == "f"
+        assert again.rollouts["run"].version == version(2).id
+        assert again.last_event == ledger.last_event
+
+
+async def test_an_attempt_without_an_outcome_taints_its_engine(tmp_path: Path) -> None:
+    async with written(tmp_path) as journal:
+        ledger = Ledger(journal, SystemClock())
+        ledger.put_engine(engine(serving=version(1).id))
+        ledger.open_attempt("a", version(2).id)
+        await ledger.durable()
+    async with written(tmp_path) as journal:
+        again = Ledger(journal, SystemClock())
+        found = again.engines["a"]
+        assert (found.state, found.known, found.serving) == (EngineState.TAINTED, False, None)
+        assert found.unproven == (version(2).id,)
+        await again.durable()
+    async with written(tmp_path) as journal:
+        assert journal.read(reads.read_open_attempts) == []
+        assert Ledger(journal, SystemClock()).engines["a"].known is False

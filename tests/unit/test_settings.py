@@ -1,0 +1,60 @@
+"""Settings: from the environment, with sizes, lists and the rule about listening."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from refitd.settings import Settings
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("REFITD_TOKEN", "REFITD_TOKEN_FILE", "REFITD_ENGINES", "REFITD_HOST"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("REFITD_ROOT", str(tmp_path))
+    monkeypatch.setenv("REFITD_ENGINES", "http://a:1, http://b:2")
+    monkeypatch.setenv("REFITD_DISK_BUDGET", "1.5TiB")
+    settings = Settings()  # pyright: ignore[reportCallIssue]
+    assert settings.engines == ["http://a:1", "http://b:2"]
+    assert settings.disk_budget == int(1.5 * 2**40)
+
+
+@pytest.mark.parametrize(("size", "expected"), [("200GB", 200 * 10**9), ("1 GiB", 2**30), ("17", 17), ("2kb", 2000)])
+def test_sizes_have_units(tmp_path: Path, size: str, expected: int) -> None:
+    assert Settings(root=tmp_path, disk_budget=size).disk_budget == expected  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("size", ["many", "GB", "1 parsec", "-", "1..5GB"])
+def test_what_is_no_size_is_refused(tmp_path: Path, size: str) -> None:
+    with pytest.raises(ValidationError, match="not a size"):
+        Settings(root=tmp_path, disk_budget=size)  # pyright: ignore[reportArgumentType]
+
+
+def test_without_a_token_the_service_listens_on_loopback_only(tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match="REFITD_TOKEN"):
+        Settings(root=tmp_path, host="0.0.0.0")  # noqa: S104 - the point of the test
+    assert Settings(root=tmp_path, host="0.0.0.0", token="x")  # noqa: S104 # pyright: ignore[reportArgumentType]
+
+
+def test_the_token_does_not_show(tmp_path: Path) -> None:
+    assert "hush" not in repr(Settings(root=tmp_path, token="hush"))  # pyright: ignore[reportArgumentType]
+
+
+def test_a_token_file_is_read_again_each_time(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("one\n")
+    settings = Settings(root=tmp_path, token_file=file)
+    assert settings.read_token() == "one"
+    file.write_text("two\n")
+    assert settings.read_token() == "two"
+
+
+def test_each_root_has_a_journal_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    one, two = Settings(root=tmp_path / "a/weights"), Settings(root=tmp_path / "b/weights")
+    assert one.state_folder.parent == tmp_path / "state/refitd"
+    assert one.state_folder != two.state_folder

@@ -1,0 +1,60 @@
+"""Hints from the file system: events where they exist, polling where not."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from refitd.catalog.watch import Watcher, file_system_of, wants_polling
+from refitd.settings import Watch
+
+MOUNTS = "/dev/vda / ext4 rw 0 0\nserver:/x /mnt/my\\040nfs nfs4 rw 0 0\nlustre /scratch lustre rw 0 0\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "polled"),
+    [
+        ("/srv", "ext4", False),
+        ("/mnt/my nfs/root", "nfs4", True),
+        ("/scratch/x", "lustre", True),
+        ("/scratchy", "ext4", False),
+    ],
+)
+def test_network_file_systems_are_polled(path: str, kind: str, polled: bool) -> None:
+    found = file_system_of(Path(path), MOUNTS)
+    assert (found, wants_polling(found)) == (kind, polled)
+
+
+@pytest.mark.parametrize("how", list(Watch))
+async def test_a_version_that_is_renamed_into_place_is_a_hint(tmp_path: Path, how: Watch) -> None:
+    (tmp_path / "run/.incoming-x").mkdir(parents=True)
+    hinted = asyncio.Event()
+    watcher = asyncio.create_task(Watcher(tmp_path, how, asyncio.get_running_loop(), hinted.set).run())
+    async with asyncio.timeout(20):
+        number = 0
+        while not hinted.is_set():  # the observer may still be starting
+            (tmp_path / "run/.incoming-x").rename(tmp_path / f"run/v{number:06d}")
+            (tmp_path / "run/.incoming-x").mkdir()
+            number += 1
+            await asyncio.sleep(0.05)
+    watcher.cancel()
+    await asyncio.wait({watcher})
+
+
+async def test_what_the_service_does_itself_is_no_hint(tmp_path: Path) -> None:
+    (tmp_path / ".refitd").mkdir()
+    hinted = asyncio.Event()
+    watcher = asyncio.create_task(Watcher(tmp_path, Watch.EVENTS, asyncio.get_running_loop(), hinted.set).run())
+    async with asyncio.timeout(20):
+        while not hinted.is_set():
+            (tmp_path / "marker").touch()
+            await asyncio.sleep(0.02)
+        (tmp_path / "marker").unlink()
+        await asyncio.sleep(0.1)  # events of the marker come to their end; nothing says when
+        hinted.clear()
+        for number in range(20):
+            (tmp_path / f".refitd/{number}").touch()
+        await asyncio.sleep(0.1)
+    assert not hinted.is_set()
+    watcher.cancel()
+    await asyncio.wait({watcher})

@@ -15,6 +15,9 @@ from refitd_embedded.defects import EngineDiedError
 from refitd_embedded.engine import DuplicateRequestError, Engine
 from refitd_embedded.reload import UpdateOrder
 from refitd_embedded.request import Request, Span
+from refitd_embedded.runner import Step
+from refitd_embedded.sampling_params import SamplingParams
+from refitd_embedded.scheduler import Limits
 from refitd_embedded.weights import CarefulLoader, Loaded, Tainted, Write, load
 
 LONG = 300
@@ -86,12 +89,20 @@ async def test_a_batch_is_answered_as_each_prompt_alone(engine: Engine, models: 
         assert request.finish == {"type": "length", "length": len(request.prompt) * 3}
 
 
-async def test_more_requests_than_fit_wait_for_their_turn(models: Path) -> None:
-    from refitd_embedded.scheduler import Limits
+async def test_more_requests_than_fit_wait_for_their_turn(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches: list[int] = []
+    async with open_engine(models / "a", limits=Limits(running=3, prefill=8)) as engine:
+        prefill = engine.scheduler._runner.prefill
 
-    async with open_engine(models / "a", limits=Limits(running=2, prefill=8)) as engine:
-        requests = [ask(str(number), prompt=[number + 1] * 5, tokens=6) for number in range(5)]
+        def counting(running: list[Request], new: list[Request]) -> Step:
+            batches.append(len(new))
+            assert len(running) + len(new) <= 3
+            return prefill(running, new)
+
+        monkeypatch.setattr(engine.scheduler._runner, "prefill", counting)
+        requests = [ask(str(number), prompt=[number + 1] * 4, tokens=6) for number in range(5)]
         await asyncio.gather(*(answer(engine, request) for request in requests))
+    assert batches[:2] == [2, 1], "8 tokens at a time, 3 requests at most"
     assert [request.output for request in requests] == [greedy(models / "a", one.prompt, 6) for one in requests]
 
 
@@ -198,8 +209,8 @@ async def test_an_update_that_is_given_up_lets_new_requests_in(engine: Engine, m
         await asyncio.sleep(0)
         loading.cancel()
         assert (await second).output == greedy(models / "a", PROMPT, 20)
+        assert not task.done(), "the first one had not to end for it"
         engine.abort("r")
-        await task
 
 
 async def test_a_load_given_up_before_the_first_write_changes_nothing(models: Path) -> None:
@@ -255,10 +266,12 @@ async def test_pausing_with_abort_ends_all_requests_and_holds_back_new_ones(engi
     async with generating(engine, ask(tokens=LONG)) as task, asyncio.TaskGroup() as group:
         await engine.pause("abort")
         assert task.done(), "the pause returns when callers have been told"
-        second = group.create_task(answer(engine, ask("second")))
-        await asyncio.sleep(0.01)
-        assert not second.done()
+        second = group.create_task(answer(engine, held := ask("second")))
+        for _ in range(5):
+            await engine.settled()
+        assert not held.output
         await engine.resume()
+    assert len((await second).output) == 20
     assert ((await task).finish or {})["message"] == "Aborted"
 
 
@@ -272,6 +285,39 @@ async def test_running_and_waiting_requests_are_aborted_in_different_words(engin
     assert len(waiting.output) >= 5
 
 
+async def test_a_request_at_the_gate_is_not_aborted(engine: Engine) -> None:
+    """As on the real server, whose scheduler does not know of it yet."""
+    await engine.pause("retract")
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(answer(engine, ask()))
+        await engine.settled()
+        engine.abort("r")
+        engine.abort("", every=True)
+        await engine.resume()
+    assert (await task).finish == {"type": "length", "length": 20}
+    assert await engine.flush(0) is None
+
+
+async def test_a_pause_also_holds_back_who_was_waiting_for_an_update(models: Path) -> None:
+    async with open_engine(models / "a") as engine, asyncio.TaskGroup() as group:
+        engine.reloader.loader = gate = Gated(engine)
+        loading = group.create_task(engine.update(update(models, "b")))
+        await gate.reached.wait()
+        behind = ask("behind", tokens=LONG)
+        task = group.create_task(answer(engine, behind))
+        await asyncio.sleep(0)
+        pausing = group.create_task(engine.pause("abort"))
+        await asyncio.sleep(0)
+        gate.let.set()
+        await asyncio.wait((loading, pausing))
+        for _ in range(5):
+            await engine.settled()
+        assert not behind.output
+        assert not task.done()
+        await engine.resume()
+    assert behind.output == greedy(models / "b", PROMPT, LONG)
+
+
 async def test_two_requests_cannot_share_an_id(engine: Engine) -> None:
     async with generating(engine, ask(tokens=LONG)):
         with pytest.raises(DuplicateRequestError, match="Duplicate request ID detected: r"):
@@ -281,6 +327,24 @@ async def test_two_requests_cannot_share_an_id(engine: Engine) -> None:
         async with engine.admitted([ask("x"), ask("x")]):
             pass
     await answer(engine, ask())
+
+
+async def test_a_token_that_comes_too_late_is_not_added(engine: Engine) -> None:
+    """The abort finds a step in flight; what it computes belongs to nobody."""
+    async with generating(engine, ask(tokens=LONG)) as task:
+        engine.abort("r")
+        await engine.settled()
+        request = await task
+    assert len(request.output) == len(request.output_logprobs) == request.spans[-1].end
+
+
+async def test_who_joins_a_batch_is_drawn_with_its_own_parameters(engine: Engine) -> None:
+    drawn = SamplingParams.parse({"max_new_tokens": 20, "temperature": 5.0, "sampling_seed": 1})
+    alone, joining = (Request(rid=rid, prompt=[8, 9], params=drawn) for rid in ("alone", "joining"))
+    await answer(engine, alone)
+    async with generating(engine, ask(tokens=60)):
+        await answer(engine, joining)
+    assert joining.output == alone.output
 
 
 async def test_leaving_early_aborts(engine: Engine) -> None:
@@ -294,8 +358,6 @@ async def test_leaving_early_aborts(engine: Engine) -> None:
 
 
 async def test_stop_tokens_end_an_answer_and_stay_in_it(models: Path, engine: Engine) -> None:
-    from refitd_embedded.sampling_params import SamplingParams
-
     whole = greedy(models / "a", PROMPT, 20)
     stop = next(token for token in whole if whole.index(token) > 3)
     raw = {"temperature": 0, "max_new_tokens": 20, "stop_token_ids": [stop]}

@@ -98,7 +98,7 @@ class Journal:
         try:
             with self._db.begin() as connection:
                 for write in batch:
-                    connection.execute(write)
+                    connection.execute(write.statement, write.values)
         except (DatabaseError, OSError) as error:
             return error
         return None

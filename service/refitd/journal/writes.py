@@ -1,5 +1,7 @@
 """What can be written to the journal, one statement each."""
 
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -12,13 +14,28 @@ from refitd.journal.schema import attempts, engines, events, fingerprints, rollo
 from refitd.rollout.record import AttemptRecord, EngineRecord, RolloutRecord
 from refitd_client.contract.wire import Event
 
-Write = UpdateBase
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """One statement with its values. Statements are made once: making one takes longer than running it."""
+
+    statement: UpdateBase
+    values: dict[str, Any]
+
+
+@cache
+def _upsert_into(table: sa.Table) -> UpdateBase:
+    statement = insert(table)
+    others = {column.name: statement.excluded[column.name] for column in table.columns if not column.primary_key}
+    return statement.on_conflict_do_update(index_elements=list(table.primary_key), set_=others)
 
 
 def _upsert(table: sa.Table, **values: Any) -> Write:
-    keys = [column.name for column in table.primary_key]
-    statement = insert(table).values(**values)
-    return statement.on_conflict_do_update(index_elements=keys, set_={k: v for k, v in values.items() if k not in keys})
+    return Write(_upsert_into(table), values)
+
+
+_DROP_ENGINE = sa.delete(engines).where(engines.c.id == sa.bindparam("engine_id"))
+_FIRST_FINGERPRINT = insert(fingerprints).on_conflict_do_nothing()
 
 
 def _pack(record: object) -> bytes:
@@ -45,7 +62,7 @@ def put_engine(record: EngineRecord) -> Write:
 
 def drop_engine(engine_id: str) -> Write:
     """Forget an engine."""
-    return sa.delete(engines).where(engines.c.id == engine_id)
+    return Write(_DROP_ENGINE, {"engine_id": engine_id})
 
 
 def put_attempt(record: AttemptRecord) -> Write:
@@ -62,11 +79,8 @@ def put_attempt(record: AttemptRecord) -> Write:
 
 def put_fingerprint(version: str, configuration: str, fingerprint: str) -> Write:
     """Record what a clean load of a version gave. The first record stays."""
-    return (
-        insert(fingerprints)
-        .values(version=version, configuration=configuration, fingerprint=fingerprint)
-        .on_conflict_do_nothing()
-    )
+    values = {"version": version, "configuration": configuration, "fingerprint": fingerprint}
+    return Write(_FIRST_FINGERPRINT, values)
 
 
 def put_rollout(record: RolloutRecord) -> Write:

@@ -1,0 +1,152 @@
+"""Rollouts: answers of the engines to problems, over HTTP and from nowhere else.
+
+Each engine gets its share in one batch, all at once. An engine that is paused for an update keeps the request waiting;
+one that is starting refuses it, and one that pauses by aborting sends it back unfinished: such answers are asked for
+again, until `DEADLINE`. Each answer has a seed of its own, so that the same run gives the same answers.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import httpx
+
+from refitd_embedded.demo.task import ANSWER, Problem
+
+DEADLINE = 60.0
+"""Seconds in which an engine must have given all its answers."""
+PAUSE = 0.2
+"""Seconds before an engine that would not answer is asked again."""
+
+
+class RolloutError(Exception):
+    """An engine gives no answers, or none that can be used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """One answer. `logprobs` and `versions` have an entry for each of its tokens: what the engine said of it."""
+
+    problem: Problem
+    engine: str
+    answer: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    versions: tuple[str, ...]
+
+    @property
+    def tokens(self) -> list[int]:
+        """Prompt and answer."""
+        return [*self.problem.prompt, *self.answer]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A problem, and the seed of its answer."""
+
+    problem: Problem
+    seed: int
+
+
+class Engines:
+    """The engines that rollouts come from.
+
+    `check` is called before an engine is asked again, and may raise what ends the asking; `deadline` is in seconds,
+    for each engine to answer everything.
+    """
+
+    def __init__(self, urls: Sequence[str], check: Callable[[], None], deadline: float = DEADLINE) -> None:
+        self._urls, self._check, self._deadline = [url.rstrip("/") for url in urls], check, deadline
+        self._runner = asyncio.Runner()
+        # Proxies of the environment are not for engines next door.
+        self._http = httpx.AsyncClient(trust_env=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._runner.run(self._http.aclose())
+        self._runner.close()
+
+    def answer(self, questions: Sequence[Question]) -> list[Rollout]:
+        """Answers in the questions' order. Raises RolloutError, and what `check` raises."""
+        return self._runner.run(self._all(questions))
+
+    async def _all(self, questions: Sequence[Question]) -> list[Rollout]:
+        share = -(-len(questions) // len(self._urls))
+        parts = [questions[place : place + share] for place in range(0, len(questions), share)]
+        try:
+            async with asyncio.TaskGroup() as group:
+                asked = [group.create_task(self._from(*one)) for one in zip(self._urls, parts, strict=False)]
+        except ExceptionGroup as several:
+            raise several.exceptions[0] from None
+        return list(itertools.chain.from_iterable(task.result() for task in asked))
+
+    async def _from(self, url: str, questions: Sequence[Question]) -> list[Rollout]:
+        """Ask one engine until it has answered everything."""
+        answered: dict[int, Rollout] = {}
+        last = "it has not answered"
+        try:
+            async with asyncio.timeout(self._deadline):
+                while open_ := [place for place in range(len(questions)) if place not in answered]:
+                    try:
+                        found = await self._ask(url, [questions[place] for place in open_])
+                    except _NotNowError as refusal:
+                        last, found = str(refusal), [None] * len(open_)
+                    answered |= {place: one for place, one in zip(open_, found, strict=True) if one is not None}
+                    if None in found:
+                        self._check()
+                        await asyncio.sleep(PAUSE)
+        except TimeoutError:
+            missing = len(questions) - len(answered)
+            raise RolloutError(
+                f"engine {url} owes {missing} of {len(questions)} answers after {self._deadline:g} s: {last}"
+            ) from None
+        return [answered[place] for place in range(len(questions))]
+
+    async def _ask(self, url: str, questions: Sequence[Question]) -> list[Rollout | None]:
+        """One batch; None for an answer that was cut short."""
+        try:
+            reply = await self._http.post(f"{url}/generate", json=request(questions), timeout=self._deadline)
+        except httpx.TransportError as problem:
+            raise _NotNowError(f"{type(problem).__name__}: {problem}") from problem
+        if reply.status_code >= 500 or reply.status_code == 429:
+            raise _NotNowError(f"HTTP {reply.status_code}: {reply.text[:200]}")
+        if reply.status_code != 200:
+            raise RolloutError(f"engine {url} refuses to generate: HTTP {reply.status_code}: {reply.text[:200]}")
+        return [read(question.problem, url, raw) for question, raw in zip(questions, reply.json(), strict=True)]
+
+
+class _NotNowError(Exception):
+    """Ask again."""
+
+
+def request(questions: Sequence[Question]) -> dict[str, Any]:
+    """The body of POST /generate for a batch, as SGLang takes it."""
+    params = {"temperature": 1.0, "top_p": 1.0, "max_new_tokens": ANSWER, "ignore_eos": True}
+    return {
+        "input_ids": [question.problem.prompt for question in questions],
+        "sampling_params": [params | {"sampling_seed": question.seed} for question in questions],
+        "return_logprob": True,
+    }
+
+
+def read(problem: Problem, engine: str, raw: dict[str, Any]) -> Rollout | None:
+    """An engine's answer, or None if it was cut short, as by a pause that aborts.
+
+    `weight_versions` has spans where weights changed in the middle of an answer; an engine that does not report them
+    names one version for all.
+    """
+    meta = raw["meta_info"]
+    pairs = meta["output_token_logprobs"]
+    if len(pairs) != ANSWER or any(pair[0] is None for pair in pairs):
+        return None
+    spans = meta.get("weight_versions") or [{"version": meta["weight_version"], "start": 0, "end": ANSWER}]
+    return Rollout(
+        problem=problem,
+        engine=engine,
+        answer=tuple(pair[1] for pair in pairs),
+        logprobs=tuple(pair[0] for pair in pairs),
+        versions=tuple(str(span["version"]) for span in spans for _ in range(span["start"], span["end"])),
+    )

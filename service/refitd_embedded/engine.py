@@ -1,0 +1,241 @@
+"""The front end: who may generate, who may write weights. SGLang's tokenizer manager in small.
+
+    paused     new requests wait at the gate until /continue_generation
+    lock       requests read; an update on an engine that is not paused writes (see `rwlock`)
+
+Updates while paused take no lock and go at once; the scheduler still takes them one by one, where the real server can
+lose track of two at a time. Another difference on purpose: a pause with mode "abort" ends requests at once and waits
+for no clock, where the real server looks once a second.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal, Self, TypeVar
+
+from refitd_embedded.checksum import checksums
+from refitd_embedded.config import read_eos_ids
+from refitd_embedded.defects import EngineDiedError
+from refitd_embedded.intake import Bounds
+from refitd_embedded.model import Decoder
+from refitd_embedded.progress import Progress
+from refitd_embedded.reload import Labels, Reloader, Updated, UpdateOrder
+from refitd_embedded.request import Request
+from refitd_embedded.runner import Runner
+from refitd_embedded.rwlock import Changes, RwLock
+from refitd_embedded.scheduler import Limits, Scheduler
+from refitd_embedded.weights import load
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class DuplicateRequestError(ValueError):
+    """A request id that is in use."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How an engine is run. `context_length` None is the model's; `load_delay`, in seconds, is added to each load;
+    `defects` makes it load as carelessly as the real server.
+    """
+
+    seed: int = 0
+    context_length: int | None = None
+    limits: Limits = field(default_factory=Limits)
+    load_delay: float = 0.0
+    defects: bool = False
+
+
+class Engine:
+    """One replica. Use it as an async context manager: the scheduler runs inside.
+
+    `on_death` is told the last words when the scheduler dies; from then on every call raises EngineDiedError.
+    """
+
+    def __init__(self, decoder: Decoder, model_path: Path, eos: frozenset[int], options: Options) -> None:
+        config = decoder.config
+        self.decoder, self.options = decoder, options
+        self._eos = eos
+        self.startup_path = str(model_path)
+        self.labels = Labels(self.startup_path)
+        self.bounds = Bounds(
+            vocab_size=config.vocab_size,
+            context_length=options.context_length or config.max_position_embeddings,
+        )
+        self.paused = False
+        self.dead: str | None = None
+        self.on_death: Callable[[str], None] = lambda last_words: logger.error("%s", last_words)
+        runner = Runner(decoder, eos, options.seed)
+        self.scheduler = Scheduler(runner, eos, self.labels.weight_version, options.limits)
+        self.reloader = Reloader(decoder, self.scheduler, self.labels, careless=options.defects)
+        self.reloader.delay = options.load_delay
+        self._requests: dict[str, Request] = {}
+        self._lock, self._gate, self._pausing = RwLock(), Changes(), asyncio.Lock()
+        self._flushing = False
+        self._task: asyncio.Task[None] | None = None
+
+    @classmethod
+    def open(cls, directory: Path, options: Options | None = None) -> Self:
+        """An engine on the checkpoint in `directory`. Blocking. Raises OSError, ValueError, CheckpointError."""
+        return cls(load(directory).requires_grad_(False), directory, read_eos_ids(directory), options or Options())
+
+    def replica(self, number: int, decoder: Decoder) -> "Engine":
+        """Another engine like this one as it was started, on weights of its own and with another seed."""
+        options = replace(self.options, seed=self.options.seed + number)
+        return Engine(decoder, Path(self.startup_path), self._eos, options)
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._live(), name="scheduler")
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    @contextlib.asynccontextmanager
+    async def admitted(self, requests: Sequence[Request]) -> AsyncIterator[Progress]:
+        """Generate, behind the gate and under the reader lock. Leaving aborts what has not ended.
+
+        Raises DuplicateRequestError, EngineDiedError.
+        """
+        self._assert_alive()
+        self._register(requests)
+        try:
+            async with self._inside():
+                yield self._submitted(requests)
+        finally:
+            for request in requests:
+                self.scheduler.abort(request)
+                del self._requests[request.rid]
+
+    def abort(self, rid: str, *, every: bool = False) -> None:
+        """End one request by its id, or all. Unknown ids are ignored, and so are requests at the gate."""
+        if every:
+            self.scheduler.abort_all()
+        elif rid in self._requests:
+            self.scheduler.abort(self._requests[rid])
+
+    async def pause(self, mode: Literal["abort", "retract", "in_place"]) -> None:
+        """Close the gate. "abort" ends all requests and waits until their callers have been told. The other modes stop
+        the scheduler; they return before it has stopped, but any later command is obeyed later.
+        """
+        async with self._pausing:
+            self.paused = True
+            if mode == "abort":
+                self.scheduler.abort_all()
+                await self._lock.until_free()
+            else:
+                self._send(lambda: self.scheduler.pause(retract=mode == "retract"))
+
+    async def resume(self) -> None:
+        """Open the gate. During a load, the scheduler goes on after it."""
+        async with self._pausing:
+            self.paused = False
+            self._send(self.scheduler.resume)
+            self._gate.tell()
+
+    async def flush(self, within: float) -> str | None:
+        """Drop the cache; wait up to `within` seconds for the engine to be idle. What was in the way, or None."""
+        if self._flushing:
+            return "Another flush_cache is already in progress."
+        self._flushing = True
+        try:
+            if within > 0:
+                async with asyncio.timeout(within):
+                    await self.scheduler.quiet()
+            return None if await self._between_steps(self.scheduler.flush) else "Flush cache failed.\n"
+        except TimeoutError:
+            return "Timed out waiting for idle state."
+        finally:
+            self._flushing = False
+
+    async def update(self, order: UpdateOrder) -> Updated:
+        """Load a checkpoint. If the caller is cancelled before the first write, nothing happens; a write that began
+        is finished in any case. Raises EngineDiedError.
+        """
+        if order.abort_all_requests:
+            self.scheduler.abort_all()
+        async with contextlib.nullcontext() if self.paused else self._lock.writer():
+            return await self._call(lambda: self.reloader.load(order))
+
+    async def relabel(self, version: str, *, abort_all: bool) -> None:
+        """Set the version label, without touching weights."""
+        if abort_all:
+            self.scheduler.abort_all()
+        await self._between_steps(lambda: self.scheduler.relabel(version))
+        self.labels.weight_version = version
+
+    async def checksums(self) -> dict[str, str]:
+        """Content hashes of the weights, taken between two steps."""
+        return await self._call(lambda: asyncio.to_thread(checksums, self.decoder))
+
+    async def settled(self) -> None:
+        """Wait until the scheduler is between two steps. /server_info comes from there, so it waits for a load."""
+        await self._between_steps(lambda: None)
+
+    @contextlib.asynccontextmanager
+    async def _inside(self) -> AsyncIterator[None]:
+        """Past the gate and under the reader lock, both at once: a pause may begin while the lock is waited for."""
+        while True:
+            await self._gate.until(lambda: not self.paused)
+            async with self._lock.reader():
+                if not self.paused:
+                    yield
+                    return
+
+    def _submitted(self, requests: Sequence[Request]) -> Progress:
+        self._assert_alive()
+        progress = Progress(requests)
+        for request in requests:
+            request.changed = progress.note
+            self.scheduler.submit(request)
+        return progress
+
+    def _register(self, requests: Sequence[Request]) -> None:
+        rids = [request.rid for request in requests]
+        if len(set(rids)) < len(rids):
+            raise DuplicateRequestError(f"Duplicate request IDs detected within the request: {rids}")
+        if taken := [rid for rid in rids if rid in self._requests]:
+            raise DuplicateRequestError(f"Duplicate request ID detected: {', '.join(taken)}")
+        self._requests |= {request.rid: request for request in requests}
+
+    async def _live(self) -> None:
+        try:
+            await self.scheduler.run()
+        except Exception as bug:
+            logger.exception("the scheduler failed")
+            self._die(f"{type(bug).__name__}: {bug}")
+
+    async def _call(self, act: Callable[[], Awaitable[T]]) -> T:
+        self._assert_alive()
+        try:
+            return await self.scheduler.call(act)
+        except EngineDiedError as death:
+            self._die(str(death))
+            raise
+
+    async def _between_steps(self, act: Callable[[], T]) -> T:
+        async def command() -> T:
+            return act()
+
+        return await self._call(command)
+
+    def _send(self, act: Callable[[], None]) -> None:
+        async def command() -> None:
+            act()
+
+        self.scheduler.send(command)
+
+    def _die(self, last_words: str) -> None:
+        self.dead = last_words
+        self.on_death(last_words)
+
+    def _assert_alive(self) -> None:
+        if self.dead is not None:
+            raise EngineDiedError(self.dead)

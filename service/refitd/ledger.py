@@ -17,8 +17,9 @@ from refitd.catalog.record import VersionRecord
 from refitd.clock import Clock
 from refitd.journal import reads, writes
 from refitd.journal.journal import Journal
+from refitd.rollout.plan import Goals
 from refitd.rollout.record import AttemptRecord, EngineRecord, RolloutRecord
-from refitd.rollout.target import choose_target, last_good
+from refitd.rollout.target import choose_target, last_good, loadable
 from refitd_client.contract.states import EngineState, RolloutState, VersionState
 from refitd_client.contract.wire import Event
 
@@ -45,7 +46,7 @@ class Ledger:
         self.loading: dict[str, AttemptRecord] = {}
         self.root_fault: str | None = "the root has not been listed yet"
         self._fingerprints: dict[tuple[str, str], str] = {}
-        self._goals: dict[str, tuple[VersionRecord | None, VersionRecord | None]] = {}
+        self._goals: dict[str, Goals] = {}
         self._seq = journal.read(reads.read_last_event)
         self._rollout_number = 0
         self._read_back()
@@ -85,7 +86,8 @@ class Ledger:
                     unproven=(*engine.unproven, attempt.version),
                     reason=reason,
                     last_attempt=closed,
-                )
+                ),
+                f"TAINTED: {reason}",
             )
 
     async def durable(self) -> None:
@@ -111,11 +113,13 @@ class Ledger:
             self.say("version", record.id, text, state=record.state.value, step=record.order.step, run=record.run)
         self.bell.ring()
 
-    def goals(self, run: str) -> tuple[VersionRecord | None, VersionRecord | None]:
-        """The run's target and its last good version. Asked by every replica at every turn, so it is remembered."""
+    def goals(self, run: str) -> Goals:
+        """What the run's engines are to serve. Asked by every replica at every turn, so it is remembered."""
         if run not in self._goals:
             versions = self.versions_of(run)
-            self._goals[run] = (choose_target(versions), last_good(versions))
+            self._goals[run] = Goals(
+                target=choose_target(versions), loadable=loadable(versions), last_good=last_good(versions)
+            )
         return self._goals[run]
 
     async def find(self, version: str) -> VersionRecord | None:

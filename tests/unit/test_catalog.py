@@ -203,3 +203,22 @@ async def test_a_link_in_place_of_a_version_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ProblemError) as caught:
             await stage.intake.take(Notice(run="run", step=1, path="run/link"))
         assert caught.value.kind.slug == "path-unreadable"
+
+
+async def test_one_notice_a_thousand_times_at_once_is_one_new_version(tmp_path: Path) -> None:
+    async with watching(tmp_path) as stage:
+        write_model(stage.root / "trainer/checkpoint-5", tensors(5))
+        notice = Notice(run="run", step=5, path="trainer/checkpoint-5")
+        async with asyncio.TaskGroup() as group:
+            takes = [group.create_task(stage.intake.take(notice)) for _ in range(1000)]
+        assert sum(new for _, new in (take.result() for take in takes)) == 1
+
+
+async def test_a_notice_that_comes_after_the_watch_may_still_allow_missing_tensors(tmp_path: Path) -> None:
+    async with watching(tmp_path) as stage:
+        weights = tensors(1)
+        del weights["layer.1.weight"]
+        publish(stage.root, "run", 1, weights)
+        await stage.verdict("run~v000001", VersionState.REJECTED)
+        await stage.intake.take(Notice(run="run", step=1, allow_missing=True))
+        await stage.verdict("run~v000001", VersionState.SEALED)

@@ -107,7 +107,8 @@ async def test_a_ledger_is_read_back_as_it_was_but_trusts_no_engine(tmp_path: Pa
         again = Ledger(journal, SystemClock())
         assert set(again.versions) == {version(1).id, version(2).id}
         assert again.gone == {version(0).id}
-        assert again.goals("run") == (version(2), version(1, served_at="t"))
+        goals = again.goals("run")
+        assert (goals.target, goals.loadable, goals.last_good) == (version(2), version(2), version(1, served_at="t"))
         assert again.engines["a"].state is EngineState.PROBING
         assert again.engines["a"].serving == version(1).id
         assert again.fingerprint(version(1).id, "c") == "f"

@@ -5,72 +5,93 @@ from dataclasses import replace
 import pytest
 
 from refitd.rollout.plan import Agenda, Goals, Probe, RefitTo, Rest, Resume, next_action
-from refitd_client.contract.states import EngineState
+from refitd_client.contract.states import EngineState, VersionState
 from support.records import engine, version
 
 NOW = 100.0
 LATER = Agenda(probe_at=NOW + 5)
 TARGET = version(7)
+GOALS = Goals(target=TARGET, loadable=TARGET)
 
 
 def test_an_engine_that_nobody_has_seen_is_probed_first() -> None:
-    assert next_action(engine(state=EngineState.PROBING), Goals(target=TARGET), Agenda(), NOW) == Probe()
+    assert next_action(engine(state=EngineState.PROBING), GOALS, Agenda(), NOW) == Probe()
 
 
 def test_an_engine_behind_its_target_is_brought_to_it() -> None:
-    found = next_action(engine(state=EngineState.BEHIND, serving="old"), Goals(target=TARGET), LATER, NOW)
+    found = next_action(engine(state=EngineState.BEHIND, serving="old"), GOALS, LATER, NOW)
     assert found == RefitTo(TARGET)
 
 
 def test_an_engine_on_its_target_rests_until_its_next_probe() -> None:
-    found = next_action(engine(serving=TARGET.id), Goals(target=TARGET), LATER, NOW)
+    found = next_action(engine(serving=TARGET.id), GOALS, LATER, NOW)
     assert found == Rest(NOW + 5)
 
 
 def test_an_engine_in_sync_is_looked_at_from_time_to_time() -> None:
-    assert next_action(engine(serving=TARGET.id), Goals(target=TARGET), Agenda(probe_at=NOW), NOW) == Probe()
+    assert next_action(engine(serving=TARGET.id), GOALS, Agenda(probe_at=NOW), NOW) == Probe()
 
 
 def test_a_failed_version_waits_for_its_back_off() -> None:
     agenda = replace(LATER, failed=TARGET.id, retry_at=NOW + 1)
     nacked = engine(state=EngineState.NACKED, serving="old")
-    assert next_action(nacked, Goals(target=TARGET), agenda, NOW) == Rest(NOW + 1)
-    assert next_action(nacked, Goals(target=TARGET), agenda, NOW + 1) == RefitTo(TARGET)
+    assert next_action(nacked, GOALS, agenda, NOW) == Rest(NOW + 1)
+    assert next_action(nacked, GOALS, agenda, NOW + 1) == RefitTo(TARGET)
 
 
 def test_a_newer_version_does_not_wait_for_the_back_off_of_the_old_one() -> None:
     agenda = replace(LATER, failed=TARGET.id, retry_at=NOW + 60)
     nacked = engine(state=EngineState.NACKED, serving="old")
-    assert next_action(nacked, Goals(target=version(8)), agenda, NOW) == RefitTo(version(8))
+    assert next_action(nacked, Goals(target=version(8), loadable=version(8)), agenda, NOW) == RefitTo(version(8))
 
 
 def test_a_tainted_engine_goes_to_a_target_with_a_record() -> None:
-    goals = Goals(target=TARGET, last_good=version(6), recorded=frozenset({TARGET.id, version(6).id}))
+    goals = Goals(target=TARGET, loadable=TARGET, last_good=version(6), recorded=frozenset({TARGET.id, version(6).id}))
     assert next_action(engine(state=EngineState.TAINTED, known=False), goals, LATER, NOW) == RefitTo(TARGET)
 
 
 def test_a_tainted_engine_goes_by_way_of_the_last_good_version_when_the_target_has_no_record() -> None:
-    goals = Goals(target=TARGET, last_good=version(6), recorded=frozenset({version(6).id}))
+    goals = Goals(target=TARGET, loadable=TARGET, last_good=version(6), recorded=frozenset({version(6).id}))
     assert next_action(engine(state=EngineState.TAINTED, known=False), goals, LATER, NOW) == RefitTo(version(6))
 
 
 @pytest.mark.parametrize("state", [EngineState.TAINTED, EngineState.QUARANTINED])
 def test_an_engine_with_unknown_contents_is_never_resumed(state: EngineState) -> None:
     record = engine(state=state, known=False, resume_owed=True)
-    for goals in (Goals(), Goals(target=TARGET)):
+    for goals in (Goals(), GOALS):
         assert next_action(record, goals, Agenda(), NOW) != Resume()
 
 
 def test_a_quarantined_engine_is_not_loaded_again_unasked() -> None:
     record = engine(state=EngineState.QUARANTINED, known=False)
-    assert next_action(record, Goals(target=TARGET), LATER, NOW) == Rest(NOW + 5)
+    assert next_action(record, GOALS, LATER, NOW) == Rest(NOW + 5)
 
 
 def test_an_engine_with_known_contents_that_may_be_paused_is_resumed() -> None:
-    assert next_action(engine(serving=TARGET.id, resume_owed=True), Goals(target=TARGET), LATER, NOW) == Resume()
+    assert next_action(engine(serving=TARGET.id, resume_owed=True), GOALS, LATER, NOW) == Resume()
 
 
 def test_an_unreachable_engine_is_probed_and_not_loaded() -> None:
     record = engine(state=EngineState.UNREACHABLE)
-    assert next_action(record, Goals(target=TARGET), LATER, NOW) == Rest(NOW + 5)
-    assert next_action(record, Goals(target=TARGET), Agenda(probe_at=NOW), NOW) == Probe()
+    assert next_action(record, GOALS, LATER, NOW) == Rest(NOW + 5)
+    assert next_action(record, GOALS, Agenda(probe_at=NOW), NOW) == Probe()
+
+
+def test_a_version_whose_files_were_deleted_after_the_load_goes_on_being_served() -> None:
+    lost = version(7, state=VersionState.LOST, served_at="t")
+    goals = Goals(target=lost, loadable=version(6), serving=lost)
+    assert next_action(engine(serving=lost.id), goals, LATER, NOW) == Rest(NOW + 5)
+
+
+def test_an_engine_without_weights_gets_the_newest_that_can_still_be_loaded() -> None:
+    lost = version(7, state=VersionState.LOST, served_at="t")
+    goals = Goals(target=lost, loadable=version(6))
+    assert next_action(engine(state=EngineState.BEHIND), goals, LATER, NOW) == RefitTo(version(6))
+    assert next_action(engine(serving=version(6).id), goals, LATER, NOW) == Rest(NOW + 5)
+
+
+def test_a_version_never_goes_backwards_but_for_a_rollback() -> None:
+    goals = Goals(target=version(6), loadable=version(6), serving=version(7))
+    assert next_action(engine(serving=version(7).id), goals, LATER, NOW) == Rest(NOW + 5)
+    rolled_back = replace(goals, serving=version(7, barred=True))
+    assert next_action(engine(serving=version(7).id), rolled_back, LATER, NOW) == RefitTo(version(6))

@@ -1,5 +1,6 @@
 """The rollout at work: replicas and conductor on engines in memory, with a real journal."""
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 
@@ -169,3 +170,31 @@ async def test_two_runs_and_an_unbound_engine_are_explained(tmp_path: Path) -> N
         stage.ledger.put_version(version(1, run="other"))
         await stage.until(lambda: "2 runs" in (stage.ledger.engines[A].reason or ""))
         assert stage.engines["a"].loads == []
+
+
+async def test_an_engine_that_is_removed_in_mid_rollout_ends_its_task_and_no_other(tmp_path: Path) -> None:
+    engines = two()
+    async with running(tmp_path, engines) as stage:
+        engines["b"].gate = asyncio.Event()
+        stage.ledger.put_version(version(1))
+        await stage.until(lambda: engines["b"].loads != [])
+        stage.ledger.drop_engine(B)
+        engines["b"].gate.set()
+        await stage.until(lambda: engines["b"].closed)
+        await stage.until(lambda: stage.ledger.versions[version(1).id].served_at is not None)
+        assert B not in stage.ledger.engines
+        stage.ledger.put_version(version(2))
+        await stage.until(lambda: stage.ledger.engines[A].serving == version(2).id)
+
+
+async def test_files_that_are_deleted_after_the_load_take_no_engine_backwards(tmp_path: Path) -> None:
+    engine = SimulatedEngine()
+    async with running(tmp_path, {"a": engine}) as stage:
+        for step in (1, 2):
+            stage.ledger.put_version(version(step))
+            await stage.until(lambda step=step: stage.ledger.versions[version(step).id].served_at is not None)
+        served = stage.ledger.versions[version(2).id]
+        stage.ledger.put_version(replace(served, state=VersionState.LOST))
+        engine.restart()
+        await stage.until(lambda: stage.ledger.engines[A].serving == version(1).id)
+        assert engine.loads == [f"/root/run/v00000{step}" for step in (1, 2, 1)]

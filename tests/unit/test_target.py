@@ -2,7 +2,7 @@
 
 import pytest
 
-from refitd.rollout.target import choose_target, last_good, skipped_between, to_bar
+from refitd.rollout.target import choose_target, last_good, loadable, skipped_between, to_bar
 from refitd_client.contract.states import VersionState
 from support.records import version
 
@@ -51,3 +51,13 @@ def test_versions_that_an_engine_passes_over_are_counted_as_skipped() -> None:
     versions = [version(step) for step in range(1, 6)]
     assert skipped_between(versions, version(1), version(5)) == [version(2), version(3), version(4)]
     assert skipped_between(versions, None, version(5)) == []
+
+
+def test_a_served_version_whose_files_are_lost_stays_the_target_but_is_not_loaded() -> None:
+    versions = [version(5), version(6, state=VersionState.LOST, served_at="t")]
+    assert choose_target(versions) == versions[1]
+    assert loadable(versions) == versions[0]
+
+
+def test_a_version_that_was_lost_before_it_was_served_is_no_target() -> None:
+    assert choose_target([version(5), version(6, state=VersionState.LOST)]) == version(5)

@@ -42,12 +42,14 @@ class Target:
 
     `fingerprint` is what a clean load of this version gave on an engine of the same configuration, None while
     nobody has loaded it; `not_fingerprint` is what the engine's contents before the load gave, when the files differ.
+    `repairs`: the contents before the load are unknown, so that "untouched" is no reason to resume.
     """
 
     path: str
     label: str
     fingerprint: str | None = None
     not_fingerprint: str | None = None
+    repairs: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,13 +37,16 @@ class Intake:
         generation = self._generation_of(notice.run)
         path = relative_path(self._path_of(notice, generation), self._root)
         order = order_of(path, notice.run, notice.step, generation)
-        known = await self._ledger.find(version_id(notice.run, order))
-        decision = admit(notice, await self._look(path, order, known), known)
+        id_ = version_id(notice.run, order)
+        known = await self._ledger.find(id_)
+        seen = await self._look(path, order, known)
+        # The same notice may have come in, or the watch may have seen the directory, while it was looked at.
+        decision = admit(notice, seen, self._ledger.versions.get(id_, known))
         match decision:
             case Conflict(reason):
                 raise ProblemError(Kind.VERSION_CONFLICT, reason)
             case Same(record):
-                return await self._again(record), False
+                return await self._again(record, notice), False
             case New():
                 return await self._take(self._new(notice, path, order)), True
             case _:
@@ -115,10 +118,12 @@ class Intake:
         await self._ledger.durable()
         return record
 
-    async def _again(self, known: VersionRecord) -> VersionRecord:
-        """A version that the watch found first is now announced: nobody has to wait for it to settle."""
-        if known.noticed or not known.state.is_open:
+    async def _again(self, known: VersionRecord, notice: Notice) -> VersionRecord:
+        """What the watch found first is now announced: it need not settle, and may do what the notice allows."""
+        told = replace(known, noticed=True, allow_missing=notice.allow_missing, allow_extra=notice.allow_extra)
+        if told == known or not (known.state.is_open or known.state is VersionState.REJECTED):
             await self._ledger.durable()
             return known
-        current = self._ledger.versions[known.id]
-        return await self._take(replace(current, noticed=True))
+        if known.state is VersionState.REJECTED:
+            told = replace(told, state=VersionState.ANNOUNCED, reason=None)
+        return await self._take(replace(told, metadata=notice.metadata))

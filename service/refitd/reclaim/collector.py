@@ -44,7 +44,8 @@ class LedgerFacts:
         )
 
     def _run(self, run: str) -> RunView:
-        target, good = self._ledger.goals(run)
+        goals = self._ledger.goals(run)
+        target, good = goals.loadable, goals.last_good
         rollout = self._ledger.rollouts.get(run)
         rolling = rollout is not None and rollout.state in {RolloutState.PENDING, RolloutState.ROLLING}
         return RunView(

@@ -48,7 +48,7 @@ class Conductor:
             self._ledger.put_engine(replace(engine, reason=why))
 
     def _advance(self, run: str) -> None:
-        target = self._ledger.goals(run)[0]
+        target = self._ledger.goals(run).target
         if target is None:
             return
         rollout = self._rollout_to(run, target)

@@ -54,11 +54,14 @@ class Agenda:
 class Goals:
     """What an engine could be brought to: the run's target, and for repairs the last good version.
 
-    `recorded` names those of the two whose fingerprint is on record for the engine's configuration.
+    `loadable` is the target unless its files are lost; `serving` is what the engine serves. `recorded` names those of
+    them whose fingerprint is on record for the engine's configuration.
     """
 
     target: VersionRecord | None = None
+    loadable: VersionRecord | None = None
     last_good: VersionRecord | None = None
+    serving: VersionRecord | None = None
     recorded: frozenset[str] = frozenset()
 
 
@@ -72,13 +75,23 @@ def next_action(engine: EngineRecord, goals: Goals, agenda: Agenda, now: float) 
         case (
             EngineState.IN_SYNC | EngineState.BEHIND | EngineState.NACKED | EngineState.UPDATING | EngineState.VERIFYING
         ):
-            if goals.target is not None and engine.serving != goals.target.id:
-                return _refit_or_rest(goals.target, agenda, now)
+            if (version := _wanted(engine, goals)) is not None:
+                return _refit_or_rest(version, agenda, now)
             if engine.resume_owed and now >= agenda.retry_at:
                 return Resume()
             return _probe_or_rest(agenda.probe_at, agenda, now)
         case _:
             assert_never(engine.state)
+
+
+def _wanted(engine: EngineRecord, goals: Goals) -> VersionRecord | None:
+    """What an engine with known contents is brought to, None where it stays: never back, but for a rollback."""
+    if goals.loadable is None or goals.target is None or engine.serving in {goals.target.id, goals.loadable.id}:
+        return None
+    serving = goals.serving
+    if serving is not None and not serving.barred and serving.run == goals.loadable.run:
+        return None if serving.order > goals.loadable.order else goals.loadable
+    return goals.loadable
 
 
 def repair_with(goals: Goals) -> VersionRecord | None:
@@ -87,10 +100,10 @@ def repair_with(goals: Goals) -> VersionRecord | None:
     Its contents count as proved only against a fingerprint on record, and records come only from clean loads. So the
     target if it has one; else the last good version if that has one; else the target, which makes the first record.
     """
-    for version in (goals.target, goals.last_good):
+    for version in (goals.loadable, goals.last_good):
         if version is not None and version.id in goals.recorded:
             return version
-    return goals.target or goals.last_good
+    return goals.loadable or goals.last_good
 
 
 def _refit_or_rest(version: VersionRecord | None, agenda: Agenda, now: float) -> Action:

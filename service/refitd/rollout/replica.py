@@ -8,6 +8,7 @@ so that no journal write lengthens a pause.
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import assert_never
 
@@ -23,6 +24,10 @@ from refitd.rollout.target import skipped_between
 from refitd_client.contract.states import EngineState
 
 _AWAY = frozenset({EngineState.PROBING, EngineState.UNREACHABLE})
+
+
+class _RemovedError(Exception):
+    """The engine is nobody's any more."""
 
 
 class Replica:
@@ -55,20 +60,24 @@ class Replica:
 
     async def run(self) -> None:
         """Look, decide, act, until stopped, cancelled or the engine is removed."""
-        while self.id in self._ledger.engines and not self._stopping:
-            seen = self._ledger.targets.count
-            action = next_action(self._record, self._goals(), self._agenda, self._now())
-            match action:
-                case Rest(until):
-                    await self._ledger.targets.after(seen, within=until - self._now())
-                case Probe():
-                    await self._probe()
-                case Resume():
-                    await self._resume()
-                case RefitTo(version):
-                    await self._refit(version)
-                case _:
-                    assert_never(action)
+        with suppress(_RemovedError):
+            while not self._stopping:
+                await self._turn()
+
+    async def _turn(self) -> None:
+        seen = self._ledger.targets.count
+        action = next_action(self._record, self._goals(), self._agenda, self._now())
+        match action:
+            case Rest(until):
+                await self._ledger.targets.after(seen, within=until - self._now())
+            case Probe():
+                await self._probe()
+            case Resume():
+                await self._resume()
+            case RefitTo(version):
+                await self._refit(version)
+            case _:
+                assert_never(action)
 
     def stop(self) -> None:
         """End `run` after the action that is under way."""
@@ -88,7 +97,11 @@ class Replica:
 
     @property
     def _record(self) -> EngineRecord:
-        return self._ledger.engines[self.id]
+        """The engine as it is now. It may have been removed at any await: then whatever is under way ends here."""
+        record = self._ledger.engines.get(self.id)
+        if record is None:
+            raise _RemovedError
+        return record
 
     def _now(self) -> float:
         return self._ledger.clock.monotonic()
@@ -97,9 +110,11 @@ class Replica:
         record = self._record
         if record.run is None:
             return Goals()
-        target, good = self._ledger.goals(record.run)
-        recorded = frozenset(v.id for v in (target, good) if v is not None and self._fingerprint_of(v.id) is not None)
-        return Goals(target=target, last_good=good, recorded=recorded)
+        goals = self._ledger.goals(record.run)
+        candidates = (goals.target, goals.loadable, goals.last_good)
+        recorded = frozenset(v.id for v in candidates if v is not None and self._fingerprint_of(v.id) is not None)
+        serving = self._ledger.versions.get(record.serving or "")
+        return replace(goals, serving=serving, recorded=recorded)
 
     def _fingerprint_of(self, version: str) -> str | None:
         return self._ledger.fingerprint(version, self._record.configuration or "")
@@ -107,8 +122,6 @@ class Replica:
     async def _probe(self) -> None:
         before = self._record
         seen = await self._engine.probe()
-        if self.id not in self._ledger.engines:
-            return
         wait = self._probe_interval
         if not isinstance(seen, Reached):
             self._agenda = replace(self._agenda, failed=None)
@@ -152,7 +165,7 @@ class Replica:
             return
         attempt = self._ledger.open_attempt(self.id, version.id)
         before = self._record
-        self._ledger.put_engine(replace(before, state=EngineState.UPDATING))
+        self._ledger.put_engine(replace(before, state=EngineState.UPDATING), f"UPDATING: loads {version.id}")
         try:
             await self._ledger.durable()
         except JournalError as error:
@@ -175,18 +188,17 @@ class Replica:
             label=label_of(version),
             fingerprint=self._fingerprint_of(version.id),
             not_fingerprint=self._fingerprint_of(serving.id) if serving is not None and differs else None,
+            repairs=not engine.known,
         )
 
     def _on_stage(self, stage: Stage) -> None:
         if stage is Stage.VERIFY and self.id in self._ledger.engines:
-            self._ledger.put_engine(replace(self._record, state=EngineState.VERIFYING))
+            self._ledger.put_engine(replace(self._record, state=EngineState.VERIFYING), "VERIFYING: has loaded")
 
     def _close(self, before: EngineRecord, version: VersionRecord, refit: Refit, attempt: AttemptRecord) -> None:
         closed = replace(attempt, outcome=refit.outcome.name, reason=refit.reason, timings=refit.timings)
         self._ledger.close_attempt(closed)
-        if self.id not in self._ledger.engines:
-            return
-        after = after_refit(replace(before, last_attempt=closed), version.id, refit, self._now())
+        after = after_refit(replace(self._record, last_attempt=closed), version.id, refit, self._now())
         if refit.outcome is Outcome.ACK:
             after = self._acknowledged(before, after, version, refit)
         else:
@@ -211,6 +223,8 @@ class Replica:
         return standing(after, self._target_id())
 
     def _put(self, before: EngineRecord, after: EngineRecord) -> None:
+        if self.id not in self._ledger.engines:
+            raise _RemovedError
         changed = (before.state, before.serving, before.reason) != (after.state, after.serving, after.reason)
         self._ledger.put_engine(after, _sentence(after) if changed else None)
 

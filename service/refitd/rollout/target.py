@@ -11,7 +11,23 @@ from refitd_client.contract.states import VersionState
 
 
 def choose_target(versions: Iterable[VersionRecord]) -> VersionRecord | None:
-    """The version that the engines of a run are to serve, None while there is none that is good."""
+    """The version that the engines of a run are to serve, None while there is none that is good.
+
+    One that was served stays the target when its files are lost (some trainers delete them after the load): engines
+    do not go backwards because of that.
+    """
+    good = (version for version in versions if _is_good(version) and not version.barred)
+    return max(good, key=lambda version: version.order, default=None)
+
+
+def _is_good(version: VersionRecord) -> bool:
+    return version.state is VersionState.SEALED or (
+        version.state is VersionState.LOST and version.served_at is not None
+    )
+
+
+def loadable(versions: Iterable[VersionRecord]) -> VersionRecord | None:
+    """The newest version that an engine can be brought to: the target, unless its files are lost."""
     good = (version for version in versions if version.state is VersionState.SEALED and not version.barred)
     return max(good, key=lambda version: version.order, default=None)
 

@@ -27,7 +27,7 @@ def explain_version(record: VersionRecord, ledger: Ledger, plan: ReclaimPlan) ->
 
 
 def _on_engines(record: VersionRecord, ledger: Ledger) -> list[str]:
-    target, _ = ledger.goals(record.run)
+    target = ledger.goals(record.run).target
     engines = [engine for engine in ledger.engines.values() if engine.run == record.run]
     sentences: list[str] = []
     if target is not None and target.id != record.id:
@@ -48,7 +48,7 @@ def explain_engine(engine: EngineRecord, ledger: Ledger) -> list[str]:
     if engine.run is None:
         runs = {version.run for version in ledger.versions.values()}
         return [*sentences, f"It follows no run: {why_unbound(runs)}."]
-    target, _ = ledger.goals(engine.run)
+    target = ledger.goals(engine.run).target
     serving = engine.serving or ("its start-up weights" if engine.known else "contents that nobody can vouch for")
     sentences.append(f"It serves {serving}; the target of run {engine.run} is {target.id if target else 'none yet'}.")
     if not engine.known:

@@ -48,7 +48,7 @@ class LedgerCollector(Collector):
         family = GaugeMetricFamily("refitd_staleness_steps", "Steps behind the run's target", labels=["engine"])
         for engine in self._ledger.engines.values():
             serving = parse_version_id(engine.serving or "")
-            target = self._ledger.goals(engine.run)[0] if engine.run else None
+            target = self._ledger.goals(engine.run).target if engine.run else None
             if serving is not None and target is not None:
                 family.add_metric([engine.id], max(0, target.order.step - serving[1].step))
         return family

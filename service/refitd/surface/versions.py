@@ -70,7 +70,7 @@ async def wait(
     seen = service.ledger.bell.count
     while True:
         record = await find(service, version_id)
-        target, _ = service.ledger.goals(record.run)
+        target = service.ledger.goals(record.run).target
         outcome = outcome_of(record, target, WaitOutcome(wait_for))
         left = deadline - service.ledger.clock.monotonic()
         if outcome is not WaitOutcome.PENDING or left <= 0:

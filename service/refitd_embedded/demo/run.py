@@ -58,7 +58,7 @@ def run(options: Options) -> int:
     torch.set_num_threads(1)
     try:
         options.check()
-        with _ending_on_signals(), _workdir(options) as workdir:
+        with ending_on_signals(), _workdir(options) as workdir:
             summary = _run(options, workdir, began)
     except DisagreementError as problem:
         return _fail(str(problem), 1)
@@ -115,7 +115,7 @@ def _publisher(options: Options, stack: Stack, model: Path) -> AbstractContextMa
 
 
 @contextmanager
-def _ending_on_signals() -> Generator[None]:
+def ending_on_signals() -> Generator[None]:
     """Have SIGTERM, and SIGHUP of a terminal that is closed, unwind the run as Ctrl-C does: children are stopped."""
     if threading.current_thread() is not threading.main_thread():
         yield

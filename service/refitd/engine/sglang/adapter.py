@@ -11,7 +11,7 @@ The transaction of one refit, and what is sent when it breaks off:
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, assert_never
 
 import msgspec
 import xxhash
@@ -26,6 +26,8 @@ from refitd.engine.stopwatch import Stopwatch
 
 PROBE_SECONDS = 5.0
 CALL_SECONDS = 30.0  # pause, resume, flush, checksums: seconds at most on a server that works
+
+_NEVER_TOLD = (None, "default")  # the labels of a server that nobody has given one
 
 
 class SglangEngine:
@@ -65,7 +67,8 @@ class SglangEngine:
                 oldest = ".".join(str(part) for part in OLDEST)
                 return Unreached(reason=f"{self._http.url} is SGLang {server.version}; refitd needs {oldest} or newer")
             self._server, self._last = server, info
-            self._startup_path = server.model_path or self._startup_path
+            if server.dialect.names_startup or info.weight_version in _NEVER_TOLD:
+                self._startup_path = server.model_path or self._startup_path
         return Reached(
             model_path=info.model_path,
             weight_version=info.weight_version,
@@ -84,15 +87,16 @@ class SglangEngine:
             return Refit(outcome=Outcome.UNREACHABLE, resumed=True, reason=seen.reason)
         if self._unsettled and (fault := await self._settle()) is not None:
             return Refit(outcome=Outcome.UNREACHABLE, resumed=False, reason=fault)
-        with watch.during(Stage.PAUSE):
-            fault = await self._pause()
-        if fault is not None:
-            return await self._back(fault, watch)
         try:
-            before = target.not_fingerprint or await self.fingerprint()
+            with watch.during(Stage.PAUSE):
+                fault = await self._pause()
+            before = None if fault is not None else target.not_fingerprint or await self.fingerprint()
         except asyncio.CancelledError:
-            await asyncio.shield(self.resume())  # no load was sent: its contents are known
+            if not target.repairs:
+                await asyncio.shield(self.resume())  # no load was sent: its contents are known
             raise
+        if fault is not None:
+            return await self._back(fault, target, watch)
         return await self._load(target, before, watch)
 
     async def fingerprint(self) -> str | None:
@@ -137,17 +141,27 @@ class SglangEngine:
             return happened.reason if isinstance(happened, Untouched) else f"cannot be paused: {message_of(reply)}"
         return None
 
-    async def _back(self, fault: NoReply | str, watch: Stopwatch) -> Refit:
-        """The pause broke off: no load was sent, so the contents are known and generation must go on."""
-        if isinstance(fault, NoReply) and fault.lost is Lost.NEVER_SENT:
-            return Refit(outcome=Outcome.UNREACHABLE, resumed=True, reason=fault.reason, timings=watch.milliseconds)
+    async def _back(self, fault: NoReply | str, target: Target, watch: Stopwatch) -> Refit:
+        """The pause broke off: no load was sent, so its contents are what they were; if known, it goes on."""
+        if isinstance(fault, str):
+            return await self._as_before(fault, None, target, watch)
+        resumed = fault.lost is Lost.NEVER_SENT
+        if not resumed and not target.repairs:
+            with watch.during(Stage.RESUME):
+                resumed = await asyncio.shield(self.resume())
+        return Refit(outcome=Outcome.UNREACHABLE, resumed=resumed, reason=fault.reason, timings=watch.milliseconds)
+
+    async def _as_before(self, reason: str, contents: str | None, target: Target, watch: Stopwatch) -> Refit:
+        """It refused, and holds what it held: generation goes on, unless nobody knows what that is."""
+        if target.repairs:
+            return Refit(outcome=Outcome.TAINTED, resumed=False, reason=reason, timings=watch.milliseconds)
         with watch.during(Stage.RESUME):
             resumed = await asyncio.shield(self.resume())
-        reason = fault.reason if isinstance(fault, NoReply) else fault
-        outcome = Outcome.UNREACHABLE if isinstance(fault, NoReply) else Outcome.NACK
-        return Refit(outcome=outcome, resumed=resumed, reason=reason, timings=watch.milliseconds)
+        return Refit(
+            outcome=Outcome.NACK, resumed=resumed, reason=reason, fingerprint=contents, timings=watch.milliseconds
+        )
 
-    async def _load(self, target: Target, before: str | None, watch: Stopwatch) -> Refit:
+    async def _load(self, target: Target, before: str | None, watch: Stopwatch, *, again: bool = False) -> Refit:
         self._unsettled = True
         with watch.during(Stage.LOAD):
             reply = await self._http.post("/update_weights_from_disk", _order(target), self._load_timeout)
@@ -155,21 +169,19 @@ class SglangEngine:
         happened = what_happened(reply)
         match happened:
             case Untouched(reason, reachable):
-                return await self._untouched(reason, before, watch, reachable=reachable)
+                return await self._untouched(reason, before, target, watch, reachable=reachable)
             case Unclear(reason):
                 return Refit(outcome=Outcome.TAINTED, resumed=False, reason=reason, timings=watch.milliseconds)
+            case NotFlushed(reason) if again:
+                return Refit(outcome=Outcome.TAINTED, resumed=False, reason=reason, timings=watch.milliseconds)
             case NotFlushed():
-                await self._flush(target)
+                # Requests that were paused in place hold on to what the old weights computed. Retracted ones do not.
+                await self._http.post("/pause_generation", {"mode": "retract"}, CALL_SECONDS)
+                return await self._load(target, before, watch, again=True)
             case Loaded():
-                pass
-        return await self._verify(target, watch)
-
-    async def _flush(self, target: Target) -> None:
-        """Empty the cache of what the old weights computed, then say which weights these are. `_verify` sees to it."""
-        reply = await self._http.post(f"/flush_cache?timeout={CALL_SECONDS:g}", {}, 2 * CALL_SECONDS)
-        if isinstance(reply, Reply) and reply.ok:
-            order = {"new_version": target.label, "abort_all_requests": False}
-            await self._http.post("/update_weight_version", order, CALL_SECONDS)
+                return await self._verify(target, watch)
+            case _:
+                assert_never(happened)
 
     async def _verify(self, target: Target, watch: Stopwatch) -> Refit:
         with watch.during(Stage.VERIFY):
@@ -190,7 +202,9 @@ class SglangEngine:
             resumed = await asyncio.shield(self.resume())
         return Refit(outcome=Outcome.ACK, resumed=resumed, fingerprint=contents, timings=watch.milliseconds)
 
-    async def _untouched(self, reason: str, before: str | None, watch: Stopwatch, *, reachable: bool) -> Refit:
+    async def _untouched(
+        self, reason: str, before: str | None, target: Target, watch: Stopwatch, *, reachable: bool
+    ) -> Refit:
         """It says that nothing was written. Believe it where the contents prove it, or cannot be compared."""
         if not reachable:
             return Refit(outcome=Outcome.UNREACHABLE, resumed=False, reason=reason, timings=watch.milliseconds)
@@ -199,11 +213,7 @@ class SglangEngine:
         if after != before:
             reason = f"{reason}; and its tensors are not what they were"
             return Refit(outcome=Outcome.TAINTED, resumed=False, reason=reason, timings=watch.milliseconds)
-        with watch.during(Stage.RESUME):
-            resumed = await asyncio.shield(self.resume())
-        return Refit(
-            outcome=Outcome.NACK, resumed=resumed, reason=reason, fingerprint=after, timings=watch.milliseconds
-        )
+        return await self._as_before(reason, after, target, watch)
 
 
 def _order(target: Target) -> dict[str, Any]:
@@ -219,14 +229,15 @@ def _order(target: Target) -> dict[str, Any]:
 
 
 def _digest(ranks: object) -> str | None:
-    """One digest over all ranks' tensors, in the order of ranks and names; None where the reply has no checksums."""
+    """One digest over all ranks' tensors; None where the reply has no checksums. Ranks come in any order."""
     try:
         checksums = [rank.checksums for rank in msgspec.convert(ranks, list[_Rank])]
     except msgspec.ValidationError:
         return None
     if not checksums or not all(checksums):
         return None
-    return f"xxh3:{xxhash.xxh3_128(msgspec.json.encode(checksums, order='sorted')).hexdigest()}"
+    each = sorted(msgspec.json.encode(rank, order="sorted") for rank in checksums)
+    return f"xxh3:{xxhash.xxh3_128(b''.join(each)).hexdigest()}"
 
 
 class _Rank(msgspec.Struct):

@@ -17,7 +17,9 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class NotFlushed:
-    """New weights, but the cache holds what the old ones computed, and the label is the old one."""
+    """New weights, but the cache holds what the old ones computed, and path and label are the old ones."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,10 @@ class Unclear:
 
 Loading = Loaded | NotFlushed | Untouched | Unclear
 
+_REFUSES = "Failed to get weights iterator"
+_IS_STALE = "cache was not flushed"
+_SUCCEEDED = "Succeeded to update model weights"
+
 _REFUSED = {
     401: "the engine wants a key: set --engine-key-file and --engine-admin-key-file",
     403: "the engine does not accept the key: set --engine-admin-key-file to its admin key",
@@ -53,17 +59,18 @@ def what_happened(reply: Reply | NoReply) -> Loading:
         return Unclear(f"{reply.reason}: it may have loaded, in part or in full")
     if reply.status in _REFUSED:
         return Untouched(_REFUSED[reply.status])
-    return _answered(reply, message_of(reply))
+    return _answered(reply, _sentence(reply).split(" | "))
 
 
-def _answered(reply: Reply, message: str) -> Loading:
+def _answered(reply: Reply, ranks: list[str]) -> Loading:
+    """Decide by what each data-parallel rank says: SGLang joins their sentences. If they differ, nobody can say."""
     if reply.ok and reply.data is not None and reply.data.get("success") is True:
         return Loaded()
-    if "cache was not flushed" in message:
-        return NotFlushed()
-    if "Failed to get weights iterator" in message or _is_validation(reply):
-        return Untouched(f"the engine refused: {message}")
-    return Unclear(f"the engine answered {reply.status}: {message}")
+    if _is_validation(reply) or all(_REFUSES in rank for rank in ranks):
+        return Untouched(f"the engine refused: {message_of(reply)}")
+    if reply.data is not None and all(_IS_STALE in rank or _SUCCEEDED in rank for rank in ranks):
+        return NotFlushed(f"the engine answered {reply.status}: {message_of(reply)}")
+    return Unclear(f"the engine answered {reply.status}: {message_of(reply)}")
 
 
 def _is_validation(reply: Reply) -> bool:
@@ -73,8 +80,12 @@ def _is_validation(reply: Reply) -> bool:
 
 def message_of(reply: Reply) -> str:
     """The sentence in a reply, at most 500 characters of it."""
+    return _sentence(reply)[:500]
+
+
+def _sentence(reply: Reply) -> str:
     for key in ("message", "detail", "error"):
         found = (reply.data or {}).get(key)
         if isinstance(found, str):
-            return found[:500]
-    return reply.text[:500].strip() or "nothing"
+            return found
+    return reply.text.strip() or "nothing"

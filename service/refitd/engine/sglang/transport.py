@@ -87,7 +87,7 @@ class Transport:
             return NoReply(Lost.NEVER_SENT, f"{self.url} cannot be reached: {error}")
         except _TooLargeError:
             return NoReply(Lost.NO_ANSWER, f"{self.url}{path} answered with more than {MAX_BODY_BYTES} bytes")
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.StreamError, OSError, ValueError) as error:
             what = str(error) or type(error).__name__
             return NoReply(Lost.NO_ANSWER, f"{self.url}{path} broke off without an answer: {what}")
 

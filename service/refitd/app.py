@@ -5,6 +5,7 @@ way come to their end, then everything else ends; the journal is last.
 """
 
 import asyncio
+import sys
 from pathlib import Path
 
 import structlog
@@ -30,6 +31,7 @@ from refitd.surface.context import Service
 from refitd.surface.server import Server
 
 DRAIN_SECONDS = 20.0
+SWITCH_SECONDS = 0.0005
 
 log = structlog.get_logger("refitd")
 
@@ -37,6 +39,8 @@ log = structlog.get_logger("refitd")
 def serve(settings: Settings) -> int:
     """Run the service until SIGTERM or SIGINT; return the exit status."""
     configure_logs(settings.log_format)
+    # Threads look at files and write the journal; the loop must not wait for its turn behind them (5 ms by default).
+    sys.setswitchinterval(SWITCH_SECONDS)
     try:
         with owned(settings.root):
             check_state_folder(

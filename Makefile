@@ -1,0 +1,48 @@
+# What a newcomer, a developer and CI run. Each verb sets up what it needs; the second time that takes no time.
+#   PYTHON=python3.12   the Python to use (default: the first of python3.13, 3.12, 3.11 and python3 that can)
+#   TORCH=skip, TORCH_INDEX=URL   another build of torch than the CPU one: see deploy/install-torch
+#   ARGS='-k rollback -x'         further arguments of pytest, of the demo or of the benchmark
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench sglang clean
+.DELETE_ON_ERROR:
+
+PYTHON ?=
+ARGS ?=
+export PYTHON TORCH TORCH_INDEX
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+BIN := .venv/bin
+READY := .venv/.ready
+
+help: ## show this list
+	@awk -F ':[^#]*## ' '/^[a-z]+:[^#]*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(READY) ## watch two engines follow a trainer that really learns, on this machine
+	@$(BIN)/refitd demo $(ARGS)
+
+test: $(READY) ## run the tests: unit, contract (with the embedded engine) and end to end
+	@$(BIN)/python -m pytest tests -m 'not sglang' $(ARGS)
+
+check: $(READY) ## lint, formatting and types
+	@$(BIN)/ruff check client service tests
+	@$(BIN)/ruff format --check client service tests
+	@$(BIN)/pyright
+
+bench: $(READY) ## measure publishing, loading and the service itself
+	@$(BIN)/python tests/bench/main.py $(ARGS)
+
+sglang: $(READY) ## run the contract tests against a real SGLang, on the CPU (1.8 GB the first time)
+	@tests/sglang/install .venv-sglang
+	@REFITD_SGLANG_VENV=.venv-sglang $(BIN)/python -m pytest tests -m sglang $(ARGS)
+
+clean: ## remove what these verbs made: environments and caches
+	@rm -rf .venv .venv-sglang .sglang .pytest_cache .ruff_cache .hypothesis build dist
+	@find client service tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamp is made last, so that a half-built environment is never taken for a good one.
+$(READY): pyproject.toml constraints.txt deploy/make-venv deploy/install-torch
+	@echo "setting up .venv (about a minute the first time) ..."
+	@deploy/make-venv .venv
+	@deploy/install-torch .venv
+	@$(BIN)/python -m pip install -qq -c constraints.txt -e '.[dev]'
+	@touch $@

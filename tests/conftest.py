@@ -1,0 +1,28 @@
+"""What the tests with real servers share. A test of the real SGLang exists only where REFITD_SGLANG_VENV names one."""
+
+import subprocess
+import sys
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from support.servers import KIT, SGLANG_VENV, SglangServer
+
+collect_ignore = [] if SGLANG_VENV else ["e2e/test_sglang_main_job.py"]
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """model_a and model_b, and what tests/sglang/README.md lists beside them. Read only."""
+    folder = tmp_path_factory.mktemp("models")
+    for script in ("make-models", "make-bad"):
+        subprocess.run([sys.executable, str(KIT / script), str(folder)], check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def sglang(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[SglangServer]:
+    """One SGLang on model_a for all tests, because it takes 20 seconds to start. A test that kills it restarts it."""
+    with SglangServer(tmp_path_factory.mktemp("sglang"), models / "model_a") as server:
+        yield server

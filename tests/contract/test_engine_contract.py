@@ -1,0 +1,236 @@
+"""What the rollout relies on, held against every engine: the port's promises over real HTTP, with real weights."""
+
+import asyncio
+import json
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from refitd.engine.port import Outcome, Reached, Refit, Stage, Unreached
+from refitd.engine.sglang.adapter import SglangEngine
+from support.servers import ADMIN_KEY, API_KEY, EmbeddedServer, EngineServer
+from support.subject import PROMPT, Subject, ignore_stage
+
+pytestmark = pytest.mark.timeout(400)
+
+TOKENS = 400
+REQUESTS = 4
+
+
+async def test_a_probe_tells_what_is_served_and_how_the_server_was_started(subject: Subject) -> None:
+    await subject.refit("model_b", "3")
+    seen = await subject.engine.probe()
+    assert isinstance(seen, Reached)
+    assert seen.model_path == str(subject.models / "model_b")
+    assert seen.weight_version == "3"
+    assert seen.startup_path == str(subject.models / "model_a")
+    assert seen.server_version.startswith("0.5.23")
+    for part in ("sglang", seen.server_version, "unquantized", "tp1", "pp1", "dp1", "ep1"):
+        assert part in seen.configuration.split()
+
+
+async def test_from_a_to_b_and_back_gives_the_same_answers_and_fingerprint_as_before(subject: Subject) -> None:
+    first = await subject.refit("model_a", "1")
+    answer = await subject.answer()
+    other = await subject.refit("model_b", "2", not_fingerprint=first.fingerprint)
+    assert (other.outcome, other.resumed, other.reason) == (Outcome.ACK, True, None)
+    assert other.fingerprint not in {first.fingerprint, None}
+    assert await subject.answer() != answer
+    back = await subject.refit("model_a", "3", fingerprint=first.fingerprint, not_fingerprint=other.fingerprint)
+    assert (back.outcome, back.resumed, back.fingerprint) == (Outcome.ACK, True, first.fingerprint)
+    assert await subject.engine.fingerprint() == first.fingerprint
+    assert await subject.answer() == answer
+
+
+async def test_an_acknowledged_target_is_what_the_server_names_by_path_and_label(subject: Subject) -> None:
+    refit = await subject.refit("b_sharded", "41")
+    assert refit.outcome is Outcome.ACK
+    info = await subject.info()
+    assert (info["model_path"], info["weight_version"]) == (str(subject.models / "b_sharded"), "41")
+
+
+async def test_stages_come_in_order_and_are_timed(subject: Subject) -> None:
+    stages: list[Stage] = []
+    refit = await subject.engine.refit(subject.target("model_a", "5"), stages.append)
+    assert stages == [Stage.PAUSE, Stage.LOAD, Stage.VERIFY, Stage.RESUME]
+    assert refit.timings.keys() == {stage.value for stage in stages}
+
+
+async def test_an_engine_with_unknown_contents_is_not_resumed_by_a_repair_that_it_refuses(subject: Subject) -> None:
+    await subject.refit("model_a", "1")
+    tainted = await subject.refit("model_b", "2", fingerprint="xxh3:0")
+    assert tainted.outcome is Outcome.TAINTED
+    refused = await subject.refit("nowhere", "3", repairs=True)
+    assert (refused.outcome, refused.resumed) == (Outcome.TAINTED, False)
+    assert "Failed to get weights iterator" in (refused.reason or "")
+    with pytest.raises(httpx.TimeoutException):
+        await subject.answer(within=1.0)
+    assert (await subject.refit("model_a", "3", repairs=True)).outcome is Outcome.ACK
+    assert await subject.answer()
+
+
+async def test_contents_that_differ_from_a_recorded_load_are_not_believed(subject: Subject) -> None:
+    await subject.refit("model_a", "1")
+    refit = await subject.refit("model_b", "2", fingerprint="xxh3:0")
+    assert (refit.outcome, refit.resumed) == (Outcome.TAINTED, False)
+    assert "clean load" in (refit.reason or "")
+    with pytest.raises(httpx.TimeoutException):
+        await subject.answer(within=1.0)
+    assert (await subject.refit("model_a", "3")).resumed
+    assert await subject.answer()
+
+
+@pytest.mark.parametrize("pause_mode", ["auto", "in_place"])
+async def test_requests_in_flight_are_all_answered_in_full_when_weights_change_under_them(
+    subject: Subject, pause_mode: str
+) -> None:
+    await subject.refit("model_a", "1")
+    engine = subject.adapter(pause_mode=pause_mode)
+    async with subject.http() as http, asyncio.TaskGroup() as group:
+        begun = [asyncio.Event() for _ in range(REQUESTS)]
+        answers = [group.create_task(_stream(http, event)) for event in begun]
+        await asyncio.gather(*(event.wait() for event in begun))
+        refit = await engine.refit(subject.target("model_b", "2"), ignore_stage)
+        assert refit.outcome is Outcome.ACK, refit.reason
+        assert not any(answer.done() for answer in answers)
+    await engine.aclose()
+    for answer in answers:
+        meta = answer.result()
+        assert meta["completion_tokens"] == TOKENS
+        assert meta["finish_reason"]["type"] == "length"
+        assert meta["weight_version"] == "2"
+
+
+async def _stream(http: httpx.AsyncClient, begun: asyncio.Event) -> dict[str, Any]:
+    """Ask for a long answer; say when it has begun; return what the last chunk says of it."""
+    params = {"temperature": 0, "max_new_tokens": TOKENS, "ignore_eos": True}
+    body = {"input_ids": PROMPT, "sampling_params": params, "stream": True}
+    meta: dict[str, Any] = {}
+    async with http.stream("POST", "/generate", json=body) as response:
+        async for line in response.aiter_lines():
+            if line.startswith("data: {"):
+                meta = json.loads(line.removeprefix("data: "))["meta_info"]
+                begun.set()
+    return meta
+
+
+async def test_resume_is_harmless_on_an_engine_that_is_not_paused(subject: Subject) -> None:
+    await subject.refit("model_a", "1")
+    assert await subject.engine.resume()
+    assert await subject.engine.resume()
+    assert await subject.answer()
+
+
+async def test_a_key_that_opens_nothing_is_named_by_the_probe(subject: Subject) -> None:
+    engine = SglangEngine(subject.server.url, api_key="wrong")
+    try:
+        seen = await engine.probe()
+        assert isinstance(seen, Unreached)
+        assert "--engine-key-file" in seen.reason
+    finally:
+        await engine.aclose()
+
+
+@pytest.mark.parametrize("admin_key", [None, "wrong"])
+async def test_without_the_admin_key_nothing_changes_and_the_setting_is_named(
+    subject: Subject, admin_key: str | None
+) -> None:
+    await subject.refit("model_a", "1")
+    engine = SglangEngine(subject.server.url, api_key=API_KEY, admin_key=admin_key)
+    try:
+        refit = await engine.refit(subject.target("model_b", "2"), ignore_stage)
+    finally:
+        await engine.aclose()
+    assert (refit.outcome, refit.resumed) == (Outcome.NACK, False)  # it could not be told to resume either
+    assert "--engine-admin-key-file" in (refit.reason or "")
+    assert (await subject.info())["weight_version"] == "1"
+    assert await subject.answer()
+
+
+async def test_what_is_served_can_be_asked_while_a_load_is_under_way(subject: Subject, tmp_path: Path) -> None:
+    await subject.refit("model_a", "1")
+    with _long_load(subject, tmp_path) as (server, begin, end):
+        engine, other = _adapter(server), _adapter(server)
+        before = await other.probe()
+        assert isinstance(before, Reached)
+        begun = asyncio.Event()
+
+        def on_stage(stage: Stage) -> None:
+            if stage is Stage.LOAD:
+                begin()
+                begun.set()
+
+        loading = asyncio.create_task(engine.refit(subject.target("model_b", "2"), on_stage))
+        await begun.wait()
+        assert not (await asyncio.wait({loading}, timeout=0.5))[0]
+        assert await other.probe() == before
+        assert not loading.done()
+        end()
+        assert (await loading).outcome is Outcome.ACK
+        await engine.aclose()
+        await other.aclose()
+
+
+@contextmanager
+def _long_load(
+    subject: Subject, folder: Path
+) -> Generator[tuple[EngineServer, Callable[[], None], Callable[[], None]]]:
+    """A server, and what makes a load long and ends it. The embedded engine is one process: it loads slowly instead."""
+    if subject.kind == "sglang":
+        scheduler = subject.server.scheduler
+        try:
+            yield subject.server, scheduler.suspend, scheduler.resume
+        finally:
+            scheduler.resume()
+    else:
+        with EmbeddedServer(folder, subject.models / "model_a", "--load-delay", "3") as server:
+            yield server, lambda: None, lambda: None
+
+
+def _adapter(server: EngineServer) -> SglangEngine:
+    return SglangEngine(server.url, api_key=API_KEY, admin_key=ADMIN_KEY)
+
+
+async def test_a_load_that_outlasts_the_time_out_taints_and_the_next_refit_waits_for_its_end(subject: Subject) -> None:
+    await subject.refit("model_a", "1")
+    hurried = subject.adapter(load_timeout=3.0)
+    try:
+        await hurried.probe()
+        with _frozen_at_load(subject) as on_stage:
+            late = await hurried.refit(subject.target("model_b", "2"), on_stage)
+            assert (late.outcome, late.resumed) == (Outcome.TAINTED, False)
+            assert "did not answer within 3 s" in (late.reason or "")
+            beside = await hurried.refit(subject.target("model_a", "3"), ignore_stage)
+            assert (beside.outcome, beside.resumed) == (Outcome.UNREACHABLE, False)
+            assert "may still be running" in (beside.reason or "")
+        with pytest.raises(httpx.TimeoutException):  # the load has ended, well or not: it stays paused
+            await subject.answer(within=1.0)
+        repaired = await _until_heard(hurried, subject)
+    finally:
+        await hurried.aclose()
+    assert (repaired.outcome, repaired.resumed) == (Outcome.ACK, True)
+    assert (await subject.info())["weight_version"] == "3"
+    assert await subject.answer()
+
+
+@contextmanager
+def _frozen_at_load(subject: Subject) -> Generator[Callable[[Stage], None]]:
+    """A callback that freezes the weights' process when the load begins; it thaws at the end."""
+    with ExitStack() as frozen:
+
+        def on_stage(stage: Stage) -> None:
+            if stage is Stage.LOAD:
+                frozen.enter_context(subject.server.frozen())
+
+        yield on_stage
+
+
+async def _until_heard(engine: SglangEngine, subject: Subject) -> Refit:
+    """Refit as the rollout does: again while the engine does not answer in time, which a busy machine may cause."""
+    while (refit := await engine.refit(subject.target("model_a", "3"), ignore_stage)).outcome is Outcome.UNREACHABLE:
+        pass
+    return refit

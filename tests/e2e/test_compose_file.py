@@ -1,0 +1,184 @@
+"""What docker-compose.yml and deploy/Dockerfile promise to whoever runs them, read from the files."""
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from refitd.settings import Settings
+from refitd_embedded.__main__ import _parser as engine_parser
+from refitd_embedded.demo.__main__ import arguments as trainer_arguments
+from refitd_embedded.demo.policy import main as write_model
+
+TREE = Path(__file__).resolve().parents[2]
+ENGINES = ("engine-a", "engine-b", "sglang")
+OURS = ("refitd", "model", "engine-a", "engine-b", "trainer")
+LONG_RUNNING = ("refitd", *ENGINES)
+
+
+@cache
+def services() -> dict[str, dict[str, Any]]:
+    return yaml.safe_load((TREE / "docker-compose.yml").read_text())["services"]
+
+
+@cache
+def stages() -> dict[str, str]:
+    """The text of each stage of the Dockerfile, preceded by that of the stages it is built from: what holds in it."""
+    text = re.sub(r"^#.*\n", "", (TREE / "deploy/Dockerfile").read_text(), flags=re.MULTILINE)
+    found: dict[str, str] = {}
+    for base, name, body in re.findall(r"^FROM (\S+) AS (\S+)\n(.*?)(?=^FROM |\Z)", text, re.MULTILINE | re.DOTALL):
+        found[name] = found.get(base, f"FROM {base}\n") + body
+    return found
+
+
+def image(service: str) -> str:
+    """The text of what the service's image is made by."""
+    name = services()[service]["image"]
+    (build,) = [other["build"] for other in services().values() if other.get("image") == name and "build" in other]
+    return stages()[build["target"]]
+
+
+def volumes(service: str) -> dict[str, tuple[str, str]]:
+    """The mounts of a service: target to (source, mode)."""
+    mounts = [re.fullmatch(r"(\$\{[^}]*\}|[^:]+):([^:]+)(?::(\w+))?", line) for line in services()[service]["volumes"]]
+    return {mount[2]: (mount[1], mount[3] or "rw") for mount in mounts if mount}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_no_container_of_ours_can_write_beside_its_volumes_or_gain_rights(name: str) -> None:
+    service = services()[name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert [mount.partition(":")[0] for mount in service["tmpfs"]] == ["/tmp"]  # noqa: S108
+    assert not {"privileged", "user", "cap_add", "pid", "ipc"} & service.keys()
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_every_image_runs_as_a_user_with_a_fixed_number_that_is_not_root(name: str) -> None:
+    users = re.findall(r"^USER (.+)$", image(name), re.MULTILINE)
+    assert users == ["10001:10001"]
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_the_folders_that_volumes_are_mounted_on_belong_to_that_user_in_the_image(name: str) -> None:
+    text = image(name)
+    made = {folder for line in re.findall(r"install -d -o refitd -g refitd -m \d+ (.+?)(?: \\)?$", text, re.MULTILINE)
+            for folder in line.split()}  # fmt: skip
+    assert volumes(name).keys() <= made
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_an_image_of_ours_is_built_here_and_never_pulled_from_someone_who_took_its_name(name: str) -> None:
+    service = services()[name]
+    assert service["pull_policy"] == ("build" if "build" in service else "never")
+
+
+@pytest.mark.parametrize("name", LONG_RUNNING)
+def test_what_keeps_running_has_a_health_check_that_needs_nothing_but_python(name: str) -> None:
+    service = services()[name]
+    check = service.get("healthcheck", {}).get("test") or re.findall(
+        r'^HEALTHCHECK .*?CMD \["(python)", "-c", ', image(name), re.MULTILINE | re.DOTALL
+    )
+    assert any(word.startswith("python") for word in check)
+    assert "disable" not in service.get("healthcheck", {})
+
+
+def test_no_port_is_open_to_other_machines() -> None:
+    published = [port for service in services().values() for port in service.get("ports", [])]
+    assert published
+    for port in published:
+        assert re.fullmatch(r"127\.0\.0\.1:\$\{\w+:-\d+\}:\d+", port), f"{port}: loopback, from a variable"
+    assert all(service.get("network_mode") != "host" for service in services().values())
+
+
+def test_the_sidecar_has_a_token_since_it_listens_beyond_its_own_loopback() -> None:
+    environment = services()["refitd"]["environment"]
+    assert environment["REFITD_HOST"] == "0.0.0.0"  # noqa: S104
+    assert environment["REFITD_TOKEN"] == services()["trainer"]["environment"]["REFITD_TOKEN"]
+    assert re.fullmatch(r"\$\{REFITD_TOKEN:-.+\}", environment["REFITD_TOKEN"])
+
+
+def test_the_sidecars_environment_names_settings_that_exist() -> None:
+    in_image = re.findall(r"REFITD_(\w+)=", stages()["service"])
+    in_compose = [name.removeprefix("REFITD_") for name in services()["refitd"]["environment"]]
+    assert {name.lower() for name in (*in_image, *in_compose)} <= Settings.model_fields.keys()
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_engines_cannot_write_into_the_shared_root_or_the_model(name: str) -> None:
+    mounts = volumes(name)
+    assert mounts["/data"] == (volumes("refitd")["/data"][0], "ro")
+    assert mounts["/model"][1] == "ro"
+
+
+def test_the_sidecar_and_the_trainer_can_write_into_the_shared_root_where_the_engines_see_it() -> None:
+    assert volumes("refitd")["/data"] == volumes("trainer")["/data"]
+    assert volumes("refitd")["/data"][1] == "rw"
+
+
+def test_a_service_whose_neighbour_is_not_ready_is_started_again() -> None:
+    assert {service["restart"].partition(":")[0] for service in services().values()} == {"on-failure"}
+
+
+def test_a_real_engine_waits_behind_a_profile_and_never_downloads() -> None:
+    assert [name for name, service in services().items() if "profiles" in service] == ["sglang"]
+    sglang = services()["sglang"]
+    assert sglang["environment"]["HF_HUB_OFFLINE"] == "1"
+    assert sglang["deploy"]["resources"]["reservations"]["devices"][0]["capabilities"] == ["gpu"]
+
+
+@pytest.mark.parametrize("name", ["engine-a", "engine-b"])
+def test_the_engines_command_is_one_that_the_engine_takes(name: str) -> None:
+    module, *words = services()[name]["command"]
+    assert module == "refitd_embedded"
+    engine = engine_parser().parse_args(words)
+    assert engine.host == "0.0.0.0"  # noqa: S104
+    assert f"http://{name}:{engine.port}" in services()["refitd"]["environment"]["REFITD_ENGINES"]
+    assert f"127.0.0.1:{engine.port}/" in services()[name]["healthcheck"]["test"][-1]
+
+
+@pytest.mark.parametrize("name", ["engine-a", "engine-b"])
+def test_an_engine_waits_for_its_model_itself_and_then_is_the_process_that_signals_reach(name: str) -> None:
+    service = services()[name]
+    model = engine_parser().parse_args(service["command"][1:]).model_path
+    *shell, script, _ = service["entrypoint"]
+    assert shell == ["sh", "-c"]
+    assert script == f'until [ -e {model}/config.json ]; do sleep 0.2; done; exec python -m "$$@"'
+    assert "depends_on" not in service
+
+
+def test_the_trainers_command_names_this_stack() -> None:
+    module, *words = services()["trainer"]["command"]
+    assert module == "refitd_embedded.demo"
+    trainer = trainer_arguments(words)
+    assert trainer.service_url == "http://refitd:8700"
+    assert ",".join(trainer.engines) in services()["refitd"]["environment"]["REFITD_ENGINES"]
+    assert str(trainer.root) in volumes("trainer")
+    assert engine_parser().parse_args(services()["engine-a"]["command"][1:]).model_path == trainer.model
+
+
+def test_the_model_that_engines_and_trainer_start_on_is_written_where_they_look_for_it(tmp_path: Path) -> None:
+    module, *words = services()["model"]["command"]
+    assert module == "refitd_embedded.demo.policy"
+    place = str(trainer_arguments(services()["trainer"]["command"][1:]).model)
+    assert [word for word in words if place in word]
+    assert write_model([word.replace(place, str(tmp_path)) for word in words]) == 0
+    assert (tmp_path / "config.json").exists()
+
+
+def test_every_named_volume_is_declared() -> None:
+    text = (TREE / "docker-compose.yml").read_text()
+    sources = {
+        re.sub(r"\$\{\w+:-(\w+)\}", r"\1", source) for name in services() for source, _ in volumes(name).values()
+    }
+    assert sources == yaml.safe_load(text)["volumes"].keys()
+
+
+def test_the_sidecars_image_has_no_torch() -> None:
+    assert "--from=build-service" in stages()["service"]
+    assert "torch" not in stages()["build-service"]
+    assert "'.[service]'" in stages()["build-service"]

@@ -1,0 +1,76 @@
+"""The main job on real processes: a trainer publishes, refitd rolls it out to embedded engines and collects the old."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from refitd_client import VersionRejectedError
+from refitd_client.contract.states import EngineState
+from support.jobs import RUN, TOKEN, running, served_by
+from support.servers import EmbeddedServer, RefitdServer
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+TRAINER = """
+import sys
+from refitd_client import WeightPublisher
+
+root, run, url, token, *models = sys.argv[1:]
+with WeightPublisher(root, run, url, token=token) as publisher:
+    for step, model in enumerate(models, start=1):
+        served = publisher.publish(model, step=step).wait(timeout=60)
+        print(step, served.outcome.value, flush=True)
+"""
+
+
+def train(job_root: Path, refitd: RefitdServer, *models: Path) -> list[str]:
+    """A trainer in a process of its own, which publishes `models` as steps 1, 2, … and waits for each."""
+    command = [sys.executable, "-c", TRAINER, str(job_root), RUN, refitd.url, TOKEN, *map(str, models)]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+
+
+def test_what_a_trainer_publishes_is_what_engines_answer_with_and_the_last_k_stay(models: Path, tmp_path: Path) -> None:
+    a, b = models / "model_a", models / "model_b"
+    with EmbeddedServer(tmp_path, a) as engine, running(tmp_path, engine, "--keep-last", "2") as job:
+        old = served_by(engine)
+        assert train(job.root, job.refitd, b, a, b, a, b) == [f"{step} served" for step in range(1, 6)]
+        new = served_by(engine)
+        assert (new.path, new.label) == (str(job.root / RUN / "v000005"), "5")
+        assert new.answer != old.answer
+        job.client.reclaim()
+        assert sorted(path.name for path in (job.root / RUN).glob("v*")) == ["v000004", "v000005"]
+        assert served_by(engine) == new
+    with EmbeddedServer(tmp_path, b) as other:
+        assert served_by(other).answer == new.answer
+
+
+def test_a_trainer_hears_why_its_checkpoint_was_rejected_and_the_engine_goes_on(models: Path, tmp_path: Path) -> None:
+    with EmbeddedServer(tmp_path, models / "model_a", "--defects") as engine, running(tmp_path, engine) as job:
+        job.serve(models / "model_b", 1)
+        before = served_by(engine)
+        with pytest.raises(VersionRejectedError, match=r"model\.layers\.1\.mlp\.down_proj\.weight .* is missing"):
+            job.serve(models / "bad_missing", 2)
+        assert served_by(engine) == before
+
+
+def test_an_engine_that_was_killed_is_brought_to_the_target_when_it_is_back(models: Path, tmp_path: Path) -> None:
+    with EmbeddedServer(tmp_path, models / "model_a") as engine, running(tmp_path, engine) as job:
+        job.serve(models / "model_b", 1)
+        before, mark = served_by(engine), job.now
+        engine.kill()
+        job.until_engine(EngineState.UNREACHABLE, after=mark)
+        engine.restart()
+        job.until_engine(EngineState.IN_SYNC, after=mark)
+        assert served_by(engine) == before
+
+
+def test_a_service_that_was_killed_goes_on_where_it_was(models: Path, tmp_path: Path) -> None:
+    with EmbeddedServer(tmp_path, models / "model_a") as engine, running(tmp_path, engine) as job:
+        job.serve(models / "model_b", 1)
+        job.refitd.kill()
+        job.refitd.restart()
+        job.serve(models / "model_a", 2)
+        assert served_by(engine).label == "2"
+        assert [version.step for version in job.client.versions().items] == [2, 1]

@@ -1,0 +1,58 @@
+"""An engine server under test, and the adapter that speaks to it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from refitd.engine.port import Refit, Stage, Target
+from refitd.engine.sglang.adapter import SglangEngine
+
+from .servers import ADMIN_KEY, API_KEY, EngineServer
+
+PROMPT = [5, 6, 7]
+
+
+def ignore_stage(_: Stage) -> None:
+    """For refits whose stages do not matter."""
+
+
+@dataclass
+class Subject:
+    """An engine server under test, and the adapter that speaks to it."""
+
+    kind: str
+    server: EngineServer
+    engine: SglangEngine
+    models: Path
+
+    @property
+    def careless(self) -> bool:
+        """Whether it makes SGLang's mistakes."""
+        return self.kind != "embedded"
+
+    def target(self, model: str, label: str, **known: Any) -> Target:
+        return Target(path=str(self.models / model), label=label, **known)
+
+    async def refit(self, model: str, label: str, **known: Any) -> Refit:
+        return await self.engine.refit(self.target(model, label, **known), ignore_stage)
+
+    async def answer(self, within: float = 60.0) -> list[int]:
+        """What it generates greedily."""
+        params = {"temperature": 0, "max_new_tokens": 16, "ignore_eos": True}
+        async with self.http(within) as http:
+            reply = await http.post("/generate", json={"input_ids": PROMPT, "sampling_params": params})
+            return reply.raise_for_status().json()["output_ids"]
+
+    async def info(self) -> dict[str, Any]:
+        async with self.http() as http:
+            return (await http.get("/model_info")).raise_for_status().json()
+
+    def http(self, within: float = 60.0) -> httpx.AsyncClient:
+        """A client of the kind that rollouts use."""
+        headers = {"Authorization": f"Bearer {API_KEY}"}
+        return httpx.AsyncClient(base_url=self.server.url, headers=headers, timeout=within, trust_env=False)
+
+    def adapter(self, **options: Any) -> SglangEngine:
+        return SglangEngine(self.server.url, **{"api_key": API_KEY, "admin_key": ADMIN_KEY, **options})

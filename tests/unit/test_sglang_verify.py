@@ -1,0 +1,49 @@
+"""When an engine is believed: names must agree, and contents decide where they can be compared."""
+
+import pytest
+
+from refitd.engine.port import Target
+from refitd.engine.sglang.verify import Says, doubt
+
+NEW, OLD, OTHER = "xxh3:new", "xxh3:old", "xxh3:other"
+
+
+def says(contents: str | None, *, path: str | None = "/root/v7", label: str | None = "7") -> Says:
+    return Says(model_path=path, weight_version=label, fingerprint=contents)
+
+
+def target(recorded: str | None = None, before: str | None = None) -> Target:
+    return Target(path="/root/v7", label="7", fingerprint=recorded, not_fingerprint=before)
+
+
+@pytest.mark.parametrize(
+    ("seen", "wanted"),
+    [
+        (says(NEW), target(recorded=NEW)),
+        (says(NEW), target(recorded=NEW, before=OLD)),
+        (says(NEW), target(before=OLD)),
+        (says(NEW), target()),
+        (says(None), target(recorded=NEW, before=OLD)),  # a server without checksums: names are all there is
+        # The files differ, the tensors do not: a clean load gave the same before, so it is no sign of a load undone.
+        (says(OLD), target(recorded=OLD, before=OLD)),
+    ],
+)
+def test_an_engine_is_believed(seen: Says, wanted: Target) -> None:
+    assert doubt(seen, wanted) is None
+
+
+@pytest.mark.parametrize(
+    ("seen", "wanted", "because"),
+    [
+        (says(NEW, path="/root/v6"), target(recorded=NEW), "serves /root/v6, not /root/v7"),
+        (says(NEW, path=None), target(recorded=NEW), "not /root/v7"),
+        (says(NEW, label="6"), target(recorded=NEW), "weight_version '6', not '7'"),
+        (says(NEW, label=None), target(recorded=NEW), "weight_version None"),
+        (says(None, label="6"), target(), "weight_version '6'"),
+        (says(OTHER), target(recorded=NEW), "not those that a clean load of this version gave"),
+        (says(OLD), target(recorded=NEW, before=OLD), "not those that a clean load"),
+        (says(OLD), target(before=OLD), "have not changed"),
+    ],
+)
+def test_an_engine_is_doubted_and_the_reason_told(seen: Says, wanted: Target, because: str) -> None:
+    assert because in (doubt(seen, wanted) or "")

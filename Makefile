@@ -21,7 +21,8 @@ demo: $(READY) ## watch two engines follow a trainer that really learns, on this
 	@$(BIN)/refitd demo $(ARGS)
 
 test: $(READY) ## run the tests: unit, contract (with the embedded engine) and end to end
-	@$(BIN)/python -m pytest tests -m 'not sglang' $(ARGS)
+	@$(BIN)/python -m pytest tests/unit -q -n 2 $(ARGS)
+	@$(BIN)/python -m pytest tests/contract tests/e2e -q -m 'not sglang' $(ARGS)
 
 check: $(READY) ## lint, formatting and types
 	@$(BIN)/ruff check client service tests

@@ -90,6 +90,7 @@ def test_with_publishing_the_engines_learn_and_serve_exactly_what_they_claim(
     assert rows[0]["reward"] < 3 * CHANCE
     assert rows[-1]["reward"] > 6 * CHANCE
     assert [row["step"] for row in rows] == [row["served"] for row in rows] == list(range(STEPS + 1))
+    assert all(row["served_by"] == dict.fromkeys(stack.engines, row["step"]) for row in rows)
     assert all(row["staleness"] == 0 and row["publish_ms"] > 0 and row["refit_ms"] > 0 for row in rows)
     assert all(row["difference"] < TOLERANCE for row in rows)
     assert summary["versions"]["published"] == summary["versions"]["served"] == STEPS + 1

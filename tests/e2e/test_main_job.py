@@ -58,11 +58,11 @@ def test_a_trainer_hears_why_its_checkpoint_was_rejected_and_the_engine_goes_on(
 def test_an_engine_that_was_killed_is_brought_to_the_target_when_it_is_back(models: Path, tmp_path: Path) -> None:
     with EmbeddedServer(tmp_path, models / "model_a") as engine, running(tmp_path, engine) as job:
         job.serve(models / "model_b", 1)
-        before, mark = served_by(engine), job.now
+        before = served_by(engine)
         engine.kill()
-        job.until_engine(EngineState.UNREACHABLE, after=mark)
+        gone = job.until_engine(EngineState.UNREACHABLE)
         engine.restart()
-        job.until_engine(EngineState.IN_SYNC, after=mark)
+        job.until_engine(EngineState.IN_SYNC, after=gone.seq)
         assert served_by(engine) == before
 
 

@@ -62,12 +62,12 @@ def test_an_engine_that_was_killed_and_restarted_is_brought_to_the_target_unaske
 ) -> None:
     with running(tmp_path, engine) as job:
         job.serve(models / "model_b", 1)
-        before, mark = served_by(engine), job.now
+        before = served_by(engine)
         engine.kill()
-        job.until_engine(EngineState.UNREACHABLE, after=mark)
+        gone = job.until_engine(EngineState.UNREACHABLE)
         assert "cannot be reached" in (job.engine_now.reason or "")
         engine.restart()
-        job.until_engine(EngineState.IN_SYNC, after=mark)
+        job.until_engine(EngineState.IN_SYNC, after=gone.seq)
         assert in_order(
             job.states(),
             EngineState.UNREACHABLE,
@@ -147,10 +147,10 @@ def test_a_service_that_is_killed_in_mid_update_repairs_and_resumes_the_engine(
         mark = job.now
         with engine.frozen():
             job.publish(models / "model_b", 2)
-            job.until_engine(EngineState.UPDATING, after=mark)
+            loading = job.until_engine(EngineState.UPDATING, after=mark)
             job.refitd.kill()
         job.refitd.restart()
-        job.until_engine(EngineState.IN_SYNC, after=mark)
+        job.until_engine(EngineState.IN_SYNC, after=loading.seq)
         assert in_order(job.states(), EngineState.UPDATING, EngineState.TAINTED, EngineState.IN_SYNC)
         assert served_by(engine).label == "2"
 

@@ -58,9 +58,10 @@ class Job:
             return publisher.publish(model, step=step)
 
     def serve(self, model: Path, step: int) -> Publication:
-        """Publish, and wait until it is served."""
+        """Publish, and wait until it is served and the events up to then are here."""
         publication = self.publish(model, step)
         publication.wait(timeout=PATIENCE)
+        self.until(lambda event: event.subject == publication.version_id and event.text.startswith("served"))
         return publication
 
     def announce(self, path: Path | str | None, step: int, **more: Any) -> Version:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from refitd_embedded.demo.agreement import KEPT, START_UP, DisagreementError, History, largest_difference
+from refitd_embedded.demo.agreement import KEPT, START_UP, DisagreementError, History, largest_difference, served_by
 from refitd_embedded.demo.policy import fresh
 from refitd_embedded.demo.rollouts import Rollout
 from refitd_embedded.demo.task import ANSWER, Problem
@@ -18,10 +18,10 @@ def said_by(decoder: Decoder) -> list[float]:
     return chosen(answer_distribution(decoder, tokens, ANSWER), tokens)[0].tolist()
 
 
-def rollout(logprobs: list[float], versions: tuple[str, ...]) -> Rollout:
+def rollout(logprobs: list[float], versions: tuple[str, ...], engine: str = "http://a") -> Rollout:
     return Rollout(
         problem=PROBLEM,
-        engine="http://a",
+        engine=engine,
         answer=tuple(PROBLEM.solution()),
         logprobs=tuple(logprobs),
         versions=versions,
@@ -85,3 +85,13 @@ def test_the_last_versions_and_the_first_weights_are_kept_and_no_more() -> None:
     assert history.step_of(str(KEPT + 1)) == KEPT + 1
     with pytest.raises(DisagreementError):
         history.step_of("1")
+
+
+def test_each_engine_serves_the_oldest_version_among_its_answers() -> None:
+    policy = fresh(0)
+    history, said = History(policy), [0.0] * ANSWER
+    for step in (9, 10):
+        history.remember(step, policy)
+    across = rollout(said, (*["9"] * 3, *["10"] * (ANSWER - 3)))
+    newest = [rollout(said, ("10",) * ANSWER, engine) for engine in ("http://a", "http://b")]
+    assert served_by(history, [newest[0], across, *newest]) == {"http://a": 9, "http://b": 10}

@@ -9,8 +9,9 @@ from refitd_embedded.demo.report import Counts, Row, Summary, summarise, verdict
 from refitd_embedded.demo.table import COLUMNS, JsonLines, LiveTable, PlainLines, cells
 
 
-def row(step: int, reward: float, **changes: Any) -> Row:
-    facts: dict[str, Any] = {"served": step, "difference": 1e-6, "disk_bytes": 1_600_000}
+def row(step: int, reward: float, served: int | None = None, **changes: Any) -> Row:
+    serving = {"http://a": step, "http://b": step if served is None else served}
+    facts: dict[str, Any] = {"served_by": serving, "difference": 1e-6, "disk_bytes": 1_600_000}
     return Row(step=step, reward=reward, **facts | changes)
 
 
@@ -59,6 +60,10 @@ def test_the_verdict_says_what_was_measured(rewards: list[float], publishing: bo
     assert f"{found.first_reward:.2f} → {found.last_reward:.2f}" in verdict(found)
 
 
+def test_a_row_names_what_each_engine_serves_and_the_laggard_makes_the_staleness() -> None:
+    assert cells(row(7, 0.5, served=5))[2:4] == ["7/5", "2"]
+
+
 def test_without_publishing_a_row_has_no_times() -> None:
     assert cells(row(1, 0.5, publish_ms=41.4, refit_ms=160.0))[4:6] == ["41", "160"]
     assert cells(row(1, 0.5))[4:6] == ["-", "-"]
@@ -70,6 +75,7 @@ def test_json_is_one_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     JsonLines().summary(summary(CLIMBING))
     step, end = map(json.loads, capsys.readouterr().out.splitlines())
     assert (step["kind"], step["staleness"], step["reward"]) == ("step", 2, 0.5)
+    assert (step["served"], step["served_by"]) == (5, {"http://a": 7, "http://b": 5})
     assert (end["kind"], end["climbed"], end["as_promised"]) == ("summary", True, True)
     assert end["versions"] == {"published": 0, "served": 0, "collected": 0}
 

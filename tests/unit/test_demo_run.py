@@ -55,6 +55,15 @@ def test_a_signal_that_would_end_the_process_unwinds_it_first(number: signal.Sig
     assert signal.getsignal(number) == before
 
 
+def test_a_signal_that_is_ignored_stays_ignored_as_nohup_wants_it() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with ending_on_signals():
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_importing_the_demo_imports_no_torch() -> None:
     look = "import sys, refitd_embedded.demo; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", look], check=False).returncode == 0

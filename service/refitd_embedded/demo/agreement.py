@@ -72,6 +72,15 @@ def largest_difference(history: History, rollouts: Sequence[Rollout]) -> float:
     return found
 
 
+def served_by(history: History, rollouts: Sequence[Rollout]) -> dict[str, int]:
+    """The oldest step that each engine claims to have answered with. Raises DisagreementError as `step_of` does."""
+    found: dict[str, int] = {}
+    for rollout in rollouts:
+        oldest = min(map(history.step_of, rollout.versions))
+        found[rollout.engine] = min(oldest, found.get(rollout.engine, oldest))
+    return found
+
+
 def _difference(history: History, label: str, rollouts: Sequence[Rollout]) -> float:
     tokens = torch.tensor([rollout.tokens for rollout in rollouts])
     said = torch.tensor([rollout.logprobs for rollout in rollouts])

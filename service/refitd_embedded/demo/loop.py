@@ -15,7 +15,7 @@ import torch
 
 from refitd_client import Publication, ServiceUnreachableError, WaitTimeoutError, WeightPublisher
 from refitd_embedded.demo import disk
-from refitd_embedded.demo.agreement import History, largest_difference
+from refitd_embedded.demo.agreement import History, largest_difference, served_by
 from refitd_embedded.demo.processes import Stack
 from refitd_embedded.demo.report import Counts, Row
 from refitd_embedded.demo.rollouts import Engines, Question, Rollout
@@ -90,7 +90,7 @@ def rows(
         yield Row(
             step=trainer.step,
             reward=sum(map(sum, marks)) / sum(map(len, marks)),
-            served=min(history.step_of(label) for rollout in rollouts for label in rollout.versions),
+            served_by=served_by(history, rollouts),
             difference=largest_difference(history, rollouts),
             disk_bytes=disk.held(stack.root),
             publish_ms=times[0],

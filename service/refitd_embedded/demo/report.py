@@ -12,19 +12,25 @@ CLIMB = 0.1
 class Row:
     """One step, counted in gradient steps that the trainer had taken when it asked for rollouts.
 
-    `reward` is the engines' mean, in [0, 1]. `served` is the oldest version among the rollouts, as the step that made
-    it. `publish_ms` is until the version was safe on disk, `refit_ms` from there until every engine was proved to
-    serve it; None without publishing. `disk_bytes` is what the root holds, `difference` the largest between an
-    engine's log-probability and the trainer's own for the version claimed, in nats.
+    `reward` is the engines' mean, in [0, 1]. `served_by` has, for each engine's URL, the oldest version among its
+    rollouts, as the step that made it; `served` is the oldest of these. `publish_ms` is until the version was safe on
+    disk, `refit_ms` from there until every engine was proved to serve it; None without publishing. `disk_bytes` is what
+    the root holds, `difference` the largest between an engine's log-probability and the trainer's own for the version
+    claimed, in nats.
     """
 
     step: int
     reward: float
-    served: int
+    served_by: dict[str, int]
     difference: float
     disk_bytes: int
     publish_ms: float | None = None
     refit_ms: float | None = None
+
+    @property
+    def served(self) -> int:
+        """The oldest version that any engine answered with."""
+        return min(self.served_by.values())
 
     @property
     def staleness(self) -> int:

@@ -116,12 +116,17 @@ def _publisher(options: Options, stack: Stack, model: Path) -> AbstractContextMa
 
 @contextmanager
 def ending_on_signals() -> Generator[None]:
-    """Have SIGTERM, and SIGHUP of a terminal that is closed, unwind the run as Ctrl-C does: children are stopped."""
+    """Have SIGTERM, and SIGHUP of a terminal that is closed, unwind the run as Ctrl-C does: children are stopped.
+
+    A signal that is ignored stays so: `nohup` means that the run outlives its terminal.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, _end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
+        for number in (number for number, handler in before.items() if handler is not signal.SIG_IGN):
+            signal.signal(number, _end)
         yield
     finally:
         for number, handler in before.items():

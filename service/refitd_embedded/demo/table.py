@@ -31,7 +31,7 @@ class JsonLines:
 
     def row(self, row: Row) -> None:
         """See `Display`."""
-        self._print({"kind": "step", **asdict(row), "staleness": row.staleness})
+        self._print({"kind": "step", **asdict(row), "served": row.served, "staleness": row.staleness})
 
     def summary(self, summary: Summary) -> None:
         """See `Display`."""
@@ -108,11 +108,11 @@ def display(*, as_json: bool) -> Generator[Display]:
 
 
 def cells(row: Row) -> list[str]:
-    """A row's columns."""
+    """A row's columns. What is served is told engine by engine: `7/7`."""
     return [
         str(row.step),
         f"{row.reward:.3f}",
-        str(row.served),
+        "/".join(map(str, row.served_by.values())),
         str(row.staleness),
         _milliseconds(row.publish_ms),
         _milliseconds(row.refit_ms),

@@ -1,0 +1,50 @@
+"""An engine with unknown contents is told so with each load, because then a refusal is no reason to resume it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from refitd.engine.port import Outcome, Refit, Stage, Target
+from refitd_client.contract.states import EngineState
+from support.fleets import running
+from support.records import version
+from support.simulated_engine import SimulatedEngine
+
+A = "a:1"
+
+
+class Attentive(SimulatedEngine):
+    """Remembers whether each load was a repair."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.repairs: list[bool] = []
+
+    async def refit(self, target: Target, on_stage: Callable[[Stage], None]) -> Refit:
+        self.repairs.append(target.repairs)
+        return await super().refit(target, on_stage)
+
+
+async def test_only_loads_of_an_engine_with_unknown_contents_are_repairs(tmp_path: Path) -> None:
+    engine = Attentive()
+    engine.script = [
+        Refit(outcome=Outcome.NACK, resumed=True, reason="no such shard"),
+        Refit(outcome=Outcome.TAINTED, resumed=False, reason="the reply was lost"),
+    ]
+    async with running(tmp_path, {"a": engine}) as stage:
+        stage.ledger.put_version(version(1))
+        await stage.until(lambda: stage.ledger.engines[A].serving == version(1).id)
+        stage.ledger.put_version(version(2))
+        await stage.until(lambda: stage.ledger.engines[A].serving == version(2).id)
+    assert engine.repairs == [False, False, True, False]
+
+
+async def test_a_load_in_which_the_service_died_is_repaired_and_told_in_the_log(tmp_path: Path) -> None:
+    first, second = Attentive(), Attentive()
+    async with running(tmp_path, {"a": first}) as stage:
+        stage.ledger.put_version(version(1))
+        await stage.until(lambda: stage.ledger.engines[A].serving == version(1).id)
+        stage.ledger.open_attempt(A, version(1).id)
+        await stage.ledger.durable()
+    async with running(tmp_path, {"a": second}) as stage:
+        await stage.until(lambda: bool(second.repairs) and stage.ledger.engines[A].state is EngineState.IN_SYNC)
+    assert second.repairs == [True]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from refitd.engine.port import Outcome, Reached, Refit, Stage, Target, Unreached
-from refitd.engine.sglang import transport
+from refitd.engine.sglang import adapter, transport
 from refitd.engine.sglang.adapter import SglangEngine
 from support.scripted_server import Step, answer, cut, hang_up, page, silence
 from support.scripted_sglang import NO_FILES, ScriptedSglang, said, scripted_sglang
@@ -21,6 +21,7 @@ from support.scripted_sglang import NO_FILES, ScriptedSglang, said, scripted_sgl
 TARGET = Target(path="/root/v7", label="7")
 REPAIR = Target(path="/root/v7", label="7", repairs=True)
 PAUSE, LOAD, RESUME = "/pause_generation", "/update_weights_from_disk", "/continue_generation"
+FLUSH, CHECK = "/flush_cache", "/weights_checker"
 ROLLING_BACK = "Failed to update weights: shape.\nRolling back to original weights."
 NOT_FLUSHED = "Weights were updated, but the cache was not flushed because requests are still running or queued."
 
@@ -295,11 +296,11 @@ async def test_reads_carry_the_api_key_and_changes_the_admin_key() -> None:
 
 
 async def test_a_server_that_is_too_old_is_refused_with_the_oldest_that_will_do() -> None:
-    with scripted_sglang(version="0.5.3") as sglang:
+    with scripted_sglang(version="0.5.6") as sglang:
         async with speaking_to(sglang) as engine:
             done = await refit(engine)
     assert done.outcome is Outcome.UNREACHABLE
-    assert "0.5.3; refitd needs 0.5.6 or newer" in (done.reason or "")
+    assert "0.5.6; refitd needs 0.5.7 or newer" in (done.reason or "")
     assert sglang.changes == []
 
 
@@ -374,3 +375,66 @@ async def test_stages_are_announced_as_they_begin() -> None:
             done = await engine.refit(TARGET, stages.append)
     assert stages == [Stage.PAUSE, Stage.LOAD]
     assert done.timings.keys() == {"pause", "load"}
+
+
+STILL_RUNNING = answer(400, b"Flush cache failed.")
+
+
+@pytest.mark.parametrize(
+    ("version", "wanted", "mode"),
+    [("0.5.20", "retract", "abort"), ("0.5.20", "in_place", "abort"), ("0.5.21", "in_place", "retract")],
+)
+async def test_a_server_that_dies_of_a_flush_is_told_to_load_only_when_a_flush_has_gone_well(
+    version: str, wanted: str, mode: str
+) -> None:
+    with scripted_sglang(version=version) as sglang:
+        sglang.on(FLUSH, STILL_RUNNING, STILL_RUNNING)
+        async with speaking_to(sglang, pause_mode=wanted) as engine:
+            done = await refit(engine)
+    assert (done.outcome, done.resumed) == (Outcome.ACK, True)
+    assert sglang.bodies(PAUSE) == [{"mode": mode}]
+    assert sglang.changes == [PAUSE, FLUSH, FLUSH, FLUSH, LOAD, RESUME]
+
+
+async def test_a_server_that_would_die_of_the_load_is_let_go_on_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapter, "CALL_SECONDS", 0.3)
+    with scripted_sglang(version="0.5.21") as sglang:
+        sglang.on(FLUSH, *[STILL_RUNNING] * 1000)
+        async with speaking_to(sglang) as engine:
+            done = await refit(engine)
+    assert (done.outcome, done.resumed) == (Outcome.NACK, True)
+    assert "requests still run" in (done.reason or "")
+    assert LOAD not in sglang.calls
+    assert sglang.calls[-1] == RESUME
+
+
+@pytest.mark.parametrize("reply", [hang_up, cut])
+async def test_tensors_that_cannot_be_asked_for_after_the_load_are_not_taken_for_good(reply: Step) -> None:
+    with scripted_sglang() as sglang:
+        sglang.on(CHECK, reply)
+        async with speaking_to(sglang) as engine:
+            done = await refit(
+                engine, Target(path="/root/v7", label="7", fingerprint="xxh3:7", not_fingerprint="xxh3:6")
+            )
+    assert (done.outcome, done.resumed) == (Outcome.TAINTED, False)
+    assert "its tensors cannot be verified" in (done.reason or "")
+    assert sglang.changes == [PAUSE, LOAD]
+
+
+async def test_a_refusal_after_which_tensors_cannot_be_asked_for_is_not_believed() -> None:
+    with scripted_sglang() as sglang:
+        sglang.on(LOAD, said(400, NO_FILES))
+        sglang.on(CHECK, sglang._work(CHECK), hang_up)
+        async with speaking_to(sglang) as engine:
+            done = await refit(engine)
+    assert (done.outcome, done.resumed) == (Outcome.TAINTED, False)
+    assert sglang.changes == [PAUSE, LOAD]
+
+
+async def test_an_engine_that_is_lost_before_the_load_is_resumed_and_told_nothing() -> None:
+    with scripted_sglang() as sglang:
+        sglang.on(CHECK, hang_up)
+        async with speaking_to(sglang) as engine:
+            done = await refit(engine)
+    assert (done.outcome, done.resumed) == (Outcome.UNREACHABLE, True)
+    assert sglang.changes == [PAUSE, RESUME]

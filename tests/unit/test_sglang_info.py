@@ -31,7 +31,7 @@ def test_a_server_without_labels_is_read_too() -> None:
 def test_how_it_was_started_is_read() -> None:
     info = read_server_info(ok(SERVER_INFO), URL)
     assert isinstance(info, ServerInfo)
-    assert (info.version, info.model_path, info.dialect.pause_mode) == ("0.5.23", "/models/base", "retract")
+    assert (info.version, info.model_path, info.dialect.pause_mode("auto")) == ("0.5.23", "/models/base", "retract")
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,12 @@ def test_how_it_was_started_is_read() -> None:
         ({"pp_size": 2}, False),
         ({"dp_size": 2}, False),
         ({"ep_size": 2}, False),
+        ({"device": "cuda"}, False),
+        ({"enable_dp_attention": True}, False),
+        ({"enable_dp_lm_head": True}, False),
+        ({"moe_dense_tp_size": 1}, False),
+        ({"moe_runner_backend": "triton"}, False),
+        ({"speculative_algorithm": "EAGLE"}, False),
     ],
 )
 def test_fingerprints_are_compared_only_between_servers_that_hold_tensors_alike(
@@ -76,3 +82,9 @@ def test_what_is_no_answer_of_sglang_becomes_a_sentence(read: Any, reply: Reply 
     assert isinstance(sentence, str)
     assert URL in sentence
     assert says in sentence
+
+
+def test_a_server_whose_workers_have_labels_of_their_own_is_refused_with_the_flag_to_set() -> None:
+    sentence = read_server_info(ok(SERVER_INFO | {"tokenizer_worker_num": 2}), URL)
+    assert isinstance(sentence, str)
+    assert "--tokenizer-worker-num 1" in sentence

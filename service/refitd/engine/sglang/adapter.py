@@ -25,7 +25,9 @@ from refitd.engine.sglang.verify import Says, doubt
 from refitd.engine.stopwatch import Stopwatch
 
 PROBE_SECONDS = 5.0
-CALL_SECONDS = 30.0  # pause, resume, flush, checksums: seconds at most on a server that works
+CALL_SECONDS = 30.0  # pause, resume, flush: seconds at most on a server that works
+CHECK_SECONDS = 120.0  # to hash all tensors
+FLUSH_EVERY_SECONDS = 0.05
 
 _NEVER_TOLD = (None, "default")  # the labels of a server that nobody has given one
 
@@ -90,7 +92,9 @@ class SglangEngine:
         try:
             with watch.during(Stage.PAUSE):
                 fault = await self._pause()
-            before = None if fault is not None else target.not_fingerprint or await self.fingerprint()
+            before = None if fault is not None else target.not_fingerprint or await self._contents()
+            if isinstance(before, NoReply):
+                fault, before = before, None
         except asyncio.CancelledError:
             if not target.repairs:
                 await asyncio.shield(self.resume())  # no load was sent: its contents are known
@@ -101,12 +105,8 @@ class SglangEngine:
 
     async def fingerprint(self) -> str | None:
         """See `Engine`."""
-        if not self._dialect.checksums:
-            return None
-        reply = await self._http.post("/weights_checker", {"action": "checksum"}, CALL_SECONDS)
-        if isinstance(reply, NoReply) or not reply.ok or reply.data is None:
-            return None
-        return _digest(reply.data.get("ranks"))
+        contents = await self._contents()
+        return None if isinstance(contents, NoReply) else contents
 
     async def resume(self) -> bool:
         """See `Engine`."""
@@ -131,15 +131,38 @@ class SglangEngine:
         self._unsettled = False
         return None
 
+    async def _contents(self) -> str | NoReply | None:
+        """The fingerprint. None means that the server cannot tell; that a server is lost is no reason to believe it."""
+        if not self._dialect.checksums:
+            return None
+        reply = await self._http.post("/weights_checker", {"action": "checksum"}, CHECK_SECONDS)
+        if isinstance(reply, NoReply):
+            return reply
+        return _digest(reply.data.get("ranks")) if reply.ok and reply.data is not None else None
+
     async def _pause(self) -> NoReply | str | None:
-        mode = self._dialect.pause_mode if self._pause_mode == "auto" else self._pause_mode
+        mode = self._dialect.pause_mode(self._pause_mode)
         reply = await self._http.post("/pause_generation", {"mode": mode}, CALL_SECONDS)
         if isinstance(reply, NoReply):
             return reply
         if not reply.ok:
             happened = what_happened(reply)
             return happened.reason if isinstance(happened, Untouched) else f"cannot be paused: {message_of(reply)}"
-        return None
+        return await self._drained() if self._dialect.dies_of_flush else None
+
+    async def _drained(self) -> NoReply | str | None:
+        """Wait until a flush goes well: nothing runs any more, so the one that ends the load will not kill it."""
+        try:
+            async with asyncio.timeout(CALL_SECONDS):
+                while True:
+                    reply = await self._http.post("/flush_cache", {}, CALL_SECONDS)
+                    if isinstance(reply, NoReply):
+                        return reply
+                    if reply.ok:
+                        return None
+                    await asyncio.sleep(FLUSH_EVERY_SECONDS)
+        except TimeoutError:
+            return f"requests still run {CALL_SECONDS:g} s after the pause; SGLang before 0.5.22 would die of the load"
 
     async def _back(self, fault: NoReply | str, target: Target, watch: Stopwatch) -> Refit:
         """The pause broke off: no load was sent, so its contents are what they were; if known, it goes on."""
@@ -154,7 +177,7 @@ class SglangEngine:
     async def _as_before(self, reason: str, contents: str | None, target: Target, watch: Stopwatch) -> Refit:
         """It refused, and holds what it held: generation goes on, unless nobody knows what that is."""
         if target.repairs:
-            return Refit(outcome=Outcome.TAINTED, resumed=False, reason=reason, timings=watch.milliseconds)
+            return _tainted(reason, watch)
         with watch.during(Stage.RESUME):
             resumed = await asyncio.shield(self.resume())
         return Refit(
@@ -171,9 +194,9 @@ class SglangEngine:
             case Untouched(reason, reachable):
                 return await self._untouched(reason, before, target, watch, reachable=reachable)
             case Unclear(reason):
-                return Refit(outcome=Outcome.TAINTED, resumed=False, reason=reason, timings=watch.milliseconds)
+                return _tainted(reason, watch)
             case NotFlushed(reason) if again:
-                return Refit(outcome=Outcome.TAINTED, resumed=False, reason=reason, timings=watch.milliseconds)
+                return _tainted(reason, watch)
             case NotFlushed():
                 # Requests that were paused in place hold on to what the old weights computed. Retracted ones do not.
                 await self._http.post("/pause_generation", {"mode": "retract"}, CALL_SECONDS)
@@ -185,18 +208,15 @@ class SglangEngine:
 
     async def _verify(self, target: Target, watch: Stopwatch) -> Refit:
         with watch.during(Stage.VERIFY):
-            info, contents = await asyncio.gather(self._model_info(), self.fingerprint())
+            info, contents = await asyncio.gather(self._model_info(), self._contents())
         if isinstance(info, str):
-            return Refit(
-                outcome=Outcome.TAINTED,
-                resumed=False,
-                reason=f"loaded, but cannot be verified: {info}",
-                timings=watch.milliseconds,
-            )
+            return _tainted(f"loaded, but cannot be verified: {info}", watch)
+        if isinstance(contents, NoReply):
+            return _tainted(f"loaded, but its tensors cannot be verified: {contents.reason}", watch)
         says = Says(model_path=info.model_path, weight_version=info.weight_version, fingerprint=contents)
         reason = doubt(says, target)
         if reason is not None:
-            return Refit(outcome=Outcome.TAINTED, resumed=False, reason=reason, timings=watch.milliseconds)
+            return _tainted(reason, watch)
         self._last = info
         with watch.during(Stage.RESUME):
             resumed = await asyncio.shield(self.resume())
@@ -209,11 +229,16 @@ class SglangEngine:
         if not reachable:
             return Refit(outcome=Outcome.UNREACHABLE, resumed=False, reason=reason, timings=watch.milliseconds)
         with watch.during(Stage.VERIFY):
-            after = await self.fingerprint()
-        if after != before:
-            reason = f"{reason}; and its tensors are not what they were"
-            return Refit(outcome=Outcome.TAINTED, resumed=False, reason=reason, timings=watch.milliseconds)
+            after = await self._contents()
+        if isinstance(after, NoReply) or after != before:
+            proof = after.reason if isinstance(after, NoReply) else "its tensors are not what they were"
+            reason = f"{reason}; and {proof}"
+            return _tainted(reason, watch)
         return await self._as_before(reason, after, target, watch)
+
+
+def _tainted(reason: str, watch: Stopwatch) -> Refit:
+    return Refit(outcome=Outcome.TAINTED, resumed=False, reason=reason, timings=watch.milliseconds)
 
 
 def _order(target: Target) -> dict[str, Any]:

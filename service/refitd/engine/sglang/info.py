@@ -22,12 +22,27 @@ class ModelInfo(msgspec.Struct, frozen=True):
 class _Launch(msgspec.Struct, frozen=True):
     version: str
     model_path: str | None = None
+    device: str | None = None
     dtype: str = "?"
     quantization: str | None = None
     tp_size: int = 1
     pp_size: int = 1
     dp_size: int = 1
     ep_size: int = 1
+    enable_dp_attention: bool | None = None
+    enable_dp_lm_head: bool | None = None
+    moe_dense_tp_size: int | None = None
+    moe_runner_backend: str | None = None
+    speculative_algorithm: str | None = None
+    tokenizer_worker_num: int = 1
+
+    @property
+    def configuration(self) -> str:
+        """All that decides which tensors a server holds, in what shape, and how it hashes them."""
+        sizes = f"tp{self.tp_size} pp{self.pp_size} dp{self.dp_size} ep{self.ep_size}"
+        split = f"{self.enable_dp_attention} {self.enable_dp_lm_head} {self.moe_dense_tp_size}"
+        kind = f"{self.device} {self.dtype} {self.quantization or 'unquantized'}"
+        return f"sglang {self.version} {kind} {sizes} {split} {self.moe_runner_backend} {self.speculative_algorithm}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +73,12 @@ def read_server_info(reply: Reply | NoReply, url: str) -> ServerInfo | str:
         launch = msgspec.convert(fault.data, _Launch)
     except msgspec.ValidationError as error:
         return f"{url} is no SGLang server: its /server_info has another form ({error})"
-    sizes = f"tp{launch.tp_size} pp{launch.pp_size} dp{launch.dp_size} ep{launch.ep_size}"
+    if launch.tokenizer_worker_num > 1:
+        # Each worker has labels of its own: half of all probes would see an engine that was never told anything.
+        return f"{url} runs {launch.tokenizer_worker_num} tokenizer workers: start it with --tokenizer-worker-num 1"
     return ServerInfo(
         version=launch.version,
-        configuration=f"sglang {launch.version} {launch.dtype} {launch.quantization or 'unquantized'} {sizes}",
+        configuration=launch.configuration,
         model_path=launch.model_path,
         dialect=dialect_of(launch.version),
     )

@@ -4,6 +4,8 @@ No redirects and no proxies from the environment: keys go to the server that the
 """
 
 import asyncio
+import functools
+import ssl
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
@@ -11,6 +13,9 @@ from typing import Any
 import httpx
 import msgspec
 
+KEPT_SECONDS = 2.0
+"""How long an idle connection is kept. Servers close theirs after 5 s (uvicorn's default): a call that is sent just
+then gets no answer, and after a load that would look like an engine with unknown contents."""
 MAX_BODY_BYTES = 64 * 2**20  # the checksums of a hundred thousand tensors are a tenth of this
 
 
@@ -53,8 +58,8 @@ class Transport:
         self._change = _bearer(admin_key or api_key)
         self._client = httpx.AsyncClient(
             base_url=url,
-            # A context with the system's certificates takes 20 ms to make and is of no use without TLS.
-            verify=url.startswith("https"),
+            verify=_certificates() if url.startswith("https") else False,
+            limits=httpx.Limits(keepalive_expiry=KEPT_SECONDS),
             trust_env=False,
             follow_redirects=False,
             timeout=None,  # noqa: S113 - each call has a deadline of its own
@@ -111,6 +116,12 @@ def _reply(status: int, body: bytes) -> Reply:
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         data = None
     return Reply(status=status, text=body[:2000].decode(errors="replace"), data=data)
+
+
+@functools.cache
+def _certificates() -> ssl.SSLContext:
+    """The system's, once for all engines: a context takes 20 ms to make."""
+    return ssl.create_default_context()
 
 
 def _bearer(key: str | None) -> dict[str, str]:

@@ -196,6 +196,10 @@ def test_steps_of_different_generations_are_not_subtracted() -> None:
     assert render.steps_behind(make_engine(), None) == "-"
 
 
+def test_an_engine_that_missed_a_rollback_is_ahead() -> None:
+    assert render.steps_behind(make_engine(version="exp~v000009", step=9), make_version(7)) == "2 ahead"
+
+
 def test_the_newest_good_version_goes_by_generation_first() -> None:
     assert newest_good(
         [make_version(9), make_version(3, generation=2), make_version(4, generation=2, barred=True)]

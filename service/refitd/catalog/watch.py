@@ -5,6 +5,7 @@ watchdog loses events in bursts and its handler hears of no overflow; NFS and Lu
 """
 
 import asyncio
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -83,6 +84,8 @@ class Watcher:
 
     def _start(self) -> None:
         """Start watching; poll where events are refused (too many watches)."""
+        # A directory that is renamed is watched already, and watchdog says so at each version: several lines each time.
+        warnings.filterwarnings("ignore", message="Callback with id", category=RuntimeWarning)
         polling = self._how is Watch.POLL or (self._how is Watch.AUTO and wants_polling(self._file_system()))
         try:
             self._observer = self._observe(polling=polling)

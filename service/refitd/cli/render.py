@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from refitd.cli.output import clean
+from refitd_client.contract.naming import parse_version_id
 from refitd_client.contract.states import EngineState, VersionState, WaitOutcome
 from refitd_client.contract.wire import Engine, EngineOnVersion, Explanation, ReclaimPlan, Version, WaitResult
 
@@ -109,7 +110,11 @@ def steps_behind(engine: Engine, target: Version | None) -> str:
         return "0"
     if engine.step is None:
         return "start-up weights"
-    return str(target.step - engine.step) if target.step > engine.step else "other generation"
+    served = parse_version_id(engine.version or "")
+    if served is not None and served[1].generation != target.generation:
+        return "other generation"
+    behind = target.step - engine.step
+    return str(behind) if behind >= 0 else f"{-behind} ahead"
 
 
 def reclaim_table(plan: ReclaimPlan) -> Table:

@@ -51,11 +51,12 @@ def fresh(seed: int) -> Decoder:
 def write(decoder: Decoder, directory: Path) -> Path:
     """Write a checkpoint and return its folder. The configuration comes last: where it is, the weights are whole."""
     directory.mkdir(parents=True, exist_ok=True)
-    unfinished = directory / "model.safetensors.unfinished"
-    weights = {name: tensor.contiguous() for name, tensor in decoder.state_dict().items()}
-    safetensors.torch.save_file(weights, unfinished, metadata={"format": "pt"})
-    unfinished.replace(directory / "model.safetensors")
-    (directory / "config.json").write_text(json.dumps(CONFIG, indent=2) + "\n")
+    weights, config = directory / "model.safetensors", directory / "config.json"
+    tensors = {name: tensor.contiguous() for name, tensor in decoder.state_dict().items()}
+    safetensors.torch.save_file(tensors, f"{weights}.unfinished", metadata={"format": "pt"})
+    Path(f"{weights}.unfinished").replace(weights)
+    Path(f"{config}.unfinished").write_text(json.dumps(CONFIG, indent=2) + "\n")
+    Path(f"{config}.unfinished").replace(config)
     return directory
 
 

@@ -1,5 +1,6 @@
 """What the tests with real servers share. A test of the real SGLang exists only where REFITD_SGLANG_VENV names one."""
 
+import signal
 import subprocess
 import sys
 from collections.abc import Generator
@@ -8,6 +9,10 @@ from pathlib import Path
 import pytest
 
 from support.servers import KIT, SGLANG_VENV, SglangServer
+
+# A shell that runs the tests in the background has SIGINT ignored, and what the tests start would ignore it as well.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 collect_ignore = [] if SGLANG_VENV else ["e2e/test_sglang_main_job.py"]
 

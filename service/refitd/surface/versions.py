@@ -10,7 +10,7 @@ from refitd.catalog.record import VersionRecord
 from refitd.journal import reads
 from refitd.problem import Kind, ProblemError
 from refitd.rollout.served import outcome_of
-from refitd.rollout.target import choose_target, to_bar
+from refitd.rollout.target import choose_target, loadable, to_bar
 from refitd.surface.auth import authorize
 from refitd.surface.context import Service, ServiceOf
 from refitd.surface.cursor import decode_cursor, encode_cursor
@@ -101,7 +101,7 @@ async def rollback(order: Rollback, service: ServiceOf) -> Version:
         raise ProblemError(Kind.NOTHING_TO_ROLL_BACK, f"run {order.run} has no good version")
     barred = to_bar(versions, current, to)
     kept = [version for version in versions if version not in barred]
-    goal = choose_target(kept)
+    goal = loadable(kept)
     if goal is None:
         raise ProblemError(Kind.NOTHING_TO_ROLL_BACK, f"{current.id} is the only good version of run {order.run}")
     for version in barred:

@@ -5,6 +5,7 @@ way come to their end, then everything else ends; the journal is last.
 """
 
 import asyncio
+import gc
 import sys
 from pathlib import Path
 
@@ -84,6 +85,8 @@ async def _run(settings: Settings, ledger: Ledger) -> None:
     intake = Intake(ledger, files, root, catalog.nudge)
     watcher = Watcher(root, settings.watch, asyncio.get_running_loop(), catalog.nudge)
     service = Service(settings=settings, ledger=ledger, intake=intake, fleet=fleet, sweeper=collector.sweeper)
+    gc.collect()
+    gc.freeze()  # what was imported stays: looking through it again would stop everything for 30 ms at a time
     # A part that fails takes the service down with it: one that goes on without its catalog would only look alive.
     async with asyncio.TaskGroup() as group:
         runs = (watcher.run, collector.run, catalog.run, conductor.run, fleet.run)

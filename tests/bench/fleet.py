@@ -11,6 +11,7 @@ from refitd_client import WeightPublisher
 ENGINES = 64
 ROUNDS = 15
 WARM_UP = 3
+LOAD_SECONDS = 0.4  # a real engine's load: 64 of them in one process would otherwise wait for each other's work
 
 
 def fleet(folder: Path) -> list[Figure]:
@@ -21,7 +22,7 @@ def fleet(folder: Path) -> list[Figure]:
     root.mkdir()
     spans: list[float] = []
     with (
-        stack.engines(base, folder, ENGINES) as urls,
+        stack.engines(base, folder, ENGINES, load_seconds=LOAD_SECONDS) as urls,
         stack.refitd(root, folder, urls, "--base-model", str(base)) as (_, service),
         WeightPublisher(root, "bench", service_url=service) as publisher,
     ):

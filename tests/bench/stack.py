@@ -47,9 +47,10 @@ def _addresses(child: "subprocess.Popen[str]", ready: str, count: int, log: Path
 
 
 @contextmanager
-def engines(model: Path, folder: Path, count: int = 1) -> Generator[list[str]]:
-    """Recorded engines in one process; yields their URLs."""
+def engines(model: Path, folder: Path, count: int = 1, *, load_seconds: float = 0.0) -> Generator[list[str]]:
+    """Recorded engines in one process, each load that much longer; yields their URLs."""
     command = [sys.executable, str(RECORDER), "--model-path", str(model), "--port", "0", "--replicas", str(count)]
+    command += ["--load-delay", str(load_seconds)]
     with process(command, folder / "engines.log", "refitd_embedded", count) as (_, urls):
         yield urls
 

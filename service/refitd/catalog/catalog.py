@@ -65,6 +65,7 @@ class Catalog:
         self._due: dict[str, float] = {}
         self._busy: set[str] = set()
         self._told: set[str] = set()
+        self._looks: dict[str, asyncio.Task[dict[str, str | Unreadable | None]]] = {}
 
     def nudge(self) -> None:
         """Look again, soon."""
@@ -78,8 +79,15 @@ class Catalog:
             group.create_task(self._judge_forever(group), name="judge")
 
     async def check(self, record: VersionRecord) -> bool:
-        """Whether a version's files are still those that were sealed; marks it LOST where they are not."""
-        found = (await self._files.signatures([record.path]))[record.path]
+        """Whether a version's files are still those that were sealed; marks it LOST where they are not.
+
+        Engines that ask at the same time share one look: a fleet's updates then also share one write of the journal.
+        """
+        look = self._looks.get(record.path)
+        if look is None:
+            look = self._looks[record.path] = asyncio.create_task(self._files.signatures([record.path]))
+            look.add_done_callback(lambda _: self._looks.pop(record.path))
+        found = (await asyncio.shield(look))[record.path]  # one engine that is let go stops nobody else's
         if found != record.signature and not isinstance(found, Unreadable):
             self._lose(record, gone=found is None)
         return found == record.signature

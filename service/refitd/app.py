@@ -23,6 +23,7 @@ from refitd.logs import configure_logs
 from refitd.notice.intake import Intake
 from refitd.ownership import StartRefusedError, owned
 from refitd.reclaim.collector import Collector
+from refitd.rollout.canary import CanaryChecks, Check, OperatorCheck
 from refitd.rollout.conductor import Conductor
 from refitd.rollout.fleet import Fleet
 from refitd.settings import Settings
@@ -57,7 +58,7 @@ def serve(settings: Settings) -> int:
 async def _serve(settings: Settings) -> None:
     journal = await asyncio.to_thread(Journal, settings.state_folder)
     try:
-        ledger = await asyncio.to_thread(Ledger, journal, SystemClock())
+        ledger = await asyncio.to_thread(Ledger, journal, SystemClock(), settings.rollout_strategy)
         async with asyncio.TaskGroup() as group:
             writing = group.create_task(journal.run(), name="journal")
             await _run(settings, ledger)
@@ -80,6 +81,10 @@ async def _run(settings: Settings, ledger: Ledger) -> None:
         connect=connector(settings),
         check=catalog.check,
     )
+    checks: list[Check] = [fleet.trial]
+    if settings.canary_check is not None:
+        checks.append(OperatorCheck(settings.canary_check))
+    canaries = CanaryChecks(ledger, checks)
     conductor = Conductor(ledger, default_run=settings.run, quorum=settings.quorum)
     collector = Collector(ledger, files, settings)
     intake = Intake(ledger, files, root, catalog.nudge)
@@ -89,7 +94,7 @@ async def _run(settings: Settings, ledger: Ledger) -> None:
     gc.freeze()  # what was imported stays: looking through it again would stop everything for 30 ms at a time
     # A part that fails takes the service down with it: one that goes on without its catalog would only look alive.
     async with asyncio.TaskGroup() as group:
-        runs = (watcher.run, collector.run, catalog.run, conductor.run, fleet.run)
+        runs = (watcher.run, collector.run, catalog.run, conductor.run, canaries.run, fleet.run)
         parts = [group.create_task(run(), name=run.__qualname__) for run in runs]
         await Server(build_api(service), settings.host, settings.port).serve()
         await fleet.drain(DRAIN_SECONDS)

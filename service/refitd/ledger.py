@@ -19,9 +19,12 @@ from refitd.journal import reads, writes
 from refitd.journal.journal import Journal
 from refitd.rollout.plan import Goals
 from refitd.rollout.record import AttemptRecord, EngineRecord, RolloutRecord
+from refitd.rollout.strategy import Strategy, StrategyName, finished_first, released
 from refitd.rollout.target import choose_target, last_good, loadable
 from refitd_client.contract.states import EngineState, RolloutState, VersionState
 from refitd_client.contract.wire import Event
+
+_ALL = Strategy()
 
 log = structlog.get_logger("refitd")
 
@@ -33,11 +36,12 @@ class Ledger:
     `loading` holds the open attempt of each engine; `root_fault` says why the root cannot be listed, None while it can.
     """
 
-    def __init__(self, journal: Journal, clock: Clock) -> None:
+    def __init__(self, journal: Journal, clock: Clock, strategy: Strategy = _ALL) -> None:
         """Read back what the journal knows. Blocks; call it before serving."""
         self.bell = Bell()
         self.targets = Bell()
         self.clock = clock
+        self.strategy = strategy
         self.journal = journal
         self.versions: dict[str, VersionRecord] = {}
         self.gone: set[str] = set()
@@ -101,14 +105,12 @@ class Ledger:
     def put_version(self, record: VersionRecord, text: str | None = None) -> None:
         """Take a version as it is now; `text` says in the log what happened to it."""
         self.journal.append(writes.put_version(record))
-        before = self._goals.pop(record.run, None)
         if record.state is VersionState.DELETED:
             self.versions.pop(record.id, None)
             self.gone.add(record.id)
         else:
             self.versions[record.id] = record
-        if before is None or before != self.goals(record.run):
-            self.targets.ring()
+        self._aim(record.run)
         if text is not None:
             self.say("version", record.id, text, state=record.state.value, step=record.order.step, run=record.run)
         self.bell.ring()
@@ -117,10 +119,42 @@ class Ledger:
         """What the run's engines are to serve. Asked by every replica at every turn, so it is remembered."""
         if run not in self._goals:
             versions = self.versions_of(run)
+            finish = finished_first(self.strategy, self.rollouts.get(run), self.engines_of(run))
             self._goals[run] = Goals(
-                target=choose_target(versions), loadable=loadable(versions), last_good=last_good(versions)
+                target=choose_target(versions, finish),
+                loadable=loadable(versions, finish),
+                last_good=last_good(versions),
             )
         return self._goals[run]
+
+    def goals_of(self, engine: EngineRecord) -> Goals:
+        """What one engine is to serve. One whose turn it is not goes no further than the last good version."""
+        if engine.run is None:
+            return Goals()
+        goals = self.goals(engine.run)
+        if goals.target is None or self.strategy.name is StrategyName.ALL:
+            return goals
+        rollout, engines = self.rollouts.get(engine.run), self.engines_of(engine.run)
+        if engine.id in released(self.strategy, goals.target, rollout, engines):
+            return goals
+        return replace(goals, loadable=goals.last_good)
+
+    def engines_of(self, run: str) -> list[EngineRecord]:
+        """The engines that follow a run."""
+        return [engine for engine in self.engines.values() if engine.run == run]
+
+    def _aim(self, run: str | None) -> None:
+        """Look at a run's goals again; whoever follows them hears of it if they have changed."""
+        if run is not None:
+            before = self._goals.pop(run, None)
+            if before is None or before != self.goals(run):
+                self.targets.ring()
+
+    def _take_turns(self, run: str | None) -> None:
+        """Where engines go one after the other, each step of one is news to the others of its run."""
+        if self.strategy.name is not StrategyName.ALL:
+            self._aim(run)
+            self.targets.ring()
 
     async def find(self, version: str) -> VersionRecord | None:
         """A version by its id, also one that was deleted.
@@ -148,6 +182,7 @@ class Ledger:
         if before is None or before.run != record.run:
             self.targets.ring()
         self.engines[record.id] = record
+        self._take_turns(record.run)
         self.journal.append(writes.put_engine(record))
         if text is not None:
             self.say("engine", record.id, text, state=record.state.value)
@@ -155,8 +190,10 @@ class Ledger:
 
     def drop_engine(self, engine_id: str) -> None:
         """Forget an engine, and with it the leases that it held."""
-        if self.engines.pop(engine_id, None) is None:
+        engine = self.engines.pop(engine_id, None)
+        if engine is None:
             return
+        self._take_turns(engine.run)
         self.journal.append(writes.drop_engine(engine_id))
         self.loading.pop(engine_id, None)
         self.say("engine", engine_id, "removed")
@@ -197,6 +234,7 @@ class Ledger:
     def put_rollout(self, record: RolloutRecord, text: str) -> None:
         """Take the newest rollout of a run as it is now."""
         self.rollouts[record.run] = record
+        self._take_turns(record.run)
         self.journal.append(writes.put_rollout(record))
         self.say("rollout", record.version, text, number=record.number, state=record.state.value)
         self.bell.ring()

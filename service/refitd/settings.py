@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from refitd.rollout.strategy import Strategy, StrategyName
 from refitd_client.contract.naming import check_run
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
@@ -104,6 +105,17 @@ class Settings(BaseSettings):
     pause_mode: Literal["auto", "abort", "retract", "in_place"] = Field(
         default="auto", description="How engines pause for a load (auto: the safe mode of their version)"
     )
+    strategy: StrategyName = Field(
+        default=StrategyName.ALL,
+        description="How a version goes to the engines: all at once, rolling in turns, or to a canary first",
+    )
+    max_unavailable: int = Field(
+        default=1, ge=1, description="Engines that may be out of service at a time when rolling"
+    )
+    canary: str | None = Field(default=None, description="Engine that goes first (default: the first by name)")
+    canary_check: str | None = Field(
+        default=None, description="URL that is asked (POST) whether a canary is good: 2xx yes, 4xx no"
+    )
     quorum: int = Field(default=1, ge=1, description="Engines that must serve a version before it counts as served")
     log_format: Literal["auto", "console", "json"] = Field(default="auto", description="auto: console on a terminal")
 
@@ -113,9 +125,16 @@ class Settings(BaseSettings):
             raise ValueError(
                 f"host {self.host} is reachable from other machines: set a token (REFITD_TOKEN or --token-file) first"
             )
+        if self.canary_check is not None and not self.canary_check.startswith(("http://", "https://")):
+            raise ValueError("canary_check must be an http:// or https:// URL")
         if self.path_map is not None and not self.path_map.startswith("/"):
             raise ValueError("path_map must be an absolute path")
         return self
+
+    @property
+    def rollout_strategy(self) -> Strategy:
+        """How versions go to the engines of their run."""
+        return Strategy(name=self.strategy, max_unavailable=self.max_unavailable, canary=self.canary)
 
     @property
     def state_folder(self) -> Path:

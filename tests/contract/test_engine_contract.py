@@ -53,6 +53,22 @@ async def test_an_acknowledged_target_is_what_the_server_names_by_path_and_label
     assert (info["model_path"], info["weight_version"]) == (str(subject.models / "b_sharded"), "41")
 
 
+async def test_a_trial_passes_on_a_good_model_and_tells_the_label_that_answers(subject: Subject) -> None:
+    await subject.refit("model_b", "7")
+    assert await subject.engine.trial("7") is None
+    assert "'7'" in (await subject.engine.trial("8") or "")
+
+
+async def test_a_trial_of_a_bad_canary_tells_what_is_wrong(subject: Subject) -> None:
+    """The files of a version can be in order and its numbers nonsense: this is what the canary is for."""
+    refit = await subject.refit("bad_nan", "9")
+    assert refit.outcome is (Outcome.ACK if subject.careless else Outcome.NACK)
+    fault = await subject.engine.trial("9")
+    await subject.refit("model_a", "10")
+    assert fault is not None
+    assert "trial" in fault
+
+
 async def test_stages_come_in_order_and_are_timed(subject: Subject) -> None:
     stages: list[Stage] = []
     refit = await subject.engine.refit(subject.target("model_a", "5"), stages.append)

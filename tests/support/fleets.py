@@ -11,10 +11,14 @@ from refitd.clock import SystemClock
 from refitd.engine.engines_file import EngineSpec
 from refitd.journal.journal import Journal
 from refitd.ledger import Ledger
+from refitd.rollout.canary import CanaryChecks
 from refitd.rollout.conductor import Conductor
 from refitd.rollout.fleet import Fleet
+from refitd.rollout.strategy import Strategy
 
 from .simulated_engine import SimulatedEngine
+
+ALL = Strategy()
 
 
 @dataclass
@@ -36,11 +40,16 @@ class Stage:
 
 @asynccontextmanager
 async def running(
-    folder: Path, engines: dict[str, SimulatedEngine], *, probe_interval: float = 0.02, quorum: int = 1
+    folder: Path,
+    engines: dict[str, SimulatedEngine],
+    *,
+    probe_interval: float = 0.02,
+    quorum: int = 1,
+    strategy: Strategy = ALL,
 ) -> AsyncIterator[Stage]:
     """Run a fleet on `engines` (by host name) with a journal in `folder`."""
     journal = Journal(folder)
-    ledger = Ledger(journal, SystemClock())
+    ledger = Ledger(journal, SystemClock(), strategy)
     lost: set[str] = set()
 
     async def check(version: VersionRecord) -> bool:
@@ -58,9 +67,10 @@ async def running(
         connect=connect,
         check=check,
     )
+    canaries = CanaryChecks(ledger, [fleet.trial])
     conductor = Conductor(ledger, default_run=None, quorum=quorum)
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(part()) for part in (conductor.run, fleet.run)]
+        tasks = [group.create_task(part()) for part in (conductor.run, canaries.run, fleet.run)]
         writing = group.create_task(journal.run())
         try:
             stage = Stage(ledger=ledger, fleet=fleet, engines=engines, lost=lost)

@@ -21,6 +21,7 @@ class SimulatedEngine:
         self.contents: str | None = None
         self.gate: asyncio.Event | None = None
         self.closed = False
+        self.fault: str | None = None
 
     async def probe(self) -> Reached | Unreached:
         if self.down:
@@ -52,6 +53,9 @@ class SimulatedEngine:
 
     async def fingerprint(self) -> str | None:
         return self.contents
+
+    async def trial(self, label: str) -> str | None:
+        return self.fault
 
     async def resume(self) -> bool:
         self.resumes += 1

@@ -23,8 +23,8 @@ PANELS: Mapping[str, tuple[str, ...]] = {
     "API": ("host", "port", "token_file", "engine_key_file", "engine_admin_key_file"),
     "Journal and log": ("state", "log_format"),
     "Keeping": ("keep_last", "keep_every", "disk_budget", "incoming_ttl", "reclaim_interval"),
-    "Looking": ("watch", "scan_interval", "settle", "settle_timeout", "allow_dtype_cast"),
-    "Loading": ("probe_interval", "load_timeout", "pause_mode", "quorum"),
+    "Looking": ("watch", "scan_interval", "settle", "settle_timeout", "allow_dtype_cast", "probe_interval"),
+    "Loading": ("strategy", "max_unavailable", "canary", "canary_check", "quorum", "pause_mode", "load_timeout"),
 }
 _SPECIAL_NAMES = {"engines": "engine"}  # one URL at a time, and repeatable
 _PLACEHOLDERS: Mapping[type, str] = {Path: "PATH", int: "N", float: "SECONDS"}

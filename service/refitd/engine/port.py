@@ -104,6 +104,10 @@ class Engine(Protocol):
         """One digest over all loaded tensors, or None where the server cannot tell."""
         ...
 
+    async def trial(self, label: str) -> str | None:
+        """Ask for a few tokens as a rollout would; why the answer is not in order, None where it is."""
+        ...
+
     async def resume(self) -> bool:
         """Let it generate. Harmless on an engine that is not paused. False if it could not be told."""
         ...

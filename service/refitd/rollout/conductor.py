@@ -11,6 +11,7 @@ from refitd.ledger import Ledger
 from refitd.rollout.binding import bind, why_unbound
 from refitd.rollout.record import EngineRecord, RolloutRecord
 from refitd.rollout.served import is_proven
+from refitd.rollout.strategy import fault_found, is_through
 from refitd_client.contract.states import EngineState, RolloutState
 
 _LEFT_BEHIND = frozenset({EngineState.UNREACHABLE, EngineState.QUARANTINED})
@@ -52,7 +53,12 @@ class Conductor:
         if target is None:
             return
         rollout = self._rollout_to(run, target)
-        engines = [engine for engine in self._ledger.engines.values() if engine.run == run]
+        engines = self._ledger.engines_of(run)
+        fault = fault_found(self._ledger.strategy, target, rollout, engines)
+        if fault is not None:
+            # The same as a rollback by hand: what is newer than the last good version is not gone to again.
+            self._ledger.put_version(replace(target, barred=True, reason=fault), f"barred: {fault}")
+            return
         state = self._state_of(rollout, target, engines)
         if state is not rollout.state:
             self._ledger.put_rollout(replace(rollout, state=state), f"rollout {rollout.number} to {target.id}: {state}")
@@ -80,7 +86,8 @@ class Conductor:
         return "newest good version"
 
     def _state_of(self, rollout: RolloutRecord, target: VersionRecord, engines: list[EngineRecord]) -> RolloutState:
-        if is_proven(target.id, engines, self._quorum):
+        through = is_through(self._ledger.strategy, target, rollout)
+        if through and is_proven(target.id, engines, self._quorum):
             degraded = any(engine.state in _LEFT_BEHIND for engine in engines)
             return RolloutState.DEGRADED if degraded else RolloutState.COMPLETE
         if rollout.state is RolloutState.PENDING and not any(e.state is EngineState.UPDATING for e in engines):

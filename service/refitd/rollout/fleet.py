@@ -156,6 +156,12 @@ class Fleet:
             raise ProblemError(Kind.ENGINE_NOT_REMOVABLE, f"engine {name} is named by {where}: take it out there")
         self._ledger.drop_engine(name)
 
+    async def trial(self, version: VersionRecord, engine: EngineRecord) -> str | None:
+        """Ask an engine that serves a version for a few tokens; see `refitd.rollout.canary.Check`."""
+        if engine.id not in self._replicas:
+            return f"engine {engine.id} was removed"
+        return await self._replicas[engine.id].trial(version)
+
     def resync(self, name: str) -> None:
         """Load an engine again.
 

@@ -60,9 +60,20 @@ class EngineRecord:
     last_attempt: AttemptRecord | None = None
 
 
+class CheckState(StrEnum):
+    """How far the check of a canary is."""
+
+    PENDING = "pending"
+    PASSED = "passed"
+    FAILED = "failed"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutRecord:
-    """The way of one version to the engines of its run. `number` grows with each change of a run's target."""
+    """The way of one version to the engines of its run. `number` grows with each change of a run's target.
+
+    `check` and its `reason` are those of the canary, where the strategy has one.
+    """
 
     number: int
     run: str
@@ -70,3 +81,5 @@ class RolloutRecord:
     cause: str
     started_at: str
     state: RolloutState = RolloutState.PENDING
+    check: CheckState = CheckState.PENDING
+    reason: str | None = None

@@ -95,6 +95,10 @@ class Replica:
         self._ledger.put_engine(record, "resync was asked for: it will be loaded again")
         self._ledger.targets.ring()
 
+    async def trial(self, version: VersionRecord) -> str | None:
+        """Ask the engine for a few tokens; why they are not in order, None where they are."""
+        return await self._engine.trial(label_of(version))
+
     @property
     def _record(self) -> EngineRecord:
         """The engine as it is now. It may have been removed at any await: then whatever is under way ends here."""
@@ -108,9 +112,7 @@ class Replica:
 
     def _goals(self) -> Goals:
         record = self._record
-        if record.run is None:
-            return Goals()
-        goals = self._ledger.goals(record.run)
+        goals = self._ledger.goals_of(record)
         candidates = (goals.target, goals.loadable, goals.last_good)
         recorded = frozenset(v.id for v in candidates if v is not None and self._fingerprint_of(v.id) is not None)
         serving = self._ledger.versions.get(record.serving or "")

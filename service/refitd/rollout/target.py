@@ -10,14 +10,14 @@ from refitd.catalog.record import VersionRecord
 from refitd_client.contract.states import VersionState
 
 
-def choose_target(versions: Iterable[VersionRecord]) -> VersionRecord | None:
+def choose_target(versions: Iterable[VersionRecord], finish: str | None = None) -> VersionRecord | None:
     """The version that the engines of a run are to serve, None while there is none that is good.
 
     One that was served stays the target when its files are lost (some trainers delete them after the load): engines
-    do not go backwards because of that.
+    do not go backwards because of that. `finish` names one that stays the target as long as it is good.
     """
-    good = (version for version in versions if _is_good(version) and not version.barred)
-    return max(good, key=lambda version: version.order, default=None)
+    good = [version for version in versions if _is_good(version) and not version.barred]
+    return max(good, key=lambda version: (version.id == finish, version.order), default=None)
 
 
 def _is_good(version: VersionRecord) -> bool:
@@ -26,10 +26,10 @@ def _is_good(version: VersionRecord) -> bool:
     )
 
 
-def loadable(versions: Iterable[VersionRecord]) -> VersionRecord | None:
+def loadable(versions: Iterable[VersionRecord], finish: str | None = None) -> VersionRecord | None:
     """The newest version that an engine can be brought to: the target, unless its files are lost."""
     good = (version for version in versions if version.state is VersionState.SEALED and not version.barred)
-    return max(good, key=lambda version: version.order, default=None)
+    return max(good, key=lambda version: (version.id == finish, version.order), default=None)
 
 
 def last_good(versions: Iterable[VersionRecord]) -> VersionRecord | None:

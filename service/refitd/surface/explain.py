@@ -6,6 +6,7 @@ from refitd.catalog.record import VersionRecord
 from refitd.ledger import Ledger
 from refitd.rollout.binding import why_unbound
 from refitd.rollout.record import EngineRecord
+from refitd.rollout.strategy import released, why_waiting
 from refitd_client.contract.states import EngineState, VersionState
 from refitd_client.contract.wire import ReclaimPlan
 
@@ -51,6 +52,8 @@ def explain_engine(engine: EngineRecord, ledger: Ledger) -> list[str]:
     target = ledger.goals(engine.run).target
     serving = engine.serving or ("its start-up weights" if engine.known else "contents that nobody can vouch for")
     sentences.append(f"It serves {serving}; the target of run {engine.run} is {target.id if target else 'none yet'}.")
+    if target is not None and engine.serving != target.id:
+        sentences += _turn(engine, target, ledger)
     if not engine.known:
         sentences.append("It is paused, and stays so until a full load was proved by its contents.")
     if engine.resume_owed and engine.known:
@@ -61,6 +64,14 @@ def explain_engine(engine: EngineRecord, ledger: Ledger) -> list[str]:
         attempt = engine.last_attempt
         sentences.append(f"The last attempt ({attempt.version}) ended {attempt.outcome} at {attempt.started_at}.")
     return sentences
+
+
+def _turn(engine: EngineRecord, target: VersionRecord, ledger: Ledger) -> list[str]:
+    """What the strategy has it wait for."""
+    rollout, engines = ledger.rollouts.get(target.run), ledger.engines_of(target.run)
+    if engine.id in released(ledger.strategy, target, rollout, engines):
+        return []
+    return [f"It is not its turn yet: {why_waiting(ledger.strategy, target, engines)}."]
 
 
 def _state_of(engine: EngineRecord) -> str:

@@ -21,6 +21,7 @@ from refitd.engine.sglang.dialect import OLDEST, Dialect, dialect_of
 from refitd.engine.sglang.info import ModelInfo, ServerInfo, read_model_info, read_server_info
 from refitd.engine.sglang.reply import Loaded, NotFlushed, Unclear, Untouched, message_of, what_happened
 from refitd.engine.sglang.transport import Lost, NoReply, Reply, Transport
+from refitd.engine.sglang.trial import TRIAL, TRIAL_SECONDS, trial_fault
 from refitd.engine.sglang.verify import Says, doubt
 from refitd.engine.stopwatch import Stopwatch
 
@@ -107,6 +108,10 @@ class SglangEngine:
         """See `Engine`."""
         contents = await self._contents()
         return None if isinstance(contents, NoReply) else contents
+
+    async def trial(self, label: str) -> str | None:
+        """See `Engine`."""
+        return trial_fault(await self._http.ask("/generate", TRIAL, TRIAL_SECONDS), label)
 
     async def resume(self) -> bool:
         """See `Engine`."""

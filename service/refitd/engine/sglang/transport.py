@@ -73,6 +73,10 @@ class Transport:
         """Change something, within seconds."""
         return await self._call("POST", path, body, self._change, within)
 
+    async def ask(self, path: str, body: dict[str, Any], within: float) -> Reply | NoReply:
+        """Ask something that needs a body, within seconds. It changes nothing, so the key for reads opens it."""
+        return await self._call("POST", path, body, self._read, within)
+
     async def aclose(self) -> None:
         """Close the connections."""
         await self._client.aclose()

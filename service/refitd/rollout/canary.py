@@ -1,0 +1,113 @@
+"""The check of a canary: the first engine that serves a version answers for it before the others get it.
+
+refitd's own part is a trial: a few tokens, asked for as a rollout would, with a finite log-probability each and the
+label of the version. The operator's part is a URL that is told of the canary and says yes (2xx) or no (4xx).
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass, replace
+
+import httpx
+
+from refitd.catalog.record import VersionRecord
+from refitd.ledger import Ledger
+from refitd.rollout.record import CheckState, EngineRecord, RolloutRecord
+from refitd.rollout.strategy import awaits_check
+
+CHECK_SECONDS = 600.0  # an operator's check may run a small evaluation
+RETRY_SECONDS = 1.0
+
+Check = Callable[[VersionRecord, EngineRecord], Awaitable[str | None]]
+"""Returns why the canary is bad, None where it is good."""
+
+
+class CanaryChecks:
+    """Checks canaries when they are there, until cancelled. `checks` are asked in order, up to the first fault."""
+
+    def __init__(self, ledger: Ledger, checks: list[Check]) -> None:
+        self._ledger = ledger
+        self._checks = checks
+
+    async def run(self) -> None:
+        """Follow the ledger's bell."""
+        seen = -1
+        while True:
+            seen = await self._ledger.bell.after(seen)
+            for rollout in list(self._ledger.rollouts.values()):
+                await self._look(rollout)
+
+    async def _look(self, rollout: RolloutRecord) -> None:
+        target = self._ledger.goals(rollout.run).target
+        if target is None:
+            return
+        engines = self._ledger.engines_of(rollout.run)
+        canary = awaits_check(self._ledger.strategy, target, rollout, engines)
+        if canary is None:
+            return
+        fault = await self._fault_of(target, canary)
+        current = self._ledger.rollouts.get(rollout.run)
+        if current is None or current.number != rollout.number:
+            return  # rolled back or overtaken meanwhile
+        now = self._ledger.engines.get(canary.id)
+        if fault is not None and (now is None or now.serving != target.id):
+            return  # the canary itself went away: that says nothing of the version, the next one is asked
+        self._say(current, canary, fault)
+
+    async def _fault_of(self, target: VersionRecord, canary: EngineRecord) -> str | None:
+        for check in self._checks:
+            if (fault := await check(target, canary)) is not None:
+                return fault
+        return None
+
+    def _say(self, rollout: RolloutRecord, canary: EngineRecord, fault: str | None) -> None:
+        if fault is None:
+            text = f"the canary {canary.id} passed its check with {rollout.version}: the others follow"
+            self._ledger.put_rollout(replace(rollout, check=CheckState.PASSED), text)
+        else:
+            reason = f"the canary {canary.id} failed its check: {fault}"
+            self._ledger.put_rollout(replace(rollout, check=CheckState.FAILED, reason=reason), reason)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CanaryQuestion:
+    """The JSON that an operator's check gets. `url` is the engine's."""
+
+    run: str
+    step: int
+    version: str
+    engine: str
+    url: str
+
+
+class OperatorCheck:
+    """Asks the operator's URL. No redirects, no proxies from the environment; an outage is waited for."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    async def __call__(self, version: VersionRecord, engine: EngineRecord) -> str | None:
+        """See `Check`."""
+        question = CanaryQuestion(
+            run=version.run, step=version.order.step, version=version.id, engine=engine.id, url=engine.url
+        )
+        trouble = "it did not answer"
+        try:
+            async with (
+                asyncio.timeout(CHECK_SECONDS),
+                httpx.AsyncClient(trust_env=False, follow_redirects=False, timeout=CHECK_SECONDS) as http,
+            ):
+                while True:
+                    try:
+                        reply = await http.post(self._url, json=asdict(question))
+                    except httpx.HTTPError as error:
+                        trouble = f"it cannot be asked: {error}"
+                    else:
+                        if reply.is_success:
+                            return None
+                        trouble = f"it answered {reply.status_code}: {reply.text[:200]}"
+                        if reply.is_client_error:
+                            return f"{self._url} says no: {trouble}"
+                    await asyncio.sleep(RETRY_SECONDS)
+        except TimeoutError:
+            return f"{self._url} said nothing within {CHECK_SECONDS:g} s: {trouble}"

@@ -3,8 +3,11 @@
     REFITD_URL         the service's URL, http://127.0.0.1:8700 by default
     REFITD_TOKEN       the bearer token
     REFITD_TOKEN_FILE  a file with the bearer token, read again for each request so that it can be rotated
+    REFITD_READ_TOKEN, REFITD_READ_TOKEN_FILE
+                       the same for a token that only opens what looks; it is sent where there is no other
 
-Arguments win over the environment, a token over a token file.
+Arguments win over the environment, a token over a token file. Of a file with several tokens, one a line, the first is
+sent: the service takes each of its own file's, so both can work from the same file.
 """
 
 import os
@@ -33,7 +36,8 @@ class Connection:
         """
         token = self.token
         if self.token_file is not None:
-            token = _check_token(self.token_file.read_text(), f"the token file {self.token_file}")
+            lines = self.token_file.read_text().strip().splitlines()
+            token = _check_token(lines[0] if lines else "", f"the token file {self.token_file}")
         return {} if token is None else {"Authorization": f"Bearer {token}"}
 
 
@@ -47,11 +51,19 @@ def connect_to(
     """
     url = _check_url(service_url or os.environ.get("REFITD_URL") or DEFAULT_URL)
     if token is None and token_file is None:
-        token = os.environ.get("REFITD_TOKEN") or None
-        token_file = os.environ.get("REFITD_TOKEN_FILE") or None
+        token, token_file = _from_environment()
     if token is not None:
         return Connection(url=url, token=_check_token(token, "the token (REFITD_TOKEN)"))
     return Connection(url=url, token_file=None if token_file is None else Path(token_file))
+
+
+def _from_environment() -> tuple[str | None, str | None]:
+    """The token, or the file, that the environment gives first."""
+    for name in ("REFITD_TOKEN", "REFITD_READ_TOKEN"):
+        token, file = os.environ.get(name), os.environ.get(f"{name}_FILE")
+        if token or file:
+            return token or None, file
+    return None, None
 
 
 def _check_url(text: str) -> str:

@@ -181,11 +181,16 @@ _BY_STATUS: dict[int, type[ServiceProblemError]] = {
     404: NotFoundError,
     409: ConflictError,
 }
+_BY_SLUG: dict[str, type[ServiceProblemError]] = {
+    "engine-not-allowed": InvalidRequestError,  # a 403 that no token changes
+}
 _TRANSIENT = frozenset({408, 425, 429})
 
 
 def problem_error(problem: Problem) -> ServiceProblemError:
     """The error for a problem document, by its status. What may pass by itself stays the service's fault."""
+    if problem.slug in _BY_SLUG:
+        return _BY_SLUG[problem.slug](problem)
     if problem.status in _BY_STATUS:
         return _BY_STATUS[problem.status](problem)
     is_refusal = 400 <= problem.status < 500 and problem.status not in _TRANSIENT

@@ -6,6 +6,7 @@ way come to their end, then everything else ends; the journal is last.
 
 import asyncio
 import gc
+import random
 import sys
 from pathlib import Path
 
@@ -17,15 +18,17 @@ from refitd.catalog.references import References
 from refitd.catalog.watch import Watcher
 from refitd.clock import SystemClock
 from refitd.engine.connect import connector
-from refitd.journal.journal import Journal
+from refitd.journal.recovery import open_journal
 from refitd.ledger import Ledger
 from refitd.logs import configure_logs
 from refitd.notice.intake import Intake
 from refitd.ownership import StartRefusedError, owned
 from refitd.reclaim.collector import Collector
+from refitd.reclaim.folders import DiskFolders
 from refitd.rollout.canary import CanaryChecks, Check, OperatorCheck
 from refitd.rollout.conductor import Conductor
 from refitd.rollout.fleet import Fleet
+from refitd.rollout.hosts import guard_of
 from refitd.settings import Settings
 from refitd.state_folder import check_state_folder
 from refitd.surface.api import build_api
@@ -56,7 +59,7 @@ def serve(settings: Settings) -> int:
 
 
 async def _serve(settings: Settings) -> None:
-    journal = await asyncio.to_thread(Journal, settings.state_folder)
+    journal = await asyncio.to_thread(open_journal, settings.state_folder, settings.root.resolve())
     try:
         ledger = await asyncio.to_thread(Ledger, journal, SystemClock(), settings.rollout_strategy)
         async with asyncio.TaskGroup() as group:
@@ -78,15 +81,16 @@ async def _run(settings: Settings, ledger: Ledger) -> None:
         urls=settings.engines,
         engines_file=settings.engines_file,
         probe_interval=settings.probe_interval,
-        connect=connector(settings),
+        connect=connector(settings, guard_of(settings, ledger)),
         check=catalog.check,
+        chance=random.Random(),  # noqa: S311 - jitter, not a secret
     )
     checks: list[Check] = [fleet.trial]
     if settings.canary_check is not None:
         checks.append(OperatorCheck(settings.canary_check))
     canaries = CanaryChecks(ledger, checks)
     conductor = Conductor(ledger, default_run=settings.run, quorum=settings.quorum)
-    collector = Collector(ledger, files, settings)
+    collector = Collector(ledger, files, DiskFolders(root), settings)
     intake = Intake(ledger, files, root, catalog.nudge)
     watcher = Watcher(root, settings.watch, asyncio.get_running_loop(), catalog.nudge)
     service = Service(settings=settings, ledger=ledger, intake=intake, fleet=fleet, sweeper=collector.sweeper)

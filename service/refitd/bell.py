@@ -14,12 +14,12 @@ class Bell:
 
     def __init__(self) -> None:
         self.count = 0
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._waiting: dict[asyncio.Future[None], None] = {}  # in order: who came first is woken first
 
     def ring(self) -> None:
         """Wake everyone who waits. Call it on the event loop's thread."""
         self.count += 1
-        waiting, self._waiting = self._waiting, set()
+        waiting, self._waiting = self._waiting, {}
         for future in waiting:
             if not future.done():
                 future.set_result(None)
@@ -28,12 +28,12 @@ class Bell:
         """Wait until the bell has rung more often than `seen`, at most `within` seconds; return the new count."""
         if self.count == seen and (within is None or within > 0):
             future = asyncio.get_running_loop().create_future()
-            self._waiting.add(future)
+            self._waiting[future] = None
             try:
                 # Not wait_for: up to Python 3.11 it swallows a cancellation that comes together with the ring.
                 with suppress(TimeoutError):
                     async with asyncio.timeout(within):
                         await future
             finally:
-                self._waiting.discard(future)
+                self._waiting.pop(future, None)
         return self.count

@@ -17,9 +17,10 @@ from refitd.catalog.record import VersionRecord
 from refitd.clock import Clock
 from refitd.journal import reads, writes
 from refitd.journal.journal import Journal
+from refitd.journal.origin import NEW
 from refitd.rollout.plan import Goals
 from refitd.rollout.record import AttemptRecord, EngineRecord, RolloutRecord
-from refitd.rollout.strategy import Strategy, StrategyName, finished_first, released
+from refitd.rollout.strategy import Strategy, StrategyName, finished_first, has_given_up, released
 from refitd.rollout.target import choose_target, last_good, loadable
 from refitd_client.contract.states import EngineState, RolloutState, VersionState
 from refitd_client.contract.wire import Event
@@ -33,7 +34,8 @@ class Ledger:
     """The service's memory. `bell` rings at each change. `versions` holds all but the deleted, which `gone` names.
 
     `targets` rings when a run's target, an engine's run or the set of engines changes: what a replica has to hear.
-    `loading` holds the open attempt of each engine; `root_fault` says why the root cannot be listed, None while it can.
+    `loading` holds the open attempt of each engine; `root_fault` says why the root cannot be listed, None while it can;
+    `fleet_fault` why it is not known which engines there are. `origin` says whether the journal is being rebuilt.
     """
 
     def __init__(self, journal: Journal, clock: Clock, strategy: Strategy = _ALL) -> None:
@@ -49,6 +51,8 @@ class Ledger:
         self.rollouts: dict[str, RolloutRecord] = {}
         self.loading: dict[str, AttemptRecord] = {}
         self.root_fault: str | None = "the root has not been listed yet"
+        self.fleet_fault: str | None = "the engines have not been taken in yet"
+        self.origin = journal.read(reads.read_origin) or NEW
         self._fingerprints: dict[tuple[str, str], str] = {}
         self._goals: dict[str, Goals] = {}
         self._seq = journal.read(reads.read_last_event)
@@ -74,6 +78,8 @@ class Ledger:
             )
         for attempt in self.journal.read(reads.read_open_attempts):
             self._taint(attempt)
+        if self.origin.cause is not None and self._seq == 0:
+            self.say("journal", "journal", f"rebuilding: {self.origin.cause}")
 
     def _taint(self, attempt: AttemptRecord) -> None:
         """Close an attempt whose process died: nobody saw how the load ended, so the contents are unknown."""
@@ -132,7 +138,11 @@ class Ledger:
         if engine.run is None:
             return Goals()
         goals = self.goals(engine.run)
-        if goals.target is None or self.strategy.name is StrategyName.ALL:
+        if goals.target is None:
+            return goals
+        if goals.loadable is not None and goals.last_good is not None and has_given_up(engine, goals.loadable):
+            return replace(goals, loadable=goals.last_good)
+        if self.strategy.name is StrategyName.ALL:
             return goals
         rollout, engines = self.rollouts.get(engine.run), self.engines_of(engine.run)
         if engine.id in released(self.strategy, goals.target, rollout, engines):
@@ -189,13 +199,12 @@ class Ledger:
         self.bell.ring()
 
     def drop_engine(self, engine_id: str) -> None:
-        """Forget an engine, and with it the leases that it held."""
+        """Forget an engine, and with it the leases that it held, but for that of a load that is under way."""
         engine = self.engines.pop(engine_id, None)
         if engine is None:
             return
         self._take_turns(engine.run)
         self.journal.append(writes.drop_engine(engine_id))
-        self.loading.pop(engine_id, None)
         self.say("engine", engine_id, "removed")
         self.targets.ring()
         self.bell.ring()
@@ -242,6 +251,12 @@ class Ledger:
     def end_rollout(self, record: RolloutRecord, state: RolloutState) -> None:
         """Close a rollout that a newer one replaces."""
         self.put_rollout(replace(record, state=state), f"rollout {record.number} to {record.version} is {state}")
+
+    def rebuilt(self) -> None:
+        """The root was listed and every engine asked: what a lost journal knew is known again, as far as it can be."""
+        self.origin = replace(self.origin, rebuilt=True)
+        self.journal.append(writes.put_origin(self.origin))
+        self.say("journal", "journal", "rebuilt: the root was listed and every engine asked; collecting begins")
 
     def say(self, kind: str, subject: str, text: str, **data: Any) -> None:
         """Add to the log of decisions, which is also the event stream."""

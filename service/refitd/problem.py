@@ -1,5 +1,6 @@
 """The problems that the API answers with (RFC 9457). One table: a slug names a kind of problem for ever."""
 
+from collections.abc import Mapping
 from enum import Enum
 
 from refitd_client.contract.wire import Problem
@@ -26,8 +27,13 @@ class Kind(Enum):
     ENGINE_EXISTS = ("engine-exists", 409, "The engine is known already")
     ENGINE_NOT_REMOVABLE = ("engine-not-removable", 409, "The engine is named in the settings")
     BAD_ENGINE_URL = ("bad-engine-url", 422, "The engine's URL cannot be used")
+    ENGINE_NOT_ALLOWED = ("engine-not-allowed", 403, "The engine's address is not on the allow list")
     UNAUTHORIZED = ("unauthorized", 401, "A bearer token is needed")
+    FORBIDDEN = ("insufficient-scope", 403, "The bearer token does not open this")
+    TOO_SLOW = ("too-slow", 408, "The request took too long to arrive")
     TOO_LARGE = ("too-large", 413, "The request is too large")
+    HEAD_TOO_LARGE = ("head-too-large", 431, "The request's head is too large")
+    TOO_MANY = ("too-many", 503, "The service has as many of these as it takes")
     METHOD_NOT_ALLOWED = ("method-not-allowed", 405, "The method is not allowed here")
     NOT_READY = ("not-ready", 503, "The service is not ready")
     DISK_FULL = ("disk-full", 507, "The journal cannot be written")
@@ -42,10 +48,11 @@ class Kind(Enum):
 class ProblemError(Exception):
     """Raised where a request cannot be carried out; the API turns it into a problem document."""
 
-    def __init__(self, kind: Kind, detail: str) -> None:
+    def __init__(self, kind: Kind, detail: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(detail)
         self.kind = kind
         self.detail = detail
+        self.headers = dict(headers or {})
 
     def document(self, instance: str | None = None) -> Problem:
         """The problem document, for the request path `instance`."""

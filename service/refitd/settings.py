@@ -12,7 +12,9 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from refitd.engine.allow import parse_allow_list
 from refitd.rollout.strategy import Strategy, StrategyName
+from refitd.tokens import Tokens, tokens_from
 from refitd_client.contract.naming import check_run
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
@@ -53,7 +55,7 @@ class Watch(StrEnum):
 class Settings(BaseSettings):
     """The settings of `refitd serve`."""
 
-    model_config = SettingsConfigDict(env_prefix="REFITD_", frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(env_prefix="REFITD_", frozen=True, extra="forbid", hide_input_in_errors=True)
 
     root: Path = Field(description="Folder that trainers publish into: <root>/<run>/v000123/")
     engines: Urls = Field(default=[], description="URLs of the engines (comma-separated in the environment)")
@@ -73,6 +75,11 @@ class Settings(BaseSettings):
     )
     engine_key_file: Path | None = Field(default=None, description="File with the engines' API key")
     engine_admin_key_file: Path | None = Field(default=None, description="File with the engines' admin API key")
+    engine_allow: Urls = Field(
+        default=[],
+        description="Hosts (names, *.patterns, CIDRs) that the API and the engines file may name as engines "
+        "(default: loopback and the hosts that are named already)",
+    )
 
     host: str = Field(default="127.0.0.1", description="Address to listen on; beyond loopback only with a token")
     port: int = Field(default=8700, ge=0, le=65535, description="Port to listen on (0: any free one, printed)")
@@ -80,7 +87,13 @@ class Settings(BaseSettings):
         default=None, description="Folder of the journal (default: under the XDG state directory)"
     )
     token: SecretStr | None = Field(default=None, description="Bearer token for everything that changes anything")
-    token_file: Path | None = Field(default=None, description="File with that token")
+    token_file: Path | None = Field(
+        default=None, description="File with that token; several, one a line, while they are exchanged"
+    )
+    read_token: SecretStr | None = Field(
+        default=None, description="Bearer token for what only looks (default: looking needs none)"
+    )
+    read_token_file: Path | None = Field(default=None, description="File with that token, or several")
 
     keep_last: int = Field(default=3, ge=1, description="Good versions of each run to keep, newest first")
     keep_every: int = Field(default=0, ge=0, description="Keep each version whose step divides by this (0: none)")
@@ -121,7 +134,11 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _check(self) -> "Settings":
-        if self.host not in LOOPBACK and self.token is None and self.token_file is None:
+        parse_allow_list(self.engine_allow)
+        tokens = self._tokens_at_start()
+        if tokens.read and not tokens.write:
+            raise ValueError("a read token without a write token leaves every change open: set REFITD_TOKEN(_FILE) too")
+        if self.host not in LOOPBACK and not tokens.write:
             raise ValueError(
                 f"host {self.host} is reachable from other machines: set a token (REFITD_TOKEN or --token-file) first"
             )
@@ -145,12 +162,20 @@ class Settings(BaseSettings):
         name = hashlib.sha256(str(self.root.resolve()).encode()).hexdigest()[:12]
         return base / "refitd" / f"{self.root.name}-{name}"
 
-    def read_token(self) -> str | None:
-        """The bearer token, None where there is none. Read again for each request, so that it can be rotated.
+    def tokens(self) -> Tokens:
+        """The bearer tokens, a file's before a variable's. Read again for each request, so that they can be rotated.
 
         Raises:
-            OSError: the file cannot be read.
+            TokensRefusedError: one is set and empty, or cannot be a token.
+            OSError: a file cannot be read.
         """
-        if self.token_file is not None:
-            return self.token_file.read_text().strip()
-        return self.token.get_secret_value() if self.token is not None else None
+        return Tokens(
+            write=tokens_from("token", self.token, self.token_file),
+            read=tokens_from("read_token", self.read_token, self.read_token_file),
+        )
+
+    def _tokens_at_start(self) -> Tokens:
+        try:
+            return self.tokens()
+        except OSError as error:
+            raise ValueError(f"the token file {error.filename} cannot be read: {error.strerror}") from error

@@ -1,6 +1,7 @@
 """A ledger, a conductor and a fleet of simulated engines, as they run in the service."""
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -66,6 +67,7 @@ async def running(
         probe_interval=probe_interval,
         connect=connect,
         check=check,
+        chance=random.Random(),
     )
     canaries = CanaryChecks(ledger, [fleet.trial])
     conductor = Conductor(ledger, default_run=None, quorum=quorum)

@@ -1,6 +1,7 @@
 """The whole service in one process, with its real parts and engines in memory, behind a real HTTP client."""
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from fastapi import FastAPI
 from pydantic import SecretStr
 
 from refitd.catalog.catalog import Catalog, CatalogRules
@@ -19,11 +21,13 @@ from refitd.journal.journal import Journal
 from refitd.ledger import Ledger
 from refitd.notice.intake import Intake
 from refitd.reclaim.collector import Collector
+from refitd.reclaim.folders import DiskFolders
 from refitd.rollout.conductor import Conductor
 from refitd.rollout.fleet import Fleet
 from refitd.settings import Settings
 from refitd.surface.api import build_api
 from refitd.surface.context import Service
+from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.contract.states import VersionState
 
 from .checkpoints import publish, tensors, write_model
@@ -32,12 +36,13 @@ from .simulated_engine import SimulatedEngine
 
 @dataclass
 class Stage:
-    """What a test works with: `http` speaks to the API, `engines` are by host name."""
+    """What a test works with: `http` speaks to the API, which is `api`; `engines` are by host name."""
 
     root: Path
     ledger: Ledger
     http: httpx.AsyncClient
     engines: dict[str, SimulatedEngine]
+    api: FastAPI
 
     async def served(self, step: int) -> str:
         """Publish a step, wait until it is served, return its id."""
@@ -59,20 +64,24 @@ class Stage:
 
 
 @asynccontextmanager
-async def serving(tmp_path: Path, *, token: str | None = None, names: tuple[str, ...] = ("a",)) -> AsyncIterator[Stage]:
-    """Run the service on `names` engines, with a base model that `tensors` fits."""
+async def serving(
+    tmp_path: Path, *, token: str | None = None, names: tuple[str, ...] = ("a",), **more: Any
+) -> AsyncIterator[Stage]:
+    """Run the service on `names` engines, with a base model that `tensors` fits. `more` are settings."""
     root = tmp_path / "root"
-    root.mkdir(exist_ok=True)
+    (root / SERVICE_FOLDER).mkdir(parents=True, exist_ok=True)
     engines = {name: SimulatedEngine() for name in names}
-    settings = Settings(
-        root=root,
-        engines=[f"http://{name}:1" for name in names],
-        base_model=write_model(tmp_path / "base"),
-        token=None if token is None else SecretStr(token),
-        scan_interval=0.02,
-        probe_interval=0.05,
-        keep_last=2,
-    )
+    defaults: dict[str, Any] = {
+        "root": root,
+        "engines": [f"http://{name}:1" for name in names],
+        "engine_allow": ["b"],
+        "base_model": write_model(tmp_path / "base"),
+        "token": None if token is None else SecretStr(token),
+        "scan_interval": 0.02,
+        "probe_interval": 0.05,
+        "keep_last": 2,
+    }
+    settings = Settings(**(defaults | more))
     journal = Journal(tmp_path / "state")
     ledger = Ledger(journal, SystemClock())
     files = DiskFiles(root)
@@ -90,17 +99,19 @@ async def serving(tmp_path: Path, *, token: str | None = None, names: tuple[str,
         probe_interval=settings.probe_interval,
         connect=connect,
         check=catalog.check,
+        chance=random.Random(),
     )
-    collector = Collector(ledger, files, settings)
+    collector = Collector(ledger, files, DiskFolders(root), settings)
     intake = Intake(ledger, files, root, catalog.nudge)
     service = Service(settings=settings, ledger=ledger, intake=intake, fleet=fleet, sweeper=collector.sweeper)
-    transport = httpx.ASGITransport(app=build_api(service), raise_app_exceptions=False)
+    api = build_api(service)
+    transport = httpx.ASGITransport(app=api, raise_app_exceptions=False)
     conductor = Conductor(ledger, default_run=None, quorum=1)
     async with asyncio.TaskGroup() as group, httpx.AsyncClient(transport=transport, base_url="http://refitd") as http:
         tasks = [group.create_task(part()) for part in (catalog.run, conductor.run, fleet.run)]
         writing = group.create_task(journal.run())
         try:
-            yield Stage(root, ledger, http, engines)
+            yield Stage(root, ledger, http, engines, api)
         finally:
             for task in tasks:
                 task.cancel()

@@ -19,6 +19,7 @@ from refitd.journal.journal import Journal
 from refitd.ledger import Ledger
 from refitd.notice.intake import Intake
 from refitd.problem import ProblemError
+from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.contract.states import VersionState
 from refitd_client.contract.wire import Notice
 from support.checkpoints import publish, tensors, write_model, write_shards
@@ -44,7 +45,7 @@ class Stage:
 @asynccontextmanager
 async def watching(tmp_path: Path, *, base: bool = True) -> AsyncIterator[Stage]:
     root = tmp_path / "root"
-    root.mkdir(exist_ok=True)
+    (root / SERVICE_FOLDER).mkdir(parents=True, exist_ok=True)
     journal = Journal(tmp_path / "state")
     ledger = Ledger(journal, SystemClock())
     files = DiskFiles(root)

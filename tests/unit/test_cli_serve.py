@@ -12,7 +12,7 @@ from refitd.settings import Settings, Watch
 from refitd_client.contract.wire import Problem
 from support.command_line import refitd
 
-SECRETS = {"token"}  # a flag could be read by every user of the machine
+SECRETS = {"token", "read_token"}  # a flag could be read by every user of the machine
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_a_flag_wins_and_what_has_no_flag_comes_from_the_environment(started: li
     assert (settings.root, settings.port) == (tmp_path, 2)
     assert settings.engines == ["http://a:1", "http://b:2"]
     assert settings.allow_dtype_cast
-    assert settings.read_token() == "secret"
+    assert settings.tokens().write == ("secret",)
 
 
 def test_the_exit_code_is_the_services(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,8 +1,7 @@
 """What a probe or a refit says about an engine."""
 
 from refitd.engine.port import Outcome, Reached, Refit, Unreached
-from refitd.rollout.observe import Expected, after_probe, after_refit
-from refitd.rollout.plan import QUARANTINE_AFTER
+from refitd.rollout.observe import QUARANTINE_AFTER, Expected, after_probe, after_refit
 from refitd_client.contract.states import EngineState
 from support.records import engine
 
@@ -51,10 +50,43 @@ def test_a_tainted_engine_stays_tainted_whatever_its_label_says() -> None:
 
 
 def test_a_quarantined_engine_that_was_restarted_is_brought_up_again() -> None:
-    quarantined = engine(state=EngineState.QUARANTINED, known=False, failures=QUARANTINE_AFTER)
-    assert after_probe(quarantined, reached(), None, "v7", NOW).state is EngineState.QUARANTINED
-    after = after_probe(quarantined, reached("/base", "default"), None, "v7", NOW)
-    assert (after.state, after.known, after.failures) == (EngineState.BEHIND, True, 0)
+    quarantined = engine(state=EngineState.QUARANTINED, known=False, taints=QUARANTINE_AFTER)
+    seen = after_probe(quarantined, reached(), None, "v7", NOW)
+    assert seen.state is EngineState.QUARANTINED
+    after = after_probe(seen, reached("/base", "default"), None, "v7", NOW)
+    assert (after.state, after.known, after.taints) == (EngineState.TAINTED, False, 0)
+    away = after_probe(seen, Unreached(reason="refused"), None, "v7", NOW)
+    assert after_probe(away, reached(), None, "v7", NOW).state is EngineState.TAINTED
+
+
+def test_a_quarantined_engine_that_names_its_start_up_model_is_not_known_because_of_that() -> None:
+    """SGLang changes the name only when a load goes well: this one has failed four, and was never restarted."""
+    broken = engine(state=EngineState.IN_SYNC, model_path="/base")
+    for _ in range(QUARANTINE_AFTER):
+        broken = after_refit(broken, "v7", Refit(outcome=Outcome.TAINTED, resumed=False), NOW)
+    assert broken.state is EngineState.QUARANTINED
+    for _ in range(2):
+        broken = after_probe(broken, reached("/base", "default"), None, "v7", NOW)
+        assert (broken.state, broken.known) == (EngineState.QUARANTINED, False)
+
+
+def test_refusals_do_not_count_towards_a_quarantine() -> None:
+    refused = engine()
+    for _ in range(9):
+        refused = after_refit(refused, "v7", Refit(outcome=Outcome.NACK, resumed=True), NOW)
+    assert after_refit(refused, "v7", Refit(outcome=Outcome.TAINTED, resumed=False), NOW).state is EngineState.TAINTED
+
+
+def test_a_resume_that_is_owed_is_not_paid_by_a_call_that_was_never_sent() -> None:
+    owed = after_refit(engine(), "v7", Refit(outcome=Outcome.NACK, resumed=False), NOW)
+    assert after_refit(owed, "v7", Refit(outcome=Outcome.UNREACHABLE, resumed=True), NOW).resume_owed
+
+
+def test_a_clean_load_of_another_version_does_not_forgive_a_version_that_breaks_the_engine() -> None:
+    broken = after_refit(engine(), "v7", Refit(outcome=Outcome.TAINTED, resumed=False), NOW)
+    repaired = after_refit(broken, "v6", Refit(outcome=Outcome.ACK, resumed=True), NOW)
+    assert repaired.strikes == {"v7": 1}
+    assert after_refit(repaired, "v7", Refit(outcome=Outcome.ACK, resumed=True), NOW).strikes == {}
 
 
 def test_an_acknowledged_refit_makes_the_engine_serve_the_version() -> None:

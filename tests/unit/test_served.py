@@ -37,27 +37,33 @@ def test_contents_that_are_not_known_prove_nothing() -> None:
 
 
 def test_a_version_that_was_served_once_was_served() -> None:
-    assert outcome_of(version(7, served_at="t", state=VersionState.DELETED), version(9), SERVED) is SERVED
+    assert outcome_of(version(7, served_at="t", state=VersionState.DELETED), version(9), SERVED, proven=False) is SERVED
 
 
 @pytest.mark.parametrize("state", [VersionState.REJECTED, VersionState.LOST])
 def test_a_bad_version_has_failed(state: VersionState) -> None:
-    assert outcome_of(version(7, state=state), None, SERVED) is WaitOutcome.FAILED
+    assert outcome_of(version(7, state=state), None, SERVED, proven=False) is WaitOutcome.FAILED
 
 
 def test_a_version_that_a_newer_one_overtook_is_superseded() -> None:
-    assert outcome_of(version(7), version(8), SERVED) is WaitOutcome.SUPERSEDED
+    assert outcome_of(version(7), version(8), SERVED, proven=False) is WaitOutcome.SUPERSEDED
 
 
 def test_a_version_that_was_rolled_back_from_has_failed() -> None:
-    assert outcome_of(version(7, barred=True), version(6), SERVED) is WaitOutcome.FAILED
+    assert outcome_of(version(7, barred=True), version(6), SERVED, proven=False) is WaitOutcome.FAILED
 
 
 def test_a_sealed_version_is_what_a_wait_for_sealed_waits_for() -> None:
-    assert outcome_of(version(7), version(7), SEALED) is SEALED
-    assert outcome_of(version(7), version(7), SERVED) is WaitOutcome.PENDING
+    assert outcome_of(version(7), version(7), SEALED, proven=False) is SEALED
+    assert outcome_of(version(7), version(7), SERVED, proven=False) is WaitOutcome.PENDING
 
 
 @pytest.mark.parametrize("state", [state for state in VersionState if state.is_open])
 def test_a_version_without_a_verdict_is_pending(state: VersionState) -> None:
-    assert outcome_of(version(7, state=state), None, SERVED) is WaitOutcome.PENDING
+    assert outcome_of(version(7, state=state), None, SERVED, proven=False) is WaitOutcome.PENDING
+
+
+def test_a_version_that_is_rolled_back_to_is_served_when_the_engines_are_there() -> None:
+    goal = version(6, served_at="t")
+    assert outcome_of(goal, goal, SERVED, proven=False) is WaitOutcome.PENDING
+    assert outcome_of(goal, goal, SERVED, proven=True) is SERVED

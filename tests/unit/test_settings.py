@@ -10,7 +10,7 @@ from refitd.settings import Settings
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("REFITD_TOKEN", "REFITD_TOKEN_FILE", "REFITD_ENGINES", "REFITD_HOST"):
+    for name in ("REFITD_TOKEN", "REFITD_TOKEN_FILE", "REFITD_READ_TOKEN", "REFITD_ENGINES", "REFITD_HOST"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -48,9 +48,9 @@ def test_a_token_file_is_read_again_each_time(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("one\n")
     settings = Settings(root=tmp_path, token_file=file)
-    assert settings.read_token() == "one"
+    assert settings.tokens().write == ("one",)
     file.write_text("two\n")
-    assert settings.read_token() == "two"
+    assert settings.tokens().write == ("two",)
 
 
 def test_each_root_has_a_journal_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

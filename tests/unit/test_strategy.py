@@ -23,7 +23,7 @@ OLD, NEW = version(1, served_at="t"), version(2)
 ROLLING = Strategy(name=StrategyName.ROLLING)
 CANARY = Strategy(name=StrategyName.CANARY)
 BROKEN = Refit(outcome=Outcome.TAINTED, resumed=False, reason="the reply was lost")
-REFUSED = Refit(outcome=Outcome.NACK, resumed=True, reason="no such shard")
+GOOD = Refit(outcome=Outcome.ACK, resumed=True)
 
 
 def rollout(**fields: Any) -> RolloutRecord:
@@ -138,6 +138,8 @@ async def test_rolling_one_that_stays_broken_keeps_the_others_on_the_version_bef
         stage.ledger.put_version(version(2))
         await stage.until(in_state(stage, "a", EngineState.QUARANTINED))
         assert engines["b"].label == engines["c"].label == "1"
+        engines["a"].down = True
+        await stage.until(in_state(stage, "a", EngineState.UNREACHABLE))
         engines["a"].restart()
         await stage.until(lambda: served(stage, 2))
 
@@ -181,7 +183,7 @@ async def test_a_bad_canary_goes_back_and_no_other_engine_ever_hears_of_the_vers
 async def test_a_canary_that_a_version_breaks_is_repaired_with_the_last_good_one(tmp_path: Path) -> None:
     engines = three()
     async with on_the_first(tmp_path, engines, CANARY) as stage:
-        engines["a"].script = [BROKEN]
+        engines["a"].script = [BROKEN, GOOD, BROKEN]
         stage.ledger.put_version(version(2))
         await stage.until(lambda: stage.ledger.versions[version(2).id].barred)
         await stage.until(in_state(stage, "a", EngineState.IN_SYNC))

@@ -18,6 +18,7 @@ from refitd.catalog.record import VersionRecord
 from refitd.catalog.scan import Listing, ListingFailed, scan
 from refitd.clock import SystemClock
 from refitd.reclaim import trash
+from refitd.reclaim.folders import DiskFolders, Folders
 from refitd.reclaim.handle import Identity
 from refitd.reclaim.keep import KeepRules
 from refitd.reclaim.leases import EngineView, Load, RunView, Views
@@ -103,9 +104,9 @@ class StoppedClock(SystemClock):
         return self.seconds
 
 
-def sweeper(world: World, *, last: int = 2, examine: Callable[..., Identity | Gone | Refused] | None = None) -> Sweeper:
-    more = {} if examine is None else {"examine": examine}
-    return Sweeper(world.root, world, world, StoppedClock(), rules=KeepRules(last=last), incoming_ttl=3600.0, **more)
+def sweeper(world: World, *, last: int = 2, folders: Folders | None = None) -> Sweeper:
+    folders = folders or DiskFolders(world.root)
+    return Sweeper(folders, world, world, StoppedClock(), rules=KeepRules(last=last), incoming_ttl=3600.0)
 
 
 def line(plan: ReclaimPlan, step: int) -> Reclaimable:
@@ -189,12 +190,14 @@ async def test_what_comes_while_the_books_become_durable_keeps_the_version(
 async def test_what_comes_while_the_folder_is_examined_keeps_the_version(
     world: World, arrive: Callable[[World], None], reason: str
 ) -> None:
-    def examine(root: int, record: VersionRecord) -> Identity | Gone | Refused:
-        if record.order.step == 2:
-            arrive(world)
-        return trash.examine(root, record.path)
+    class Slow(DiskFolders):
+        async def examine(self, path: str) -> Identity | Gone | Refused:
+            found = await super().examine(path)
+            if path == world.records[v(2)].path:
+                arrive(world)
+            return found
 
-    plan = await sweeper(world, examine=examine).run()
+    plan = await sweeper(world, folders=Slow(world.root)).run()
     assert world.on_disk() == [2, 3, 4]
     assert world.log == ["retire 1", "deleted 1"]
     assert reason in line(plan, 2).reasons
@@ -281,7 +284,7 @@ async def test_what_cannot_be_emptied_is_in_the_plan(world: World) -> None:
 async def test_evidence_ages_by_the_monotonic_clock_from_when_it_was_first_seen(world: World) -> None:
     world.add(9, VersionState.REJECTED)
     clock = StoppedClock()
-    sweep = Sweeper(world.root, world, world, clock, rules=KeepRules(), incoming_ttl=3600.0)
+    sweep = Sweeper(DiskFolders(world.root), world, world, clock, rules=KeepRules(), incoming_ttl=3600.0)
     clock.seconds = 1e6
     assert line(await sweep.run(), 9).reasons == ["REJECTED: evidence, kept for another 86400 s"]
     clock.seconds += 86399

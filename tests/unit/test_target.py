@@ -2,7 +2,7 @@
 
 import pytest
 
-from refitd.rollout.target import choose_target, last_good, loadable, skipped_between, to_bar
+from refitd.rollout.target import choose_target, last_good, last_good_before, loadable, skipped_between, to_bar
 from refitd_client.contract.states import VersionState
 from support.records import version
 
@@ -40,11 +40,11 @@ def test_the_last_good_version_is_the_newest_that_was_served() -> None:
 
 
 def test_a_rollback_without_a_goal_bars_the_current_version_alone() -> None:
-    assert to_bar([version(3), version(2), version(1)], version(3), None) == [version(3)]
+    assert to_bar([version(3), version(2), version(1)], version(2)) == [version(3)]
 
 
 def test_a_rollback_to_a_version_bars_all_that_is_newer() -> None:
-    assert to_bar([version(3), version(2), version(1)], version(3), version(1)) == [version(3), version(2)]
+    assert to_bar([version(3), version(2), version(1)], version(1)) == [version(3), version(2)]
 
 
 def test_versions_that_an_engine_passes_over_are_counted_as_skipped() -> None:
@@ -61,3 +61,19 @@ def test_a_served_version_whose_files_are_lost_stays_the_target_but_is_not_loade
 
 def test_a_version_that_was_lost_before_it_was_served_is_no_target() -> None:
     assert choose_target([version(5), version(6, state=VersionState.LOST)]) == version(5)
+
+
+def test_a_rollback_goes_to_the_last_good_version_and_not_to_one_that_no_engine_proved() -> None:
+    versions = [version(7, served_at="t"), version(6), version(5, served_at="t")]
+    assert last_good_before(versions, versions[0]) == versions[2]
+
+
+def test_a_rollback_never_goes_to_a_version_whose_files_are_lost() -> None:
+    lost = version(6, served_at="t", state=VersionState.LOST)
+    assert last_good_before([version(7), lost, version(5, served_at="t")], version(7)) == version(5, served_at="t")
+
+
+def test_what_has_to_be_finished_stays_the_target_as_long_as_it_is_good() -> None:
+    versions = [version(7), version(8)]
+    assert choose_target(versions, version(7).id) == loadable(versions, version(7).id) == version(7)
+    assert choose_target([version(7, barred=True), version(8)], version(7).id) == version(8)

@@ -27,6 +27,9 @@ from refitd_client.contract.states import VersionState
 JUDGES = 2  # versions validated at the same time: each reads its files with several threads
 PACE_SECONDS = 0.02  # between two scans: a burst of hints is one hint
 RETRY_SECONDS = 0.5
+LONGEST_RETRY_SECONDS = 10.0
+
+_WATCHED = frozenset({VersionState.SEALED, VersionState.LOST})
 
 log = structlog.get_logger("refitd")
 
@@ -63,6 +66,7 @@ class Catalog:
         self._work = Bell()
         self._settling: dict[str, Settling] = {}
         self._due: dict[str, float] = {}
+        self._tries: dict[str, int] = {}
         self._busy: set[str] = set()
         self._told: set[str] = set()
         self._looks: dict[str, asyncio.Task[dict[str, str | Unreadable | None]]] = {}
@@ -111,13 +115,15 @@ class Catalog:
 
     async def _look_again(self) -> None:
         """Whether what is sealed is still as it was, and what is not judged yet is still there."""
-        versions = [v for v in self._ledger.versions.values() if v.state is VersionState.SEALED or v.state.is_open]
+        versions = [v for v in self._ledger.versions.values() if v.state in _WATCHED or v.state.is_open]
         signatures = await self._files.signatures([version.path for version in versions])
         for version in versions:
             found = signatures[version.path]
             if self._ledger.versions.get(version.id) is not version or version.id in self._busy:
                 continue  # something happened to it meanwhile: the next scan looks at it
-            if version.state is not VersionState.SEALED:
+            if version.state is VersionState.LOST:
+                self._find_again(version, found)
+            elif version.state is not VersionState.SEALED:
                 if found is None:
                     self._reject(version.id, f"{version.path} was taken away before it could be checked")
             elif found != version.signature and not isinstance(found, Unreadable):
@@ -152,6 +158,12 @@ class Catalog:
         current = self._ledger.versions.get(record.id)
         if current is not None and current.state is VersionState.SEALED:
             self._ledger.put_version(replace(current, state=VersionState.LOST, reason=reason), f"lost: {reason}")
+
+    def _find_again(self, record: VersionRecord, found: str | Unreadable | None) -> None:
+        """The very files that were checked are back in their place: a folder was moved away and back again."""
+        if found == record.signature:
+            sealed = replace(record, state=VersionState.SEALED, reason=None)
+            self._ledger.put_version(sealed, f"sealed: {record.path} is back, unchanged")
 
     async def _judge_forever(self, group: asyncio.TaskGroup) -> None:
         while True:
@@ -210,16 +222,14 @@ class Catalog:
             return
         started = self._ledger.clock.monotonic()
         self._move(record.id, VersionState.VALIDATING, None)
-        options = Options(
-            run=record.run,
-            order=record.order,
-            allow_missing=record.allow_missing,
-            allow_extra=record.allow_extra,
-            allow_dtype_cast=self._rules.allow_dtype_cast,
-        )
+        options = self._options(record)
         model = reference if isinstance(reference, Reference) else None
         evidence = await self._files.examine(record.path, model, options)
-        verdict = validate(evidence, model, options)
+        verdict = await asyncio.to_thread(validate, evidence, model, options)  # a hundred thousand tensors take 0.1 s
+        if options != self._options(self._ledger.versions[record.id]):
+            self._due[record.id] = 0.0  # a notice came meanwhile and allows something else
+            self._move(record.id, VersionState.ANNOUNCED, None)
+            return
         match verdict:
             case Valid():
                 self._seal(record.id, verdict, evidence, (self._ledger.clock.monotonic() - started) * 1000)
@@ -230,21 +240,35 @@ class Catalog:
             case Unknown(_, reason):
                 self._unknown(record.id, reason)
 
+    def _options(self, record: VersionRecord) -> Options:
+        return Options(
+            run=record.run,
+            order=record.order,
+            allow_missing=record.allow_missing,
+            allow_extra=record.allow_extra,
+            allow_dtype_cast=self._rules.allow_dtype_cast,
+        )
+
     def _move(self, id_: str, state: VersionState, reason: str | None) -> None:
         record = self._ledger.versions[id_]
         if (record.state, record.reason) != (state, reason):
             self._ledger.put_version(replace(record, state=state, reason=reason))
 
     def _unknown(self, id_: str, reason: str) -> None:
-        self._due[id_] = self._ledger.clock.monotonic() + RETRY_SECONDS
+        """Look again later, and later still: each look may read everything."""
+        tries = self._tries[id_] = self._tries.get(id_, 0) + 1
+        self._due[id_] = self._ledger.clock.monotonic() + min(RETRY_SECONDS * 2 ** (tries - 1), LONGEST_RETRY_SECONDS)
         self._move(id_, VersionState.UNKNOWN, reason)
 
     def _reject(self, id_: str, reason: str) -> None:
         record = self._ledger.versions[id_]
         self._settling.pop(id_, None)
+        self._due.pop(id_, None)
+        self._tries.pop(id_, None)
         self._ledger.put_version(replace(record, state=VersionState.REJECTED, reason=reason), f"rejected: {reason}")
 
     def _seal(self, id_: str, verdict: Valid, evidence: Evidence, milliseconds: float) -> None:
+        self._tries.pop(id_, None)
         record = self._ledger.versions[id_]
         seen = evidence.structure
         sealed = replace(

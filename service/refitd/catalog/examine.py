@@ -76,7 +76,7 @@ def _examine(folder: Folder, path: str, reference: Reference | None, options: Op
     if judge(seen, reference, options) is not None:
         return Evidence(structure=seen)
     try:
-        contents = read_contents(folder, _to_read(seen), seen.headers, stop=stop)
+        contents = read_contents(folder, to_read(seen), seen.headers, stop=stop)
         if folder.signature(folder.list()) == seen.signature:
             return Evidence(structure=seen, contents=contents)
         change = Fault(Code.CHANGED, "files were added, replaced or removed while it was read: it is looked at again")
@@ -85,7 +85,8 @@ def _examine(folder: Folder, path: str, reference: Reference | None, options: Op
     return Evidence(structure=_nothing(path, change))
 
 
-def _to_read(seen: Structure) -> dict[str, FileStat]:
+def to_read(seen: Structure) -> dict[str, FileStat]:
+    """The files whose bytes make the version's digest: all that the manifest names, else those that loaders read."""
     if seen.manifest is not None:
         return {name: seen.files[name] for name in seen.manifest.files}
     names = [*seen.headers, *(name for name in (INDEX_NAME, CONFIG_NAME) if name in seen.files)]

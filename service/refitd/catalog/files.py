@@ -13,6 +13,7 @@ from refitd.catalog.inventory import Reference
 from refitd.catalog.opening import OpeningRefusedError
 from refitd.catalog.scan import Listing, ListingFailed, scan
 from refitd.catalog.validate import Options
+from refitd_client.contract.naming import SERVICE_FOLDER
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,19 @@ class DiskFiles:
 
     async def scan(self) -> Listing | ListingFailed:
         """See `Files`."""
-        return await asyncio.to_thread(scan, self._root)
+        return await asyncio.to_thread(self._scan)
+
+    def _scan(self) -> Listing | ListingFailed:
+        listing = scan(self._root)
+        # Looked at last: a file system that goes away during the scan makes it short, not empty.
+        return listing if self._is_mounted() else ListingFailed(self._vanished())
+
+    def _is_mounted(self) -> bool:
+        """An unmounted file system looks empty. The service's own folder, made at its start, tells the two apart."""
+        return (self._root / SERVICE_FOLDER).is_dir()
+
+    def _vanished(self) -> str:
+        return f"{self._root} has lost its {SERVICE_FOLDER} folder: its file system may be unmounted"
 
     async def signatures(self, paths: Sequence[str]) -> dict[str, str | Unreadable | None]:
         """See `Files`."""
@@ -62,7 +75,7 @@ class DiskFiles:
         try:
             return signature(self._root, path)
         except FileNotFoundError:
-            return None
+            return None if self._is_mounted() else Unreadable(self._vanished())
         except OpeningRefusedError as error:
             return f"not a plain folder any more: {error}"  # a signature that no version has
         except OSError as error:

@@ -18,7 +18,7 @@ from watchdog.observers.inotify_move_event_grouper import InotifyMoveEventGroupe
 from watchdog.observers.polling import PollingObserver
 
 from refitd.settings import Watch
-from refitd_client.contract.naming import SERVICE_FOLDER
+from refitd_client.contract.naming import INCOMING_PREFIX, SERVICE_FOLDER
 
 POLL_SECONDS = 0.5
 PAIRING_SECONDS = 0.01
@@ -31,6 +31,9 @@ NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "lustre", "overlay", "fuse", "c
 log = structlog.get_logger("refitd")
 
 
+_NOISE = frozenset({"opened", "closed_no_write", "modified"})  # what was written is news when it is closed
+
+
 class _Hints(FileSystemEventHandler):
     """Calls `ring` on the loop for what may be a version arriving or going; reads and writes inside files are noise."""
 
@@ -40,8 +43,10 @@ class _Hints(FileSystemEventHandler):
         self._ring = ring
 
     def on_any_event(self, event: FileSystemEvent) -> None:
-        if event.event_type in {"opened", "closed_no_write"} or str(event.src_path).startswith(self._own):
+        if event.event_type in _NOISE or str(event.src_path).startswith(self._own):
             return
+        if event.event_type != "moved" and f"/{INCOMING_PREFIX}" in str(event.src_path):
+            return  # a version that is being written: it arrives by a rename
         with suppress(RuntimeError):  # the loop closed while the observer's thread was still delivering
             self._loop.call_soon_threadsafe(self._ring)
 

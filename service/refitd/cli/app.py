@@ -9,6 +9,7 @@ import typer
 from refitd.cli import engines
 from refitd.cli.demo import demo
 from refitd.cli.exits import EXIT_CODES_HELP
+from refitd.cli.fsck import fsck
 from refitd.cli.help import help_of
 from refitd.cli.publish import publish
 from refitd.cli.reclaim import reclaim
@@ -50,7 +51,7 @@ def refitd(version: Version = False) -> None:
 
 
 COMMANDS: Mapping[str, tuple[Callable[..., None], ...]] = {
-    "Run it": (serve, demo),
+    "Run it": (serve, demo, fsck),
     "Look": (status, versions, explain, wait),
     "Change": (publish, rollback, pin, unpin, reclaim),
 }

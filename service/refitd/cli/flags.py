@@ -19,8 +19,8 @@ from refitd.settings import Settings, Size
 
 # In this order in --help; a setting that is in none is under "Other".
 PANELS: Mapping[str, tuple[str, ...]] = {
-    "Weights and engines": ("root", "engines", "engines_file", "run", "base_model", "path_map"),
-    "API": ("host", "port", "token_file", "engine_key_file", "engine_admin_key_file"),
+    "Weights and engines": ("root", "engines", "engines_file", "engine_allow", "run", "base_model", "path_map"),
+    "API": ("host", "port", "token_file", "read_token_file", "engine_key_file", "engine_admin_key_file"),
     "Journal and log": ("state", "log_format"),
     "Keeping": ("keep_last", "keep_every", "disk_budget", "incoming_ttl", "reclaim_interval"),
     "Looking": ("watch", "scan_interval", "settle", "settle_timeout", "allow_dtype_cast", "probe_interval"),

@@ -27,7 +27,7 @@ TokenFile = Annotated[
     typer.Option(
         "--token-file",
         metavar="FILE",
-        help="File with the bearer token; else REFITD_TOKEN, else REFITD_TOKEN_FILE",
+        help="File with the bearer token; else REFITD_TOKEN, REFITD_TOKEN_FILE, REFITD_READ_TOKEN(_FILE)",
         rich_help_panel=_SERVICE,
     ),
 ]

@@ -1,6 +1,14 @@
 """An engine's URL: what is accepted, and the id that follows from it."""
 
+import re
 from urllib.parse import urlsplit
+
+from refitd_client.contract.naming import NameRefusedError
+
+# Names and addresses as they are called, and nothing that one library takes for another host than the next does:
+# no '%', no Unicode, no spaces, no zones.
+_HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?\.?|[0-9A-Fa-f:.]{2,45}")
+_ID = re.compile(r"[A-Za-z0-9\[][A-Za-z0-9._:\[\]-]{0,254}")  # `host:port`, `[::1]:30000`, or a plain name
 
 
 class AddressRefusedError(ValueError):
@@ -25,8 +33,21 @@ def check_url(url: str) -> str:
         raise AddressRefusedError(f"{advice}, without credentials: keys come from files")
     if parts.path.rstrip("/") or parts.query or parts.fragment:
         raise AddressRefusedError(f"{advice}, without a path")
+    if not _HOST.fullmatch(parts.hostname):
+        raise AddressRefusedError(f"{advice}, with a plain host name or address")
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     return f"{parts.scheme}://{host}" + ("" if port is None else f":{port}")
+
+
+def check_engine_id(name: str) -> str:
+    """Return `name` if it can be an engine's id: it stands in addresses, in logs and in the metrics.
+
+    Raises:
+        NameRefusedError: it is empty, too long, or has other characters.
+    """
+    if not _ID.fullmatch(name):
+        raise NameRefusedError(f"engine id {name[:200]!a} is none: use letters, digits, '.', '_', ':' and '-'")
+    return name
 
 
 def engine_id(url: str) -> str:

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
+from refitd.engine.address import check_engine_id, check_url, engine_id
 from refitd_client.contract.naming import check_run
 
 
@@ -23,8 +24,8 @@ class EngineSpec(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    url: str
-    id: str | None = None
+    url: Annotated[str, AfterValidator(check_url)]
+    id: Annotated[str, AfterValidator(check_engine_id)] | None = None
     run: Annotated[str, AfterValidator(check_run)] | None = None
     api_key_file: Path | None = None
     admin_key_file: Path | None = None
@@ -54,8 +55,8 @@ def parse_engines(text: str) -> list[EngineSpec]:
         raise EnginesFileError(f"not YAML: {error}") from error
     except ValidationError as error:
         raise EnginesFileError("; ".join(_sentence(entry) for entry in error.errors())) from error
-    urls = [spec.url for spec in specs]
-    if twice := {url for url in urls if urls.count(url) > 1}:
+    names = [*(spec.id or engine_id(spec.url) for spec in specs), *(spec.url for spec in specs)]
+    if twice := {name for name in names if names.count(name) > 1}:
         raise EnginesFileError(f"named twice: {', '.join(sorted(twice))}")
     return specs
 

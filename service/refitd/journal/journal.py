@@ -17,9 +17,12 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.exc import DatabaseError
 
+from refitd.journal.origin import NEW, Origin
+from refitd.journal.reads import read_origin
 from refitd.journal.schema import SCHEMA_VERSION, metadata
-from refitd.journal.writes import Write
+from refitd.journal.writes import Write, put_origin
 
+JOURNAL_NAME = "journal.db"
 RETRY_SECONDS = 1.0
 AnswerT = TypeVar("AnswerT")
 
@@ -31,23 +34,36 @@ class JournalError(Exception):
 class Journal:
     """One journal file. Writes are queued on the event loop; reads are plain calls for any thread."""
 
-    def __init__(self, folder: Path) -> None:
-        """Open or create the journal.
+    def __init__(self, folder: Path, origin: Origin = NEW) -> None:
+        """Open or create the journal; `origin` is for one that is created. `recovery.open_journal` looks at it before.
 
         Raises:
             OSError, sqlalchemy.exc.DatabaseError: it cannot be opened, or is no journal.
         """
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.path = folder / "journal.db"
+        self.path = folder / JOURNAL_NAME
         self._db = sa.create_engine(f"sqlite:///{self.path}", connect_args={"check_same_thread": False})
         event.listen(self._db, "connect", _set_pragmas)
-        metadata.create_all(self._db)
+        try:
+            self._create(origin)
+        except BaseException:
+            self._db.dispose()
+            raise
         self._queue: deque[Write] = deque()
         self._appended = 0
         self._durable = 0
         self._failure: Exception | None = None
         self._progress = asyncio.Condition()
         self._work = asyncio.Event()
+
+    def _create(self, origin: Origin) -> None:
+        """Make what is missing. The origin comes last: without it a journal counts as never used, also after a kill."""
+        metadata.create_all(self._db)
+        with self._db.begin() as connection:
+            connection.exec_driver_sql(f"PRAGMA user_version={SCHEMA_VERSION}")
+            if read_origin(connection) is None:
+                write = put_origin(origin)
+                connection.execute(write.statement, write.values)
 
     def append(self, *writes: Write) -> None:
         """Queue writes, in order."""
@@ -114,5 +130,5 @@ class Journal:
 
 
 def _set_pragmas(connection: sqlite3.Connection, _: Any) -> None:
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=5000", f"user_version={SCHEMA_VERSION}"):
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=5000"):
         connection.execute(f"PRAGMA {pragma}")

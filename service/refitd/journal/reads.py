@@ -1,10 +1,14 @@
-"""What can be asked of the journal. Each function takes a connection, so that a caller can ask several in one go."""
+"""What can be asked of the journal. Each function takes a connection, so that a caller can ask several in one go.
 
-import msgspec
+Each raises RecordDamagedError where a record is not what was written.
+"""
+
 import sqlalchemy as sa
 
 from refitd.catalog.record import VersionRecord
-from refitd.journal.schema import attempts, engines, events, fingerprints, rollouts, versions
+from refitd.journal.origin import Origin
+from refitd.journal.packing import unpack
+from refitd.journal.schema import attempts, engines, events, fingerprints, origin, rollouts, versions
 from refitd.rollout.record import AttemptRecord, EngineRecord, RolloutRecord
 from refitd_client.contract.states import VersionState
 from refitd_client.contract.wire import Event
@@ -29,13 +33,13 @@ def read_versions(
         query = query.where(versions.c.state == state.value)
     if before is not None:
         query = query.where(key < sa.tuple_(*(sa.literal(part) for part in before)))
-    return [msgspec.json.decode(row, type=VersionRecord) for row in connection.scalars(query.limit(limit))]
+    return [unpack(row, VersionRecord) for row in connection.scalars(query.limit(limit))]
 
 
 def read_version(connection: sa.Connection, version_id: str) -> VersionRecord | None:
     """One version."""
     row = connection.scalar(sa.select(versions.c.record).where(versions.c.id == version_id))
-    return None if row is None else msgspec.json.decode(row, type=VersionRecord)
+    return None if row is None else unpack(row, VersionRecord)
 
 
 def read_events(connection: sa.Connection, *, after: int, limit: int, subject: str | None = None) -> list[Event]:
@@ -43,7 +47,7 @@ def read_events(connection: sa.Connection, *, after: int, limit: int, subject: s
     query = sa.select(events.c.record).where(events.c.seq > after).order_by(events.c.seq).limit(limit)
     if subject is not None:
         query = query.where(events.c.subject == subject)
-    return [msgspec.json.decode(row, type=Event) for row in connection.scalars(query)]
+    return [unpack(row, Event) for row in connection.scalars(query)]
 
 
 def read_last_event(connection: sa.Connection) -> int:
@@ -53,13 +57,13 @@ def read_last_event(connection: sa.Connection) -> int:
 
 def read_engines(connection: sa.Connection) -> list[EngineRecord]:
     """All engines that the service knew when it last wrote."""
-    return [msgspec.json.decode(row, type=EngineRecord) for row in connection.scalars(sa.select(engines.c.record))]
+    return [unpack(row, EngineRecord) for row in connection.scalars(sa.select(engines.c.record))]
 
 
 def read_open_attempts(connection: sa.Connection) -> list[AttemptRecord]:
     """Attempts without an outcome: each belonged to a process that died in the middle."""
     query = sa.select(attempts.c.record).where(attempts.c.outcome.is_(None))
-    return [msgspec.json.decode(row, type=AttemptRecord) for row in connection.scalars(query)]
+    return [unpack(row, AttemptRecord) for row in connection.scalars(query)]
 
 
 def read_fingerprints(connection: sa.Connection) -> list[tuple[str, str, str]]:
@@ -72,4 +76,10 @@ def read_rollouts(connection: sa.Connection) -> list[RolloutRecord]:
     """The newest rollout of each run."""
     newest = sa.select(sa.func.max(rollouts.c.number)).group_by(rollouts.c.run)
     query = sa.select(rollouts.c.record).where(rollouts.c.number.in_(newest))
-    return [msgspec.json.decode(row, type=RolloutRecord) for row in connection.scalars(query)]
+    return [unpack(row, RolloutRecord) for row in connection.scalars(query)]
+
+
+def read_origin(connection: sa.Connection) -> Origin | None:
+    """How the journal began; None in one that was never used."""
+    row = connection.scalar(sa.select(origin.c.record))
+    return None if row is None else unpack(row, Origin)

@@ -56,3 +56,9 @@ events = sa.Table(
     sa.Column("subject", sa.Text, nullable=False, index=True),
     sa.Column("record", sa.LargeBinary, nullable=False),
 )
+origin = sa.Table(
+    "origin",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("record", sa.LargeBinary, nullable=False),
+)

@@ -4,13 +4,14 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import msgspec
 import sqlalchemy as sa
 from sqlalchemy import UpdateBase
 from sqlalchemy.dialects.sqlite import insert
 
 from refitd.catalog.record import VersionRecord
-from refitd.journal.schema import attempts, engines, events, fingerprints, rollouts, versions
+from refitd.journal.origin import Origin
+from refitd.journal.packing import pack
+from refitd.journal.schema import attempts, engines, events, fingerprints, origin, rollouts, versions
 from refitd.rollout.record import AttemptRecord, EngineRecord, RolloutRecord
 from refitd_client.contract.wire import Event
 
@@ -38,10 +39,6 @@ _DROP_ENGINE = sa.delete(engines).where(engines.c.id == sa.bindparam("engine_id"
 _FIRST_FINGERPRINT = insert(fingerprints).on_conflict_do_nothing()
 
 
-def _pack(record: object) -> bytes:
-    return msgspec.json.encode(record)
-
-
 def put_version(record: VersionRecord) -> Write:
     """Write a version as it is now."""
     return _upsert(
@@ -51,13 +48,13 @@ def put_version(record: VersionRecord) -> Write:
         generation=record.order.generation,
         step=record.order.step,
         state=record.state.value,
-        record=_pack(record),
+        record=pack(record),
     )
 
 
 def put_engine(record: EngineRecord) -> Write:
     """Write an engine as it is now."""
-    return _upsert(engines, id=record.id, record=_pack(record))
+    return _upsert(engines, id=record.id, record=pack(record))
 
 
 def drop_engine(engine_id: str) -> Write:
@@ -73,7 +70,7 @@ def put_attempt(record: AttemptRecord) -> Write:
         engine=record.engine,
         version=record.version,
         outcome=record.outcome,
-        record=_pack(record),
+        record=pack(record),
     )
 
 
@@ -85,9 +82,14 @@ def put_fingerprint(version: str, configuration: str, fingerprint: str) -> Write
 
 def put_rollout(record: RolloutRecord) -> Write:
     """Write a rollout as it is now."""
-    return _upsert(rollouts, number=record.number, run=record.run, version=record.version, record=_pack(record))
+    return _upsert(rollouts, number=record.number, run=record.run, version=record.version, record=pack(record))
 
 
 def put_event(record: Event) -> Write:
     """Add to the log."""
-    return _upsert(events, seq=record.seq, subject=record.subject, record=_pack(record))
+    return _upsert(events, seq=record.seq, subject=record.subject, record=pack(record))
+
+
+def put_origin(record: Origin) -> Write:
+    """Write how the journal began, and whether it is rebuilt."""
+    return _upsert(origin, id=1, record=pack(record))

@@ -9,6 +9,7 @@ from refitd.catalog.files import Files
 from refitd.catalog.record import VersionRecord
 from refitd.ledger import Ledger
 from refitd.notice.admit import Conflict, New, Same, Seen, admit
+from refitd.notice.caps import check_caps
 from refitd.notice.paths import order_of, relative_path
 from refitd.problem import Kind, ProblemError
 from refitd_client.contract.naming import NameRefusedError, Order, check_run, check_step, version_folder, version_id
@@ -58,6 +59,7 @@ class Intake:
             check_step(notice.step)
         except NameRefusedError as error:
             raise ProblemError(Kind.BAD_NAME, str(error)) from error
+        check_caps(notice)
         if notice.kind is not VersionKind.FULL:
             raise ProblemError(
                 Kind.UNSUPPORTED_KIND,

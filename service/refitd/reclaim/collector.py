@@ -1,7 +1,7 @@
 """The sweeper at work in the service: what it asks of the ledger, what it writes there, and when it sweeps."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import structlog
@@ -11,12 +11,14 @@ from refitd.catalog.record import VersionRecord
 from refitd.catalog.scan import Found, Listing, ListingFailed
 from refitd.journal.journal import JournalError
 from refitd.ledger import Ledger
+from refitd.reclaim.folders import Folders
 from refitd.reclaim.keep import KeepRules
 from refitd.reclaim.leases import EngineView, Load, RunView, Views
+from refitd.reclaim.rebuild import Withheld, unfinished
 from refitd.reclaim.sweep import Sweeper
 from refitd.rollout.record import EngineRecord
 from refitd.settings import Settings
-from refitd_client.contract.states import RolloutState, VersionState
+from refitd_client.contract.states import EngineState, RolloutState, VersionState
 
 PACE_SECONDS = 1.0  # between two sweeps
 
@@ -39,9 +41,14 @@ class LedgerFacts:
         versions = self._ledger.versions.values()
         validating = tuple(version.id for version in versions if version.state is VersionState.VALIDATING)
         runs = tuple(self._run(run) for run in sorted({version.run for version in versions}))
-        return Views(
-            engines=tuple(self._engine(e) for e in self._ledger.engines.values()), runs=runs, validating=validating
-        )
+        return Views(engines=tuple(self._engines()), runs=runs, validating=validating)
+
+    def _engines(self) -> Iterator[EngineView]:
+        for engine in self._ledger.engines.values():
+            yield self._engine(engine)
+        for name, attempt in self._ledger.loading.items():
+            if name not in self._ledger.engines:  # let go of in mid-load: it reads to the end
+                yield EngineView(id=name, run=None, state=EngineState.UPDATING, loads=(Load(version=attempt.version),))
 
     def _run(self, run: str) -> RunView:
         goals = self._ledger.goals(run)
@@ -63,6 +70,7 @@ class LedgerFacts:
             state=engine.state,
             serving=engine.serving,
             loads=tuple(self._loads(engine)),
+            named=tuple(self._named(engine.model_path or "")),
             unreachable_for=0.0 if since is None else self._ledger.clock.monotonic() - since,
         )
 
@@ -73,8 +81,22 @@ class LedgerFacts:
         # What failed was our knowledge of these loads, not necessarily the loads.
         return loads + [Load(version=version, unproven=True) for version in engine.unproven]
 
-    async def listing(self) -> Listing | ListingFailed:
+    def _named(self, model_path: str) -> list[str]:
+        """Versions that an engine may mean by a path. It may see the root elsewhere, so the path's end counts."""
+        return [v.id for v in self._ledger.versions.values() if model_path.endswith(f"/{v.path}")]
+
+    def rebuilding(self) -> str | None:
+        """What the rebuild of a lost journal still waits for."""
+        if self._ledger.origin.rebuilt:
+            return None
+        ledger = self._ledger
+        engines = [self._engine(engine) for engine in ledger.engines.values()]
+        return unfinished(engines, root_fault=ledger.root_fault, fleet_fault=ledger.fleet_fault)
+
+    async def listing(self) -> Listing | ListingFailed | Withheld:
         """See `refitd.reclaim.sweep.Facts`. Adds the versions whose folders have names of their own."""
+        if (waits_for := self.rebuilding()) is not None:
+            return Withheld(f"the journal was lost and is being rebuilt: {waits_for}")
         listing = await self._files.scan()
         if isinstance(listing, ListingFailed):
             return listing
@@ -107,12 +129,13 @@ class LedgerBooks:
 class Collector:
     """Sweeps when something has changed, and from time to time."""
 
-    def __init__(self, ledger: Ledger, files: Files, settings: Settings) -> None:
+    def __init__(self, ledger: Ledger, files: Files, folders: Folders, settings: Settings) -> None:
         self._ledger = ledger
         self._interval = settings.reclaim_interval
+        self._facts = LedgerFacts(ledger, files)
         self.sweeper = Sweeper(
-            settings.root.resolve(),
-            LedgerFacts(ledger, files),
+            folders,
+            self._facts,
             LedgerBooks(ledger),
             ledger.clock,
             rules=KeepRules(last=settings.keep_last, every=settings.keep_every, disk_budget=settings.disk_budget),
@@ -125,6 +148,8 @@ class Collector:
         while True:
             seen = await self._ledger.bell.after(seen, within=self._interval)
             try:
+                if not self._ledger.origin.rebuilt and self._facts.rebuilding() is None:
+                    self._ledger.rebuilt()
                 await self.sweeper.run()
             except (OSError, JournalError) as error:
                 log.warning("nothing was reclaimed this time", error=str(error))

@@ -2,7 +2,8 @@
 
 The rules, the strongest first. A version that no rule keeps is dropped.
 
-    1  A listing that failed or is empty keeps everything: a vanished mount must not look like a reason to delete.
+    1  A listing that failed or is empty keeps everything: a vanished mount must not look like a reason to delete. So
+       does a journal that is being rebuilt: nobody knows what it knew of readers.
     2  Versions without a verdict yet (ANNOUNCED, SETTLING, VALIDATING, UNKNOWN) stay, and those not under the root.
     3  A lease or a pin keeps. The last good version of a run has a lease. The newest SEALED of a run keeps itself.
     4  The newest `last` SEALED of a run, and those whose step divides by `every`, stay, unless the run was restarted
@@ -24,6 +25,7 @@ from refitd.catalog.scan import Listing, ListingFailed
 from refitd.reclaim.handle import parts_below
 from refitd.reclaim.leases import Lease
 from refitd.reclaim.needs import Need, needs_of
+from refitd.reclaim.rebuild import Withheld
 from refitd_client.contract.states import VersionState
 
 EVIDENCE = frozenset({VersionState.REJECTED, VersionState.LOST})
@@ -68,7 +70,7 @@ def keep(
     leases: Mapping[str, Sequence[Lease]],
     rules: KeepRules,
     *,
-    listing: Listing | ListingFailed,
+    listing: Listing | ListingFailed | Withheld,
     ages: Mapping[str, float],
 ) -> list[Verdict]:
     """Decide about all versions of a root at once, in the order given.
@@ -93,8 +95,10 @@ def keep(
     return verdicts
 
 
-def _doubt(listing: Listing | ListingFailed) -> str | None:
+def _doubt(listing: Listing | ListingFailed | Withheld) -> str | None:
     match listing:
+        case Withheld(reason):
+            return f"{reason}: nothing is deleted"
         case ListingFailed(reason):
             return f"the root could not be listed ({reason}): nothing is deleted"
         case Listing() if not listing.found:

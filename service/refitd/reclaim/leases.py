@@ -26,6 +26,7 @@ class LeaseKind(Enum):
     LOADING = auto()
     UNPROVEN = auto()
     RESTORE = auto()
+    NAMED = auto()
     TARGET = auto()
     LAST_GOOD = auto()
     ROLLBACK = auto()
@@ -56,6 +57,8 @@ class Lease:
                 )
             case LeaseKind.RESTORE:
                 return f"engine {self.holder} may be restored to it"
+            case LeaseKind.NAMED:
+                return f"engine {self.holder} names its folder as what it serves, and may read it again"
             case LeaseKind.TARGET:
                 return f"target of run {self.holder}"
             case LeaseKind.LAST_GOOD:
@@ -84,7 +87,8 @@ class Load:
 class EngineView:
     """One engine as it looks now. Versions are ids; `unreachable_for` is seconds of the monotonic clock.
 
-    `loads` may have several entries: one that timed out, and the one that is to repair it.
+    `loads` may have several entries: one that timed out, and the one that is to repair it. `named` are the versions
+    whose folders it may mean when it says what it serves: a name proves nothing, but servers read such folders again.
     """
 
     id: str
@@ -93,6 +97,7 @@ class EngineView:
     serving: str | None = None
     loads: tuple[Load, ...] = ()
     may_restore: str | None = None
+    named: tuple[str, ...] = ()
     unreachable_for: float = 0.0
 
 
@@ -147,6 +152,9 @@ def _of_engine(engine: EngineView, dead_after: float) -> Iterator[tuple[str, Lea
         yield engine.serving, Lease(kind=LeaseKind.SERVING, holder=engine.id)
     if engine.may_restore is not None:
         yield engine.may_restore, Lease(kind=LeaseKind.RESTORE, holder=engine.id)
+    for version in engine.named:
+        if version != engine.serving:
+            yield version, Lease(kind=LeaseKind.NAMED, holder=engine.id)
 
 
 def _of_run(run: RunView) -> Iterator[tuple[str, Lease]]:

@@ -14,26 +14,26 @@ by the next sweep:
 """
 
 import asyncio
-import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from refitd.catalog.record import VersionRecord
 from refitd.catalog.scan import Listing, ListingFailed
 from refitd.clock import Clock
-from refitd.reclaim import incoming, trash
-from refitd.reclaim.handle import Identity, root_at
+from refitd.reclaim.folders import Folders
+from refitd.reclaim.handle import Identity
+from refitd.reclaim.incoming import Incoming
 from refitd.reclaim.keep import EVIDENCE, KeepRules, Verdict, keep
 from refitd.reclaim.leases import Views, leases
 from refitd.reclaim.outcome import Gone, Refused
+from refitd.reclaim.rebuild import Withheld
+from refitd.reclaim.trash import TRASH
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.contract.states import VersionState
 from refitd_client.contract.wire import Reclaimable, ReclaimPlan
 
-TRASH_PATH = f"{SERVICE_FOLDER}/{trash.TRASH}"
-AnswerT = TypeVar("AnswerT")
+TRASH_PATH = f"{SERVICE_FOLDER}/{TRASH}"
 
 
 class Facts(Protocol):
@@ -47,8 +47,11 @@ class Facts(Protocol):
         """What leases are made of."""
         ...
 
-    async def listing(self) -> Listing | ListingFailed:
-        """Scan the root. Versions in folders of other names belong in it as well, if they are there."""
+    async def listing(self) -> Listing | ListingFailed | Withheld:
+        """Scan the root. Versions in folders of other names belong in it as well, if they are there.
+
+        Withheld, while nothing may be deleted whatever is there.
+        """
         ...
 
 
@@ -68,41 +71,26 @@ class Books(Protocol):
         ...
 
 
-class Examine(Protocol):
-    """How a version's folder is recognised (in a worker thread); whoever knows its signature can compare that too."""
-
-    def __call__(self, root: int, record: VersionRecord) -> Identity | Gone | Refused:
-        """Say which folder it is, that it is gone, or why it must not be touched."""
-        ...
-
-
-def examine_folder(root: int, record: VersionRecord) -> Identity | Gone | Refused:
-    """Take whatever folder lies at the version's path."""
-    return trash.examine(root, record.path)
-
-
 class Sweeper:
     """Plans and runs sweeps of one root, one at a time."""
 
     def __init__(
         self,
-        root: Path,
+        folders: Folders,
         facts: Facts,
         books: Books,
         clock: Clock,
         *,
         rules: KeepRules,
         incoming_ttl: float,
-        examine: Examine = examine_folder,
     ) -> None:
         """Do nothing yet. `incoming_ttl` is in seconds."""
-        self._root = root
+        self._folders = folders
         self._facts = facts
         self._books = books
         self._clock = clock
         self._rules = rules
         self._incoming_ttl = incoming_ttl
-        self._examine = examine
         self._evidence_since: dict[str, float] = {}
         self._turn = asyncio.Lock()
 
@@ -133,7 +121,7 @@ class Sweeper:
             lines += await self._empty(listing)
             return _plan(lines, done=True)
 
-    def _verdicts(self, listing: Listing | ListingFailed) -> list[Verdict]:
+    def _verdicts(self, listing: Listing | ListingFailed | Withheld) -> list[Verdict]:
         versions = self._facts.versions()
         held = leases(self._facts.views())
         return keep(versions, held, self._rules, listing=listing, ages=self._ages(versions))
@@ -145,15 +133,15 @@ class Sweeper:
         self._evidence_since = {v.id: seen.get(v.id, now) for v in versions if v.state in EVIDENCE}
         return {version: now - since for version, since in self._evidence_since.items()}
 
-    def _verdict_of(self, version: str, listing: Listing | ListingFailed) -> Verdict | None:
+    def _verdict_of(self, version: str, listing: Listing | ListingFailed | Withheld) -> Verdict | None:
         """The verdict as of now, None where the version was deleted by someone else meanwhile."""
         return next((verdict for verdict in self._verdicts(listing) if verdict.record.id == version), None)
 
-    async def _settle(self, verdict: Verdict, listing: Listing | ListingFailed) -> Reclaimable:
+    async def _settle(self, verdict: Verdict, listing: Listing | ListingFailed | Withheld) -> Reclaimable:
         if verdict.keep:
             return _line(verdict)
         record = verdict.record
-        folder = await self._in_thread(lambda root: self._examine(root, record))
+        folder = await self._folders.examine(record.path)
         if isinstance(folder, Refused):
             return _refused_line(record, folder)
         now = self._verdict_of(record.id, listing)
@@ -170,56 +158,36 @@ class Sweeper:
     async def _discard(self, verdict: Verdict, folder: Identity | Gone) -> Reclaimable:
         record = verdict.record
         if isinstance(folder, Identity):
-            outcome = await self._in_thread(lambda root: trash.discard(root, record.path, folder))
+            outcome = await self._folders.discard(record.path, folder)
             if isinstance(outcome, Refused):
                 return _refused_line(record, outcome)
         self._books.deleted(record)
         return _line(verdict)
 
-    async def _survey(self, listing: Listing | ListingFailed) -> list[incoming.Incoming]:
+    async def _survey(self, listing: Listing | ListingFailed | Withheld) -> list[Incoming]:
         if (known := _known(listing)) is None:
             return []
         runs = sorted(known.runs | {version.run for version in self._facts.versions()})
-        return await self._in_thread(lambda root: incoming.survey(root, runs, self._incoming_ttl))
+        return await self._folders.survey(runs, self._incoming_ttl)
 
-    async def _settle_incoming(self, found: incoming.Incoming) -> Reclaimable:
+    async def _settle_incoming(self, found: Incoming) -> Reclaimable:
         if not found.abandoned:
             return _incoming_line(found)
-        outcome = await self._in_thread(lambda root: incoming.discard_abandoned(root, found.path, self._incoming_ttl))
+        outcome = await self._folders.discard_abandoned(found.path, self._incoming_ttl)
         if isinstance(outcome, Refused):
             return replace(_incoming_line(found), keep=True, reasons=[outcome.reason])
         return _incoming_line(found)
 
-    async def _empty(self, listing: Listing | ListingFailed) -> list[Reclaimable]:
+    async def _empty(self, listing: Listing | ListingFailed | Withheld) -> list[Reclaimable]:
         if _known(listing) is None:
             return []
-        stop = threading.Event()
-        emptied = await self._in_thread(lambda root: trash.empty(root, stop.is_set), stop)
+        emptied = await self._folders.empty()
         return [Reclaimable(path=TRASH_PATH, keep=True, reasons=[sentence]) for sentence in emptied.left]
 
-    async def _in_thread(self, work: Callable[[int], AnswerT], stop: threading.Event | None = None) -> AnswerT:
-        """Do file work in a thread that opens the root for itself: a handle shared with it could be closed under it.
 
-        A thread cannot be cancelled. So a cancellation asks it to stop and waits: nothing is deleted after `run` ended.
-        """
-
-        def in_root() -> AnswerT:
-            with root_at(self._root) as root:
-                return work(root)
-
-        task = asyncio.ensure_future(asyncio.to_thread(in_root))
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if stop is not None:
-                stop.set()
-            await asyncio.wait({task})
-            raise
-
-
-def _known(listing: Listing | ListingFailed) -> Listing | None:
+def _known(listing: Listing | ListingFailed | Withheld) -> Listing | None:
     """A listing to go by: one that failed or is empty deletes nothing."""
-    return None if isinstance(listing, ListingFailed) or not listing.found else listing
+    return listing if isinstance(listing, Listing) and listing.found else None
 
 
 def _line(verdict: Verdict) -> Reclaimable:
@@ -233,7 +201,7 @@ def _refused_line(record: VersionRecord, refused: Refused) -> Reclaimable:
     return Reclaimable(path=record.path, keep=True, reasons=[refused.reason], version=record.id, bytes=record.bytes)
 
 
-def _incoming_line(found: incoming.Incoming) -> Reclaimable:
+def _incoming_line(found: Incoming) -> Reclaimable:
     return Reclaimable(path=found.path, keep=not found.abandoned, reasons=[found.reason], bytes=found.bytes)
 
 

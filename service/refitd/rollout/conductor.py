@@ -36,8 +36,8 @@ class Conductor:
         """Bring bindings and rollouts up to date, once."""
         runs = {version.run for version in self._ledger.versions.values()}
         for engine in list(self._ledger.engines.values()):
-            if engine.run is None:
-                self._bind(engine, runs)
+            if engine.run is None or (self._default_run not in (None, engine.run) and not engine.run_named):
+                self._bind(replace(engine, run=None, serving=engine.serving if engine.run is None else None), runs)
         for run in sorted(runs):
             self._advance(run)
 

@@ -3,18 +3,20 @@
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
 
 from refitd.catalog.record import VersionRecord
-from refitd.engine.address import AddressRefusedError, check_url, engine_id
+from refitd.engine.address import AddressRefusedError, check_engine_id, check_url, engine_id
 from refitd.engine.engines_file import EnginesFileError, EngineSpec, parse_engines
 from refitd.engine.port import Engine
 from refitd.ledger import Ledger
 from refitd.problem import Kind, ProblemError
 from refitd.rollout.record import EngineRecord, Source
 from refitd.rollout.replica import Replica
+from refitd.rollout.roster import Named, reconcile
 from refitd_client.contract.naming import NameRefusedError, check_run
 from refitd_client.contract.wire import NewEngine
 
@@ -24,7 +26,9 @@ log = structlog.get_logger("refitd")
 
 
 class Fleet:
-    """Owns a replica for each engine. `connect` makes the adapter, `check` looks at a version right before its load."""
+    """Owns a replica for each engine that is named. `connect` makes the adapter, `check` looks at a version right
+    before its load, `chance` is for jitter.
+    """
 
     def __init__(
         self,
@@ -36,6 +40,7 @@ class Fleet:
         probe_interval: float,
         connect: Callable[[EngineSpec], Engine],
         check: Callable[[VersionRecord], Awaitable[bool]],
+        chance: random.Random,
     ) -> None:
         self._ledger = ledger
         self._root = root
@@ -45,9 +50,10 @@ class Fleet:
         self._probe_interval = probe_interval
         self._connect = connect
         self._check = check
-        self._chance = random.Random()  # noqa: S311 - jitter, not a secret
+        self._chance = chance
         self._group: asyncio.TaskGroup | None = None
-        self._specs: dict[str, EngineSpec] = {}
+        self._named: dict[str, Named] = {}
+        self._running: dict[str, EngineSpec] = {}
         self._replicas: dict[str, Replica] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -55,31 +61,51 @@ class Fleet:
         """Run all replicas and follow the engines file, until cancelled."""
         async with asyncio.TaskGroup() as group:
             self._group = group
-            self._forget_unnamed()
-            for url in self._urls:
-                self._start(EngineSpec(url=url), Source.SETTINGS)
-            for record in [r for r in self._ledger.engines.values() if r.source is Source.API]:
-                self._start(EngineSpec(url=record.url, id=record.id, run=record.run), Source.API)
+            self._name({engine_id(url): EngineSpec(url=url) for url in self._urls}, Source.SETTINGS)
+            added = [record for record in self._ledger.engines.values() if record.source is Source.API]
+            self._name({record.id: _spec_of(record) for record in added}, Source.API)
+            if self._file is None:
+                self._name({}, Source.FILE)
+                self._ledger.fleet_fault = None
             while True:
                 await self._follow_file()
+                self._catch_up()
                 await asyncio.sleep(FILE_LOOK_SECONDS)
 
-    def _forget_unnamed(self) -> None:
-        """Engines that the journal knows from settings that have changed since are nobody's any more."""
-        named = {engine_id(url) for url in self._urls}
-        for record in list(self._ledger.engines.values()):
-            if record.source is Source.SETTINGS and record.id not in named:
-                self._ledger.drop_engine(record.id)
+    def _name(self, specs: dict[str, EngineSpec], source: Source) -> None:
+        """Take what a source names now in place of what it named before."""
+        others = {name: entry for name, entry in self._named.items() if entry.source is not source}
+        mine = {name: Named(spec, source) for name, spec in specs.items()}
+        roster = reconcile(self._ledger.engines, mine, frozenset({source}))
+        self._named = others | mine
+        for name in roster.drop:
+            self._ledger.drop_engine(name)
+        for record in roster.keep:
+            self._take(record)
+        self._catch_up()
 
-    def _start(self, spec: EngineSpec, source: Source) -> str:
+    def _take(self, record: EngineRecord) -> None:
+        if record.id in self._ledger.engines:
+            self._ledger.put_engine(record)
+            return
+        if self._ledger.origin.lost and not self._ledger.origin.rebuilt:
+            # A load that broke off, or a quarantine: the lost journal may have known of one, and nobody does now.
+            record = replace(record, known=False, reason="the journal was lost: nothing vouches for its contents")
+        self._ledger.put_engine(record, "added")
+
+    def _catch_up(self) -> None:
+        """Start what is named and does not run. What runs as it was named before ends its action first."""
+        for name, entry in self._named.items():
+            if name not in self._tasks:
+                self._start(name, entry.spec)
+            elif self._running[name] != entry.spec:
+                self._replicas[name].stop()
+
+    def _start(self, name: str, spec: EngineSpec) -> None:
         if self._group is None:
             raise ProblemError(Kind.NOT_READY, "the service is starting: try again")
-        name = spec.id or engine_id(spec.url)
-        known = self._ledger.engines.get(name)
-        if known is None or known.url != spec.url:
-            self._ledger.put_engine(EngineRecord(id=name, url=spec.url, run=spec.run, source=source), "added")
         adapter = self._connect(spec)
-        self._specs[name] = spec
+        self._running[name] = spec
         self._replicas[name] = Replica(
             name,
             adapter,
@@ -90,14 +116,13 @@ class Fleet:
             chance=self._chance,
         )
         self._tasks[name] = self._group.create_task(self._keep(name, adapter), name=f"replica {name}")
-        return name
 
     async def _keep(self, name: str, adapter: Engine) -> None:
         try:
             await self._replicas[name].run()
         finally:
             await adapter.aclose()
-            del self._replicas[name], self._specs[name], self._tasks[name]
+            del self._replicas[name], self._running[name], self._tasks[name]
 
     async def _follow_file(self) -> None:
         if self._file is None:
@@ -106,23 +131,16 @@ class Fleet:
             text = await asyncio.to_thread(self._file.read_text)
             if text == self._file_text:
                 return
-            specs = {spec.id or engine_id(check_url(spec.url)): spec for spec in parse_engines(text)}
-        except (OSError, UnicodeDecodeError, EnginesFileError, AddressRefusedError) as error:
+            specs = {spec.id or engine_id(spec.url): spec for spec in parse_engines(text)}
+        except (OSError, UnicodeDecodeError, EnginesFileError) as error:
             # What was read before stays in force: a slip in an editor takes no engine away.
             log.error("the engines file cannot be used", file=str(self._file), error=str(error))
+            if self._file_text is None:
+                self._ledger.fleet_fault = f"the engines file {self._file} cannot be used: {error}"
             return
         self._file_text = text
-        await self._apply(specs)
-
-    async def _apply(self, specs: dict[str, EngineSpec]) -> None:
-        for record in list(self._ledger.engines.values()):
-            if record.source is Source.FILE and specs.get(record.id) != self._specs.get(record.id):
-                self._ledger.drop_engine(record.id)
-                if task := self._tasks.get(record.id):
-                    await asyncio.wait({task})
-        for name, spec in specs.items():
-            if name not in self._tasks:
-                self._start(spec, Source.FILE)
+        self._name(specs, Source.FILE)
+        self._ledger.fleet_fault = None
 
     def add(self, engine: NewEngine) -> str:
         """Take in an engine that the API names; return its id.
@@ -133,14 +151,21 @@ class Fleet:
         try:
             url = check_url(engine.url)
             run = None if engine.run is None else check_run(engine.run)
+            name = engine_id(url) if engine.id is None else check_engine_id(engine.id)
         except AddressRefusedError as error:
             raise ProblemError(Kind.BAD_ENGINE_URL, str(error)) from error
         except NameRefusedError as error:
             raise ProblemError(Kind.BAD_NAME, str(error)) from error
-        name = engine.id or engine_id(url)
         if name in self._tasks or any(record.url == url for record in self._ledger.engines.values()):
             raise ProblemError(Kind.ENGINE_EXISTS, f"engine {name} ({url}) is known already")
-        return self._start(EngineSpec(url=url, id=name, run=run), Source.API)
+        spec = EngineSpec(url=url, id=name, run=run)
+        if self._group is None:
+            raise ProblemError(Kind.NOT_READY, "the service is starting: try again")
+        self._named[name] = Named(spec, Source.API)
+        for record in reconcile(self._ledger.engines, {name: self._named[name]}, frozenset()).keep:
+            self._take(record)
+        self._start(name, spec)
+        return name
 
     def remove(self, name: str) -> None:
         """Let go of an engine that the API named. An update that is under way comes to its end first.
@@ -154,6 +179,7 @@ class Fleet:
                 "--engine / REFITD_ENGINES" if record.source is Source.SETTINGS else f"the engines file {self._file}"
             )
             raise ProblemError(Kind.ENGINE_NOT_REMOVABLE, f"engine {name} is named by {where}: take it out there")
+        self._named.pop(name, None)
         self._ledger.drop_engine(name)
 
     async def trial(self, version: VersionRecord, engine: EngineRecord) -> str | None:
@@ -183,3 +209,7 @@ class Fleet:
             replica.stop()
         if tasks := set(self._tasks.values()):
             await asyncio.wait(tasks, timeout=grace)
+
+
+def _spec_of(record: EngineRecord) -> EngineSpec:
+    return EngineSpec(url=record.url, id=record.id, run=record.run if record.run_named else None)

@@ -3,9 +3,11 @@
 from dataclasses import dataclass, replace
 
 from refitd.engine.port import Outcome, Reached, Refit, Unreached
-from refitd.rollout.plan import QUARANTINE_AFTER
 from refitd.rollout.record import EngineRecord
 from refitd_client.contract.states import EngineState
+
+QUARANTINE_AFTER = 4  # loads in a row that left unknown contents: the first, and three repairs
+REMEMBERED_STRIKES = 8  # versions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +25,7 @@ def after_probe(
     if isinstance(seen, Unreached):
         since = engine.unreachable_since if engine.unreachable_since is not None else now
         return replace(engine, state=EngineState.UNREACHABLE, reason=seen.reason, unreachable_since=since)
+    moved = engine.model_path not in {None, seen.model_path}
     engine = replace(
         engine,
         unreachable_since=None,
@@ -32,7 +35,7 @@ def after_probe(
         startup_path=seen.startup_path or engine.startup_path,
     )
     if not engine.known:
-        return _still_tainted(engine, seen)
+        return _still_tainted(engine, moved=moved)
     if engine.serving is not None and (expected is None or not _as_expected(seen, expected)):
         reason = f"serves {seen.model_path} as {seen.weight_version!r} and no longer {engine.serving}: it was restarted"
         engine = replace(engine, serving=None, reason=reason, failures=0)
@@ -43,25 +46,21 @@ def _as_expected(seen: Reached, expected: Expected) -> bool:
     return (seen.model_path, seen.weight_version) == (expected.path, expected.label)
 
 
-def _still_tainted(engine: EngineRecord, seen: Reached) -> EngineRecord:
-    """Contents stay unknown, but for a quarantined engine that is back on its start-up weights: a new process."""
-    if engine.state is EngineState.QUARANTINED:
-        if seen.startup_path is None or seen.model_path != seen.startup_path:
-            return engine
-        return replace(
-            engine,
-            state=EngineState.BEHIND,
-            known=True,
-            serving=None,
-            unproven=(),
-            failures=0,
-            reason="was restarted",
-        )
+def _still_tainted(engine: EngineRecord, *, moved: bool) -> EngineRecord:
+    """Contents stay unknown. One that was given up is tried again when something has happened to it: it was away, or
+    it names another model than before. That it names its start-up model proves nothing: a failed load changes no name.
+    """
+    if engine.state is EngineState.QUARANTINED and not moved:
+        return engine
+    if engine.state in {EngineState.QUARANTINED, EngineState.UNREACHABLE}:
+        return replace(engine, state=EngineState.TAINTED, taints=0)
     return replace(engine, state=EngineState.TAINTED)
 
 
 def standing(engine: EngineRecord, target: str | None) -> EngineRecord:
     """Put an engine with known contents where it stands towards the target."""
+    if engine.run is None:
+        return replace(engine, state=EngineState.IN_SYNC)  # the conductor says why
     if target is None or engine.serving == target:
         return replace(engine, state=EngineState.IN_SYNC, reason=None if engine.serving else "no version to serve yet")
     if engine.state is EngineState.NACKED:
@@ -82,21 +81,39 @@ def after_refit(engine: EngineRecord, version: str, refit: Refit, now: float) ->
                 unproven=(),  # loads do not overlap in a server: one that was proved to end proves the earlier ones too
                 resume_owed=not refit.resumed,
                 failures=0,
+                taints=0,
+                strikes={name: count for name, count in engine.strikes.items() if name != version},
                 reason=None,
                 unreachable_since=None,
             )
         case Outcome.NACK:
             return replace(failed, state=EngineState.NACKED, resume_owed=not refit.resumed)
         case Outcome.TAINTED:
-            quarantined = failed.failures >= QUARANTINE_AFTER
-            state = EngineState.QUARANTINED if quarantined else EngineState.TAINTED
-            unproven = (*(each for each in engine.unproven if each != version), version)
-            return replace(failed, state=state, serving=None, known=False, unproven=unproven)
+            taints = engine.taints + 1
+            return replace(
+                failed,
+                state=EngineState.QUARANTINED if taints >= QUARANTINE_AFTER else EngineState.TAINTED,
+                serving=None,
+                known=False,
+                resume_owed=False,
+                model_path=None,  # nor is it known which model it names from now on
+                weight_version=None,
+                taints=taints,
+                strikes=_struck(engine.strikes, version),
+                unproven=(*(each for each in engine.unproven if each != version), version),
+            )
         case Outcome.UNREACHABLE:
             since = engine.unreachable_since if engine.unreachable_since is not None else now
             return replace(
                 failed,
                 state=EngineState.UNREACHABLE,
                 unreachable_since=since,
-                resume_owed=engine.known and not refit.resumed,
+                # "Resumed" may mean that nothing was sent: that pays no older debt.
+                resume_owed=engine.known and (engine.resume_owed or not refit.resumed),
             )
+
+
+def _struck(strikes: dict[str, int], version: str) -> dict[str, int]:
+    """One more against a version; the newest few are remembered."""
+    others = [(name, count) for name, count in strikes.items() if name != version]
+    return dict([*others[-REMEMBERED_STRIKES + 1 :], (version, strikes.get(version, 0) + 1)])

@@ -11,8 +11,6 @@ from refitd.catalog.record import VersionRecord
 from refitd.rollout.record import EngineRecord
 from refitd_client.contract.states import EngineState
 
-QUARANTINE_AFTER = 4  # repairs in a row that failed
-
 
 @dataclass(frozen=True, slots=True)
 class Probe:
@@ -47,6 +45,7 @@ class Agenda:
 
     probe_at: float = 0.0
     retry_at: float = 0.0
+    resume_at: float = 0.0
     failed: str | None = None
 
 
@@ -75,11 +74,10 @@ def next_action(engine: EngineRecord, goals: Goals, agenda: Agenda, now: float) 
         case (
             EngineState.IN_SYNC | EngineState.BEHIND | EngineState.NACKED | EngineState.UPDATING | EngineState.VERIFYING
         ):
-            if (version := _wanted(engine, goals)) is not None:
-                return _refit_or_rest(version, agenda, now)
-            if engine.resume_owed and now >= agenda.retry_at:
-                return Resume()
-            return _probe_or_rest(agenda.probe_at, agenda, now)
+            version = _wanted(engine, goals)
+            if engine.resume_owed and now >= agenda.resume_at and (version is None or _must_wait(version, agenda, now)):
+                return Resume()  # whatever it waits for, it generates meanwhile
+            return _refit_or_rest(version, agenda, now)
         case _:
             assert_never(engine.state)
 
@@ -109,9 +107,13 @@ def repair_with(goals: Goals) -> VersionRecord | None:
 def _refit_or_rest(version: VersionRecord | None, agenda: Agenda, now: float) -> Action:
     if version is None:
         return _probe_or_rest(agenda.probe_at, agenda, now)
-    if agenda.failed == version.id and now < agenda.retry_at:
+    if _must_wait(version, agenda, now):
         return _probe_or_rest(agenda.retry_at, agenda, now)
     return RefitTo(version)
+
+
+def _must_wait(version: VersionRecord, agenda: Agenda, now: float) -> bool:
+    return agenda.failed == version.id and now < agenda.retry_at
 
 
 def _probe_or_rest(until: float, agenda: Agenda, now: float) -> Action:

@@ -37,12 +37,16 @@ class EngineRecord:
     `known` is False from a load that failed until its contents are proved; an engine that is not known is never
     resumed. `resume_owed` is True while an engine with known contents may still be paused by us.
     `unproven` are versions that it may still be reading: loads that nobody heard the end of.
-    `failures` counts refits in a row that did not end in ACK. `unreachable_since` is in seconds of the monotonic clock.
+    `failures` counts refits in a row that did not end in ACK, `taints` those since its contents were last known whose
+    end is not known either. `strikes` counts by version the loads that left this engine with unknown contents: the next
+    clean load of another version does not forgive them. `unreachable_since` is in seconds of the monotonic clock.
+    `run_named` is True where the operator has said which run it follows.
     """
 
     id: str
     url: str
     run: str | None = None
+    run_named: bool = False
     source: Source = Source.SETTINGS
     state: EngineState = EngineState.PROBING
     serving: str | None = None
@@ -55,6 +59,8 @@ class EngineRecord:
     startup_path: str | None = None
     reason: str | None = None
     failures: int = 0
+    taints: int = 0
+    strikes: dict[str, int] = field(default_factory=dict[str, int])
     skipped: int = 0
     unreachable_since: float | None = None
     last_attempt: AttemptRecord | None = None

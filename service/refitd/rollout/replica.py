@@ -49,6 +49,7 @@ class Replica:
         chance: random.Random,
     ) -> None:
         self.id = engine_id
+        self._url = ledger.engines[engine_id].url
         self._engine = engine
         self._ledger = ledger
         self._seen_path = seen_path
@@ -87,7 +88,7 @@ class Replica:
     def resync(self) -> None:
         """Forget what was believed of the engine: it is loaded again, at once, whatever state it is in."""
         self._agenda = Agenda()
-        record = replace(self._record, serving=None, failures=0)
+        record = replace(self._record, serving=None, failures=0, taints=0, strikes={})
         if record.state is EngineState.QUARANTINED:
             record = replace(record, state=EngineState.TAINTED)
         elif record.known and record.state is not EngineState.UNREACHABLE:
@@ -103,7 +104,7 @@ class Replica:
     def _record(self) -> EngineRecord:
         """The engine as it is now. It may have been removed at any await: then whatever is under way ends here."""
         record = self._ledger.engines.get(self.id)
-        if record is None:
+        if record is None or record.url != self._url:
             raise _RemovedError
         return record
 
@@ -138,8 +139,8 @@ class Replica:
         """Path and label are only names: hold the contents of an engine that was out of sight against the record."""
         found = await self._engine.fingerprint()
         recorded = self._fingerprint_of(engine.serving or "")
-        if found is None or recorded is None or found == recorded:
-            return engine
+        if recorded is None or found == recorded:
+            return engine  # a server that has a record can tell: an answer that is lost proves nothing
         reason = f"its contents are not those of {engine.serving}, whatever its label says"
         return standing(replace(engine, serving=None, reason=reason), self._target_id())
 
@@ -158,13 +159,15 @@ class Replica:
         if await self._engine.resume():
             self._ledger.put_engine(replace(self._record, resume_owed=False))
         else:
-            self._agenda = replace(self._agenda, retry_at=self._now() + backoff(1, self._chance), probe_at=0.0)
+            self._agenda = replace(self._agenda, resume_at=self._now() + backoff(1, self._chance), probe_at=0.0)
 
     async def _refit(self, version: VersionRecord) -> None:
         # Right before each load, because the files may have been rewritten or deleted since they were sealed.
         if not await self._check(version):
             self._agenda = replace(self._agenda, failed=version.id, retry_at=self._now() + backoff(1, self._chance))
             return
+        if self._ledger.versions.get(version.id) is not version:
+            return  # retired or barred during that look: nothing holds it for us yet
         attempt = self._ledger.open_attempt(self.id, version.id)
         before = self._record
         self._ledger.put_engine(replace(before, state=EngineState.UPDATING), f"UPDATING: loads {version.id}")
@@ -179,6 +182,7 @@ class Replica:
         except asyncio.CancelledError:
             refit = Refit(outcome=Outcome.TAINTED, resumed=False, reason="the service was stopped in mid-update")
             self._close(before, version, refit, attempt)
+            self._forgive(before)
             raise
         self._close(before, version, refit, attempt)
 
@@ -204,14 +208,21 @@ class Replica:
         if refit.outcome is Outcome.ACK:
             after = self._acknowledged(before, after, version, refit)
         else:
-            wait = backoff(max(after.failures, 1), self._chance)
+            wait = backoff(max(after.failures, after.strikes.get(version.id, 0), 1), self._chance)
             self._agenda = replace(self._agenda, failed=version.id, retry_at=self._now() + wait)
         self._put(before, after)
+
+    def _forgive(self, before: EngineRecord) -> None:
+        """That the service was stopped says nothing against the version."""
+        if (record := self._ledger.engines.get(self.id)) is not None:
+            self._ledger.put_engine(replace(record, strikes=before.strikes, failures=before.failures))
 
     def _acknowledged(
         self, before: EngineRecord, after: EngineRecord, version: VersionRecord, refit: Refit
     ) -> EngineRecord:
-        self._agenda = Agenda(probe_at=self._now() + self._probe_interval)
+        self._agenda = replace(self._agenda, probe_at=self._now() + self._probe_interval)
+        if self._agenda.failed == version.id:
+            self._agenda = replace(self._agenda, failed=None)
         if refit.fingerprint is not None and after.configuration is not None:
             self._ledger.record_fingerprint(version.id, after.configuration, refit.fingerprint)
         serving = self._ledger.versions.get(before.serving or "")
@@ -225,8 +236,7 @@ class Replica:
         return standing(after, self._target_id())
 
     def _put(self, before: EngineRecord, after: EngineRecord) -> None:
-        if self.id not in self._ledger.engines:
-            raise _RemovedError
+        _ = self._record
         changed = (before.state, before.serving, before.reason) != (after.state, after.serving, after.reason)
         self._ledger.put_engine(after, _sentence(after) if changed else None)
 

@@ -15,9 +15,15 @@ def is_proven(version: str, engines: Iterable[EngineRecord], quorum: int) -> boo
     return len(counted) >= quorum and all(engine.known and engine.serving == version for engine in counted)
 
 
-def outcome_of(version: VersionRecord, target: VersionRecord | None, wait_for: WaitOutcome) -> WaitOutcome:
-    """How a wait for `version` stands, given the run's target. `wait_for` is SERVED or SEALED."""
-    if version.served_at is not None:
+def outcome_of(
+    version: VersionRecord, target: VersionRecord | None, wait_for: WaitOutcome, *, proven: bool
+) -> WaitOutcome:
+    """How a wait for `version` stands, given the run's target. `wait_for` is SERVED or SEALED.
+
+    `proven` says whether the engines serve the target now: what was served once and is rolled back to is on its way.
+    """
+    returning = wait_for is WaitOutcome.SERVED and target is not None and target.id == version.id and not proven
+    if version.served_at is not None and not returning:
         return wait_for
     match version.state:
         case VersionState.REJECTED | VersionState.LOST:

@@ -19,7 +19,8 @@ from refitd.catalog.record import VersionRecord
 from refitd.rollout.record import CheckState, EngineRecord, RolloutRecord
 from refitd_client.contract.states import EngineState, RolloutState
 
-GIVE_UP_AFTER = 3  # refusals of a canary, or failures of one engine for which a newer version is kept waiting
+GIVE_UP_AFTER = 3  # refusals of a canary, failures for which a newer version is kept waiting, strikes of a version
+CANARY_STRIKES = 2
 
 _OUT_OF_SERVICE = frozenset({EngineState.UPDATING, EngineState.VERIFYING, EngineState.TAINTED, EngineState.QUARANTINED})
 _AWAY = frozenset({EngineState.PROBING, EngineState.UNREACHABLE})
@@ -86,18 +87,35 @@ def _went(engine: EngineRecord, target: VersionRecord) -> bool:
 def fault_found(
     strategy: Strategy, target: VersionRecord, rollout: RolloutRecord, engines: Sequence[EngineRecord]
 ) -> str | None:
-    """Why the target is to be barred: its canary broke, refused it for good or failed the check. None otherwise."""
-    if strategy.name is not StrategyName.CANARY or target.served_at is not None:
+    """Why the target is to be barred, None where it is not: its canary broke, refused it for good or failed the check;
+    or, where there is no canary, no engine came through a load of it.
+    """
+    if target.served_at is not None:
         return None
+    if strategy.name is not StrategyName.CANARY:
+        return _given_up_by_all(target, engines)
     if _checked(rollout, target) is CheckState.FAILED:
         return rollout.reason
-    faults = (_load_fault(engine) for engine in engines if _went(engine, target) and engine.failures)
+    faults = (_load_fault(engine, target) for engine in engines if _went(engine, target))
     return next((fault for fault in faults if fault is not None), None)
 
 
-def _load_fault(canary: EngineRecord) -> str | None:
-    if not canary.known:
-        return f"the canary {canary.id} did not survive it: {canary.reason}"
+def _given_up_by_all(target: VersionRecord, engines: Sequence[EngineRecord]) -> str | None:
+    able = [engine for engine in engines if engine.state not in _AWAY]
+    if not able or not all(has_given_up(engine, target) for engine in able):
+        return None
+    return f"no engine came through a load of it: {', '.join(sorted(engine.id for engine in able))}"
+
+
+def has_given_up(engine: EngineRecord, version: VersionRecord) -> bool:
+    """Whether this engine is not brought to the version again: its loads have left unknown contents too often."""
+    return engine.strikes.get(version.id, 0) >= GIVE_UP_AFTER
+
+
+def _load_fault(canary: EngineRecord, target: VersionRecord) -> str | None:
+    """Once may be the network, or the engine."""
+    if canary.strikes.get(target.id, 0) >= CANARY_STRIKES:
+        return f"the canary {canary.id} did not survive it: {canary.reason or 'its contents were unknown twice'}"
     if canary.state is EngineState.NACKED and canary.failures >= GIVE_UP_AFTER:
         return f"the canary {canary.id} refused it {canary.failures} times: {canary.reason}"
     return None

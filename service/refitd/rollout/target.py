@@ -14,10 +14,11 @@ def choose_target(versions: Iterable[VersionRecord], finish: str | None = None) 
     """The version that the engines of a run are to serve, None while there is none that is good.
 
     One that was served stays the target when its files are lost (some trainers delete them after the load): engines
-    do not go backwards because of that. `finish` names one that stays the target as long as it is good.
+    do not go backwards because of that. `finish` names one that stays the target as long as it can be loaded.
     """
     good = [version for version in versions if _is_good(version) and not version.barred]
-    return max(good, key=lambda version: (version.id == finish, version.order), default=None)
+    unfinished = [version for version in good if version.id == finish and version.state is VersionState.SEALED]
+    return max(unfinished or good, key=lambda version: version.order, default=None)
 
 
 def _is_good(version: VersionRecord) -> bool:
@@ -38,11 +39,14 @@ def last_good(versions: Iterable[VersionRecord]) -> VersionRecord | None:
     return max((v for v in good if not v.barred), key=lambda version: version.order, default=None)
 
 
-def to_bar(versions: Sequence[VersionRecord], current: VersionRecord, to: VersionRecord | None) -> list[VersionRecord]:
-    """What a rollback bars: all that is newer than `to`, so that it becomes the newest. Without `to`: the current."""
-    if to is None:
-        return [current]
-    return [version for version in versions if version.order > to.order and not version.barred]
+def last_good_before(versions: Iterable[VersionRecord], current: VersionRecord) -> VersionRecord | None:
+    """Where a rollback from `current` goes: the newest version before it that engines have served."""
+    return last_good(version for version in versions if version.order < current.order)
+
+
+def to_bar(versions: Sequence[VersionRecord], goal: VersionRecord) -> list[VersionRecord]:
+    """What a rollback bars: all that is newer than its goal, so that the goal becomes the newest."""
+    return [version for version in versions if version.order > goal.order and not version.barred]
 
 
 def skipped_between(

@@ -3,16 +3,23 @@
 from fastapi import FastAPI
 
 from refitd.surface import engines, errors, health, log, reclaim, versions
+from refitd.surface.auth import Gate
 from refitd.surface.context import Service
-from refitd.surface.limits import BodyLimit
+from refitd.surface.document import documented
+from refitd.surface.limits import RequestLimit
+from refitd.surface.streams import Streams
 
 
 def build_api(service: Service) -> FastAPI:
     """The ASGI application for a running service."""
     app = FastAPI(title="refitd", version="1", summary="Keeps inference engines on the trainer's latest weights.")
     app.state.service = service
+    app.state.streams = Streams()
     for part in (versions, engines, reclaim, log, health):
         app.include_router(part.router)
     errors.install(app)
-    app.add_middleware(BodyLimit)
+    app.openapi = lambda: documented(app)
+    # The last that is added is asked first: who may come in is settled before anything of a request is taken in.
+    app.add_middleware(RequestLimit)
+    app.add_middleware(Gate, settings=service.settings)
     return app

@@ -1,28 +1,97 @@
-"""Bearer tokens (RFC 6750) on everything that changes anything. Without a token the service is on loopback only."""
+"""Bearer tokens (RFC 6750) at the door: what a request may do is decided by its method, before its body is read.
+
+No route has to ask for a token, so none can forget to: what is not known to be open is closed. Whatever changes
+anything needs the write token. What only looks needs a read or a write token where a read token is set.
+"""
 
 import asyncio
-import hmac
-from typing import Annotated
+from dataclasses import dataclass
 
-from fastapi import Header
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from refitd.problem import Kind, ProblemError
-from refitd.surface.context import ServiceOf
+from refitd.settings import Settings
+from refitd.surface.errors import answer
+from refitd.tokens import Tokens, TokensRefusedError, is_one_of
+
+OPEN = frozenset({"/healthz", "/readyz"})  # orchestrators ask these, without a token
+LOOKS = frozenset({"GET", "HEAD", "OPTIONS"})
+REALM = 'Bearer realm="refitd"'
 
 
-async def authorize(service: ServiceOf, authorization: Annotated[str | None, Header()] = None) -> None:
-    """Let a request pass that carries the token. The token is read each time, so that a file can be rotated.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a request asks for, and the `Authorization` headers that it came with."""
 
-    Raises:
-        ProblemError: the token is missing or wrong, or the token file cannot be read.
-    """
-    try:
-        token = await asyncio.to_thread(service.settings.read_token)
-    except OSError as error:
-        raise ProblemError(Kind.NOT_READY, f"the service cannot read its token file: {error.strerror}") from error
-    if token is None:
-        return
-    scheme, _, given = (authorization or "").partition(" ")
-    if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token.encode()):
-        missing = "send 'Authorization: Bearer …'" if authorization is None else "it is not the service's token"
-        raise ProblemError(Kind.UNAUTHORIZED, f"this changes something and needs the bearer token: {missing}")
+    method: str
+    path: str
+    credentials: tuple[str, ...]
+
+
+def refusal(asked: Asked, tokens: Tokens) -> ProblemError | None:
+    """Why a request is not let in, None where it is. Pure."""
+    looks = asked.method in LOOKS
+    if asked.path in OPEN or not (tokens.read if looks else tokens.write):
+        return None
+    what = "this" if looks else "this changes something and"
+    given = _token_of(asked.credentials)
+    if given is None:
+        return _unauthorized(f"{what} needs the bearer token: send 'Authorization: Bearer …'", "")
+    may_write, may_read = is_one_of(given, tokens.write), is_one_of(given, tokens.read)
+    if may_write or (looks and may_read):
+        return None
+    if may_read:
+        detail = "this changes something, and the token only opens what looks: send the write token"
+        return ProblemError(Kind.FORBIDDEN, detail, {"WWW-Authenticate": _challenge("insufficient_scope")})
+    return _unauthorized(f"{what} needs the bearer token: the one that was sent is not known here", "invalid_token")
+
+
+def _token_of(credentials: tuple[str, ...]) -> str | None:
+    """The token, None where none was sent in a form that is known. Of several none is right: who knows which counts?"""
+    if len(credentials) > 1:
+        return ""
+    scheme, _, token = (credentials[0] if credentials else "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else None
+
+
+def _unauthorized(detail: str, error: str) -> ProblemError:
+    return ProblemError(Kind.UNAUTHORIZED, detail, {"WWW-Authenticate": _challenge(error)})
+
+
+def _challenge(error: str) -> str:
+    """RFC 6750, section 3: the error is named only to whom who sent a token."""
+    return f'{REALM}, error="{error}"' if error else REALM
+
+
+class Gate:
+    """ASGI middleware that lets in who may come in. Tokens are read each time, so that they can be rotated."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self._app = app
+        self._settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or answer 401, 403 or 503."""
+        problem = await self._problem(scope) if scope["type"] == "http" else None
+        if problem is None:
+            await self._app(scope, receive, send)
+        else:
+            await answer(problem, scope["path"])(scope, receive, send)
+
+    async def _problem(self, scope: Scope) -> ProblemError | None:
+        credentials = tuple(value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization")
+        asked = Asked(method=scope["method"], path=scope["path"], credentials=credentials)
+        if asked.path in OPEN:
+            return None
+        try:
+            return refusal(asked, await self._tokens())
+        except OSError as error:
+            return ProblemError(Kind.NOT_READY, f"the service cannot read its token file: {error.strerror}")
+        except TokensRefusedError as error:
+            return ProblemError(Kind.NOT_READY, str(error))
+
+    async def _tokens(self) -> Tokens:
+        settings = self._settings
+        if settings.token_file is None and settings.read_token_file is None:
+            return settings.tokens()
+        return await asyncio.to_thread(settings.tokens)

@@ -16,12 +16,11 @@ _BY_STATUS = {404: Kind.NOT_FOUND, 405: Kind.METHOD_NOT_ALLOWED, 413: Kind.TOO_L
 
 def answer(error: ProblemError, path: str) -> Response:
     """The response for a problem."""
-    headers = {"WWW-Authenticate": "Bearer"} if error.kind is Kind.UNAUTHORIZED else {}
     return Response(
         msgspec.json.encode(error.document(path)),
         status_code=error.kind.status,
         media_type="application/problem+json",
-        headers=headers,
+        headers=error.headers,
     )
 
 
@@ -51,7 +50,7 @@ async def _http(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
     kind = _BY_STATUS.get(error.status_code, Kind.BAD_REQUEST)
-    return answer(ProblemError(kind, str(error.detail)), request.url.path)
+    return answer(ProblemError(kind, str(error.detail), error.headers), request.url.path)
 
 
 async def _journal(request: Request, error: Exception) -> Response:

@@ -6,7 +6,7 @@ from refitd.catalog.record import VersionRecord
 from refitd.ledger import Ledger
 from refitd.rollout.binding import why_unbound
 from refitd.rollout.record import EngineRecord
-from refitd.rollout.strategy import released, why_waiting
+from refitd.rollout.strategy import has_given_up, released, why_waiting
 from refitd_client.contract.states import EngineState, VersionState
 from refitd_client.contract.wire import ReclaimPlan
 
@@ -69,6 +69,8 @@ def explain_engine(engine: EngineRecord, ledger: Ledger) -> list[str]:
 def _turn(engine: EngineRecord, target: VersionRecord, ledger: Ledger) -> list[str]:
     """What the strategy has it wait for."""
     rollout, engines = ledger.rollouts.get(target.run), ledger.engines_of(target.run)
+    if has_given_up(engine, target):
+        return [f"It has given {target.id} up after {engine.strikes[target.id]} loads: a resync tries it once more."]
     if engine.id in released(ledger.strategy, target, rollout, engines):
         return []
     return [f"It is not its turn yet: {why_waiting(ledger.strategy, target, engines)}."]

@@ -4,14 +4,13 @@ import asyncio
 from dataclasses import replace
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Depends, Query, Response
+from fastapi import APIRouter, Query, Response
 
 from refitd.catalog.record import VersionRecord
 from refitd.journal import reads
 from refitd.problem import Kind, ProblemError
-from refitd.rollout.served import outcome_of
-from refitd.rollout.target import choose_target, loadable, to_bar
-from refitd.surface.auth import authorize
+from refitd.rollout.served import is_proven, outcome_of
+from refitd.rollout.target import last_good_before, to_bar
 from refitd.surface.context import Service, ServiceOf
 from refitd.surface.cursor import decode_cursor, encode_cursor
 from refitd.surface.present import present_version
@@ -19,10 +18,9 @@ from refitd_client.contract.states import VersionState, WaitOutcome
 from refitd_client.contract.wire import Notice, Page, Rollback, Version, WaitResult
 
 router = APIRouter(prefix="/v1", tags=["versions"])
-changes = Depends(authorize)
 
 
-@router.post("/versions", status_code=202, dependencies=[changes])
+@router.post("/versions", status_code=202, responses={200: {"model": Version, "description": "It is known already"}})
 async def announce(notice: Notice, service: ServiceOf, response: Response) -> Version:
     """ "Weights ready": take a version in. 202 when it is new, 200 when it is known, 409 when its content is other."""
     record, new = await service.intake.take(notice)
@@ -70,44 +68,52 @@ async def wait(
     seen = service.ledger.bell.count
     while True:
         record = await find(service, version_id)
-        target = service.ledger.goals(record.run).target
-        outcome = outcome_of(record, target, WaitOutcome(wait_for))
+        outcome = _outcome(service, record, WaitOutcome(wait_for))
         left = deadline - service.ledger.clock.monotonic()
         if outcome is not WaitOutcome.PENDING or left <= 0:
+            await service.ledger.durable()  # a trainer that hears "served" may delete what it wrote
             return WaitResult(outcome=outcome, version=_present(service, record))
         seen = await service.ledger.bell.after(seen, within=left)
 
 
-@router.put("/versions/{version_id}/pin", dependencies=[changes])
+@router.put("/versions/{version_id}/pin")
 async def pin(version_id: str, service: ServiceOf) -> Version:
     """Keep a version until it is unpinned."""
     return await _set_pin(service, version_id, pinned=True)
 
 
-@router.delete("/versions/{version_id}/pin", dependencies=[changes])
+@router.delete("/versions/{version_id}/pin")
 async def unpin(version_id: str, service: ServiceOf) -> Version:
     """Leave a version to the keep rules again."""
     return await _set_pin(service, version_id, pinned=False)
 
 
-@router.post("/rollback", dependencies=[changes])
+@router.post("/rollback")
 async def rollback(order: Rollback, service: ServiceOf) -> Version:
     """Roll forward to an earlier good version: what is newer is barred, versions that come later roll as usual."""
     versions = service.ledger.versions_of(order.run)
     if not versions:
         raise ProblemError(Kind.UNKNOWN_RUN, f"no version of run {order.run} is known")
-    current, to = choose_target(versions), await _goal(service, order)
+    current = service.ledger.goals(order.run).target
     if current is None:
         raise ProblemError(Kind.NOTHING_TO_ROLL_BACK, f"run {order.run} has no good version")
-    barred = to_bar(versions, current, to)
-    kept = [version for version in versions if version not in barred]
-    goal = loadable(kept)
+    goal = await _goal(service, order) or last_good_before(versions, current)
     if goal is None:
-        raise ProblemError(Kind.NOTHING_TO_ROLL_BACK, f"{current.id} is the only good version of run {order.run}")
-    for version in barred:
+        raise ProblemError(
+            Kind.NOTHING_TO_ROLL_BACK,
+            f"no version of run {order.run} before {current.id} was served and is still there: name one with 'to'",
+        )
+    for version in to_bar(versions, goal):
         service.ledger.put_version(replace(version, barred=True), f"barred: run {order.run} rolls back to {goal.id}")
     await service.ledger.durable()
     return _present(service, goal)
+
+
+def _outcome(service: Service, record: VersionRecord, wait_for: WaitOutcome) -> WaitOutcome:
+    ledger = service.ledger
+    target = ledger.goals(record.run).target
+    proven = target is not None and is_proven(target.id, ledger.engines_of(record.run), service.settings.quorum)
+    return outcome_of(record, target, wait_for, proven=proven)
 
 
 async def _goal(service: Service, order: Rollback) -> VersionRecord | None:

@@ -11,11 +11,13 @@ The transaction of one refit, and what is sent when it breaks off:
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, assert_never
 
 import msgspec
 import xxhash
 
+from refitd.engine.dialing import Guard
 from refitd.engine.port import Outcome, Reached, Refit, Stage, Target, Unreached
 from refitd.engine.sglang.dialect import OLDEST, Dialect, dialect_of
 from refitd.engine.sglang.info import ModelInfo, ServerInfo, read_model_info, read_server_info
@@ -40,12 +42,13 @@ class SglangEngine:
         self,
         url: str,
         *,
-        api_key: str | None = None,
-        admin_key: str | None = None,
+        api_key: str | Path | None = None,
+        admin_key: str | Path | None = None,
         pause_mode: str = "auto",
         load_timeout: float = 600.0,
+        guard: Guard | None = None,
     ) -> None:
-        self._http = Transport(url, api_key=api_key, admin_key=admin_key)
+        self._http = Transport(url, api_key=api_key, admin_key=admin_key, guard=guard)
         self._pause_mode = pause_mode
         self._load_timeout = load_timeout
         self._server: ServerInfo | None = None
@@ -92,7 +95,7 @@ class SglangEngine:
             return Refit(outcome=Outcome.UNREACHABLE, resumed=False, reason=fault)
         try:
             with watch.during(Stage.PAUSE):
-                fault = await self._pause()
+                fault = await self._pause(target)
             before = None if fault is not None else target.not_fingerprint or await self._contents()
             if isinstance(before, NoReply):
                 fault, before = before, None
@@ -145,8 +148,12 @@ class SglangEngine:
             return reply
         return _digest(reply.data.get("ranks")) if reply.ok and reply.data is not None else None
 
-    async def _pause(self) -> NoReply | str | None:
-        mode = self._dialect.pause_mode(self._pause_mode)
+    async def _pause(self, target: Target) -> NoReply | str | None:
+        # Answers say which part came from which label. Where a trainer did a step again the label stays as it is: no
+        # answer may go on through such a load, since nobody could tell afterwards.
+        says = self._last
+        is_renewed = says is not None and says.weight_version == target.label and says.model_path != target.path
+        mode = self._dialect.pause_mode("abort" if is_renewed else self._pause_mode)
         reply = await self._http.post("/pause_generation", {"mode": mode}, CALL_SECONDS)
         if isinstance(reply, NoReply):
             return reply

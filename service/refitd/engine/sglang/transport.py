@@ -8,14 +8,19 @@ import functools
 import ssl
 from dataclasses import dataclass
 from enum import Enum, auto
+from pathlib import Path
 from typing import Any
 
 import httpx
 import msgspec
 
+from refitd.engine.dialing import CheckedTransport, Guard
+from refitd.engine.keys import Key, KeyRefusedError
+
 KEPT_SECONDS = 2.0
 """How long an idle connection is kept. Servers close theirs after 5 s (uvicorn's default): a call that is sent just
 then gets no answer, and after a load that would look like an engine with unknown contents."""
+_REFUSED = frozenset({401, 403})  # the key was not right, and nothing was done
 MAX_BODY_BYTES = 64 * 2**20  # the checksums of a hundred thousand tensors are a tenth of this
 
 
@@ -50,16 +55,24 @@ class NoReply:
 
 
 class Transport:
-    """Calls to one server. `api_key` opens reads; `admin_key` (the same where there is none) opens changes."""
+    """Calls to one server. `api_key` opens reads; `admin_key` (the same where there is none) opens changes.
 
-    def __init__(self, url: str, *, api_key: str | None, admin_key: str | None) -> None:
+    A key is given as it is, or as the path of its file. `guard` says which addresses may be called.
+    """
+
+    def __init__(
+        self, url: str, *, api_key: str | Path | None, admin_key: str | Path | None, guard: Guard | None = None
+    ) -> None:
         self.url = url
-        self._read = _bearer(api_key or admin_key)
-        self._change = _bearer(admin_key or api_key)
+        self._read = Key(api_key or admin_key)
+        self._change = Key(admin_key or api_key)
+        tls = _certificates() if url.startswith("https") else False
+        limits = httpx.Limits(keepalive_expiry=KEPT_SECONDS)
         self._client = httpx.AsyncClient(
             base_url=url,
-            verify=_certificates() if url.startswith("https") else False,
-            limits=httpx.Limits(keepalive_expiry=KEPT_SECONDS),
+            transport=None if guard is None else CheckedTransport(guard, tls, limits),
+            verify=tls,
+            limits=limits,
             trust_env=False,
             follow_redirects=False,
             timeout=None,  # noqa: S113 - each call has a deadline of its own
@@ -82,14 +95,16 @@ class Transport:
         await self._client.aclose()
 
     async def _call(
-        self, method: str, path: str, body: dict[str, Any] | None, headers: dict[str, str], within: float
+        self, method: str, path: str, body: dict[str, Any] | None, key: Key, within: float
     ) -> Reply | NoReply:
         try:
-            async with (
-                asyncio.timeout(within),
-                self._client.stream(method, path, json=body, headers=headers) as response,
-            ):
-                return _reply(response.status_code, await _body(response))
+            async with asyncio.timeout(within):
+                reply = await self._send(method, path, body, key)
+                if reply.status in _REFUSED and await key.is_another_now():
+                    reply = await self._send(method, path, body, key)
+                return reply
+        except KeyRefusedError as error:
+            return NoReply(Lost.NEVER_SENT, f"{self.url} was not asked: {error}")
         except TimeoutError:
             return NoReply(Lost.TIMED_OUT, f"{self.url}{path} did not answer within {within:g} s")
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol) as error:
@@ -99,6 +114,10 @@ class Transport:
         except (httpx.HTTPError, httpx.StreamError, OSError, ValueError) as error:
             what = str(error) or type(error).__name__
             return NoReply(Lost.NO_ANSWER, f"{self.url}{path} broke off without an answer: {what}")
+
+    async def _send(self, method: str, path: str, body: dict[str, Any] | None, key: Key) -> Reply:
+        async with self._client.stream(method, path, json=body, headers=await key.headers()) as response:
+            return _reply(response.status_code, await _body(response))
 
 
 class _TooLargeError(Exception):
@@ -126,7 +145,3 @@ def _reply(status: int, body: bytes) -> Reply:
 def _certificates() -> ssl.SSLContext:
     """The system's, once for all engines: a context takes 20 ms to make."""
     return ssl.create_default_context()
-
-
-def _bearer(key: str | None) -> dict[str, str]:
-    return {} if key is None else {"Authorization": f"Bearer {key}"}

@@ -1,0 +1,76 @@
+"""The whole of fsck: gather, compare, and mend if asked to."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from refitd.fsck.compare import compare
+from refitd.fsck.disk import Tell, look_at_disk
+from refitd.fsck.facts import Facts
+from refitd.fsck.finding import Finding
+from refitd.fsck.held import still
+from refitd.fsck.journal_facts import read_journal
+from refitd.fsck.mend import mend
+from refitd.fsck.roster import Roster, roster_of
+from refitd.ownership import StartRefusedError, owned
+from refitd.settings import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What is asked for: repairs, every byte read, engines asked."""
+
+    repair: bool = False
+    deep: bool = False
+    engines: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The answer."""
+
+    root: str
+    journal: str
+    findings: Sequence[Finding]
+
+    @property
+    def open(self) -> list[Finding]:
+        """What still disagrees."""
+        return [finding for finding in self.findings if finding.is_open]
+
+
+async def check(settings: Settings, wish: Wish, tell: Tell) -> Report:
+    """Check a root. While a service runs on it, nothing is repaired and engines are not troubled with hashing.
+
+    Raises:
+        StartRefusedError: the root is no folder; or repairs are asked for while a service runs, or cannot be made.
+        OSError, ValueError: the lock, the engines file or the root's note of its journal cannot be used.
+    """
+    root = settings.root.resolve()
+    if not root.is_dir():
+        raise StartRefusedError(f"the root {root} is no folder: name another with --root")
+    if not wish.repair:
+        with still(root) as running:
+            facts, _ = await _gather(settings, root, wish, running, tell)
+            findings = compare(facts)
+    else:
+        with owned(root):
+            facts, roster = await _gather(settings, root, wish, None, tell)
+            tell("repairing")
+            findings = await mend(settings, compare(facts), roster)
+    return Report(root=str(root), journal=str(facts.journal.path), findings=findings)
+
+
+async def _gather(settings: Settings, root: Path, wish: Wish, running: str | None, tell: Tell) -> tuple[Facts, Roster]:
+    tell("reading the journal")
+    journal = await asyncio.to_thread(read_journal, settings.state_folder, root)
+    roster = roster_of(settings, journal.engines)
+    disk = await look_at_disk(
+        root, journal.versions.values(), deep=wish.deep, incoming_ttl=settings.incoming_ttl, tell=tell
+    )
+    engines = None
+    if wish.engines:
+        tell("asking the engines")
+        engines = await roster.ask(sorted(roster.specs), contents=running is None)
+    return Facts(journal=journal, disk=disk, engines=engines, running=running), roster

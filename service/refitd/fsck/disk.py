@@ -1,0 +1,124 @@
+"""What lies under the root: a shell that looks and changes nothing but the service's own clock file."""
+
+import asyncio
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from threading import Event
+
+from refitd.catalog.contents import read_contents
+from refitd.catalog.examine import structure, to_read
+from refitd.catalog.files import DiskFiles, Unreadable
+from refitd.catalog.opening import ChangedError, FileStat, Folder, OpeningRefusedError
+from refitd.catalog.record import VersionRecord
+from refitd.catalog.scan import MAX_DEPTH, Listing
+from refitd.fsck.facts import DiskFacts, Foreign
+from refitd.fsck.leftovers import TRASH_PATH
+from refitd.reclaim.folders import DiskFolders
+from refitd.reclaim.incoming import Incoming
+from refitd_client.contract.manifest import digest_of_files
+from refitd_client.contract.naming import (
+    INCOMING_PREFIX,
+    SERVICE_FOLDER,
+    NameRefusedError,
+    check_run,
+    parse_version_folder,
+)
+from refitd_client.contract.states import VersionState
+
+MAX_FOREIGN = 20
+Tell = Callable[[str], None]
+
+
+async def look_at_disk(
+    root: Path, versions: Iterable[VersionRecord], *, deep: bool, incoming_ttl: float, tell: Tell
+) -> DiskFacts:
+    """Look. `deep` reads every byte of every sealed version; `tell` hears what is being read."""
+    versions = list(versions)
+    files = DiskFiles(root)
+    tell("listing the root")
+    listing = await files.scan()
+    signatures = await files.signatures(sorted({version.path for version in versions}))
+    sealed = [v for v in versions if v.state is VersionState.SEALED and signatures[v.path] == v.signature]
+    digests: dict[str, str | Unreadable] = {}
+    for number, version in enumerate(sealed if deep else ()):
+        tell(f"reading {version.path} ({number + 1} of {len(sealed)})")
+        digests[version.path] = await _digest(root, version.path)
+    known = frozenset(version.path for version in versions)
+    foreign = await asyncio.to_thread(lambda: list(_foreign(root, "", known, MAX_DEPTH)))
+    return DiskFacts(
+        listing=listing,
+        signatures=signatures,
+        digests=digests,
+        incoming=await _incoming(root, listing.runs, incoming_ttl) if isinstance(listing, Listing) else (),
+        trash=await asyncio.to_thread(_trash, root),
+        foreign=foreign[:MAX_FOREIGN],
+        unlisted=max(len(foreign) - MAX_FOREIGN, 0),
+    )
+
+
+async def _digest(root: Path, path: str) -> str | Unreadable:
+    stop = Event()
+    try:
+        return await asyncio.to_thread(_read_digest, root, path, stop)
+    except (OSError, OpeningRefusedError, ChangedError) as error:
+        return Unreadable(str(error))
+    finally:
+        stop.set()  # when this is cancelled, the thread would read on to the end
+
+
+def _read_digest(root: Path, path: str, stop: Event) -> str:
+    seen = structure(root, path)
+    with Folder(root, path) as folder:
+        files = to_read(seen)
+        digests = read_contents(folder, files, seen.headers, stop=stop).digests
+    return digest_of_files({name: (files[name].size, digest) for name, digest in digests.items()})
+
+
+async def _incoming(root: Path, runs: Iterable[str], older_than: float) -> list[Incoming]:
+    if not (root / SERVICE_FOLDER).exists():
+        return []  # no service was ever here, and looking would leave a trace
+    with suppress(OSError):  # a root that cannot be written has no clock to measure ages by
+        return await DiskFolders(root).survey(sorted(runs), older_than)
+    return []
+
+
+def _trash(root: Path) -> list[str]:
+    with suppress(FileNotFoundError):
+        return sorted(os.listdir(root / TRASH_PATH))
+    return []
+
+
+def _foreign(root: Path, run: str, known: frozenset[str], depth: int) -> Iterator[Foreign]:
+    """What is no run, no version, nothing of a publisher's and not the service's own. Links are not followed."""
+    try:
+        entries = sorted(os.scandir(root / run), key=lambda entry: entry.name)
+    except OSError:
+        return  # the scan has said so
+    for entry in entries:
+        path = f"{run}/{entry.name}" if run else entry.name
+        if path in known or _is_ours(entry.name, run):
+            continue
+        status = entry.stat(follow_symlinks=False)
+        if not stat.S_ISDIR(status.st_mode):
+            yield Foreign(path=path, noun=FileStat.of(status).noun)
+        elif not _is_run(path):
+            yield Foreign(path=path, noun="folder")
+        elif depth > 0:
+            yield from _foreign(root, path, known, depth - 1)
+
+
+def _is_ours(name: str, run: str) -> bool:
+    if not run:
+        return name == SERVICE_FOLDER
+    return parse_version_folder(name) is not None or name.startswith((INCOMING_PREFIX, ".publisher."))
+
+
+def _is_run(path: str) -> bool:
+    try:
+        check_run(path)
+    except NameRefusedError:
+        return False
+    return True

@@ -1,0 +1,96 @@
+"""Which engines there are, as settings, engines file and journal name them, and how to speak to each."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from refitd.engine.address import check_url, engine_id
+from refitd.engine.allow import Address, host_of, parse_allow_list, refusal
+from refitd.engine.connect import connector
+from refitd.engine.engines_file import EngineSpec, parse_engines
+from refitd.engine.port import Engine, Reached
+from refitd.engine.sglang.transport import Reply, Transport
+from refitd.fsck.facts import EngineFacts
+from refitd.rollout.record import EngineRecord, Source
+from refitd.settings import Settings
+
+READY_SECONDS = 5.0
+_PAUSED = 503
+
+
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """The engines by id."""
+
+    settings: Settings
+    specs: Mapping[str, EngineSpec]
+
+    def connect(self, name: str) -> Engine:
+        """The adapter for an engine. Close it afterwards."""
+        return connector(self.settings, self._guard)(self.specs[name])
+
+    async def ask(self, names: list[str], *, contents: bool) -> list[EngineFacts]:
+        """Ask engines, all at once, what they serve. `contents` also has them hash their tensors."""
+        return await asyncio.gather(*(self._ask(name, contents=contents) for name in names))
+
+    async def _ask(self, name: str, *, contents: bool) -> EngineFacts:
+        engine = self.connect(name)
+        try:
+            seen = await engine.probe()
+            reached = isinstance(seen, Reached)
+            return EngineFacts(
+                id=name,
+                url=self.specs[name].url,
+                root=self.specs[name].root or self.settings.path_map or str(self.settings.root.resolve()),
+                seen=seen,
+                fingerprint=await engine.fingerprint() if reached and contents else None,
+                generates=await self._generates(name) if reached else None,
+            )
+        finally:
+            await engine.aclose()
+
+    async def _generates(self, name: str) -> bool | None:
+        """Whether the server takes requests: SGLang's /ready is 503 while it is paused. None where it does not say."""
+        spec, settings = self.specs[name], self.settings
+        http = Transport(
+            spec.url,
+            api_key=spec.api_key_file or settings.engine_key_file,
+            admin_key=spec.admin_key_file or settings.engine_admin_key_file,
+            guard=self._guard,
+        )
+        try:
+            reply = await http.get("/ready", READY_SECONDS)
+        finally:
+            await http.aclose()
+        if not isinstance(reply, Reply):
+            return None
+        return {True: True, False: False}.get(reply.ok) if reply.ok or reply.status == _PAUSED else None
+
+    def _guard(self, host: str, address: Address | None) -> str | None:
+        """The operator's own word is trusted, as the service trusts it; an allow list goes before the engines file."""
+        allowed = parse_allow_list(self.settings.engine_allow)
+        named = self.settings.engines if allowed.is_set else [spec.url for spec in self.specs.values()]
+        return refusal(host, address, allowed, frozenset(host_of(url) for url in named))
+
+
+def roster_of(settings: Settings, records: Mapping[str, EngineRecord]) -> Roster:
+    """Read who there is. `records` are the journal's: those that the API named are nowhere else.
+
+    Raises:
+        OSError, ValueError: the engines file or a URL cannot be used.
+    """
+    specs = {engine_id(url): EngineSpec(url=check_url(url)) for url in settings.engines}
+    if settings.engines_file is not None:
+        specs |= {spec.id or engine_id(spec.url): spec for spec in _parsed(settings.engines_file)}
+    for record in records.values():
+        if record.source is Source.API:
+            specs.setdefault(record.id, EngineSpec(url=record.url, id=record.id, run=record.run))
+    return Roster(settings, specs)
+
+
+def _parsed(file: Path) -> list[EngineSpec]:
+    try:
+        return parse_engines(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"the engines file {file} cannot be used: {error}") from error

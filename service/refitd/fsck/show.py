@@ -1,0 +1,60 @@
+"""How a report looks to people, and to machines. Pure."""
+
+from typing import Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from refitd.cli.output import clean
+from refitd.fsck.check import Report
+from refitd.fsck.finding import Finding, Severity
+
+_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "dim"}
+
+
+def findings_table(report: Report) -> Table | str:
+    """Findings, one a line, the worst first; nothing where there are none."""
+    if not report.findings:
+        return ""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    for column in ("", "WHAT", "SUBJECT", "FOUND", "TO DO"):
+        table.add_column(column, overflow="fold")
+    for finding in report.findings:
+        kind, subject, text = Text(finding.kind), Text(clean(finding.subject)), Text(clean(finding.text))
+        table.add_row(_word(finding), kind, subject, text, Text(clean(_to_do(finding))))
+    return table
+
+
+def summary(report: Report) -> Text:
+    """The report in one line."""
+    repaired = sum(finding.repaired for finding in report.findings)
+    did = f"{repaired} repaired, " if repaired else ""
+    if not report.open:
+        return Text(f"{did}nothing disagrees.", style="bold green")
+    count = len(report.open)
+    mendable = sum(finding.repair is not None and finding.outcome is None for finding in report.open)
+    hint = f": --repair can mend {mendable}" if mendable else ""
+    return Text(f"{did}{count} disagreement{'s' * (count > 1)}{hint}.", style="bold")
+
+
+def document(report: Report) -> dict[str, Any]:
+    """The report for machines."""
+    return {
+        "root": report.root,
+        "journal": report.journal,
+        "agrees": not report.open,
+        "findings": report.findings,
+    }
+
+
+def _word(finding: Finding) -> Text:
+    if finding.repaired:
+        return Text("repaired", style="green")
+    return Text(finding.severity, style=_STYLES[finding.severity])
+
+
+def _to_do(finding: Finding) -> str:
+    if finding.repaired:
+        return "-"
+    return finding.advice if finding.outcome is None else f"not repaired: {finding.outcome}"

@@ -1,0 +1,102 @@
+"""Opening the journal at start: what happens when it is missing, corrupt, newer than this refitd, or cannot be read.
+
+    sound       it is opened
+    missing     on a new root a journal begins; on one that was in use an empty one begins, to be rebuilt
+    corrupt     it is moved aside, never deleted, and an empty one begins, to be rebuilt
+    newer       refused: what this refitd does not understand it must not change
+    unreadable  refused: a lock, a right or a failing disk says nothing about what is in it
+
+To be rebuilt means: versions come back by the scan and are validated again, engines by the probe. What an engine holds
+only the journal could vouch for, so its contents count as unknown until a full load is proved. What people asked for
+(pins, rollbacks) is gone. Nothing is collected until the root was listed and each engine asked.
+"""
+
+import sqlite3
+from pathlib import Path
+from typing import assert_never
+
+import structlog
+from sqlalchemy.exc import DatabaseError
+
+from refitd.catalog.scan import Listing, scan
+from refitd.journal.aside import move_aside
+from refitd.journal.condition import Corrupt, Missing, Newer, Sound, Unreadable, examine_journal
+from refitd.journal.journal import JOURNAL_NAME, Journal
+from refitd.journal.origin import NEW, Origin
+from refitd.journal.schema import SCHEMA_VERSION
+from refitd.journal.whereabouts import last_state_folder, note_state_folder
+from refitd.ownership import StartRefusedError
+
+FORGOTTEN = (
+    "versions are validated again and every engine is loaded again; pins and rollbacks that the journal knew are gone "
+    "(ask for them again), and so are engines that were added by hand and versions that were announced with a path of "
+    "their own; nothing is collected until the root was listed and every engine asked"
+)
+
+log = structlog.get_logger("refitd")
+
+
+def open_journal(folder: Path, root: Path) -> Journal:
+    """Open the journal in `folder` for the service of `root`, or begin one. Blocks.
+
+    Raises:
+        StartRefusedError: it must not or cannot be used; the message says why and what to do.
+    """
+    path = folder / JOURNAL_NAME
+    try:
+        origin = _origin(path, root)
+        if origin.lost:
+            log.error("the journal was lost and is rebuilt", reason=origin.cause, consequence=FORGOTTEN)
+        journal = Journal(folder, origin)
+        note_state_folder(root, folder)
+    except (OSError, sqlite3.Error, DatabaseError) as error:
+        why = error.orig if isinstance(error, DatabaseError) else error
+        raise StartRefusedError(
+            f"the journal {path} cannot be used: {why}; the service needs to write it and its folder"
+        ) from error
+    return journal
+
+
+def _origin(path: Path, root: Path) -> Origin:
+    """How a journal at `path` begins, should there be none when this returns."""
+    condition = examine_journal(path, thorough=False)
+    match condition:
+        case Sound():
+            return NEW  # it has one
+        case Missing(leftovers):
+            origin = _of_missing(path, root)
+            if leftovers:
+                move_aside(path)
+            return origin
+        case Corrupt(reason):
+            return _of_corrupt(path, reason)
+        case Newer(schema):
+            raise StartRefusedError(
+                f"the journal {path} has schema {schema}, and this refitd knows {SCHEMA_VERSION}: start the newer "
+                "refitd that wrote it; or move the file away, and it is rebuilt from what is on disk"
+            )
+        case Unreadable(reason):
+            raise StartRefusedError(f"the journal {path} cannot be read: {reason}; it is left as it is")
+        case _:
+            assert_never(condition)
+
+
+def _of_corrupt(path: Path, reason: str) -> Origin:
+    aside = move_aside(path)
+    return Origin(cause=f"{path} was corrupt ({reason}); it lies in {aside} now", lost=True, rebuilt=False)
+
+
+def _of_missing(path: Path, root: Path) -> Origin:
+    before = last_state_folder(root)
+    if before is None:
+        listing = scan(root)
+        if isinstance(listing, Listing) and not listing.found:
+            return NEW
+        return Origin(cause=f"{path} was not there, and {root} has versions already", rebuilt=False)
+    if before != path.parent.resolve() and (before / JOURNAL_NAME).exists():
+        raise StartRefusedError(
+            f"the journal of {root} is in {before}, and there is none in {path.parent}: start with --state {before}, "
+            f"or move {JOURNAL_NAME}* from there to {path.parent}"
+        )
+    cause = f"{path} was not there, and a service has run on {root} before"
+    return Origin(cause=cause, lost=True, rebuilt=False)

@@ -1,0 +1,102 @@
+"""One HTTP connection, with the deadlines that uvicorn does not have.
+
+A client owes two things: a request that it has begun (slow-loris sends it a byte at a time, or stops in the middle),
+and to take the answer that it asked for (one that never reads holds it in memory). Once a second every connection is
+asked what its client owes and since when; one that owes too long is cut off.
+"""
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import h11
+import msgspec
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, RequestResponseCycle
+
+from refitd.problem import Kind, ProblemError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How much a client may ask of the service. Times are seconds.
+
+    `request`: for a whole request, head and body, from its first byte or the connection's beginning.
+    `reading`: in which something that was sent to it may lie unread. `idle`: between two requests.
+    `connections`: at a time; more are turned away. A process has 1024 file descriptors by default.
+    """
+
+    request: float = 20.0
+    reading: float = 60.0
+    idle: float = 15.0
+    connections: int = 512
+
+
+class Connection(H11Protocol):
+    """uvicorn's HTTP/1.1, with deadlines, and a problem document where it has plain text."""
+
+    patience = Patience()
+    _request_since: float | None = None
+    _unread_since: float | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """Take a connection in, or turn it away."""
+        super().connection_made(transport)
+        self._request_since = self.loop.time()
+        if len(self.connections) > self.patience.connections:
+            self._say(ProblemError(Kind.TOO_MANY, f"there are {self.patience.connections} connections: try again"))
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes in: of a request that begins, goes on, or is complete with them."""
+        if self.transport.is_closing():
+            return
+        super().data_received(data)
+        if self.conn.their_state not in {h11.IDLE, h11.SEND_BODY}:
+            self._request_since = None
+        elif self._request_since is None:
+            self._request_since = self.loop.time()
+
+    def on_response_complete(self) -> None:
+        """Go on to the next request, of which a part may be here already."""
+        super().on_response_complete()
+        if self.conn.their_state is h11.SEND_BODY and self._request_since is None:
+            self._request_since = self.loop.time()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP/1.1, or has a head beyond h11's limit of 16 KiB."""
+        del msg
+        self._say(ProblemError(Kind.BAD_REQUEST, "this is no HTTP/1.1, or its head is larger than 16 KiB"))
+
+    def look(self, now: float) -> None:
+        """Cut the connection if its client owes something for too long. Called once a second."""
+        unread = self.transport.get_write_buffer_size() > 0
+        self._unread_since = (self._unread_since or now) if unread else None
+        if self._unread_since is not None and now - self._unread_since >= self.patience.reading:
+            self.transport.abort()
+        elif self._request_since is not None and now - self._request_since >= self.patience.request:
+            self._request_since = None
+            self._say(ProblemError(Kind.TOO_SLOW, f"a request has {self.patience.request:g} s to arrive in whole"))
+
+    def _say(self, problem: ProblemError) -> None:
+        """Answer without the application, where no answer has begun, and close."""
+        cycle = cast("RequestResponseCycle | None", self.cycle)
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True  # whatever the application says from here on goes nowhere
+            cycle.message_event.set()
+        if not self.transport.is_closing() and self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
+            self.transport.write(self._answer(problem))
+        self.transport.close()
+
+    def _answer(self, problem: ProblemError) -> bytes:
+        body = msgspec.json.encode(problem.document())
+        headers = [
+            (b"content-type", b"application/problem+json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
+        ]
+        status = problem.kind.status
+        response = h11.Response(status_code=status, headers=headers, reason=STATUS_PHRASES[status])
+        return b"".join(self.conn.send(part) for part in (response, h11.Data(data=body), h11.EndOfMessage()))
+
+
+def protocol(patience: Patience) -> type[Connection]:
+    """The class of connections with this patience, for uvicorn, which makes them."""
+    return type("Connection", (Connection,), {"patience": patience})

@@ -1,0 +1,71 @@
+"""Bearer tokens (RFC 6750) and where they come from: a variable, or a file with one a line.
+
+Every token of a file is good, so that an old and a new one can both be while they are exchanged. What cannot be a
+token is refused and never skipped: an empty file must not mean that no token is needed.
+"""
+
+import hashlib
+import hmac
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import SecretStr
+
+MAX_TOKENS = 16  # each request is compared with all of them
+
+
+class TokensRefusedError(ValueError):
+    """There is a setting for a token, and no token that can be used. The message names the setting, never a token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """What opens the service. `write` opens everything, `read` what only looks; without one, looking is open."""
+
+    write: tuple[str, ...] = field(default=(), repr=False)
+    read: tuple[str, ...] = field(default=(), repr=False)
+
+
+def is_one_of(given: str, tokens: tuple[str, ...]) -> bool:
+    """Whether `given` is among the tokens, in a time that says nothing about any of them but how many there are.
+
+    Digests are compared, so that lengths are equal, and all of them, so that it does not show which one it was.
+    """
+    digest = _digest(given)
+    return any([hmac.compare_digest(digest, _digest(token)) for token in tokens])  # noqa: C419 - all are compared
+
+
+def tokens_from(name: str, secret: SecretStr | None, file: Path | None) -> tuple[str, ...]:
+    """The tokens of a setting: of its file where there is one, else of its variable. Reads the file.
+
+    Raises:
+        TokensRefusedError: it is set and holds no token, or something that cannot be one.
+        OSError: the file cannot be read.
+    """
+    if file is not None:
+        return _parse(_text(file, name), f"the token file {file} (REFITD_{name.upper()}_FILE)")
+    if secret is None:
+        return ()
+    return _parse(secret.get_secret_value(), f"REFITD_{name.upper()}")
+
+
+def _text(file: Path, name: str) -> str:
+    try:
+        return file.read_text()
+    except UnicodeDecodeError:
+        raise TokensRefusedError(f"the token file {file} (REFITD_{name.upper()}_FILE) is no text") from None
+
+
+def _parse(text: str, where: str) -> tuple[str, ...]:
+    tokens = tuple(line.strip() for line in text.splitlines() if line.strip())
+    if not tokens:
+        raise TokensRefusedError(f"{where} is empty: put a token into it, or leave the setting out")
+    if len(tokens) > MAX_TOKENS:
+        raise TokensRefusedError(f"{where} has {len(tokens)} lines, more than {MAX_TOKENS}: one token a line")
+    if not all(token.isascii() and token.isprintable() and " " not in token for token in tokens):
+        raise TokensRefusedError(f"{where} holds characters that a bearer token cannot have: one token a line")
+    return tokens
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode(errors="surrogateescape")).digest()

@@ -1,0 +1,198 @@
+"""Attacks with a socket: slow ones, giant ones, and those that never end."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from refitd.surface.limits import MAX_BODY_BYTES
+from support.attackers import attacking, listening, problem_in
+from support.services import serving
+
+POST = b"POST /v1/versions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+STREAM = b"GET /v1/events HTTP/1.1\r\nHost: x\r\n\r\n"
+LOOK = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.mark.parametrize("begin", [b"", b"GET / HTTP/1.1\r\n", LOOK[:-2] + b"X-Slow: "])
+async def test_slow_loris_on_the_head_is_cut_off(tmp_path: Path, begin: bytes) -> None:
+    async with serving(tmp_path) as stage, listening(stage.api, request=0.3) as server, attacking(server) as attacker:
+        await attacker.send(begin)
+        problem = problem_in(await attacker.drip() if begin else await attacker.read())
+        assert (problem.status, problem.slug) == (408, "too-slow")
+        await server.until_connections(0)
+
+
+async def test_slow_loris_on_the_body_is_cut_off_and_no_route_hears_of_it(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage, listening(stage.api, request=0.3) as server, attacking(server) as attacker:
+        await attacker.send(POST + b'Content-Length: 100000\r\n\r\n{"run":"run","step":1,"path":"')
+        assert problem_in(await attacker.drip()).slug == "too-slow"
+        await server.until_connections(0)
+        assert stage.ledger.versions == {}
+
+
+async def test_slow_loris_between_requests_is_cut_off(tmp_path: Path) -> None:
+    """Line ends before a request are nothing, and each would begin the time for an idle connection again."""
+    async with (
+        serving(tmp_path) as stage,
+        listening(stage.api, request=0.3, idle=30) as server,
+        attacking(server) as attacker,
+    ):
+        await attacker.send(LOOK)
+        assert b'{"status":"ok"}' in await attacker.drip(b"\r\n")
+        await server.until_connections(0)
+
+
+async def test_a_body_that_goes_on_behind_the_answer_is_cut_off(tmp_path: Path) -> None:
+    async with (
+        serving(tmp_path, token="secret") as stage,
+        listening(stage.api, request=0.3) as server,
+        attacking(server) as attacker,
+    ):
+        await attacker.send(POST + b"Content-Length: 1000000\r\n\r\n")
+        assert b" 401 " in await attacker.drip()
+        await server.until_connections(0)
+
+
+async def test_an_idle_connection_is_closed(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage, listening(stage.api, idle=0.1) as server, attacking(server) as attacker:
+        await attacker.send(LOOK + LOOK)
+        assert (await attacker.read()).count(b'{"status":"ok"}') == 2
+
+
+@pytest.mark.parametrize("length", [MAX_BODY_BYTES + 1, 10**18])
+async def test_a_giant_body_is_refused_by_its_declared_length(tmp_path: Path, length: int) -> None:
+    async with serving(tmp_path) as stage, listening(stage.api, request=0.3) as server, attacking(server) as attacker:
+        await attacker.send(POST + b"Content-Length: %d\r\n\r\n{" % length)
+        assert (await attacker.refused()).slug == "too-large"
+
+
+async def test_a_giant_body_in_chunks_is_refused_while_it_comes_in(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage, listening(stage.api, request=0.5) as server, attacking(server) as attacker:
+        await attacker.send(POST + b"Transfer-Encoding: chunked\r\n\r\n")
+        for _ in range(MAX_BODY_BYTES // 2**16 + 1):
+            await attacker.send(b"10000\r\n" + b"x" * 2**16 + b"\r\n")
+        assert (await attacker.refused()).slug == "too-large"
+        assert stage.ledger.versions == {}
+
+
+async def test_a_content_length_that_lies_does_not_smuggle_a_second_request_past_the_token(tmp_path: Path) -> None:
+    inner = b"PUT /v1/versions/run~v000001/pin HTTP/1.1\r\nHost: x\r\n\r\n"
+    async with (
+        serving(tmp_path, token="secret") as stage,
+        listening(stage.api, idle=0.1) as server,
+        attacking(server) as attacker,
+    ):
+        await attacker.send(LOOK[:-2] + b"Content-Length: 2\r\n\r\n{}" + inner)
+        answers = await attacker.read()
+        assert (answers.count(b"HTTP/1.1 200"), answers.count(b"HTTP/1.1 401")) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "lengths", [b"Content-Length: 5\r\nContent-Length: 6", b"Content-Length: -1", b"Content-Length: 1e9"]
+)
+async def test_a_content_length_that_contradicts_itself_is_no_http(tmp_path: Path, lengths: bytes) -> None:
+    async with serving(tmp_path) as stage, listening(stage.api) as server, attacking(server) as attacker:
+        await attacker.send(POST + lengths + b"\r\n\r\n{}")
+        assert (await attacker.refused()).slug == "bad-request"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        pytest.param(b"X-Large: " + b"x" * 200_000, id="one of 200 kB"),
+        pytest.param(b"\r\n".join(b"X-%d: y" % number for number in range(101)), id="101"),
+        pytest.param(b"\r\n".join(b"a:" for _ in range(50_000)), id="50000 empty ones"),
+    ],
+)
+async def test_headers_that_are_too_large_or_too_many_are_refused(tmp_path: Path, head: bytes) -> None:
+    async with (
+        serving(tmp_path) as stage,
+        listening(stage.api, request=1.0, idle=0.1) as server,
+        attacking(server) as attacker,
+    ):
+        await attacker.send(LOOK[:-2] + head + b"\r\n\r\n")
+        assert (await attacker.refused()).slug in {"head-too-large", "bad-request"}
+        await server.until_connections(0)
+
+
+async def test_a_half_closed_stream_holds_nothing(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage, listening(stage.api) as server, attacking(server) as attacker:
+        await attacker.send(STREAM)
+        await attacker.reader.readuntil(b"\r\n\r\n")
+        assert stage.api.state.streams.open == 1
+        attacker.writer.write_eof()
+        await attacker.read()
+        await server.until_connections(0)
+        async with attacking(server) as later:  # its slot is free again
+            stage.api.state.streams.most = 1
+            await later.send(STREAM)
+            assert b"200 OK" in await later.reader.readuntil(b"\r\n\r\n")
+
+
+async def test_more_connections_than_there_may_be_are_turned_away(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage, listening(stage.api, connections=2, idle=0.1) as server:
+        async with attacking(server), attacking(server):
+            await server.until_connections(2)
+            async with attacking(server) as third:
+                problem = await third.refused()
+                assert (problem.status, problem.slug) == (503, "too-many")
+        await server.until_connections(0)
+        async with attacking(server) as later:
+            await later.send(LOOK)
+            assert b"HTTP/1.1 200" in await later.read()
+
+
+async def test_more_event_streams_than_there_may_be_are_turned_away(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage, listening(stage.api, idle=0.1) as server, attacking(server) as second:
+        stage.api.state.streams.most = 2
+        async with attacking(server) as first:
+            for each in (first, second):
+                await each.send(STREAM)
+                assert b"200 OK" in await each.reader.readuntil(b"\r\n\r\n")
+            async with attacking(server) as third:
+                await third.send(STREAM)
+                said = await third.read()
+                assert problem_in(said).slug == "too-many"
+                assert b"retry-after" in said.lower()
+        await server.until_connections(1)
+        async with attacking(server) as later:
+            await later.send(STREAM)
+            assert b"200 OK" in await later.reader.readuntil(b"\r\n\r\n")
+
+
+async def test_a_client_that_never_reads_its_stream_fills_no_memory_and_is_cut_off(tmp_path: Path) -> None:
+    async with (
+        serving(tmp_path) as stage,
+        listening(stage.api, reading=1.0) as server,
+        attacking(server, window=4096) as attacker,
+    ):
+        await attacker.send(STREAM)
+        await attacker.reader.readuntil(b"\r\n\r\n")
+        (connection,) = server.connections
+        attacker.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        most = 0
+        for _ in range(400):
+            stage.ledger.say("test", "run", "x" * 50_000)  # 20 MB, more than the kernel takes
+            await asyncio.sleep(0)
+            most = max(most, connection.transport.get_write_buffer_size())
+        await server.until_connections(0)
+        assert 0 < most < 2**20
+        assert connection.transport.is_closing()
+
+
+async def test_streams_that_are_open_or_never_read_do_not_hold_up_the_end(tmp_path: Path) -> None:
+    async with (
+        serving(tmp_path) as stage,
+        listening(stage.api) as server,
+        attacking(server) as reader,
+        attacking(server, window=4096) as deaf,
+    ):
+        for each in (reader, deaf):
+            await each.send(STREAM)
+            await each.reader.readuntil(b"\r\n\r\n")
+        deaf.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        for _ in range(400):
+            stage.ledger.say("test", "run", "x" * 50_000)
+        server.should_exit = True
+        await reader.read()

@@ -1,0 +1,116 @@
+"""What each model answers: asked of a clean engine that no refitd has ever touched, one question at a time."""
+
+import random
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+import httpx
+
+from chaos.answers import Claim, Tokens
+from chaos.models import NAMES
+from support.servers import ADMIN_KEY, API_KEY
+
+ANSWER_TOKENS = 16
+STREAM_TOKENS = 1000
+EVENTS_FIRST = 3  # of a stream: then it runs
+_random = random.Random("prompts")
+PROMPTS = [[_random.randrange(4, 1000) for _ in range(length)] for length in (8, 16, 24, 40)]
+
+
+class UnfitReferenceError(Exception):
+    """The engines cannot be told apart by their answers, or do not repeat themselves."""
+
+
+def question(prompt: list[int], tokens: int = ANSWER_TOKENS) -> dict[str, object]:
+    """The body of a greedy request."""
+    params = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
+    return {"input_ids": prompt, "sampling_params": params}
+
+
+@dataclass
+class Reference:
+    """Answers of a clean engine, each asked for once."""
+
+    url: str
+    models: Path
+    _loaded: str | None = None
+    _known: dict[tuple[str, Tokens], Tokens] = field(default_factory=dict[tuple[str, Tokens], Tokens])
+
+    def __enter__(self) -> Self:
+        self._http = httpx.Client(base_url=self.url, timeout=60.0, trust_env=False)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    def learn(self) -> None:
+        """Ask all models all prompts."""
+        for model in NAMES:
+            for number in range(len(PROMPTS)):
+                self.expected(model, number)
+        first = {answer[:4] for answer in self._known.values()}
+        if len(first) != len(self._known):
+            raise UnfitReferenceError("two models begin the same answer: choose another seed for the models")
+
+    def expected(self, model: str, prompt: int) -> Tokens:
+        """A model's whole answer to a prompt."""
+        return self._answer(model, tuple(PROMPTS[prompt]))
+
+    def holds(self, claim: Claim) -> bool:
+        """Whether one of the models goes on as claimed."""
+        context = (*PROMPTS[claim.prompt], *claim.before)
+        return any(self._answer(model, context)[: len(claim.tokens)] == claim.tokens for model in claim.models)
+
+    def _answer(self, model: str, context: Tokens) -> Tokens:
+        if (model, context) not in self._known:
+            self._load(model)
+            reply = self._post("/generate", API_KEY, question(list(context)))
+            self._known[model, context] = tuple(reply["output_ids"])
+        return self._known[model, context]
+
+    def _load(self, model: str) -> None:
+        if model != self._loaded:
+            path = str(self.models / model)
+            self._post("/update_weights_from_disk", ADMIN_KEY, {"model_path": path, "load_format": "auto"})
+            self._loaded = model
+
+    def _post(self, path: str, key: str, body: dict[str, object]) -> dict[str, list[int]]:
+        reply = self._http.post(path, json=body, headers={"Authorization": f"Bearer {key}"})
+        return reply.raise_for_status().json()
+
+
+def agree(one: Reference, other: Reference) -> None:
+    """See that two kinds of engine give the same answers, so that one of them can check the other's.
+
+    Raises:
+        UnfitReferenceError: they do not.
+    """
+    for model in NAMES:
+        for number in range(len(PROMPTS)):
+            if one.expected(model, number) != other.expected(model, number):
+                raise UnfitReferenceError(f"{one.url} and {other.url} answer prompt {number} differently with {model}")
+
+
+def answer_now(url: str, prompt: int) -> Tokens:
+    """What an engine answers to a prompt at this moment."""
+    headers = {"Authorization": f"Bearer {API_KEY}"}
+    body = question(PROMPTS[prompt])
+    reply = httpx.post(f"{url}/generate", json=body, headers=headers, timeout=60.0, trust_env=False)
+    return tuple(reply.raise_for_status().json()["output_ids"])
+
+
+@contextmanager
+def stream(url: str) -> Generator[ExitStack]:
+    """A streamed answer that runs; closing what is yielded drops its connection."""
+    body = question(PROMPTS[-1], STREAM_TOKENS) | {"stream": True}
+    headers = {"Authorization": f"Bearer {API_KEY}"}
+    with ExitStack() as opened:
+        http = opened.enter_context(httpx.Client(base_url=url, timeout=60.0, trust_env=False))
+        reply = opened.enter_context(http.stream("POST", "/generate", json=body, headers=headers))
+        lines = reply.iter_lines()
+        for _ in range(EVENTS_FIRST * 2):  # an empty line after each
+            next(lines)
+        yield opened

@@ -1,0 +1,119 @@
+"""Starts the processes of a run, and ends them, whatever happens in between."""
+
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from chaos.book import RUN
+from chaos.control import stale_updates
+from chaos.follower import Follower
+from chaos.load import Load
+from chaos.midload import MidLoad
+from chaos.models import START_UP
+from chaos.reference import Reference, agree
+from chaos.stack import SGLANG, Stack
+from chaos.trainer import Trainer
+from refitd_client import RefitClient
+from support.servers import ADMIN_KEY, API_KEY, SGLANG_VENV, EmbeddedServer, EngineServer, RefitdServer, SglangServer
+
+TOKEN = "of-the-service"
+LOAD_DELAYS = {"embedded-1": 0.03, "embedded-2": 0.08}  # seconds, so that a kill hits in mid-load
+INCOMING_TTL = 0.5  # seconds
+KEEP_LAST = 3
+QUICK = {
+    "--probe-interval": "0.2",
+    "--scan-interval": "0.2",
+    "--settle": "0.2",
+    "--reclaim-interval": "1",
+    "--keep-last": str(KEEP_LAST),
+    "--incoming-ttl": str(INCOMING_TTL),
+}
+_SGLANG_FLAGS = ("--dtype", "float32", "--log-level-http", "warning")
+
+
+@contextmanager
+def running(folder: Path, models: Path, seed: str) -> Generator[Stack]:
+    """Start everything; end everything, whatever happens."""
+    with ExitStack() as cleanup:
+        reference = _reference(folder, models, cleanup)
+        engines: dict[str, EngineServer] = {
+            name: EmbeddedServer(_made(folder / name), models / START_UP, "--defects", "--load-delay", str(delay))
+            for name, delay in LOAD_DELAYS.items()
+        }
+        mid_load, stale = None, 0
+        for engine in engines.values():
+            cleanup.callback(engine.kill)
+            engine.start()
+        if SGLANG_VENV:
+            sglang = SglangServer(_made(folder / SGLANG), models / START_UP, *_SGLANG_FLAGS)
+            cleanup.callback(sglang.kill)
+            stale = _check_kind(sglang.start(), models, reference)
+            engines[SGLANG], mid_load = sglang, MidLoad(sglang)
+        stack = _with_service(folder, models, seed, engines, reference, mid_load, cleanup)
+        stack.stale_updates = stale
+        yield stack
+
+
+def _reference(folder: Path, models: Path, cleanup: ExitStack) -> Reference:
+    server = EmbeddedServer(_made(folder / "reference"), models / START_UP)
+    cleanup.callback(server.kill)
+    reference = cleanup.enter_context(Reference(server.start().url, models))
+    reference.learn()
+    return reference
+
+
+def _check_kind(sglang: SglangServer, models: Path, reference: Reference) -> int:
+    """A clean SGLang has to answer as the reference does. Then it is started again, as clean as before."""
+    with Reference(sglang.url, models) as other:
+        agree(reference, other)
+    stale = stale_updates(sglang, models)
+    sglang.restart()
+    return stale
+
+
+def _with_service(
+    folder: Path,
+    models: Path,
+    seed: str,
+    engines: dict[str, EngineServer],
+    reference: Reference,
+    mid_load: MidLoad | None,
+    cleanup: ExitStack,
+) -> Stack:
+    root, flags = _made(folder / "root"), [*_keys(folder), *(word for pair in QUICK.items() for word in pair)]
+    refitd = RefitdServer(_made(folder / "refitd"), root, [engine.url for engine in engines.values()], *flags)
+    cleanup.callback(refitd.kill)
+    refitd.start()
+    token = str(folder / "keys" / "--token-file")
+    trainer = Trainer([str(root), RUN, refitd.url, token], folder / "publisher.log")
+    cleanup.callback(trainer.kill)
+    trainer.start()
+    follower = Follower(refitd.url, TOKEN)
+    cleanup.callback(follower.stop)
+    follower.start()
+    load = Load({name: engine.url for name, engine in engines.items()}, seed)
+    cleanup.callback(load.stop)
+    load.start()
+    client = cleanup.enter_context(RefitClient(refitd.url, token=TOKEN))
+    stack = Stack(root, models, engines, refitd, client, trainer, follower, load, reference, mid_load)
+    by_url = {engine.url: engine.id for engine in client.engines().items}
+    stack.ids = {name: by_url[engine.url] for name, engine in engines.items()}
+    return stack
+
+
+def _keys(folder: Path) -> list[str]:
+    keys = _made(folder / "keys")
+    flags: list[str] = []
+    for flag, secret in {
+        "--engine-key-file": API_KEY,
+        "--engine-admin-key-file": ADMIN_KEY,
+        "--token-file": TOKEN,
+    }.items():
+        (keys / flag).write_text(secret)
+        flags += [flag, str(keys / flag)]
+    return flags
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    return folder

@@ -1,0 +1,105 @@
+"""A process that counts what it does to the world outside, and dies by SIGKILL at one of these effects.
+
+Nothing of it runs on: no `finally`, no last write. Effects have names, which go to a file before anything else.
+
+    commit 3, committed 3                a batch of the journal: before it, and after it when nobody has heard yet
+    before POST /pause_generation        a call to an engine: before it,
+    sent POST /pause_generation          when it was sent and nobody has waited for the answer,
+    heard POST /pause_generation         and after the engine has acted and answered, when nobody has heard
+    mkdir trash, rename v000001, fsync   a change of the file system, before it
+"""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from refitd.engine.sglang.transport import Reply, Transport
+from refitd.journal.journal import Journal
+from refitd.journal.writes import Write
+
+_FILE_EFFECTS = frozenset({"os.mkdir", "os.rename", "os.rmdir", "os.remove"})
+
+
+class Life:
+    """Dies at effect number `die_at`, or at the first effect called `die_on`, if it is armed by then."""
+
+    def __init__(self, log: Path, die_at: int | None, die_on: str | None, *, armed: bool) -> None:
+        self._log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._die_at = die_at
+        self._die_on = die_on
+        self._armed = armed
+        self._count = 0
+        self._commits = 0
+        self._turn = threading.Lock()
+
+    def arm(self, *_: object) -> None:
+        """Count from now on."""
+        self._armed = True
+
+    def effect(self, name: str) -> None:
+        """An effect that is about to happen, or has just happened."""
+        with self._turn:
+            if not self._armed:
+                return
+            self._count += 1
+            os.write(self._log, f"{name}\n".encode())
+            if self._count == self._die_at or name == self._die_on:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def watch_journal(self) -> None:
+        """Count the batches of the journal."""
+        commit: Callable[[Journal, list[Write]], Exception | None] = Journal._commit
+
+        def counted(journal: Journal, batch: list[Write]) -> Exception | None:
+            self._commits += 1
+            number = self._commits
+            self.effect(f"commit {number}")
+            failure = commit(journal, batch)
+            self.effect(f"committed {number}")
+            return failure
+
+        Journal._commit = counted
+
+    def watch_calls(self) -> None:
+        """Count the calls to engines."""
+        send = Transport._send
+
+        async def counted(transport: Transport, method: str, path: str, *rest: Any) -> Reply:
+            self.effect(f"before {method} {path}")
+            transport._client.event_hooks = {"request": [self._trace]}
+            reply = await send(transport, method, path, *rest)
+            self.effect(f"heard {method} {path}")
+            return reply
+
+        Transport._send = counted
+
+    async def _trace(self, request: httpx.Request) -> None:
+        name = f"sent {request.method} {request.url.path}"
+
+        async def on_event(event: str, _: object) -> None:
+            if event == "http11.send_request_body.complete":
+                self.effect(name)
+
+        request.extensions["trace"] = on_event
+
+    def watch_files(self) -> None:
+        """Count changes of the file system: names by the interpreter's audit events, syncs by hand."""
+
+        def audit(event: str, args: tuple[Any, ...]) -> None:
+            if event in _FILE_EFFECTS:
+                self.effect(f"{event.removeprefix('os.')} {Path(str(args[0])).name}")
+
+        sys.addaudithook(audit)
+        sync = os.fsync
+
+        def counted(fd: int) -> None:
+            self.effect("fsync")
+            sync(fd)
+
+        os.fsync = counted

@@ -1,0 +1,143 @@
+"""A journal that was lost or damaged, on real processes: fsck says so, the service rebuilds it, nothing is deleted."""
+
+import json
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from refitd_client import RefitClient, WeightPublisher
+from refitd_client.contract.states import EngineState
+from support.jobs import PATIENCE, RUN, Job, running, served_by
+from support.servers import ADMIN_KEY, EmbeddedServer
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+
+def fsck(folder: Path, engine: EmbeddedServer, *flags: str) -> tuple[int, dict[str, dict[str, Any]]]:
+    """Run it as an operator does; its exit code, and what it found by kind."""
+    keys = folder / "keys"
+    places = ["--root", str(folder / "root"), "--state", str(folder / "state"), "--engine", engine.url]
+    opens = ["--engine-key-file", str(keys / "--engine-key-file")]
+    opens += ["--engine-admin-key-file", str(keys / "--engine-admin-key-file")]
+    command = [sys.executable, "-m", "refitd", "fsck", *places, *opens, *flags, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    findings = json.loads(done.stdout)["findings"]
+    return done.returncode, {finding["kind"]: finding for finding in findings}
+
+
+def versions(job: Job) -> list[str]:
+    return sorted(path.name for path in (job.root / RUN).glob("v*"))
+
+
+def in_sync(job: Job, step: int) -> None:
+    """Wait until the service says that the engine serves a step."""
+    version_id = f"{RUN.replace('/', '~')}~v{step:06d}"
+    result = job.client.wait(version_id, "served", timeout=PATIENCE)
+    assert result.outcome.value == "served", f"{result}\n{job.refitd.tail()}"
+    assert job.engine_now.state is EngineState.IN_SYNC
+
+
+def rebuilt(job: Job) -> None:
+    """Wait until the service says that the journal is rebuilt. A reader who knew the old one misses nothing."""
+    with RefitClient(job.refitd.url) as client, closing(client.events("1000000")) as events:
+        assert next(event for event in events if event.text.startswith("rebuilt"))
+
+
+def test_a_corrupt_journal_is_moved_aside_and_rebuilt_and_nothing_is_deleted(models: Path, tmp_path: Path) -> None:
+    a, b = models / "model_a", models / "model_b"
+    with EmbeddedServer(tmp_path, a) as engine, running(tmp_path, engine) as job:
+        for step, model in enumerate((b, a, b), start=1):
+            job.serve(model, step)
+        before = served_by(engine)
+        job.refitd.stop()
+        assert fsck(tmp_path, engine, "--deep") == (0, {})
+
+        journal = tmp_path / "state" / "journal.db"
+        damaged = b"\xff" * 100 + journal.read_bytes()[100:]
+        journal.write_bytes(damaged)
+        code, found = fsck(tmp_path, engine)
+        assert (code, found["journal-corrupt"]["severity"]) == (1, "error")
+        assert journal.read_bytes() == damaged
+        code, found = fsck(tmp_path, engine, "--repair")
+        assert (code, found["journal-corrupt"]["repaired"]) == (0, True)
+        assert journal.with_name("journal.db.corrupt-1").read_bytes() == damaged
+
+        job.refitd.start()
+        in_sync(job, 3)
+        # Nothing on record could prove what it served, so it was loaded again.
+        assert job.engine_now.last_attempt is not None
+        assert served_by(engine) == before
+        assert versions(job) == ["v000001", "v000002", "v000003"]
+        assert not job.engine_now.paused
+        rebuilt(job)
+        job.refitd.stop()
+        assert fsck(tmp_path, engine, "--deep") == (0, {})
+
+
+def test_a_service_that_finds_its_journal_corrupt_says_so_and_collects_nothing_while_an_engine_is_away(
+    models: Path, tmp_path: Path
+) -> None:
+    a, b = models / "model_a", models / "model_b"
+    with EmbeddedServer(tmp_path, a) as engine, running(tmp_path, engine, "--keep-last", "2") as job:
+        for step, model in enumerate((b, a), start=1):
+            job.serve(model, step)
+        job.refitd.stop()
+        with WeightPublisher(job.root, RUN) as publisher:
+            publisher.publish(b, step=3)
+        (tmp_path / "state" / "journal.db").write_bytes(b"garbage" * 1000)
+        engine.kill()
+        job.refitd.start()
+        assert "the journal was lost and is rebuilt" in job.refitd.log.read_text()
+        plan = job.client.reclaim()
+        assert all(item.keep for item in plan.items)
+        assert versions(job) == ["v000001", "v000002", "v000003"]
+        engine.restart()
+        in_sync(job, 3)
+        job.client.reclaim()
+        assert versions(job) == ["v000002", "v000003"]
+
+
+def tell(engine: EmbeddedServer, path: str, **body: Any) -> None:
+    """Speak to an engine past refitd, as someone else would."""
+    opens = {"Authorization": f"Bearer {ADMIN_KEY}"}
+    httpx.post(f"{engine.url}{path}", json=body, headers=opens, timeout=PATIENCE, trust_env=False).raise_for_status()
+
+
+def test_an_engine_that_was_left_paused_is_resumed_by_a_repair(models: Path, tmp_path: Path) -> None:
+    with EmbeddedServer(tmp_path, models / "model_a") as engine, running(tmp_path, engine) as job:
+        job.serve(models / "model_b", 1)
+        before = served_by(engine)
+        job.refitd.stop()
+        tell(engine, "/pause_generation", mode="retract")
+        code, found = fsck(tmp_path, engine)
+        assert (code, found["engine-paused"]["repair"]) == (1, "resume")
+        assert fsck(tmp_path, engine, "--repair")[0] == 0
+        assert served_by(engine) == before
+
+
+def test_an_engine_whose_contents_are_not_those_on_record_is_found_and_never_resumed(
+    models: Path, tmp_path: Path
+) -> None:
+    """The version label set by someone else: path and label are right, and the weights are others."""
+    with EmbeddedServer(tmp_path, models / "model_a") as engine, running(tmp_path, engine) as job:
+        job.serve(models / "model_b", 1)
+        before = served_by(engine)
+        job.refitd.stop()
+        place = job.root / RUN / "v000001"
+        place.rename(tmp_path / "elsewhere")
+        place.symlink_to(models / "model_a")
+        tell(engine, "/pause_generation", mode="retract")
+        tell(engine, "/update_weights_from_disk", model_path=str(place), weight_version="1", load_format="auto")
+        place.unlink()
+        (tmp_path / "elsewhere").rename(place)
+        code, found = fsck(tmp_path, engine, "--repair")
+        assert (code, found["engine-contents-differ"]["repaired"]) == (0, True)
+        assert "engine-paused" not in found
+        job.refitd.start()
+        in_sync(job, 1)
+        assert served_by(engine) == before

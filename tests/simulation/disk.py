@@ -1,0 +1,285 @@
+"""A root in memory, behind the ports that the catalog and the sweep use; what trainers do to it, and what goes wrong.
+
+What a folder looks like to the service was learnt from real checkpoints: one of each kind is written once, examined by
+the product's own code, and copied from then on. So the verdicts are the product's, and only the disk is made up.
+"""
+
+import itertools
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from refitd.catalog.evidence import Evidence, Structure
+from refitd.catalog.examine import examine, structure
+from refitd.catalog.files import Unreadable
+from refitd.catalog.inventory import Reference
+from refitd.catalog.reference import read_reference
+from refitd.catalog.scan import Found, Listing, ListingFailed
+from refitd.catalog.validate import Options
+from refitd.reclaim.handle import Identity
+from refitd.reclaim.incoming import Incoming
+from refitd.reclaim.outcome import Discarded, Emptied, Gone, Refused
+from refitd_client.contract.manifest import ManifestFile
+from refitd_client.contract.naming import Order, parse_version_folder
+from support.checkpoints import publish, tensors, write_model, write_shards
+
+Pause = Callable[[], Awaitable[None]]
+
+
+class Make(StrEnum):
+    """What a folder is worth. Only GOOD and PLAIN may ever reach an engine."""
+
+    GOOD = "good"
+    PLAIN = "plain"  # good, without a manifest
+    MISSING = "missing"
+    NAN = "nan"
+    SHAPE = "shape"
+    FLIPPED = "flipped"
+    HALF = "half"  # no manifest, a shard is not there yet
+
+    @property
+    def is_good(self) -> bool:
+        return self in {Make.GOOD, Make.PLAIN}
+
+
+@dataclass(slots=True)
+class SimFolder:
+    """A version's folder: `content` stands for the values of its tensors, `writes` counts changes to its files."""
+
+    inode: int
+    make: Make
+    content: int
+    writes: int = 0
+    foreign: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Template:
+    structure: Structure
+    evidence: Evidence
+
+
+@cache
+def templates() -> tuple[Reference, dict[Make, _Template]]:
+    """One real checkpoint of each make, as the product sees it, and the model that they are held against."""
+    with TemporaryDirectory() as name:
+        root = Path(name)
+        reference = read_reference(write_model(root / "base"))
+        makers: dict[Make, Callable[[str], Path]] = {
+            Make.GOOD: lambda run: publish(root, run, 1, tensors(1)),
+            Make.PLAIN: lambda run: write_shards(root / run / "v000001", tensors(1)),
+            Make.MISSING: lambda run: publish(root, run, 1, _without_one()),
+            Make.NAN: lambda run: publish(root, run, 1, _with_nan()),
+            Make.SHAPE: lambda run: publish(root, run, 1, _of_another_shape()),
+            Make.FLIPPED: lambda run: _flip(publish(root, run, 1, tensors(1))),
+            Make.HALF: lambda run: _halve(write_shards(root / run / "v000001", tensors(1))),
+        }
+        found: dict[Make, _Template] = {}
+        for make, write in makers.items():
+            write(make.value)
+            path = f"{make.value}/v000001"
+            seen = structure(root, path)
+            evidence = examine(root, path, reference, Options())
+            found[make] = _Template(seen, evidence)
+        return reference, found
+
+
+def _without_one() -> dict[str, "np.ndarray[tuple[int, ...], np.dtype[np.float32]]"]:
+    weights = tensors(1)
+    del weights["layer.3.weight"]
+    return weights
+
+
+def _with_nan() -> dict[str, "np.ndarray[tuple[int, ...], np.dtype[np.float32]]"]:
+    weights = tensors(1)
+    weights["layer.2.weight"][0, 0] = np.nan
+    return weights
+
+
+def _of_another_shape() -> dict[str, "np.ndarray[tuple[int, ...], np.dtype[np.float32]]"]:
+    weights = tensors(1)
+    weights["layer.0.weight"] = np.zeros((5, 3), dtype=np.float32)
+    return weights
+
+
+def _flip(folder: Path) -> Path:
+    shard = folder / "model-00001-of-00002.safetensors"
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(bytes(data))
+    return folder
+
+
+def _halve(folder: Path) -> Path:
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    return folder
+
+
+class SimDisk:
+    """What lies under the root. `fault` is raised by whatever reads; `hidden`: it is unmounted,
+    and the service's own folder with it; `empty`: the listing, and only that, says that nothing is there.
+    """
+
+    def __init__(self) -> None:
+        self.folders: dict[str, SimFolder] = {}
+        self.trash: list[SimFolder] = []
+        self.fault: OSError | None = None
+        self.hidden = False
+        self.empty = False
+        self.unreadable: set[str] = set()
+        self._inodes = itertools.count(1)
+
+    def put(self, path: str, make: Make, content: int, *, foreign: bool = False) -> SimFolder:
+        """A folder comes into its place by one rename."""
+        folder = SimFolder(next(self._inodes), make, content, foreign=foreign)
+        self.folders[path] = folder
+        return folder
+
+    def rewrite(self, path: str, make: Make, content: int) -> None:
+        """The same path, other bytes."""
+        folder = self.folders[path]
+        folder.make, folder.content, folder.writes = make, content, folder.writes + 1
+
+    def remove(self, path: str) -> None:
+        """A trainer deletes what it wrote."""
+        self.folders.pop(path, None)
+
+    def at(self, path: str) -> SimFolder:
+        """The folder at a path, as any reader gets it. Raises OSError."""
+        if self.fault is not None:
+            raise self.fault
+        if path in self.unreadable:
+            raise OSError(5, "Input/output error", path)
+        if self.hidden or path not in self.folders:
+            raise FileNotFoundError(2, "No such file or directory", path)
+        return self.folders[path]
+
+    def listing(self) -> Listing | ListingFailed:
+        """What a scan finds."""
+        if self.fault is not None or self.hidden:
+            return ListingFailed(f"the root cannot be listed: {self.fault}")
+        found: list[Found] = []
+        for path in [] if self.empty else sorted(self.folders):
+            run, _, name = path.rpartition("/")
+            order = parse_version_folder(name)
+            if order is not None:
+                found.append(Found(run=run, order=order, path=path))
+        return Listing(tuple(found), frozenset(each.run for each in found))
+
+
+def signature_of(folder: SimFolder) -> str:
+    """Inode and time of the last change, as the real one."""
+    return f"sim:{folder.inode}:{folder.writes}"
+
+
+def _order(path: str) -> Order:
+    order = parse_version_folder(path.rpartition("/")[2])
+    return order if order is not None else Order(1, 0)
+
+
+def seen_at(path: str, folder: SimFolder) -> _Template:
+    """What the product's own eyes would see there."""
+    template = templates()[1][folder.make]
+    manifest, contents = template.structure.manifest, template.evidence.contents
+    if manifest is not None:
+        order = _order(path)
+        files = {
+            name: ManifestFile(size=file.size, digest=f"{file.digest}:{folder.content}")
+            for name, file in manifest.files.items()
+        }
+        manifest = replace(
+            manifest, run=path.rpartition("/")[0], generation=order.generation, step=order.step, files=files
+        )
+    look = replace(template.structure, path=path, signature=signature_of(folder), manifest=manifest)
+    if contents is not None:
+        digests = {name: f"{digest}:{folder.content}" for name, digest in contents.digests.items()}
+        contents = replace(contents, digests=digests)
+    return _Template(look, replace(template.evidence, structure=look, contents=contents))
+
+
+class SimFiles:
+    """The catalog's port."""
+
+    def __init__(self, disk: SimDisk, pause: Pause) -> None:
+        self._disk = disk
+        self._pause = pause
+
+    async def scan(self) -> Listing | ListingFailed:
+        await self._pause()
+        return self._disk.listing()
+
+    async def signatures(self, paths: Sequence[str]) -> dict[str, str | Unreadable | None]:
+        await self._pause()
+        return {path: self._signature(path) for path in paths}
+
+    def _signature(self, path: str) -> str | Unreadable | None:
+        try:
+            return signature_of(self._disk.at(path))
+        except FileNotFoundError:
+            return Unreadable("unmounted") if self._disk.hidden else None
+        except OSError as error:
+            return Unreadable(str(error))
+
+    async def structure(self, path: str) -> Structure:
+        await self._pause()
+        return seen_at(path, self._disk.at(path)).structure
+
+    async def examine(self, path: str, reference: Reference | None, options: Options) -> Evidence:
+        await self._pause()
+        before = signature_of(self._disk.at(path))
+        await self._pause()
+        folder = self._disk.at(path)
+        if signature_of(folder) != before:
+            return Evidence(failure=f"{path} changed while it was read")
+        return seen_at(path, folder).evidence
+
+
+class SimFolders:
+    """The sweep's port. `discarded` is told of each folder before it goes."""
+
+    def __init__(
+        self, disk: SimDisk, pause: Callable[[], "Pause"], discarded: Callable[[str, SimFolder], None]
+    ) -> None:
+        self._disk = disk
+        self._pause = pause
+        self._discarded = discarded
+
+    async def examine(self, path: str) -> Identity | Gone | Refused:
+        await self._pause()
+        try:
+            return Identity(1, self._disk.at(path).inode)
+        except FileNotFoundError:
+            return Refused(path, "the root may be unmounted") if self._disk.hidden else Gone(path)
+        except OSError as error:
+            return Refused(path, str(error))
+
+    async def discard(self, path: str, folder: Identity) -> Discarded | Gone | Refused:
+        await self._pause()
+        found = await self.examine(path)
+        if not isinstance(found, Identity):
+            return found
+        if found != folder:
+            return Refused(path, "it is not the folder that was examined")
+        self._discarded(path, self._disk.folders[path])
+        self._disk.trash.append(self._disk.folders.pop(path))
+        await self._pause()
+        return Discarded(path)
+
+    async def survey(self, runs: Sequence[str], older_than: float) -> list[Incoming]:
+        await self._pause()
+        return []
+
+    async def discard_abandoned(self, path: str, older_than: float) -> Discarded | Gone | Refused:
+        await self._pause()
+        return Gone(path)
+
+    async def empty(self) -> Emptied:
+        await self._pause()
+        emptied = len(self._disk.trash)
+        self._disk.trash.clear()
+        return Emptied(emptied)

@@ -1,0 +1,217 @@
+"""The promises, held against the truth: what lies on the made-up disk and what the made-up servers compute with.
+
+The numbers are those of docs/promises.md.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from refitd_client.contract.naming import Order, version_id
+from refitd_client.contract.states import EngineState, VersionState
+
+from .disk import SimFolder
+from .server import BASE, SimServer
+
+if TYPE_CHECKING:
+    from .world import Life, World
+
+RUN = "run"
+
+
+@dataclass(slots=True)
+class _Proof:
+    """What the ledger called proven of an engine, and on which process of it."""
+
+    version: str
+    boot: int
+
+
+class Promises:
+    """What was promised, and whether it holds."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self._contents: dict[str, set[int]] = {}  # path → what has ever lain there and was good
+        self._orders: dict[str, Order] = {}
+        self._paths: dict[str, str] = {}
+        self._noticed: set[str] = set()
+        self._proofs: dict[str, _Proof] = {}
+        self._reached: dict[str, Order] = {}
+        self._rewritten: set[str] = set()
+        self._served: set[str] = set()
+        self._held: set[int] = set()
+        self.trace: list[str] = []
+
+    # What the world tells.
+
+    def published(self, path: str, order: Order, folder: SimFolder) -> None:
+        """A trainer has written a version."""
+        self._orders[path] = order
+        self._paths[version_id(RUN, order)] = path
+        if folder.make.is_good:
+            self._contents.setdefault(path, set()).add(folder.content)
+
+    def rewritten(self, path: str) -> None:
+        """The bytes of a version have changed under the service's eyes."""
+        folder = self._world.disk.folders[path]
+        self._rewritten.add(path)
+        if folder.make.is_good:
+            self._contents.setdefault(path, set()).add(folder.content)
+
+    def was_there(self, path: str) -> bool:
+        """Whether something was published there before."""
+        return path in self._orders
+
+    def noticed(self, version: str) -> None:
+        """A notice was answered 2xx."""
+        self._noticed.add(version)
+
+    def restarted(self) -> None:
+        """1: a notice answered 2xx was durable before the reply."""
+        life = self._life
+        for version in self._noticed:
+            assert version in life.ledger.versions or version in life.ledger.gone, f"1: {version} was forgotten"
+
+    def served(self, server: SimServer) -> None:
+        """A server has begun to compute again, or has new weights."""
+        self._held.update(server.tensors)
+        self._computes_whole(server)
+
+    def before_discard(self, path: str, folder: SimFolder) -> None:
+        """6, 7, 8: what a sweep is about to take away."""
+        life, disk = self._life, self._world.disk
+        assert not folder.foreign, f"7: {path} is nobody's"
+        failed = disk.hidden or disk.empty or disk.fault is not None
+        assert not failed, f"8: {path} goes after a listing that failed"
+        for server in self._world.servers.values():
+            assert server.loading != path, f"6: {server.name} is reading {path}"
+        record = next((v for v in life.ledger.versions.values() if v.path == path), None)
+        assert record is not None, f"7: {path} is not in the journal"
+        goals = life.ledger.goals(record.run)
+        assert not record.pinned, f"6: {path} is pinned"
+        for needed in (goals.last_good, goals.loadable):
+            assert needed is None or needed.id != record.id, f"6: {path} is the target or the last good version"
+        for engine in life.ledger.engines.values():
+            if engine.serving == record.id and engine.unreachable_since is None:
+                raise AssertionError(f"6: {engine.id} serves {path}")
+
+    # What holds at any time.
+
+    def hold(self) -> None:
+        """After each step."""
+        self.hold_now()
+        if self._world.life is None:
+            return
+        ledger = self._life.ledger
+        for version in ledger.versions.values():
+            if version.state is VersionState.SEALED:
+                assert self._contents.get(version.path), f"2: {version.id} is SEALED and was never good"
+        target = ledger.goals(RUN).target
+        if target is not None:
+            assert not target.barred, f"10: {target.id} is barred and the target"
+
+    def hold_now(self) -> None:
+        """Several times a second."""
+        for server in self._world.servers.values():
+            if server.answers:
+                self._computes_whole(server)
+        if self._world.life is not None:
+            self._engines_are_what_is_said()
+            self._follow_events()
+
+    def _computes_whole(self, server: SimServer) -> None:
+        """2, 9, 15: no token from a mixture, from contents that are not good, or from an engine that nobody knows."""
+        if server.paused or server.loading is not None:
+            return
+        contents = set(server.tensors)
+        assert len(contents) == 1, f"15: {server.name} answers with a mixture {server.tensors}"
+        good = {BASE}.union(*self._contents.values())
+        assert contents <= good, f"2: {server.name} answers with {server.tensors}, which is no good version"
+
+    def _engines_are_what_is_said(self) -> None:
+        for engine in self._life.ledger.engines.values():
+            server = self._world.servers[engine.id.removesuffix(":1")]
+            if engine.state is EngineState.IN_SYNC and engine.serving is not None:
+                self._is_proven(engine.serving, engine.id, server)
+            if engine.state in {EngineState.TAINTED, EngineState.QUARANTINED}:
+                assert not engine.known, f"4: {engine.id} is {engine.state} and counts as known"
+
+    def _is_proven(self, version: str, engine: str, server: SimServer) -> None:
+        """What is called proven is true, for as long as the process lives that it was proven of."""
+        proof = self._proofs.get(engine)
+        if proof is None or proof.version != version:
+            self._proofs[engine] = _Proof(version, server.boots)
+            self._goes_forward(version, engine)
+        elif proof.boot != server.boots:
+            return  # a new process: the next probe finds out
+        path = self._path_of(version)
+        if server.up and server.loading is None and self._proofs[engine].boot == server.boots:
+            assert set(server.tensors) <= self._contents.get(path, set()), (
+                f"3: {engine} is called in sync with {version} and holds {server.tensors}"
+            )
+
+    def _goes_forward(self, version: str, engine: str) -> None:
+        """5: never back to an older version, but for a rollback."""
+        order = self._orders[self._path_of(version)]
+        before = self._reached.get(engine)
+        self._reached[engine] = order
+        if before is None or before <= order:
+            return
+        record = self._life.ledger.versions.get(version_id(RUN, before))
+        gone = record is None or record.barred or record.state is not VersionState.SEALED
+        assert gone, f"5: {engine} went back from {before} to {order}"
+
+    def _path_of(self, version: str) -> str:
+        return self._paths[version]
+
+    def _follow_events(self) -> None:
+        for record in self._life.ledger.versions.values():
+            if record.served_at is not None and record.id not in self._served:
+                self._served.add(record.id)
+                self.trace.append(f"{self._world.loop.time():.4f} {record.id} is served")
+                held = self._contents.get(record.path, set()) & self._held
+                assert held, f"{record.id} counts as served, and no engine ever held it"
+
+    # What holds in the end, when everything works again.
+
+    def hold_in_the_end(self) -> None:
+        """9, 11 and convergence: every engine computes, on the newest good version that there is."""
+        ledger = self._life.ledger
+        target = ledger.goals(RUN).target
+        for engine in ledger.engines.values():
+            server = self._world.servers[engine.id.removesuffix(":1")]
+            state = f"{engine.id} is {engine.state} ({engine.reason}), target {target.id if target else None}"
+            assert not server.paused, f"9: left paused: {state}"
+            if target is not None and target.state is VersionState.SEALED:
+                assert engine.serving == target.id, f"11: does not serve the target: {state}"
+        self._newest_wins()
+        self._nothing_leaks()
+        states = " ".join(f"{e.id} {e.state} {e.serving}" for e in ledger.engines.values())
+        self.trace.append(f"{self._world.loop.time():.4f} {states}")
+
+    def _newest_wins(self) -> None:
+        """The target is the newest good version on the disk that is not barred."""
+        ledger = self._life.ledger
+        for path, folder in self._world.disk.folders.items():
+            record = ledger.versions.get(version_id(RUN, self._orders[path]))
+            assert record is not None or folder.foreign, f"lost: {path} is on the disk and nobody knows it"
+            if record is not None and path not in self._rewritten and folder.make.is_good:
+                assert record.state is not VersionState.LOST, f"{record.id} counts as lost, and nobody has touched it"
+            if record is None or not folder.make.is_good or record.barred or record.state is not VersionState.SEALED:
+                continue
+            target = ledger.goals(RUN).target
+            order = None if target is None else target.order
+            assert order is not None, f"{record.id} is good, and there is no target"
+            assert order >= record.order, f"{record.id} is newer than the target"
+
+    def _nothing_leaks(self) -> None:
+        """What is on the disk is kept for a reason."""
+        plan = self._world.loop.run_until_complete(self._life.collector.sweeper.plan())
+        doomed = [line.path for line in plan.items if not line.keep]
+        assert not doomed, f"leaked: {doomed}"
+        assert not self._world.disk.trash, "leaked: the trash is not empty"
+
+    @property
+    def _life(self) -> "Life":
+        assert self._world.life is not None
+        return self._world.life

@@ -1,0 +1,192 @@
+"""An SGLang server in memory, with the real one's defects, behind the product's own adapter.
+
+Defects (0.5.23, see `refitd_embedded.defects`): it accepts missing tensors and NaN, "rolls back" onto the file that has
+just failed, dies of a torn one, keeps an old path and label after a refused flush, and goes on loading when its client
+has hung up. One call at a time goes through the scheduler; the HTTP front answers beside it.
+"""
+
+import asyncio
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from refitd.engine.sglang.transport import Lost, NoReply, Reply
+
+from .disk import Make, SimDisk
+
+TENSORS = 4
+MOUNT = "/mount"
+STARTUP = "/models/base"
+BASE = 0  # the content of the start-up weights
+
+
+class Fault(StrEnum):
+    """What happens to the next call of a kind."""
+
+    CUT_BEFORE = "the connection breaks before the server has heard"
+    CUT_AFTER = "the reply is lost after success"
+    SLOW = "it takes longer than its caller waits"
+    ROLLBACK = "400, rolling back onto the same files"
+    UNFLUSHED = "new weights, the cache was not flushed"
+    DIES = "the scheduler dies in the middle"
+    GARBAGE = "a reply that means nothing"
+
+
+class _DiedError(Exception):
+    pass
+
+
+@dataclass
+class SimServer:
+    """One engine. `tensors` are what it computes with; it computes when `answers` says so."""
+
+    name: str
+    disk: SimDisk
+    chance: random.Random
+    served: Callable[["SimServer"], None]
+    up: bool = True
+    paused: bool = False
+    loading: str | None = None
+    tensors: tuple[int, ...] = (BASE,) * TENSORS
+    path: str = STARTUP
+    label: str = "default"
+    boots: int = 1
+    faults: dict[str, Fault] = field(default_factory=dict[str, Fault])
+    tasks: dict["asyncio.Task[Reply]", None] = field(default_factory=dict["asyncio.Task[Reply]", None])
+
+    def __post_init__(self) -> None:
+        self._scheduler = asyncio.Lock()
+
+    @property
+    def answers(self) -> bool:
+        """Whether tokens are computed now."""
+        return self.up and not self.paused and self.loading is None
+
+    def die(self) -> None:
+        """The process is gone, and whatever it did."""
+        self.up, self.loading = False, None
+        for task in list(self.tasks):
+            task.cancel()
+
+    def start(self) -> None:
+        """A new process on its start-up weights."""
+        self.die()
+        self.up, self.paused, self.tensors = True, False, (BASE,) * TENSORS
+        self.path, self.label, self.boots = STARTUP, "default", self.boots + 1
+        self._scheduler = asyncio.Lock()
+
+    async def handle(self, path: str, body: dict[str, Any] | None, fault: Fault | None) -> Reply:
+        """Answer a call."""
+        await asyncio.sleep(self.chance.random() * 0.002)
+        if fault is Fault.GARBAGE:
+            return Reply(200, "<html>welcome</html>", None)
+        if path == "/model_info":
+            return _reply(200, model_path=self.path, weight_version=self.label)
+        async with self._scheduler:
+            return await self._scheduled(path, body or {}, fault)
+
+    async def _scheduled(self, path: str, body: dict[str, Any], fault: Fault | None) -> Reply:
+        if fault is Fault.SLOW:
+            await asyncio.sleep(45.0)
+        match path:
+            case "/server_info":
+                return _reply(200, version="0.5.23", model_path=STARTUP)
+            case "/pause_generation":
+                self.paused = True
+                return _reply(200, message="paused")
+            case "/continue_generation":
+                self.paused = False
+                self.served(self)
+                return _reply(200, message="continued")
+            case "/weights_checker":
+                sums = {f"t{i}": f"{value:x}" for i, value in enumerate(self.tensors)}
+                return _reply(200, ranks=[{"checksums": sums}])
+            case "/flush_cache":
+                return _reply(200)
+            case "/generate":
+                return _reply(200, meta_info={"output_token_logprobs": [[-0.5, 1, None]], "weight_version": self.label})
+            case "/update_weights_from_disk":
+                return await self._load(body, fault)
+            case _:
+                raise AssertionError(f"nobody has told the simulation about {path}")
+
+    async def _load(self, body: dict[str, Any], fault: Fault | None) -> Reply:
+        try:
+            self.loading = body["model_path"].removeprefix(f"{MOUNT}/")
+            folder = self.disk.folders.get(self.loading)
+            if folder is None or self.disk.hidden or folder.make is Make.HALF:
+                return _reply(400, success=False, message="Failed to get weights iterator: nothing there.")
+            content, make = folder.content, folder.make
+            await asyncio.sleep(self.chance.random() * 0.2)
+            self.tensors = (content, content, *self.tensors[2:])  # here it is a mixture
+            if fault is Fault.DIES or make in {Make.SHAPE, Make.FLIPPED}:
+                raise _DiedError
+            await asyncio.sleep(self.chance.random() * 0.2)
+            if fault is Fault.ROLLBACK:
+                return _reply(400, success=False, message="Failed to update weights. Rolling back to original weights.")
+            whole = TENSORS - (make is Make.MISSING)
+            self.tensors = (content,) * whole + self.tensors[whole:]
+            if fault is Fault.UNFLUSHED:
+                return _reply(
+                    400, success=False, message="Succeeded to update model weights, but cache was not flushed"
+                )
+            self.path, self.label = body["model_path"], body["weight_version"]
+        finally:
+            self.loading = None
+        self.served(self)
+        return _reply(200, success=True, message="Succeeded to update model weights.")
+
+
+def _reply(status: int, **data: Any) -> Reply:
+    return Reply(status, json.dumps(data), data)
+
+
+class SimTransport:
+    """The adapter's way to a server. A call that nobody waits for any more goes on in the server."""
+
+    url = "http://simulated"
+
+    def __init__(self, server: SimServer, alive: Callable[[], bool]) -> None:
+        self._server = server
+        self._alive = alive
+
+    async def get(self, path: str, within: float) -> Reply | NoReply:
+        return await self._call(path, None, within)
+
+    async def post(self, path: str, body: dict[str, Any], within: float) -> Reply | NoReply:
+        return await self._call(path, body, within)
+
+    async def ask(self, path: str, body: dict[str, Any], within: float) -> Reply | NoReply:
+        return await self._call(path, body, within)
+
+    async def aclose(self) -> None:
+        pass
+
+    async def _call(self, path: str, body: dict[str, Any] | None, within: float) -> Reply | NoReply:
+        if not self._alive():  # the service was killed: it says nothing any more
+            raise asyncio.CancelledError
+        server = self._server
+        if not server.up:
+            return NoReply(Lost.NEVER_SENT, "connection refused")
+        fault = server.faults.pop(path, None)
+        if fault is Fault.CUT_BEFORE:
+            return NoReply(Lost.NO_ANSWER, "connection reset")
+        task = asyncio.get_running_loop().create_task(server.handle(path, body, fault))
+        server.tasks[task] = None
+        task.add_done_callback(lambda done: server.tasks.pop(done, None))
+        task.add_done_callback(lambda done: server.die() if _died(done) else None)
+        done, _ = await asyncio.wait({task}, timeout=within)
+        if not self._alive():
+            raise asyncio.CancelledError
+        if not done:
+            return NoReply(Lost.TIMED_OUT, f"no answer within {within:g} s")
+        if task.cancelled() or task.exception() is not None or fault is Fault.CUT_AFTER:
+            return NoReply(Lost.NO_ANSWER, "connection reset")
+        return task.result()
+
+
+def _died(task: "asyncio.Task[Reply]") -> bool:
+    return not task.cancelled() and isinstance(task.exception(), _DiedError)

@@ -1,0 +1,190 @@
+"""The promises under whatever comes, in virtual time: a state machine that Hypothesis drives, and seeds that reproduce.
+
+`make test` takes 10,000 steps or more, `make soak` a million: REFITD_SIMULATION_STEPS says how many.
+"""
+
+import logging
+import os
+import random
+from collections.abc import Callable, Generator
+from typing import ClassVar
+
+import pytest
+import structlog
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+
+from refitd.rollout.strategy import StrategyName
+from simulation.disk import Make
+from simulation.server import Fault
+from simulation.world import World
+
+STEPS = int(os.environ.get("REFITD_SIMULATION_STEPS", "12000"))
+RUN_STEPS = 50
+CALLS = (
+    "/update_weights_from_disk",
+    "/pause_generation",
+    "/continue_generation",
+    "/weights_checker",
+    "/model_info",
+    "/server_info",
+)
+MAKES = st.sampled_from([*[Make.GOOD] * 6, *Make])
+ENGINES = st.sampled_from("ab")
+DISK_FAULTS = ("error", "unmounted", "empty", "unreadable", "full")
+INDEX = st.integers(0, 30)
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Generator[None]:
+    """A service that is killed ten thousand times has much to say."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    yield
+    structlog.reset_defaults()
+
+
+class Everything(RuleBasedStateMachine):
+    """Anything may happen at any time. The promises are looked at all the while; in the end everything heals."""
+
+    steps: ClassVar[int] = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world: World | None = None
+
+    @initialize(seed=st.integers(0, 2**32), strategy=st.sampled_from(StrategyName))
+    def begin(self, seed: int, strategy: StrategyName) -> None:
+        self.world = World(seed, engines=2, strategy=strategy)
+
+    def do(self, act: Callable[[World], None]) -> None:
+        Everything.steps += 1
+        assert self.world is not None
+        act(self.world)
+        self.world.promises.hold()
+
+    @rule(seconds=st.sampled_from([0.01, 0.1, 0.3, 0.3, 1.0, 3.0, 10.0, 40.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.do(lambda world: world.wait(seconds))
+
+    @rule(make=MAKES, announce=st.booleans(), seconds=st.sampled_from([0.0, 0.2, 2.0]))
+    def publish(self, make: Make, announce: bool, seconds: float) -> None:
+        self.do(lambda world: world.publish(make, announce=announce))
+        self.do(lambda world: world.wait(seconds))
+
+    @rule()
+    def publish_out_of_order(self) -> None:
+        self.do(lambda world: world.publish_late(Make.GOOD))
+
+    @rule()
+    def trainer_restarts_and_reuses_steps(self) -> None:
+        self.do(lambda world: world.restart_trainer())
+
+    @rule(back=st.integers(0, 3))
+    def same_notice_again(self, back: int) -> None:
+        self.do(lambda world: world.announce(max(1, world.step - back)))
+
+    @rule()
+    def roll_back(self) -> None:
+        self.do(lambda world: world.roll_back())
+
+    @rule(index=INDEX, pinned=st.booleans())
+    def pin(self, index: int, pinned: bool) -> None:
+        self.do(lambda world: world.pin(index, pinned=pinned))
+
+    @rule()
+    def sweep(self) -> None:
+        self.do(lambda world: world.sweep())
+
+    @rule(name=ENGINES)
+    def resync(self, name: str) -> None:
+        self.do(lambda world: world.resync(name))
+
+    @rule(seconds=st.sampled_from([0.0, 0.5, 20.0]))
+    def service_is_killed_and_started_again(self, seconds: float) -> None:
+        self.do(lambda world: world.kill())
+        self.do(lambda world: world.wait(seconds))
+        self.do(lambda world: world.start())
+
+    @rule(name=ENGINES)
+    def engine_is_killed(self, name: str) -> None:
+        self.do(lambda world: world.kill_engine(name))
+
+    @rule(name=ENGINES)
+    def engine_restarts(self, name: str) -> None:
+        self.do(lambda world: world.start_engine(name))
+
+    @rule(name=ENGINES, call=st.sampled_from([*[CALLS[0]] * 4, *CALLS]), fault=st.sampled_from(Fault))
+    def call_goes_wrong(self, name: str, call: str, fault: Fault) -> None:
+        self.do(lambda world: world.fault(name, call, fault))
+
+    @rule(name=ENGINES)
+    def label_is_set_by_someone_else(self, name: str) -> None:
+        self.do(lambda world: world.relabel(name))
+
+    @rule(index=INDEX)
+    def trainer_deletes_a_version(self, index: int) -> None:
+        self.do(lambda world: world.take_away(index))
+
+    @rule(index=INDEX, make=MAKES)
+    def path_is_rewritten(self, index: int, make: Make) -> None:
+        self.do(lambda world: world.rewrite(index, make))
+
+    @rule(kind=st.sampled_from(DISK_FAULTS), seconds=st.sampled_from([0.5, 9.0]))
+    def disk_fails_for_a_while(self, kind: str, seconds: float) -> None:
+        self.do(lambda world: world.disk_fault(kind))
+        self.do(lambda world: world.wait(seconds))
+        self.do(lambda world: world.heal_disk())
+
+    @rule(days=st.sampled_from([-1.0, 0.0, 1.0]))
+    def clock_is_set(self, days: float) -> None:
+        self.do(lambda world: world.set_wall_clock(days))
+
+    def teardown(self) -> None:
+        if self.world is not None:
+            try:
+                self.world.heal()
+            finally:
+                self.world.close()
+
+
+@pytest.mark.timeout(24 * 3600)
+def test_every_promise_holds_under_whatever_comes() -> None:
+    runs = -(-STEPS // RUN_STEPS)
+    run_state_machine_as_test(
+        Everything,
+        settings=settings(
+            max_examples=runs,
+            stateful_step_count=RUN_STEPS,
+            deadline=None,
+            derandomize="REFITD_SIMULATION_STEPS" not in os.environ,
+            database=None,
+            print_blob=True,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+    print(f"{Everything.steps} steps")
+    assert Everything.steps >= min(STEPS, 10_000)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_one_seed_reproduces_a_run(seed: int) -> None:
+    assert story(seed) == story(seed)
+
+
+def story(seed: int) -> list[str]:
+    """What happens in a run whose steps are left to chance."""
+    chance = random.Random(seed)
+    world = World(seed, strategy=list(StrategyName)[seed % 3])
+    try:
+        for _ in range(20):
+            world.publish(chance.choice([Make.GOOD, Make.GOOD, *Make]), announce=chance.random() < 0.5)
+            world.fault(chance.choice("ab"), chance.choice(CALLS), chance.choice(list(Fault)))
+            world.wait(chance.random() * 3)
+            if chance.random() < 0.2:
+                world.kill()
+                world.start()
+        world.heal()
+        return world.trace
+    finally:
+        world.close()

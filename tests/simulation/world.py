@@ -1,0 +1,342 @@
+"""The whole service in virtual time, between a made-up disk and made-up engines; what may happen to it; what must hold.
+
+The parts are the product's: catalog, intake, rollout, adapter, sweep, ledger and journal (real SQLite, in a folder in
+memory). Made up are time, the disk and the servers. A kill stops the service dead: nothing of it acts any more, not
+even what it would do on its way out; what the journal had committed is what the next one finds.
+"""
+
+import asyncio
+import itertools
+import random
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy.exc import OperationalError
+
+from refitd.catalog.catalog import Catalog, CatalogRules
+from refitd.catalog.references import References
+from refitd.engine.engines_file import EngineSpec
+from refitd.engine.sglang.adapter import SglangEngine
+from refitd.journal.journal import Journal, JournalError
+from refitd.journal.writes import Write
+from refitd.ledger import Ledger
+from refitd.notice.intake import Intake
+from refitd.problem import ProblemError
+from refitd.reclaim.collector import Collector
+from refitd.rollout.canary import CanaryChecks
+from refitd.rollout.conductor import Conductor
+from refitd.rollout.fleet import Fleet
+from refitd.rollout.strategy import Strategy, StrategyName
+from refitd.settings import Settings
+from refitd.surface.context import Service
+from refitd.surface.versions import pin, rollback, unpin
+from refitd_client.contract.naming import Order, version_folder
+from refitd_client.contract.wire import Notice, Rollback
+
+from .disk import Make, SimDisk, SimFiles, SimFolders, templates
+from .promises import Promises
+from .server import MOUNT, Fault, SimServer, SimTransport
+from .virtual_time import VirtualClock, VirtualLoop
+
+RUN = "run"
+LOAD_TIMEOUT = 30.0
+HEAL_SECONDS = 120.0
+LOOK_SECONDS = 0.2  # between two looks at what should hold at any time; servers are looked at whenever they change
+
+
+class _Engine(SglangEngine):
+    def __init__(self, server: SimServer, life: "Life") -> None:
+        super().__init__(SimTransport.url, load_timeout=LOAD_TIMEOUT)
+        self._http = SimTransport(server, lambda: life.alive)  # type: ignore[assignment]
+
+
+class _Journal(Journal):
+    """A journal whose process can be killed, and whose disk can be full."""
+
+    def __init__(self, folder: Path, life: "Life") -> None:
+        super().__init__(folder)
+        self._life = life
+
+    async def _commit_queued(self) -> None:
+        if self._life.alive:  # else not even what it would do on its way out
+            await super()._commit_queued()
+
+    def _commit(self, batch: list[Write]) -> Exception | None:
+        if not self._life.alive or self._life.world.journal_full:
+            return OperationalError("", {}, Exception("database or disk is full"))
+        return super()._commit(batch)
+
+
+class Life:
+    """One process of the service, from its start to its kill."""
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.alive = True
+        self.journal = _Journal(world.state, self)
+        self.ledger = Ledger(self.journal, world.clock, world.strategy)
+        settings = world.settings
+        files = SimFiles(world.disk, self._pause)
+        self.catalog = Catalog(self.ledger, files, _Base(self.ledger), CatalogRules.of(settings))
+        self.fleet = Fleet(
+            self.ledger,
+            root=MOUNT,
+            urls=[f"http://{name}:1" for name in world.servers],
+            engines_file=None,
+            probe_interval=settings.probe_interval,
+            connect=self._connect,
+            check=self.catalog.check,
+            chance=random.Random(world.chance.random()),
+        )
+        folders = SimFolders(world.disk, self._pause, world.promises.before_discard)
+        self.collector = Collector(self.ledger, files, folders, settings)
+        self.intake = Intake(self.ledger, files, Path(MOUNT), self.catalog.nudge)
+        self.conductor = Conductor(self.ledger, default_run=None, quorum=1)
+        self.canaries = CanaryChecks(self.ledger, [self.fleet.trial])
+        self.service = Service(
+            settings=settings,
+            ledger=self.ledger,
+            intake=self.intake,
+            fleet=self.fleet,
+            sweeper=self.collector.sweeper,
+        )
+        self._task = world.loop.create_task(self._run())
+
+    def _connect(self, spec: EngineSpec) -> _Engine:
+        return _Engine(self.world.servers[spec.url.removeprefix("http://").removesuffix(":1")], self)
+
+    async def _pause(self) -> None:
+        """The time that a look at the disk takes. A dead process looks at nothing."""
+        await asyncio.sleep(self.world.chance.random() * 0.003)
+        if not self.alive:
+            raise asyncio.CancelledError
+
+    async def _run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for part in (self.journal, self.catalog, self.conductor, self.canaries, self.collector, self.fleet):
+                group.create_task(part.run())
+
+    async def kill(self) -> None:
+        """SIGKILL."""
+        self.alive = False
+        self._task.cancel()
+        with suppress(asyncio.CancelledError, BaseExceptionGroup):
+            await self._task
+        self.journal.close()
+
+    def check(self) -> None:
+        """A service that has ended by itself has crashed."""
+        if self._task.done():
+            self._task.result()
+
+
+class _Base(References):
+    """The model that checkpoints are held against, without a disk."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(ledger, None)
+
+    async def of(self, run: str) -> Any:
+        return templates()[0]
+
+
+class World:
+    """A simulation. `engines` servers; everything that is left to chance follows from `seed`."""
+
+    def __init__(self, seed: int, *, engines: int = 2, strategy: StrategyName = StrategyName.ALL) -> None:
+        self.chance = random.Random(seed)
+        self.loop = VirtualLoop(random.Random(self.chance.random()))
+        asyncio.set_event_loop(self.loop)
+        self.clock = VirtualClock(self.loop)
+        self.strategy = Strategy(name=strategy)
+        self._folder = tempfile.TemporaryDirectory(prefix="refitd-sim-", dir=_memory())
+        self.state = Path(self._folder.name)
+        self.settings = Settings(
+            root=self.state, keep_last=2, scan_interval=1.0, settle=0.5, settle_timeout=5.0, reclaim_interval=5.0
+        )
+        self.disk = SimDisk()
+        self.journal_full = False
+        self.promises = Promises(self)
+        self.servers = {
+            name: SimServer(name, self.disk, random.Random(self.chance.random()), self.promises.served)
+            for name in "abcdef"[:engines]
+        }
+        self.generation, self.step = 1, 0
+        self._contents = itertools.count(1)
+        self.life: Life | None = Life(self)
+        self.log: list[str] = []
+
+    def close(self) -> None:
+        """End everything."""
+        self.kill()
+        for server in self.servers.values():
+            server.die()
+        self.loop.run_until_complete(asyncio.sleep(1.0))
+        asyncio.set_event_loop(None)
+        self.loop.close()
+        self._folder.cleanup()
+
+    # What may happen. Each is one step.
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass, and look at the promises."""
+        self.loop.run_until_complete(self._wait(seconds))
+        self.promises.hold()
+
+    async def _wait(self, seconds: float) -> None:
+        end = self.loop.time() + seconds
+        while self.loop.time() < end:
+            await asyncio.sleep(min(LOOK_SECONDS, max(end - self.loop.time(), 1e-3)))
+            self.promises.hold_now()
+            if self.life is not None:
+                self.life.check()
+
+    def publish(self, make: Make, *, announce: bool) -> None:
+        """The next step comes into its place."""
+        self.step += 1
+        self._write(Order(self.generation, self.step), make)
+        if announce:
+            self.announce(self.step)
+
+    def publish_late(self, make: Make) -> None:
+        """A step that is older than the newest, out of order."""
+        if self.step > 2:
+            path = f"{RUN}/{version_folder(Order(self.generation, self.step - 2))}"
+            if path not in self.disk.folders and not self.promises.was_there(path):
+                self._write(Order(self.generation, self.step - 2), make)
+
+    def restart_trainer(self) -> None:
+        """It starts again at an earlier step: a new generation."""
+        self.generation += 1
+        self.step = self.step // 2
+
+    def _write(self, order: Order, make: Make) -> None:
+        path = f"{RUN}/{version_folder(order)}"
+        folder = self.disk.put(path, make, next(self._contents))
+        self.promises.published(path, order, folder)
+
+    def announce(self, step: int) -> None:
+        """A notice; what is answered with 2xx is remembered as promised."""
+        if self.life is not None:
+            self._call(self._announce(self.life, step))
+
+    async def _announce(self, life: Life, step: int) -> None:
+        record, _ = await life.intake.take(Notice(run=RUN, step=step))
+        self.promises.noticed(record.id)
+
+    def roll_back(self) -> None:
+        """An operator has seen enough of the newest version."""
+        if self.life is not None:
+            self._call(rollback(Rollback(run=RUN), self.life.service))
+
+    def pin(self, index: int, *, pinned: bool) -> None:
+        """Keep a version, or let it go."""
+        if self.life is not None and (versions := sorted(self.life.ledger.versions)):
+            change = pin if pinned else unpin
+            self._call(change(versions[index % len(versions)], self.life.service))
+
+    def sweep(self) -> None:
+        """Somebody asks for a reclaim."""
+        if self.life is not None:
+            self._call(self.life.collector.sweeper.run())
+
+    def resync(self, name: str) -> None:
+        """An operator asks for a load."""
+        if self.life is not None and f"{name}:1" in self.life.ledger.engines:
+            self.life.fleet.resync(f"{name}:1")
+
+    def _call(self, request: Any) -> None:
+        """A request to the service. It may be refused, and it may never be answered."""
+        with suppress(ProblemError, JournalError, OSError, TimeoutError):
+            self.loop.run_until_complete(asyncio.wait_for(request, 1.0))
+
+    def kill(self) -> None:
+        """SIGKILL to the service."""
+        if self.life is not None:
+            self.loop.run_until_complete(self.life.kill())
+            self.life = None
+
+    def start(self) -> None:
+        """A new process of the service."""
+        if self.life is None:
+            self.life = Life(self)
+            self.promises.restarted()
+
+    def kill_engine(self, name: str) -> None:
+        """SIGKILL to an engine."""
+        self.servers[name].die()
+
+    def start_engine(self, name: str) -> None:
+        """It comes (back) on its start-up weights."""
+        self.servers[name].start()
+
+    def fault(self, name: str, path: str, fault: Fault) -> None:
+        """The next call of a kind goes wrong."""
+        self.servers[name].faults[path] = fault
+
+    def relabel(self, name: str) -> None:
+        """Somebody else sets the version label."""
+        self.servers[name].label = "somebody else's"
+
+    def take_away(self, index: int) -> None:
+        """The trainer deletes a version of its own."""
+        if paths := sorted(self.disk.folders):
+            self.disk.remove(paths[index % len(paths)])
+
+    def rewrite(self, index: int, make: Make) -> None:
+        """Other bytes at the same path, while nobody reads it."""
+        paths = sorted(set(self.disk.folders) - {server.loading for server in self.servers.values()})
+        if paths:
+            path = paths[index % len(paths)]
+            self.disk.rewrite(path, make, next(self._contents))
+            self.promises.rewritten(path)
+
+    def disk_fault(self, kind: str) -> None:
+        """The root cannot be read, is unmounted or looks empty, its folders cannot be, or the journal has no room."""
+        match kind:
+            case "error":
+                self.disk.fault = OSError(5, "Input/output error")
+            case "unmounted":
+                self.disk.hidden = True
+            case "empty":
+                self.disk.empty = True
+            case "unreadable":
+                self.disk.unreadable = set(self.disk.folders)
+            case _:
+                self.journal_full = True
+
+    def heal_disk(self) -> None:
+        """The disk is well again."""
+        self.disk.fault, self.disk.hidden, self.disk.empty, self.journal_full = None, False, False, False
+        self.disk.unreadable.clear()
+
+    def set_wall_clock(self, days: float) -> None:
+        """An administrator sets the clock."""
+        self.clock.wall_offset = days * 86400
+
+    def heal(self) -> None:
+        """Everything works again, and time passes: then everything must be as it should."""
+        self.heal_disk()
+        for server in self.servers.values():
+            server.faults.clear()
+            if not server.up:
+                server.start()
+        self.start()
+        self.wait(HEAL_SECONDS)
+        assert self.life is not None
+        for record in list(self.life.ledger.engines.values()):
+            if record.state.value == "QUARANTINED":
+                self.servers[record.id.removesuffix(":1")].start()  # as an operator would, told by the alert
+        self.wait(HEAL_SECONDS)
+        self.promises.hold_in_the_end()
+
+    @property
+    def trace(self) -> list[str]:
+        """What has happened, to compare two runs of one seed."""
+        return self.promises.trace
+
+
+def _memory() -> str | None:
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108 - a file system in memory, not a name in it

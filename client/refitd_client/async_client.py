@@ -34,7 +34,15 @@ from refitd_client.contract.wire import (
 )
 from refitd_client.errors import ServiceError
 from refitd_client.events import EventReader, Redial
-from refitd_client.exchange import LongPoll, answer_of, is_event_stream, lost, request_of, stream_request_of
+from refitd_client.exchange import (
+    ONE_CALL_EACH,
+    LongPoll,
+    answer_of,
+    is_event_stream,
+    lost,
+    request_of,
+    stream_request_of,
+)
 from refitd_client.retry import Answer, Lost, RetryPolicy
 from refitd_client.routes import Call, ResultT, WaitFor
 
@@ -71,7 +79,9 @@ class AsyncRefitClient:
         # Proxies and .netrc of the environment are not for a sidecar next door, and would see the token.
         # A context with the system's certificates takes 20 ms to make and is of no use without TLS.
         tls = self._connection.url.startswith("https")
-        self._http = httpx.AsyncClient(transport=transport, trust_env=False, follow_redirects=False, verify=tls)
+        self._http = httpx.AsyncClient(
+            transport=transport, trust_env=False, follow_redirects=False, verify=tls, limits=ONE_CALL_EACH
+        )
 
     @property
     def url(self) -> str:

@@ -17,6 +17,8 @@ from refitd_client.routes import Call
 LONGEST_POLL = 25.0
 # A service that says "pending" before the time is up is about to stop: let it.
 EARLY_PAUSE = 0.25
+# A connection is not used twice: an answer that a proxy on the way repeats would be taken for that of the next call.
+ONE_CALL_EACH = httpx.Limits(max_keepalive_connections=0)
 
 _NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 

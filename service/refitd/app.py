@@ -22,7 +22,7 @@ from refitd.journal.recovery import open_journal
 from refitd.ledger import Ledger
 from refitd.logs import configure_logs
 from refitd.notice.intake import Intake
-from refitd.ownership import StartRefusedError, owned
+from refitd.ownership import StartRefusedError, owned, state_owned
 from refitd.reclaim.collector import Collector
 from refitd.reclaim.folders import DiskFolders
 from refitd.rollout.canary import CanaryChecks, Check, OperatorCheck
@@ -51,7 +51,8 @@ def serve(settings: Settings) -> int:
             check_state_folder(
                 settings.state_folder, named=settings.state is not None, mounts=Path("/proc/self/mounts").read_text()
             )
-            asyncio.run(_serve(settings))
+            with state_owned(settings.state_folder):
+                asyncio.run(_serve(settings))
     except StartRefusedError as error:
         log.error("refitd does not start", reason=str(error))
         return 1

@@ -1,12 +1,14 @@
-"""One service owns a root: the lock that says so, and the root's checks at start."""
+"""One service owns a root and a state folder: the locks that say so, and the root's checks at start."""
 
 import fcntl
 import os
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from refitd_client.contract.naming import SERVICE_FOLDER
+
+_LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class StartRefusedError(Exception):
@@ -25,23 +27,41 @@ def owned(root: Path) -> Generator[Path]:
     folder = root / SERVICE_FOLDER
     try:
         folder.mkdir(exist_ok=True, mode=0o770)
-        handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o660)
+        handle = os.open(folder / "lock", _LOCK_FLAGS, 0o660)
     except OSError as error:
         raise StartRefusedError(f"the service needs to write its folder in the root: {error}") from error
     try:
-        _lock(handle, root)
+        _lock(handle, f"owns {root}: stop it, or give this one a root of its own")
         yield folder
     finally:
         os.close(handle)
 
 
-def _lock(handle: int, root: Path) -> None:
+@contextmanager
+def state_owned(folder: Path) -> Generator[None]:
+    """Own the state folder, too: two services of two roots would write into one journal.
+
+    Raises:
+        StartRefusedError: it cannot be made or written, or another service owns it.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle = os.open(folder / "lock", _LOCK_FLAGS, 0o600)
+    except OSError as error:
+        raise StartRefusedError(f"the service needs to write its state folder: {error}") from error
+    try:
+        _lock(handle, f"keeps its journal in {folder}: name another folder with --state")
+        yield
+    finally:
+        os.close(handle)
+
+
+def _lock(handle: int, what: str) -> None:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         owner = os.pread(handle, 64, 0).decode(errors="replace").strip() or "unknown"
-        raise StartRefusedError(
-            f"another refitd (pid {owner}) owns {root}: stop it, or give this one a root of its own"
-        ) from error
-    os.ftruncate(handle, 0)
-    os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+        raise StartRefusedError(f"another refitd (pid {owner}) {what}") from error
+    with suppress(OSError):  # on a full disk nobody can read who owns it: the lock holds, and collecting makes room
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)

@@ -4,10 +4,11 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from refitd.surface.limits import MAX_BODY_BYTES
-from support.attackers import attacking, listening, problem_in
-from support.services import serving
+from support.attackers import GIVE_UP, attacking, listening, problem_in
+from support.services import Stage, serving
 
 POST = b"POST /v1/versions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 STREAM = b"GET /v1/events HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -31,16 +32,29 @@ async def test_slow_loris_on_the_body_is_cut_off_and_no_route_hears_of_it(tmp_pa
         assert stage.ledger.versions == {}
 
 
-async def test_slow_loris_between_requests_is_cut_off(tmp_path: Path) -> None:
-    """Line ends before a request are nothing, and each would begin the time for an idle connection again."""
+@pytest.mark.parametrize("byte", [b"G", b"\r\n"])
+async def test_slow_loris_between_requests_is_cut_off(tmp_path: Path, byte: bytes) -> None:
+    """Each byte ends the time for an idle connection."""
     async with (
         serving(tmp_path) as stage,
         listening(stage.api, request=0.3, idle=30) as server,
         attacking(server) as attacker,
     ):
         await attacker.send(LOOK)
-        assert b'{"status":"ok"}' in await attacker.drip(b"\r\n")
+        assert b'{"status":"ok"}' in await attacker.drip(byte)
         await server.until_connections(0)
+
+
+async def test_half_a_request_behind_a_whole_one_is_cut_off(tmp_path: Path) -> None:
+    """Both came in one piece: nothing more comes that could begin its time."""
+    async with (
+        serving(tmp_path) as stage,
+        listening(stage.api, request=0.3, idle=30) as server,
+        attacking(server) as attacker,
+    ):
+        await attacker.send(LOOK + POST + b"Content-Length: 10\r\n\r\n{")
+        said = await attacker.read()
+        assert (said.count(b"HTTP/1.1 200"), said.count(b"HTTP/1.1 408")) == (1, 1)
 
 
 async def test_a_body_that_goes_on_behind_the_answer_is_cut_off(tmp_path: Path) -> None:
@@ -161,6 +175,13 @@ async def test_more_event_streams_than_there_may_be_are_turned_away(tmp_path: Pa
             assert b"200 OK" in await later.reader.readuntil(b"\r\n\r\n")
 
 
+def much_to_say(stage: Stage) -> None:
+    """20 MB of events, more than the kernel takes for a client that does not."""
+    with capture_logs():
+        for _ in range(400):
+            stage.ledger.say("test", "run", "x" * 50_000)
+
+
 async def test_a_client_that_never_reads_its_stream_fills_no_memory_and_is_cut_off(tmp_path: Path) -> None:
     async with (
         serving(tmp_path) as stage,
@@ -171,12 +192,12 @@ async def test_a_client_that_never_reads_its_stream_fills_no_memory_and_is_cut_o
         await attacker.reader.readuntil(b"\r\n\r\n")
         (connection,) = server.connections
         attacker.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        much_to_say(stage)
         most = 0
-        for _ in range(400):
-            stage.ledger.say("test", "run", "x" * 50_000)  # 20 MB, more than the kernel takes
-            await asyncio.sleep(0)
-            most = max(most, connection.transport.get_write_buffer_size())
-        await server.until_connections(0)
+        async with asyncio.timeout(GIVE_UP):
+            while server.connections:
+                most = max(most, connection.transport.get_write_buffer_size())
+                await asyncio.sleep(0.005)
         assert 0 < most < 2**20
         assert connection.transport.is_closing()
 
@@ -192,7 +213,7 @@ async def test_streams_that_are_open_or_never_read_do_not_hold_up_the_end(tmp_pa
             await each.send(STREAM)
             await each.reader.readuntil(b"\r\n\r\n")
         deaf.reader._transport.pause_reading()  # type: ignore[attr-defined]
-        for _ in range(400):
-            stage.ledger.say("test", "run", "x" * 50_000)
+        much_to_say(stage)
+        server.config.timeout_graceful_shutdown = 3600  # beyond all patience: nobody is waited for
         server.should_exit = True
         await reader.read()

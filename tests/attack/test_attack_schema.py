@@ -81,7 +81,6 @@ def test_no_request_within_or_beyond_the_document_breaks_the_service_or_the_docu
                 with suppress(Unsatisfiable):  # what has no parameters has none that could be wrong
                     ask()
     assert len(asked) == sum(len(methods) for path, methods in document["paths"].items() if path != ENDLESS)
-    print(asked)
     assert asked.total() > 300, asked
 
 
@@ -100,7 +99,6 @@ def asking(service: RefitdServer, cases: Any, session: requests.Session, asked: 
     def ask(case: schemathesis.Case) -> None:
         asked[f"{case.method} {case.path}"] += 1
         aim(case, asked.total())
-        r = case.call_and_validate(base_url=service.url, session=session, headers=TOKEN, checks=CHECKS, timeout=30)
-        asked[f"={r.status_code} {case.method} {case.path}"] += 1
+        case.call_and_validate(base_url=service.url, session=session, headers=TOKEN, checks=CHECKS, timeout=30)
 
     return ask

@@ -15,6 +15,7 @@ from refitd import tokens
 from refitd.settings import Settings
 from refitd.surface.auth import OPEN
 from refitd_client import RefitClient
+from refitd_client.connection import connect_to
 from support.attackers import attacking, listening
 from support.command_line import refitd
 from support.servers import RefitdServer
@@ -157,6 +158,21 @@ def test_how_long_a_comparison_takes_says_nothing_about_a_token(monkeypatch: pyt
         compared.clear()
         assert tokens.is_one_of(given, known) is expected
         assert compared == [(32, 32)] * 3
+
+
+def test_a_client_sends_what_it_has_and_the_write_token_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(f"{WRITE}\nolder\n")
+    for name in ("REFITD_TOKEN", "REFITD_TOKEN_FILE", "REFITD_READ_TOKEN", "REFITD_READ_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    assert connect_to().headers() == {}
+    monkeypatch.setenv("REFITD_READ_TOKEN", READ)
+    assert connect_to().headers() == bearer(READ)
+    monkeypatch.setenv("REFITD_TOKEN_FILE", str(tmp_path / "token"))
+    assert connect_to().headers() == bearer(WRITE)
+    assert connect_to(token="mine").headers() == bearer("mine")
+    (tmp_path / "token").write_text("\n")
+    with pytest.raises(ValueError, match="token file"):
+        connect_to().headers()
 
 
 def test_a_token_is_no_flag_because_every_user_sees_the_flags_of_a_process() -> None:

@@ -140,6 +140,7 @@ class Server:
                 if found := self.ready.search(line.rstrip()):
                     self.port = int(found[1]) if found.groups() else self.port
                     up.set()
+        process.wait()  # its output ends a moment before it does
         up.set()  # it has ended: nothing is to be waited for
 
 

@@ -99,6 +99,17 @@ def another_program(path: Path) -> None:
         other.execute("CREATE TABLE shopping (item TEXT)")
 
 
+def start(state: Path, root: Path) -> str | None:
+    """Start as a service does; why it refuses."""
+    try:
+        journal = open_journal(state, root)
+    except StartRefusedError as error:
+        return str(error)
+    Ledger(journal, SystemClock())
+    journal.close()
+    return None
+
+
 @pytest.mark.parametrize("spoil", [header, truncated, in_the_middle, one_byte, another_program])
 async def test_a_corrupt_journal_is_moved_aside_and_an_empty_one_begins_that_is_to_be_rebuilt(
     root: Path, state: Path, spoil: Callable[[Path], None]
@@ -243,7 +254,7 @@ async def test_whatever_lies_in_the_journal_a_start_refuses_in_a_sentence_or_has
 ) -> None:
     path = await filled(state, root)
     good = path.read_bytes()
-    for seed in range(60):
+    for seed in range(25):
         chance, data = random.Random(seed), bytearray(good)
         for _ in range(chance.choice([1, 2, 5, 20])):
             at, length = chance.randrange(len(data)), chance.choice([1, 4, 64, 512])
@@ -251,13 +262,8 @@ async def test_whatever_lies_in_the_journal_a_start_refuses_in_a_sentence_or_has
         path.write_bytes(data)
         for side in SIDE_FILES:
             path.with_name(path.name + side).unlink(missing_ok=True)
-        try:
-            journal = open_journal(state, root)
-        except StartRefusedError as error:
-            assert "schema" in str(error), seed
-            continue
-        Ledger(journal, SystemClock())
-        journal.close()
+        refusal = start(state, root)
+        assert refusal is None or "schema" in refusal, seed
 
 
 async def test_looking_at_a_journal_changes_nothing(root: Path, state: Path) -> None:

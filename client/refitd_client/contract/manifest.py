@@ -18,6 +18,7 @@ from refitd_client.contract.states import Kind
 FORMAT = 1
 MAX_MANIFEST_BYTES = 16 * 2**20
 MAX_FILES = 100_000
+_SHOWN = 200  # characters of a foreign text in a sentence
 
 
 class ManifestRefusedError(ValueError):
@@ -92,7 +93,7 @@ def parse_manifest(data: bytes) -> Manifest:
         check_run(manifest.run)
         check_step(manifest.step)
     except (msgspec.MsgspecError, NameRefusedError, UnicodeDecodeError, RecursionError) as error:
-        raise ManifestRefusedError(f"manifest does not parse: {error}") from error
+        raise ManifestRefusedError(f"manifest does not parse: {_shown(str(error))}") from error
     if manifest.format != FORMAT:
         raise ManifestRefusedError(f"manifest has format {manifest.format}; this refitd reads format {FORMAT}")
     if manifest.generation < 1:
@@ -102,8 +103,13 @@ def parse_manifest(data: bytes) -> Manifest:
     for name, file in manifest.files.items():
         if "/" in name or name.startswith(".") or name in {"", "refit.json"}:
             raise ManifestRefusedError(
-                f"manifest names a file {name!r}; names are plain and in the version's own folder"
+                f"manifest names a file {_shown(name)!r}; names are plain and in the version's own folder"
             )
         if file.size < 0:
-            raise ManifestRefusedError(f"manifest gives {name} a negative size")
+            raise ManifestRefusedError(f"manifest gives {_shown(name)} a negative size")
     return manifest
+
+
+def _shown(text: str) -> str:
+    """What anyone may have written, in a sentence: a line of it at most, and nothing that a terminal would obey."""
+    return ascii(text[:_SHOWN])[1:-1]

@@ -163,7 +163,9 @@ def _spec(name: str, value: bytes) -> TensorSpec:
     try:
         entry = msgspec.json.decode(value, type=_Entry)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise HeaderRefusedError(f"{_named(name)} is not described as the format asks: {error}") from error
+        # What the parser says quotes the file: never more of it than a line, and nothing that a terminal would obey.
+        told = ascii(str(error)[:_SHOWN])[1:-1]
+        raise HeaderRefusedError(f"{_named(name)} is not described as the format asks: {told}") from error
     if b"-" in value:
         raise HeaderRefusedError(f"{_named(name)} has a negative number in its shape or data_offsets")
     _check_extent(name, entry)

@@ -71,7 +71,8 @@ def parse_allow_list(entries: Iterable[str]) -> AllowList:
         except ValueError:
             if not entry or not all(character.isalnum() or character in "*?.-_" for character in entry):
                 raise AllowRefusedError(
-                    f"engine_allow: {entry!r} is no host: write names (engine-0, *.pod.local) or networks (10.0.0.0/8), without port"
+                    f"engine_allow: {entry!r} is no host: write names (engine-0, *.pod.local) or networks "
+                    "(10.0.0.0/8), without a port"
                 ) from None
             patterns.append(entry.lower())
     return AllowList(tuple(patterns), tuple(networks))

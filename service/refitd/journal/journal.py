@@ -21,6 +21,7 @@ from refitd.journal.origin import NEW, Origin
 from refitd.journal.reads import read_origin
 from refitd.journal.schema import SCHEMA_VERSION, metadata
 from refitd.journal.writes import Write, put_origin
+from refitd_client.durable import make_folders, sync_folder
 
 JOURNAL_NAME = "journal.db"
 RETRY_SECONDS = 1.0
@@ -40,7 +41,10 @@ class Journal:
         Raises:
             OSError, sqlalchemy.exc.DatabaseError: it cannot be opened, or is no journal.
         """
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not folder.is_dir():  # SQLite syncs the names in the folder, and nobody else the folder's own
+            make_folders(folder.parent)
+            folder.mkdir(exist_ok=True, mode=0o700)
+            sync_folder(folder.parent)
         self.path = folder / JOURNAL_NAME
         self._db = sa.create_engine(f"sqlite:///{self.path}", connect_args={"check_same_thread": False})
         event.listen(self._db, "connect", _set_pragmas)

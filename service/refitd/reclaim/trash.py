@@ -11,6 +11,8 @@ Nothing is looked up by path twice: folders are walked by handle, links are unli
               fsync                                       no power cut brings half a version back to its place
     empty     deletes all but a `caught-` that has another inode than its name says
 
+A full disk has no room for `<unique>/`, and it is the collection that makes room: then the trash itself takes its part.
+
 A kill between the rename and the check therefore deletes nothing that was not examined. Subfolders are moved up into
 `<unique>/` before they are emptied: a tree of any depth needs two handles and no recursion, and the kernel itself
 refuses to move a mount point (EBUSY).
@@ -30,6 +32,7 @@ from refitd_client.contract.naming import SERVICE_FOLDER
 TRASH = "trash"
 CAUGHT = "caught-"
 _UNIQUE = re.compile(r"[0-9a-f]{32}")
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _GLANCE = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
@@ -90,7 +93,7 @@ def _take(root: int, parent: int, path: str, expected: Identity) -> Discarded | 
         if identity_of(os.fstat(examined)) != expected:
             return Refused(path, f"{path} is not the folder that was examined: another was put in its place")
         unique = uuid4().hex
-        with made(unique, trash, 0o700) as folder:
+        with _box(unique, trash) as folder:
             caught = f"{CAUGHT}{expected.inode}"
             os.rename(name, caught, src_dir_fd=parent, dst_dir_fd=folder)
             if identity_of(os.stat(caught, dir_fd=folder, follow_symlinks=False)) != expected:
@@ -99,6 +102,20 @@ def _take(root: int, parent: int, path: str, expected: Identity) -> Discarded | 
             for handle in (parent, folder, trash):
                 _sync(handle)
     return Discarded(path)
+
+
+@contextmanager
+def _box(name: str, trash: int) -> Generator[int, None, None]:
+    """A handle on a new folder in the trash; on the trash itself where there is no room for one."""
+    try:
+        os.mkdir(name, 0o700, dir_fd=trash)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        yield trash
+        return
+    with opened(name, trash) as folder:
+        yield folder
 
 
 def _put_back(parent: int, path: str, folder: int, caught: str) -> str:
@@ -115,6 +132,8 @@ def _put_back(parent: int, path: str, folder: int, caught: str) -> str:
 
 def _empty_one(trash: int, name: str, stopped: Callable[[], bool]) -> list[str]:
     where = f"{SERVICE_FOLDER}/{TRASH}/{name}"
+    if name.startswith(CAUGHT):
+        return _clear_one(trash, name, where, stopped)
     if not _UNIQUE.fullmatch(name):
         return [f"{where} was not put there by this service: it is not deleted"]
     try:

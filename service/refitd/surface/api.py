@@ -12,7 +12,12 @@ from refitd.surface.streams import Streams
 
 def build_api(service: Service) -> FastAPI:
     """The ASGI application for a running service."""
-    app = FastAPI(title="refitd", version="1", summary="Keeps inference engines on the trainer's latest weights.")
+    app = FastAPI(
+        title="refitd",
+        version="1",
+        summary="Keeps inference engines on the trainer's latest weights.",
+        redirect_slashes=False,  # a redirect would go wherever the request's Host header says
+    )
     app.state.service = service
     app.state.streams = Streams()
     for part in (versions, engines, reclaim, log, health):

@@ -60,6 +60,17 @@ class Connection(H11Protocol):
         if self.conn.their_state is h11.SEND_BODY and self._request_since is None:
             self._request_since = self.loop.time()
 
+    def shutdown(self) -> None:
+        """Begin the end. A stream has none of its own, and its reader resumes it: other answers are waited for."""
+        cycle = cast("RequestResponseCycle | None", self.cycle)
+        if cycle is None or cycle.response_complete or not cycle.response_started:
+            super().shutdown()
+        elif self.transport.get_write_buffer_size() > 0:
+            self.transport.abort()  # nobody reads it: there is nothing to wait for
+        else:
+            self._leave(cycle)
+            self.transport.close()
+
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP/1.1, or has a head beyond h11's limit of 16 KiB."""
         del msg
@@ -79,11 +90,15 @@ class Connection(H11Protocol):
         """Answer without the application, where no answer has begun, and close."""
         cycle = cast("RequestResponseCycle | None", self.cycle)
         if cycle is not None and not cycle.response_complete:
-            cycle.disconnected = True  # whatever the application says from here on goes nowhere
-            cycle.message_event.set()
+            self._leave(cycle)
         if not self.transport.is_closing() and self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
             self.transport.write(self._answer(problem))
         self.transport.close()
+
+    def _leave(self, cycle: RequestResponseCycle) -> None:
+        """Tell the application that its client is gone. Whatever it says from here on goes nowhere."""
+        cycle.disconnected = True
+        cycle.message_event.set()
 
     def _answer(self, problem: ProblemError) -> bytes:
         body = msgspec.json.encode(problem.document())

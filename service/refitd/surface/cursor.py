@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+from typing import Annotated
 
 import msgspec
 
@@ -9,6 +10,8 @@ from refitd.catalog.record import VersionRecord
 from refitd.problem import Kind, ProblemError
 
 Key = tuple[int, int, str]
+_Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # what the journal's database can compare with
+_Key = tuple[_Number, _Number, str]
 
 
 def encode_cursor(last: VersionRecord) -> str:
@@ -26,6 +29,6 @@ def decode_cursor(cursor: str | None) -> Key | None:
     if cursor is None:
         return None
     try:
-        return msgspec.json.decode(base64.urlsafe_b64decode(cursor.encode()), type=Key)
+        return msgspec.json.decode(base64.urlsafe_b64decode(cursor.encode()), type=_Key)
     except (binascii.Error, msgspec.MsgspecError, ValueError) as error:
         raise ProblemError(Kind.BAD_REQUEST, "cursor: take it from next_cursor of the page before") from error

@@ -1,5 +1,7 @@
 """Errors become problem documents (RFC 9457), whoever raised them."""
 
+from dataclasses import replace
+
 import msgspec
 import structlog
 from fastapi import FastAPI, Request, Response
@@ -15,9 +17,11 @@ _BY_STATUS = {404: Kind.NOT_FOUND, 405: Kind.METHOD_NOT_ALLOWED, 413: Kind.TOO_L
 
 
 def answer(error: ProblemError, path: str) -> Response:
-    """The response for a problem."""
+    """The response for a problem. Names of files need not be UTF-8, and a document does."""
+    document = error.document(path)
+    document = replace(document, detail=document.detail.encode(errors="backslashreplace").decode())
     return Response(
-        msgspec.json.encode(error.document(path)),
+        msgspec.json.encode(document),
         status_code=error.kind.status,
         media_type="application/problem+json",
         headers=error.headers,

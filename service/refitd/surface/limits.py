@@ -1,9 +1,10 @@
 """Caps on what a request may send, before anything of it is parsed. uvicorn has none of its own.
 
-A body is taken in whole before the service hears of it: one that is too large, or whose client went away in the
-middle, never reaches a route. The time that a client may take over all this is limited in `connection.py`.
+A body is taken in whole before the service hears of it: one that is too large or no JSON, or whose client went
+away in the middle, never reaches a route. The time that a client may take over all this is limited in `connection.py`.
 """
 
+import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from refitd.problem import Kind, ProblemError
@@ -28,6 +29,7 @@ class RequestLimit:
         try:
             _check_head(scope)
             body = await _body(scope, receive)
+            _check_json(body or b"")
         except ProblemError as problem:
             await answer(problem, scope["path"])(scope, receive, send)
             return
@@ -67,6 +69,18 @@ def _check_body(size: int) -> None:
     if size > MAX_BODY_BYTES:
         detail = f"a request body has at most {MAX_BODY_BYTES} bytes: notices are small, files go on disk"
         raise ProblemError(Kind.TOO_LARGE, detail)
+
+
+def _check_json(body: bytes) -> None:
+    """Refuse what is no JSON by the letter (RFC 8259).
+
+    Python's own parser lets through NaN, UTF-16 and halves of surrogate pairs, which no answer and no journal can hold.
+    """
+    try:
+        if body:
+            msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ProblemError(Kind.BAD_REQUEST, f"the body is no JSON: {error}") from error
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

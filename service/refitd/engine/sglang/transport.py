@@ -17,9 +17,9 @@ import msgspec
 from refitd.engine.dialing import CheckedTransport, Guard
 from refitd.engine.keys import Key, KeyRefusedError
 
-KEPT_SECONDS = 2.0
-"""How long an idle connection is kept. Servers close theirs after 5 s (uvicorn's default): a call that is sent just
-then gets no answer, and after a load that would look like an engine with unknown contents."""
+_ONE_CALL_EACH = httpx.Limits(max_keepalive_connections=0)
+"""A connection is not used twice. An answer that a proxy on the way repeats would be taken for that of the next call,
+and one that the server closes just then (uvicorn after 5 s) gives no answer: after a load, unknown contents."""
 _REFUSED = frozenset({401, 403})  # the key was not right, and nothing was done
 MAX_BODY_BYTES = 64 * 2**20  # the checksums of a hundred thousand tensors are a tenth of this
 
@@ -67,12 +67,11 @@ class Transport:
         self._read = Key(api_key or admin_key)
         self._change = Key(admin_key or api_key)
         tls = _certificates() if url.startswith("https") else False
-        limits = httpx.Limits(keepalive_expiry=KEPT_SECONDS)
         self._client = httpx.AsyncClient(
             base_url=url,
-            transport=None if guard is None else CheckedTransport(guard, tls, limits),
+            transport=None if guard is None else CheckedTransport(guard, tls, _ONE_CALL_EACH),
             verify=tls,
-            limits=limits,
+            limits=_ONE_CALL_EACH,
             trust_env=False,
             follow_redirects=False,
             timeout=None,  # noqa: S113 - each call has a deadline of its own

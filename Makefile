@@ -3,7 +3,7 @@
 #   TORCH=skip, TORCH_INDEX=URL   another build of torch than the CPU one: see deploy/install-torch
 #   ARGS='-k rollback -x'         further arguments of pytest, of the demo or of the benchmark
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench sglang clean
+.PHONY: help demo test check soak chaos bench sglang clean
 .DELETE_ON_ERROR:
 
 PYTHON ?=
@@ -20,14 +20,22 @@ help: ## show this list
 demo: $(READY) ## watch two engines follow a trainer that really learns, on this machine
 	@$(BIN)/refitd demo $(ARGS)
 
-test: $(READY) ## run the tests: unit, contract (with the embedded engine) and end to end
+test: $(READY) ## run the tests: unit, simulation, crashes, attacks, contract (embedded engine), end to end
 	@$(BIN)/python -m pytest tests/unit -q -n 2 $(ARGS)
+	@$(BIN)/python -m pytest tests/simulation tests/crash tests/attack -q -n 2 $(ARGS)
 	@$(BIN)/python -m pytest tests/contract tests/e2e -q -m 'not sglang' $(ARGS)
 
 check: $(READY) ## lint, formatting and types
 	@$(BIN)/ruff check client service tests
 	@$(BIN)/ruff format --check client service tests
 	@$(BIN)/pyright
+
+soak: $(READY) ## a million steps of the simulation
+	@REFITD_SIMULATION_STEPS=$${REFITD_SIMULATION_STEPS:-1000000} $(BIN)/python -m pytest tests/simulation -q -s $(ARGS)
+
+chaos: $(READY) ## kill the real publisher, service and engines at random times, under load (SGLang among them)
+	@tests/sglang/install .venv-sglang
+	@REFITD_SGLANG_VENV=.venv-sglang $(BIN)/python tests/chaos/main.py $(ARGS)
 
 bench: $(READY) ## measure publishing, loading and the service itself
 	@$(BIN)/python tests/bench/main.py $(ARGS)

@@ -102,12 +102,14 @@ def _round(seed: str, number: int, kind: str, engines: list[str], sglang: str | 
         return _stream(seed, number, chance, engines, sglang)
     (victim, point, _) = chance.choices(ORDINARY, weights=[weight for *_, weight in ORDINARY])[0]
     again = chance.uniform(0.0, MAX_DELAY) if victim is Victim.SERVICE and chance.random() < AGAIN else None
+    # A real SGLang takes 20 s to start: it is killed in mid-load alone.
+    able = [name for name in engines if victim is not Victim.ENGINE or name != sglang]
     return Round(
         number=number,
         seed=seed,
         victim=victim,
         point=point,
-        engine=chance.choice(engines),
+        engine=chance.choice(able),
         delay=chance.uniform(0.0, DELAYS[point]),
         again=again,
     )

@@ -5,7 +5,7 @@ from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import httpx
 
@@ -74,10 +74,13 @@ class Reference:
     def _load(self, model: str) -> None:
         if model != self._loaded:
             path = str(self.models / model)
+            # Right after an answer SGLang may still count its request as running, and then refuses to flush.
+            self._post("/pause_generation", ADMIN_KEY, {"mode": "retract"})
             self._post("/update_weights_from_disk", ADMIN_KEY, {"model_path": path, "load_format": "auto"})
+            self._post("/continue_generation", ADMIN_KEY, {"torch_empty_cache": False})
             self._loaded = model
 
-    def _post(self, path: str, key: str, body: dict[str, object]) -> dict[str, list[int]]:
+    def _post(self, path: str, key: str, body: dict[str, object]) -> dict[str, Any]:
         reply = self._http.post(path, json=body, headers={"Authorization": f"Bearer {key}"})
         return reply.raise_for_status().json()
 

@@ -48,7 +48,7 @@ def main() -> int:
         command = shlex.join(["python", *sys.argv])
         document = report.document(command, [str(outcome) for outcome in outcomes])
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps(document, indent=1) + "\n")
+        arguments.out.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
     if report.is_good:
         shutil.rmtree(folder)
     else:

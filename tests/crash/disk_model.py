@@ -88,10 +88,10 @@ class Folder:
         """The names that may be found: those after every subset of the pending changes, or after a sample."""
         count = len(self.pending)
         if 2**count <= MOST_SUBSETS:
-            masks = list(itertools.product((False, True), repeat=count))
+            masks = list(itertools.product((True, False), repeat=count))
         else:
-            masks = [tuple(chance.random() < 0.5 for _ in range(count)) for _ in range(SAMPLES)]
-            masks += [(True,) * count, (False,) * count]
+            masks = [(True,) * count, (False,) * count]
+            masks += [tuple(chance.random() < 0.5 for _ in range(count)) for _ in range(SAMPLES)]
         return [self.after(list(itertools.compress(self.pending, mask))) for mask in masks]
 
 
@@ -179,12 +179,14 @@ def _tree(folder: Folder) -> Tree:
 
 
 def _states(folder: Folder, chance: random.Random) -> Iterator[Tree]:
-    """Every variant of the names, with the inner folders' states beside each other rather than in all combinations."""
+    """Every variant of the names; with each, what lies in it varied one by one, and then all of it at random."""
     for names in folder.variants(chance):
         parts = {name: _variants(node, chance) for name, node in names.items()}
-        for number in range(max((len(each) for each in parts.values()), default=1)):
-            yield {name: each[number % len(each)] for name, each in parts.items()}
-        for _ in range(3 if sum(len(each) > 1 for each in parts.values()) > 1 else 0):
+        first = {name: each[0] for name, each in parts.items()}
+        yield first
+        for name, each in parts.items():
+            yield from (first | {name: other} for other in each[1:])
+        for _ in range(4 if sum(len(each) > 1 for each in parts.values()) > 1 else 0):
             yield {name: chance.choice(each) for name, each in parts.items()}
 
 

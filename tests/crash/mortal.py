@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from refitd.engine.sglang.transport import Reply, Transport
 from refitd.journal.journal import Journal
 from refitd.journal.writes import Write
 
+SLOW_DISK_SECONDS = 0.05
 _FILE_EFFECTS = frozenset({"os.mkdir", "os.rename", "os.rmdir", "os.remove"})
 
 
@@ -42,24 +44,29 @@ class Life:
         """Count from now on."""
         self._armed = True
 
-    def effect(self, name: str) -> None:
-        """An effect that is about to happen, or has just happened."""
+    def effect(self, name: str, *, late: bool = False) -> None:
+        """An effect that is about to happen, or has just happened. With `late`, death leaves the others a moment.
+
+        A commit that a slow disk holds up is when somebody who should wait for it shows that he does not.
+        """
         with self._turn:
             if not self._armed:
                 return
             self._count += 1
             os.write(self._log, f"{name}\n".encode())
-            if self._count == self._die_at or name == self._die_on:
-                os.kill(os.getpid(), signal.SIGKILL)
+            is_end = self._count == self._die_at or name == self._die_on
+        if is_end:
+            time.sleep(SLOW_DISK_SECONDS if late else 0.0)
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def watch_journal(self) -> None:
         """Count the batches of the journal."""
         commit: Callable[[Journal, list[Write]], Exception | None] = Journal._commit
 
         def counted(journal: Journal, batch: list[Write]) -> Exception | None:
-            self._commits += 1
+            self._commits += self._armed
             number = self._commits
-            self.effect(f"commit {number}")
+            self.effect(f"commit {number}", late=True)
             failure = commit(journal, batch)
             self.effect(f"committed {number}")
             return failure

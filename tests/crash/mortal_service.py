@@ -33,6 +33,7 @@ def live(order: dict[str, Any]) -> int:
 
 def main() -> None:
     """Bring up one child after the other."""
+    sys.stdout = os.fdopen(1, "w", closefd=False)  # buffered, whatever the environment says: a kill must not cut a line
     for line in sys.stdin:
         child = os.fork()
         if child == 0:

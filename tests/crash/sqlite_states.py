@@ -11,6 +11,7 @@ SQLite's own assumption is kept: a write does not harm the bytes beside it (http
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import assert_never
 
 from recorded_sqlite import Deleted, Effect, Opened, Said, Synced, Truncated, Written
 
@@ -40,26 +41,35 @@ class _Disk:
         """Let it happen."""
         match effect:
             case Opened(file):
-                if file not in self.synced or self.unsure.get(file) is False:
-                    if file in self.synced:
-                        self.former[file] = bytes(self.synced[file])
-                    self.synced[file], self.pending[file], self.unsure[file] = bytearray(), [], True
-                    self.fresh.add(file)
+                self._open(file)
             case Written(file) | Truncated(file):
                 self.pending[file].append(effect)
             case Synced(file):
-                for change in self.pending[file]:
-                    _apply(self.synced[file], change)
-                self.pending[file] = []
-                if file in self.fresh and file.endswith(_MAKE_FOLDER_SYNCED):
-                    self._sync_folder()
-                self.fresh.discard(file)
+                self._sync(file)
             case Deleted(file, synced):
                 self.unsure[file] = False
                 if synced:
                     self._sync_folder()
             case Said(count):
                 self.said = count
+            case _:
+                assert_never(effect)
+
+    def _open(self, file: str) -> None:
+        if file in self.synced and self.unsure.get(file) is not False:
+            return
+        if file in self.synced:
+            self.former[file] = bytes(self.synced[file])
+        self.synced[file], self.pending[file], self.unsure[file] = bytearray(), [], True
+        self.fresh.add(file)
+
+    def _sync(self, file: str) -> None:
+        for change in self.pending[file]:
+            _apply(self.synced[file], change)
+        self.pending[file] = []
+        if file in self.fresh and file.endswith(_MAKE_FOLDER_SYNCED):
+            self._sync_folder()
+        self.fresh.discard(file)
 
     def _sync_folder(self) -> None:
         for name, stays in self.unsure.items():

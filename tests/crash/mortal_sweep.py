@@ -1,0 +1,71 @@
+"""Collects what nobody needs, with the service's own parts on a copy of a prepared root, and dies on the way.
+
+For each k there is a child that is killed at its k-th effect: a batch of the journal, or a change of the file system.
+"""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from mortal import Life
+
+from refitd.catalog.files import DiskFiles
+from refitd.clock import SystemClock
+from refitd.journal.recovery import open_journal
+from refitd.ledger import Ledger
+from refitd.reclaim.collector import Collector
+from refitd.reclaim.folders import DiskFolders
+from refitd.settings import Settings
+from refitd_client.contract.wire import ReclaimPlan
+
+INCOMING_TTL = 3600.0
+
+
+async def sweep(place: Path, keep_last: int) -> ReclaimPlan:
+    """One sweep, as the service makes it when it starts on `<place>/root` and `<place>/state`."""
+    root, state = place / "root", place / "state"
+    journal = open_journal(state, root)
+    writing = asyncio.create_task(journal.run())
+    try:
+        ledger = Ledger(journal, SystemClock())
+        ledger.root_fault = ledger.fleet_fault = None
+        settings = Settings(root=root, state=state, keep_last=keep_last, incoming_ttl=INCOMING_TTL)
+        plan = await Collector(ledger, DiskFiles(root), DiskFolders(root), settings).sweeper.run()
+        await ledger.durable()
+        return plan
+    finally:
+        writing.cancel()
+        await asyncio.wait({writing})
+        journal.close()
+
+
+def copied(prepared: Path, place: Path) -> Path:
+    """The prepared root and journal once more, times and all."""
+    shutil.copytree(prepared, place, symlinks=True)
+    return place
+
+
+def kill_at_each(prepared: Path, places: Path, keep_last: int) -> None:
+    """Make `<places>/<k>`, what a kill at effect k leaves, for each k until a sweep comes through."""
+    number = 0
+    while True:
+        number += 1
+        place = copied(prepared, places / f"{number:03d}")
+        child = os.fork()
+        if child == 0:
+            life = Life(place / "effects", number, None, armed=True)
+            life.watch_journal()
+            life.watch_files()
+            with contextlib.redirect_stdout(sys.stderr):
+                asyncio.run(sweep(place, keep_last))
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if not os.WIFSIGNALED(status):
+            sys.exit(os.waitstatus_to_exitcode(status))
+
+
+if __name__ == "__main__":
+    kill_at_each(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,144 @@
+"""GC killed in mid-delete: kill -9 at every journal and file-system step of a sweep, and the next one finishes it.
+
+What stays is whole, what goes is gone, and journal and disk agree.
+"""
+
+import asyncio
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import mortal_sweep
+import pytest
+
+from refitd.catalog.record import VersionRecord
+from refitd.clock import SystemClock
+from refitd.journal import reads
+from refitd.journal.condition import Sound, examine_journal, reading
+from refitd.journal.journal import JOURNAL_NAME
+from refitd.journal.recovery import open_journal
+from refitd.ledger import Ledger
+from refitd_client.contract.naming import SERVICE_FOLDER
+from refitd_client.contract.states import EngineState, VersionState
+from support.records import engine, version
+
+KEEP_LAST = 2
+STEPS = range(1, 8)
+KEPT = {"run/v000003", "run/v000004", "run/v000006", "run/v000007", "run/.incoming-alive"}
+GONE = {"run/v000001", "run/v000002", "run/v000005", "run/.incoming-dead"}
+
+
+def what_is_known() -> list[VersionRecord]:
+    """Seven good versions: an engine serves 3, 4 is pinned, 6 and 7 are the newest."""
+    records = {step: version(step, bytes=100, owned=True) for step in STEPS}
+    records[4] = replace(records[4], pinned=True)
+    records[7] = replace(records[7], served_at="2026-01-01T00:00:00Z")
+    return list(records.values())
+
+
+async def prepare(place: Path) -> None:
+    """A root and the journal that belongs to it. One version has a folder and a link that leads outside."""
+    root = place / "root"
+    (place / "precious").mkdir(parents=True)
+    (place / "precious" / "thesis").write_text("years of work")
+    (root / SERVICE_FOLDER).mkdir(parents=True)
+    for record in what_is_known():
+        write(root / record.path, "model.safetensors", "refit.json")
+    write(root / "run" / "v000002" / "inner", "deep")
+    (root / "run" / "v000002" / "link").symlink_to(place / "precious")
+    for name in ("dead", "alive"):
+        write(root / "run" / f".incoming-{name}", "model.safetensors")
+    for path in (*(root / "run" / ".incoming-dead").rglob("*"), root / "run" / ".incoming-dead"):
+        os.utime(path, (0, 0))
+    journal = open_journal(place / "state", root)
+    ledger = Ledger(journal, SystemClock())
+    for record in what_is_known():
+        ledger.put_version(record)
+    ledger.put_engine(engine(serving=version(3).id, state=EngineState.IN_SYNC))
+    ledger.rebuilt()
+    writing = asyncio.create_task(journal.run())
+    await ledger.durable()
+    writing.cancel()
+    await asyncio.wait({writing})
+    journal.close()
+
+
+def write(folder: Path, *names: str) -> None:
+    folder.mkdir(parents=True)
+    for name in names:
+        (folder / name).write_text(f"{folder.name} {name}")
+
+
+def found(folder: Path) -> dict[str, str | None]:
+    """All files below a folder, by their paths; links as links."""
+    return {
+        str(path.relative_to(folder)): str(path.readlink()) if path.is_symlink() else path.read_text()
+        for path in sorted(folder.rglob("*"))
+        if path.is_symlink() or path.is_file()
+    }
+
+
+def in_place(root: Path) -> dict[str, dict[str, str | None]]:
+    """What lies in the run's folder."""
+    return {f"run/{path.name}": found(path) for path in (root / "run").iterdir()}
+
+
+def states(place: Path) -> dict[str, VersionState]:
+    """What the journal says, by path."""
+    condition = examine_journal(place / "state" / JOURNAL_NAME, thorough=True)
+    assert isinstance(condition, Sound), condition
+    with reading(place / "state" / JOURNAL_NAME) as connection:
+        return {record.path: record.state for record in reads.read_versions(connection)}
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> Path:
+    asyncio.run(prepare(tmp_path / "prepared"))
+    return tmp_path / "prepared"
+
+
+def check_killed(place: Path, before: dict[str, dict[str, str | None]]) -> None:
+    """What a kill leaves: nothing is half in its place, and nothing has left it that was not written down first."""
+    here, known = in_place(place / "root"), states(place)
+    for path, files in here.items():
+        assert files == before[path], f"half of {path} is in its place"
+    for path, state in known.items():
+        assert path in here or state in {VersionState.RETIRED, VersionState.DELETED}, f"{path} is gone, and {state}"
+        assert path not in here or state is not VersionState.DELETED, f"{path} is there, and called DELETED"
+    assert here.keys() >= KEPT
+
+
+def check_swept(place: Path, before: dict[str, dict[str, str | None]]) -> None:
+    """What the next sweep leaves."""
+    here, known = in_place(place / "root"), states(place)
+    assert here == {path: before[path] for path in KEPT}
+    assert {path for path, state in known.items() if state is VersionState.DELETED} == {v for v in GONE if "/v" in v}
+    assert {path for path, state in known.items() if state is VersionState.SEALED} == {v for v in KEPT if "/v" in v}
+    assert list((place / "root" / SERVICE_FOLDER / "trash").iterdir()) == []
+
+
+def test_kill_9_at_every_journal_and_file_system_step_of_a_sweep(prepared: Path, tmp_path: Path) -> None:
+    """GC killed in mid-delete."""
+    places = tmp_path / "places"
+    places.mkdir()
+    before = in_place(prepared / "root")
+    command = [sys.executable, "-W", "ignore", mortal_sweep.__file__, prepared, places, str(KEEP_LAST)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    *killed, through = sorted(places.iterdir())
+    check_swept(through, before)
+    died = [(place / "effects").read_text().splitlines()[int(place.name) - 1] for place in killed]
+    for place, effect in zip(killed, died, strict=True):
+        try:
+            check_killed(place, before)
+            asyncio.run(mortal_sweep.sweep(place, KEEP_LAST))
+            check_swept(place, before)
+        except AssertionError as error:
+            error.add_note(f"killed at effect {place.name} ({effect})")
+            raise
+    assert found(prepared / "precious") == {"thesis": "years of work"}, "a link was followed"
+    print(f"died at {len(died)} effects: {', '.join(died)}")
+    kinds = {effect.split()[0] for effect in died}
+    assert kinds == {"commit", "committed", "mkdir", "rename", "remove", "rmdir", "fsync"}

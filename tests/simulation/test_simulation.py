@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import pytest
 import structlog
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
@@ -22,6 +22,7 @@ from simulation.world import World
 
 STEPS = int(os.environ.get("REFITD_SIMULATION_STEPS", "12000"))
 RUN_STEPS = 50
+SHRINK = "REFITD_SIMULATION_SHRINK" in os.environ  # minutes, for who looks into a failure
 CALLS = (
     "/update_weights_from_disk",
     "/pause_generation",
@@ -157,6 +158,7 @@ def test_every_promise_holds_under_whatever_comes() -> None:
             max_examples=runs,
             stateful_step_count=RUN_STEPS,
             deadline=None,
+            phases=[Phase.generate, Phase.shrink] if SHRINK else [Phase.generate],
             derandomize="REFITD_SIMULATION_STEPS" not in os.environ,
             database=None,
             print_blob=True,

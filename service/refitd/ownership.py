@@ -6,6 +6,7 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from refitd.reclaim.trash import TRASH
 from refitd_client.contract.naming import SERVICE_FOLDER
 
 _LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -30,6 +31,8 @@ def owned(root: Path) -> Generator[Path]:
         handle = os.open(folder / "lock", _LOCK_FLAGS, 0o660)
     except OSError as error:
         raise StartRefusedError(f"the service needs to write its folder in the root: {error}") from error
+    with suppress(OSError):  # made while there is room: on a full disk it is what makes room
+        (folder / TRASH).mkdir(exist_ok=True, mode=0o700)
     try:
         _lock(handle, f"owns {root}: stop it, or give this one a root of its own")
         yield folder

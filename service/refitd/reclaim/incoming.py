@@ -21,7 +21,6 @@ from refitd.reclaim.trash import discard
 from refitd_client.contract.naming import INCOMING_PREFIX, SERVICE_FOLDER
 
 LOCK_NAME = ".lock"
-CLOCK_NAME = "clock"
 WITHOUT_LOCK = 24  # a folder without a lock must be this many times as old
 MAX_DEPTH = 8
 
@@ -58,7 +57,7 @@ class _Content:
 
 
 def survey(root: int, runs: Sequence[str], older_than: float) -> list[Incoming]:
-    """All incoming folders of the runs and whether each is abandoned. Writes nothing but the service's own clock file.
+    """All incoming folders of the runs and whether each is abandoned. Writes nothing but its own folder's time.
 
     Raises:
         OSError: the service's own folder in the root cannot be written.
@@ -184,11 +183,7 @@ def _try_lock(handle: int) -> Lock:
 
 
 def _now(root: int) -> float:
-    """The time by the clock that stamps the root's files (on NFS, the server's)."""
+    """The time by the clock that stamps the root's files (on NFS, the server's). No file is made: disks get full."""
     with made(SERVICE_FOLDER, root, 0o755) as own:
-        handle = os.open(CLOCK_NAME, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600, dir_fd=own)
-        try:
-            os.utime(handle)
-            return os.fstat(handle).st_mtime
-        finally:
-            os.close(handle)
+        os.utime(own)
+        return os.fstat(own).st_mtime

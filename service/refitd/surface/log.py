@@ -14,7 +14,7 @@ from refitd.surface.context import Service, ServiceOf
 from refitd.surface.explain import explain_engine, explain_version
 from refitd.surface.streams import stream_slot
 from refitd.surface.versions import find
-from refitd_client.contract.wire import Event, Explanation
+from refitd_client.contract.wire import Event, Explanation, ReclaimPlan
 
 router = APIRouter(prefix="/v1", tags=["log"])
 
@@ -72,5 +72,11 @@ async def explain(subject: str, service: ServiceOf) -> Explanation:
         record = await find(service, subject)
     except ProblemError as error:
         raise ProblemError(Kind.UNKNOWN_ID, f"no version and no engine is called {subject}") from error
-    plan = await service.sweeper.plan()
-    return Explanation(id=subject, sentences=explain_version(record, service.ledger, plan))
+    try:
+        plan = await service.sweeper.plan()
+    except OSError as error:
+        sentences = explain_version(record, service.ledger, ReclaimPlan(items=[], freed_bytes=0))
+        sentences.append(f"Whether it is kept cannot be said now: the root cannot be worked on ({error}).")
+    else:
+        sentences = explain_version(record, service.ledger, plan)
+    return Explanation(id=subject, sentences=sentences)

@@ -16,6 +16,8 @@ def version(step: int, *, generation: int = 1, run: str = "run", **fields: Any) 
         "state": VersionState.SEALED,
         "created_at": "2026-01-01T00:00:00Z",
         "digest": f"digest-{generation}-{step}",
+        "weights": f"weights-{generation}-{step}",
+        "shards": "shards",
         "signature": f"signature-{generation}-{step}",
     }
     return VersionRecord(run=run, order=order, **(defaults | fields))

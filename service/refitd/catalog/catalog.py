@@ -277,6 +277,8 @@ class Catalog:
             reason=None,
             bytes=verdict.bytes,
             digest=verdict.digest,
+            weights=verdict.weights,
+            shards=verdict.shards,
             inventory=verdict.inventory,
             signature=None if seen is None else seen.signature,
             owned=seen is not None and seen.has_manifest,

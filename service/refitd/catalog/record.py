@@ -10,7 +10,8 @@ from refitd_client.contract.states import Kind, VersionState
 class VersionRecord:
     """One version. `path` is relative to the root; `signature` sums up names, sizes and times of its files at sealing.
 
-    `inventory` is the digest of tensor names, shapes and dtypes; `digest` that of all bytes. Both are None until known.
+    `inventory` is the digest of tensor names, shapes and dtypes; `digest` that of all bytes, `weights`
+    that of the weight files, `shards` that of their names and sizes. All are None until known.
     `owned` says that refitd's own publisher wrote it (it has a manifest). `served_at` is when it was first proven on
     every reachable engine of its run, None before: the newest such version is the last good one.
     """
@@ -25,6 +26,8 @@ class VersionRecord:
     reason: str | None = None
     bytes: int | None = None
     digest: str | None = None
+    weights: str | None = None
+    shards: str | None = None
     inventory: str | None = None
     signature: str | None = None
     owned: bool = False
@@ -41,3 +44,10 @@ class VersionRecord:
     def id(self) -> str:
         """The id on the wire and in the journal."""
         return version_id(self.run, self.order)
+
+    def differs_in_weights(self, other: "VersionRecord") -> bool:
+        """Whether it is proved that the two hold other tensors: files that are cut the same way and not the same.
+
+        Two ways to cut the same tensors into files, or another chat template, prove nothing.
+        """
+        return self.shards is not None and self.shards == other.shards and self.weights != other.weights

@@ -8,7 +8,7 @@ The checks run from the outside in (files, headers, index, manifest, tensors aga
 that fails is the reason.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from refitd.catalog.contents import Contents
@@ -39,11 +39,15 @@ class Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Valid:
-    """Proven good. `inventory` digests names, shapes and dtypes; `digest` all bytes; `notes` are worth knowing."""
+    """Proven good. `inventory` digests names, shapes and dtypes; `digest` all bytes; `weights` those of the files that
+    loaders read, and `shards` their names and sizes; `notes` are worth knowing.
+    """
 
     inventory: str
     bytes: int
     digest: str
+    weights: str
+    shards: str
     notes: tuple[str, ...] = ()
 
 
@@ -83,6 +87,8 @@ def validate(evidence: Evidence, reference: Reference | None, options: Options) 
         inventory=structure.inventory.digest,
         bytes=structure.bytes,
         digest=_digest(structure, evidence.contents),
+        weights=_weights(structure, evidence.contents.digests),
+        shards=_weights(structure, {}),
         notes=tuple(_notes(structure, reference, options)),
     )
 
@@ -193,6 +199,10 @@ def _digest(structure: Structure, contents: Contents) -> str:
     if structure.manifest is not None:
         return structure.manifest.digest
     return digest_of_files({name: (structure.files[name].size, digest) for name, digest in contents.digests.items()})
+
+
+def _weights(structure: Structure, digests: Mapping[str, str]) -> str:
+    return digest_of_files({name: (structure.files[name].size, digests.get(name, "")) for name in structure.headers})
 
 
 def _notes(structure: Structure, reference: Reference | None, options: Options) -> Iterator[str]:

@@ -25,6 +25,7 @@ from refitd_client.durable import make_folders, sync_folder
 
 JOURNAL_NAME = "journal.db"
 RETRY_SECONDS = 1.0
+GATHERING_TURNS = 4  # of the loop: what one event sets off elsewhere goes to disk with it, by one sync instead of two
 AnswerT = TypeVar("AnswerT")
 
 
@@ -92,6 +93,8 @@ class Journal:
         try:
             while True:
                 await self._work.wait()
+                for _ in range(GATHERING_TURNS):
+                    await asyncio.sleep(0)
                 self._work.clear()
                 await self._commit_queued()
                 if self._failure is not None:

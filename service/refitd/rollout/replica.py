@@ -162,20 +162,18 @@ class Replica:
             self._agenda = replace(self._agenda, resume_at=self._now() + backoff(1, self._chance), probe_at=0.0)
 
     async def _refit(self, version: VersionRecord) -> None:
-        # Right before each load, because the files may have been rewritten or deleted since they were sealed.
-        if not await self._check(version):
-            self._agenda = replace(self._agenda, failed=version.id, retry_at=self._now() + backoff(1, self._chance))
-            return
-        if self._ledger.versions.get(version.id) is not version:
-            return  # retired or barred during that look: nothing holds it for us yet
-        attempt = self._ledger.open_attempt(self.id, version.id)
+        attempt = self._ledger.open_attempt(self.id, version.id)  # from here on the version is leased
         before = self._record
         self._ledger.put_engine(replace(before, state=EngineState.UPDATING), f"UPDATING: loads {version.id}")
-        try:
-            await self._ledger.durable()
-        except JournalError as error:
+        # Right before each load, because the files may have been rewritten or deleted since they were sealed; and the
+        # disk writes the intent meanwhile.
+        unchanged, unwritten = await asyncio.gather(self._check(version), self._written())
+        if unwritten is not None:
             # Nothing was sent: the engine is as it was, and without a durable intent nothing may be sent.
-            self._close(before, version, Refit(outcome=Outcome.UNREACHABLE, resumed=True, reason=str(error)), attempt)
+            self._close(before, version, Refit(outcome=Outcome.UNREACHABLE, resumed=True, reason=unwritten), attempt)
+            return
+        if not unchanged:
+            self._drop(before, attempt)
             return
         try:
             refit = await self._engine.refit(self._target_for(before, version), self._on_stage)
@@ -186,9 +184,24 @@ class Replica:
             raise
         self._close(before, version, refit, attempt)
 
+    async def _written(self) -> str | None:
+        """Wait until the intent is durable; why it is not, None where it is."""
+        try:
+            await self._ledger.durable()
+        except JournalError as error:
+            return str(error)
+        return None
+
+    def _drop(self, before: EngineRecord, attempt: AttemptRecord) -> None:
+        """The files are not those that were sealed, or cannot be looked at now: the engine never heard of it."""
+        reason = "its files are not those that were checked, or cannot be looked at: nothing was sent"
+        self._ledger.close_attempt(replace(attempt, outcome="NOT_SENT", reason=reason))
+        self._agenda = replace(self._agenda, failed=attempt.version, retry_at=self._now() + backoff(1, self._chance))
+        self._put(before, replace(self._record, state=before.state))
+
     def _target_for(self, engine: EngineRecord, version: VersionRecord) -> Target:
         serving = self._ledger.versions.get(engine.serving or "")
-        differs = serving is not None and serving.digest != version.digest
+        differs = serving is not None and serving.differs_in_weights(version)
         return Target(
             path=self._seen_path(version),
             label=label_of(version),

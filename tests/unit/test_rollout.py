@@ -125,7 +125,10 @@ async def test_files_that_changed_since_they_were_sealed_are_not_loaded(tmp_path
     async with running(tmp_path, {"a": engine}) as stage:
         await stage.until(lambda: A in stage.ledger.engines)
         stage.lost.add(version(1).id)
-        stage.ledger.put_version(version(1, state=VersionState.LOST))
+        stage.ledger.put_version(version(1))
+        await stage.until(lambda: A in stage.ledger.loading)
+        await stage.until(lambda: A not in stage.ledger.loading)
+        assert stage.ledger.engines[A].state is EngineState.BEHIND
         stage.ledger.put_version(version(2))
         await stage.until(lambda: stage.ledger.engines[A].serving == version(2).id)
         assert engine.loads == ["/root/run/v000002"]

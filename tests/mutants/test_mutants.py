@@ -1,0 +1,151 @@
+"""Breaks the product in one place at a time, and sees that the tests notice: a promise that no test can lose is none.
+
+Each mutant is a line of the product and what it becomes; the tests that are named must fail on it. They run in a copy.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NOT_COUNTED = {0, 2, 3, 4, 5}  # passed, or not run at all: interrupted, internal error, usage, nothing collected
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """`old` occurs once in `file`."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+MUTANTS = [
+    Mutant(
+        "drops an fsync of a published file",
+        "client/refitd_client/staging.py",
+        "durable.sync(fd)  #",
+        "pass  #",
+        "tests/crash/test_publish_power_loss.py",
+    ),
+    Mutant(
+        "lets the journal commit without a sync",
+        "service/refitd/journal/journal.py",
+        '"synchronous=FULL"',
+        '"synchronous=NORMAL"',
+        "tests/crash/test_journal_power_loss.py",
+    ),
+    Mutant(
+        "skips the lease of a load",
+        "service/refitd/reclaim/leases.py",
+        "for load in engine.loads:",
+        "for load in engine.loads[:0]:",
+        "tests/unit/test_leases.py",
+    ),
+    Mutant(
+        "resumes an engine whose contents are unknown",
+        "service/refitd/rollout/observe.py",
+        "                known=False,\n                resume_owed=False,\n",
+        "                known=True,\n                resume_owed=True,\n",
+        "tests/unit/test_observe.py",
+    ),
+    Mutant(
+        "believes a repair that was refused",
+        "service/refitd/engine/sglang/adapter.py",
+        "        if target.repairs:\n            return _tainted(reason, watch)\n",
+        "",
+        "tests/unit/test_sglang_adapter.py",
+    ),
+    Mutant(
+        "compares clocks",
+        "service/refitd/rollout/target.py",
+        "return max(unfinished or good, key=lambda version: version.order, default=None)",
+        "return max(unfinished or good, key=lambda version: version.created_at, default=None)",
+        "tests/unit/test_target.py",
+    ),
+    Mutant(
+        "follows a link",
+        "service/refitd/reclaim/handle.py",
+        "_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW",
+        "_FOLDER = os.O_RDONLY | os.O_DIRECTORY",
+        "tests/unit/test_trash.py",
+    ),
+    Mutant(
+        "calls an engine without a durable intent",
+        "service/refitd/rollout/replica.py",
+        "            await self._ledger.durable()\n        except JournalError",
+        "            pass\n        except JournalError",
+        "tests/crash/test_rollout_crash.py",
+    ),
+    Mutant(
+        "takes an empty listing for an empty root",
+        "service/refitd/reclaim/keep.py",
+        "case Listing() if not listing.found:",
+        "case Listing() if len(listing.found) < 0:",
+        "tests/unit/test_keep.py tests/unit/test_sweep.py",
+    ),
+    Mutant(
+        "does not ask again after it has retired a version",
+        "service/refitd/reclaim/sweep.py",
+        "        await self._books.durable()\n        now = self._verdict_of(record.id, listing)\n"
+        "        if now is None or now.keep:\n            return _line(now or verdict)\n",
+        "        await self._books.durable()\n",
+        "tests/unit/test_sweep.py",
+    ),
+    Mutant(
+        "does not hold contents against the record",
+        "service/refitd/engine/sglang/verify.py",
+        "says.fingerprint != target.fingerprint",
+        "says.fingerprint is None",
+        "tests/unit/test_sglang_verify.py",
+    ),
+    Mutant(
+        "loads files that have changed since they were checked",
+        "service/refitd/rollout/replica.py",
+        "        if not unchanged:\n            self._drop(before, attempt)\n            return\n",
+        "",
+        "tests/unit/test_rollout.py",
+    ),
+    Mutant(
+        "serves a version that failed validation",
+        "service/refitd/catalog/catalog.py",
+        "            case Invalid(_, reason):\n                self._reject(record.id, reason)",
+        "            case Invalid(_, reason):\n                self._move(record.id, VersionState.SEALED, reason)",
+        "tests/simulation",
+    ),
+    Mutant(
+        "forgets an engine's unknown contents at a restart",
+        "service/refitd/ledger.py",
+        "            self._taint(attempt)\n",
+        '            self.close_attempt(replace(attempt, outcome="TAINTED"))\n',
+        "tests/crash/test_rollout_crash.py",
+    ),
+]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_the_tests_notice_a_product_that(mutant: Mutant, tmp_path: Path) -> None:
+    for part in ("service", "client"):
+        shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
+    file = tmp_path / mutant.file
+    text = file.read_text()
+    assert text.count(mutant.old) == 1, "the line that it breaks has changed: bring the mutant up to date"
+    file.write_text(text.replace(mutant.old, mutant.new))
+    path = os.pathsep.join(str(tmp_path / part) for part in ("service", "client"))
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *mutant.tests.split()],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": path, "REFITD_SIMULATION_STEPS": "4000", "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode not in NOT_COUNTED, f"nobody noticed:\n{done.stdout[-2000:]}"

@@ -10,6 +10,7 @@ import asyncio
 import sqlite3
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -54,6 +55,8 @@ class Journal:
         except BaseException:
             self._db.dispose()
             raise
+        # Its own: where the root's file system hangs, it hangs every thread that others share.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self._queue: deque[Write] = deque()
         self._appended = 0
         self._durable = 0
@@ -106,7 +109,7 @@ class Journal:
     async def _commit_queued(self) -> None:
         while self._queue:
             batch = list(self._queue)
-            failure = await asyncio.to_thread(self._commit, batch)
+            failure = await asyncio.get_running_loop().run_in_executor(self._thread, self._commit, batch)
             async with self._progress:
                 self._failure = failure
                 if failure is None:
@@ -133,6 +136,7 @@ class Journal:
 
     def close(self) -> None:
         """Give the file back. Call it after `run` has ended."""
+        self._thread.shutdown()
         self._db.dispose()
 
 

@@ -157,10 +157,7 @@ def anywhere(*_: object) -> None:
 
 async def ask(url: str, key: str | Path | None = "key", guard: Guard | None = anywhere) -> Reply | NoReply:
     transport = Transport(url, api_key=key, admin_key=None, guard=guard)
-    try:
-        return await transport.post("/update_weights_from_disk", {"a": 1}, within=5.0)
-    finally:
-        await transport.aclose()
+    return await transport.post("/update_weights_from_disk", {"a": 1}, within=5.0)
 
 
 async def test_a_redirect_is_not_followed_by_the_service_or_its_client() -> None:
@@ -202,7 +199,6 @@ async def test_an_engines_keys_are_exchanged_without_a_restart(tmp_path: Path) -
             reply = await transport.post("/pause", {}, within=5.0)
             assert isinstance(reply, Reply)
             assert reply.ok
-        await transport.aclose()
         assert [seen.headers["authorization"] for seen in server.seen] == ["Bearer old", "Bearer old", "Bearer new"]
 
 

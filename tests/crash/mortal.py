@@ -15,16 +15,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from refitd.engine.sglang.transport import Reply, Transport
+from refitd.engine.sockets import Stream
 from refitd.journal.journal import Journal
 from refitd.journal.writes import Write
 
 SLOW_DISK_SECONDS = 0.05
+_UNHEARD: ContextVar[str | None] = ContextVar("unheard", default=None)
 _FILE_EFFECTS = frozenset({"os.mkdir", "os.rename", "os.rmdir", "os.remove"})
 
 
@@ -79,21 +80,21 @@ class Life:
 
         async def counted(transport: Transport, method: str, path: str, *rest: Any) -> Reply:
             self.effect(f"before {method} {path}")
-            transport._client.event_hooks = {"request": [self._trace]}
+            _UNHEARD.set(f"sent {method} {path}")
             reply = await send(transport, method, path, *rest)
             self.effect(f"heard {method} {path}")
             return reply
 
         Transport._send = counted
+        read = Stream.read
 
-    async def _trace(self, request: httpx.Request) -> None:
-        name = f"sent {request.method} {request.url.path}"
-
-        async def on_event(event: str, _: object) -> None:
-            if event == "http11.send_request_body.complete":
+        async def awaited(stream: Stream, *rest: Any, **named: Any) -> bytes:
+            name, _ = _UNHEARD.get(), _UNHEARD.set(None)
+            if name is not None:  # whoever reads for the first time has sent all that there was to send
                 self.effect(name)
+            return await read(stream, *rest, **named)
 
-        request.extensions["trace"] = on_event
+        Stream.read = awaited
 
     def watch_files(self) -> None:
         """Count changes of the file system: names by the interpreter's audit events, syncs by hand."""

@@ -110,6 +110,7 @@ async def serving(
     async with asyncio.TaskGroup() as group, httpx.AsyncClient(transport=transport, base_url="http://refitd") as http:
         tasks = [group.create_task(part()) for part in (catalog.run, conductor.run, fleet.run)]
         writing = group.create_task(journal.run())
+        await asyncio.sleep(0)  # each has begun
         try:
             yield Stage(root, ledger, http, engines, api)
         finally:

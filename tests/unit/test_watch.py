@@ -41,19 +41,19 @@ async def test_a_version_that_is_renamed_into_place_is_a_hint(tmp_path: Path, ho
     await asyncio.wait({watcher})
 
 
-async def test_what_the_service_does_itself_is_no_hint(tmp_path: Path) -> None:
+async def test_what_the_service_does_itself_and_what_goes_is_no_hint(tmp_path: Path) -> None:
     (tmp_path / ".refitd").mkdir()
     hinted = asyncio.Event()
     watcher = asyncio.create_task(Watcher(tmp_path, Watch.EVENTS, asyncio.get_running_loop(), hinted.set).run())
     async with asyncio.timeout(20):
         while not hinted.is_set():
-            (tmp_path / "marker").touch()
+            (tmp_path / "marker").write_text("written, and closed")
             await asyncio.sleep(0.02)
-        (tmp_path / "marker").unlink()
         await asyncio.sleep(0.1)  # events of the marker come to their end; nothing says when
         hinted.clear()
         for number in range(20):
             (tmp_path / f".refitd/{number}").touch()
+        (tmp_path / "marker").unlink()
         await asyncio.sleep(0.1)
     assert not hinted.is_set()
     watcher.cancel()

@@ -5,6 +5,7 @@ have changed or gone become LOST. The other brings each version to its verdict, 
 """
 
 import asyncio
+import math
 from dataclasses import dataclass, replace
 
 import structlog
@@ -97,21 +98,26 @@ class Catalog:
         return found == record.signature
 
     async def _scan_forever(self) -> None:
+        looked = -math.inf
         while True:
             seen = self._hints.count
-            await self._scan()
+            is_listed = await self._scan()
+            now = self._ledger.clock.monotonic()
+            if is_listed and now - looked >= self._rules.scan_interval:  # a hint says that something came, not went
+                await self._look_again()
+                looked = now
             await asyncio.sleep(PACE_SECONDS)
             await self._hints.after(seen, within=self._rules.scan_interval)
 
-    async def _scan(self) -> None:
+    async def _scan(self) -> bool:
         listing = await self._files.scan()
         if isinstance(listing, ListingFailed):
             self._ledger.root_fault = listing.reason
-            return
+            return False
         self._ledger.root_fault = None
         for found in listing.found:
             self._meet(found)
-        await self._look_again()
+        return True
 
     async def _look_again(self) -> None:
         """Whether what is sealed is still as it was, and what is not judged yet is still there."""

@@ -11,7 +11,14 @@ from contextlib import suppress
 from pathlib import Path
 
 import structlog
-from watchdog.events import FileSystemEvent, FileSystemEventHandler
+from watchdog.events import (
+    DirCreatedEvent,
+    DirMovedEvent,
+    FileClosedEvent,
+    FileMovedEvent,
+    FileSystemEvent,
+    FileSystemEventHandler,
+)
 from watchdog.observers import Observer
 from watchdog.observers.api import BaseObserver
 from watchdog.observers.inotify_move_event_grouper import InotifyMoveEventGrouper
@@ -31,7 +38,9 @@ NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "lustre", "overlay", "fuse", "c
 log = structlog.get_logger("refitd")
 
 
-_NOISE = frozenset({"opened", "closed_no_write", "modified"})  # what was written is news when it is closed
+# What is written is news when it is closed. What goes is noticed by the scan, and before each load: the collector
+# deletes hundreds of files, and each event costs the interpreter's lock a turn while an update waits for it.
+_NEWS: list[type[FileSystemEvent]] = [DirCreatedEvent, DirMovedEvent, FileMovedEvent, FileClosedEvent]
 
 
 class _Hints(FileSystemEventHandler):
@@ -43,7 +52,7 @@ class _Hints(FileSystemEventHandler):
         self._ring = ring
 
     def on_any_event(self, event: FileSystemEvent) -> None:
-        if event.event_type in _NOISE or str(event.src_path).startswith(self._own):
+        if str(event.src_path).startswith(self._own):
             return
         if event.event_type != "moved" and f"/{INCOMING_PREFIX}" in str(event.src_path):
             return  # a version that is being written: it arrives by a rename
@@ -108,7 +117,7 @@ class Watcher:
 
     def _observe(self, *, polling: bool) -> BaseObserver:
         observer: BaseObserver = PollingObserver(timeout=POLL_SECONDS) if polling else Observer()
-        observer.schedule(self._handler, str(self._root), recursive=True)
+        observer.schedule(self._handler, str(self._root), recursive=True, event_filter=_NEWS)
         observer.start()
         return observer
 

@@ -6,20 +6,16 @@ right before the connection, and the connection goes to the address that was loo
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Iterable
-from ssl import SSLContext
-from typing import Any, cast
+from collections.abc import Awaitable, Callable
 
 import httpcore
-import httpx
 
 from refitd.engine.allow import Address, literal
+from refitd.engine.sockets import SocketOptions, Sockets
 
 Guard = Callable[[str, Address | None], str | None]
 """Why a host may not be called at one of its addresses, None where it may."""
 Resolve = Callable[[str], Awaitable[list[Address]]]
-
-_SocketOptions = Iterable[Any] | None
 
 
 async def resolve(host: str) -> list[Address]:
@@ -47,7 +43,7 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
     def __init__(self, guard: Guard, resolve: Resolve = resolve) -> None:
         self._guard = guard
         self._resolve = resolve
-        self._inner = cast("httpcore.AsyncNetworkBackend", httpcore.AnyIOBackend())
+        self._inner: httpcore.AsyncNetworkBackend = Sockets()
 
     async def connect_tcp(
         self,
@@ -55,7 +51,7 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
         port: int,
         timeout: float | None = None,  # noqa: ASYNC109 - httpcore's signature
         local_address: str | None = None,
-        socket_options: _SocketOptions = None,
+        socket_options: SocketOptions = None,
     ) -> httpcore.AsyncNetworkStream:
         """See httpcore. `ConnectError` says which address was refused, and by which setting."""
         trouble: Exception = httpcore.ConnectError(f"{host} has no address: the name cannot be resolved")
@@ -72,17 +68,3 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
     async def sleep(self, seconds: float) -> None:
         """See httpcore."""
         await asyncio.sleep(seconds)
-
-
-class CheckedTransport(httpx.AsyncHTTPTransport):
-    """httpx's transport over a `CheckedNetwork`. No proxies, whatever the environment says."""
-
-    def __init__(self, guard: Guard, tls: SSLContext | bool, limits: httpx.Limits) -> None:
-        super().__init__(verify=tls, limits=limits, trust_env=False)
-        self._pool = httpcore.AsyncConnectionPool(
-            ssl_context=tls if isinstance(tls, SSLContext) else None,
-            max_connections=limits.max_connections,
-            max_keepalive_connections=limits.max_keepalive_connections,
-            keepalive_expiry=limits.keepalive_expiry,
-            network_backend=CheckedNetwork(guard),
-        )

@@ -59,10 +59,7 @@ class Roster:
             admin_key=spec.admin_key_file or settings.engine_admin_key_file,
             guard=self._guard,
         )
-        try:
-            reply = await http.get("/ready", READY_SECONDS)
-        finally:
-            await http.aclose()
+        reply = await http.get("/ready", READY_SECONDS)
         if not isinstance(reply, Reply):
             return None
         return {True: True, False: False}.get(reply.ok) if reply.ok or reply.status == _PAUSED else None

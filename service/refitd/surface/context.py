@@ -58,7 +58,7 @@ class Service:
     sweeper: Sweeper
 
 
-def _service(request: Request) -> Service:
+async def _service(request: Request) -> Service:
     return request.app.state.service
 
 

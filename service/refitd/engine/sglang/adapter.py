@@ -57,8 +57,7 @@ class SglangEngine:
         self._unsettled = False  # whether a load was sent whose end nobody has heard
 
     async def aclose(self) -> None:
-        """See `Engine`."""
-        await self._http.aclose()
+        """See `Engine`. No connection is kept from one call to the next."""
 
     async def probe(self) -> Reached | Unreached:
         """See `Engine`. Asks for the launch settings only when the server may be another process than before."""

@@ -1,4 +1,4 @@
-"""HTTP to one SGLang server: one connection pool, a deadline for each call, and what came back as a value.
+"""HTTP to one SGLang server: a connection and a deadline for each call, and what came back as a value.
 
 No redirects and no proxies from the environment: keys go to the server that the operator named and nowhere else.
 """
@@ -6,20 +6,26 @@ No redirects and no proxies from the environment: keys go to the server that the
 import asyncio
 import functools
 import ssl
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
+import httpcore
 import httpx
 import msgspec
 
-from refitd.engine.dialing import CheckedTransport, Guard
+from refitd.engine.dialing import CheckedNetwork, Guard
 from refitd.engine.keys import Key, KeyRefusedError
+from refitd.engine.sockets import Sockets
 
-_ONE_CALL_EACH = httpx.Limits(max_keepalive_connections=0)
-"""A connection is not used twice. An answer that a proxy on the way repeats would be taken for that of the next call,
-and one that the server closes just then (uvicorn after 5 s) gives no answer: after a load, unknown contents."""
+_PORTS = {"http": 80, "https": 443}
+_HEADERS: Mapping[str | bytes, str | bytes] = {
+    "Accept": "application/json",
+    "Content-Type": "application/json",
+    "Connection": "close",
+}
 _REFUSED = frozenset({401, 403})  # the key was not right, and nothing was done
 MAX_BODY_BYTES = 64 * 2**20  # the checksums of a hundred thousand tensors are a tenth of this
 
@@ -58,6 +64,8 @@ class Transport:
     """Calls to one server. `api_key` opens reads; `admin_key` (the same where there is none) opens changes.
 
     A key is given as it is, or as the path of its file. `guard` says which addresses may be called.
+    A connection is not used twice. An answer that a proxy on the way repeats would be taken for that of the next call,
+    and one that the server closes just then (uvicorn after 5 s) gives no answer: after a load, unknown contents.
     """
 
     def __init__(
@@ -66,16 +74,11 @@ class Transport:
         self.url = url
         self._read = Key(api_key or admin_key)
         self._change = Key(admin_key or api_key)
-        tls = _certificates() if url.startswith("https") else False
-        self._client = httpx.AsyncClient(
-            base_url=url,
-            transport=None if guard is None else CheckedTransport(guard, tls, _ONE_CALL_EACH),
-            verify=tls,
-            limits=_ONE_CALL_EACH,
-            trust_env=False,
-            follow_redirects=False,
-            timeout=None,  # noqa: S113 - each call has a deadline of its own
-        )
+        at = httpx.URL(url)
+        self._origin = httpcore.Origin(at.raw_scheme, at.raw_host, at.port or _PORTS[at.scheme])
+        self._prefix = at.raw_path.rstrip(b"/")
+        self._headers = {**_HEADERS, "Host": at.netloc}
+        self._network = Sockets() if guard is None else CheckedNetwork(guard)
 
     async def get(self, path: str, within: float) -> Reply | NoReply:
         """Read something, within seconds."""
@@ -88,10 +91,6 @@ class Transport:
     async def ask(self, path: str, body: dict[str, Any], within: float) -> Reply | NoReply:
         """Ask something that needs a body, within seconds. It changes nothing, so the key for reads opens it."""
         return await self._call("POST", path, body, self._read, within)
-
-    async def aclose(self) -> None:
-        """Close the connections."""
-        await self._client.aclose()
 
     async def _call(
         self, method: str, path: str, body: dict[str, Any] | None, key: Key, within: float
@@ -106,26 +105,34 @@ class Transport:
             return NoReply(Lost.NEVER_SENT, f"{self.url} was not asked: {error}")
         except TimeoutError:
             return NoReply(Lost.TIMED_OUT, f"{self.url}{path} did not answer within {within:g} s")
-        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol) as error:
+        except (httpcore.ConnectError, httpcore.UnsupportedProtocol) as error:
             return NoReply(Lost.NEVER_SENT, f"{self.url} cannot be reached: {error}")
         except _TooLargeError:
             return NoReply(Lost.NO_ANSWER, f"{self.url}{path} answered with more than {MAX_BODY_BYTES} bytes")
-        except (httpx.HTTPError, httpx.StreamError, OSError, ValueError) as error:
+        except (httpcore.NetworkError, httpcore.ProtocolError, OSError, ValueError) as error:
             what = str(error) or type(error).__name__
             return NoReply(Lost.NO_ANSWER, f"{self.url}{path} broke off without an answer: {what}")
 
     async def _send(self, method: str, path: str, body: dict[str, Any] | None, key: Key) -> Reply:
-        async with self._client.stream(method, path, json=body, headers=await key.headers()) as response:
-            return _reply(response.status_code, await _body(response))
+        content = None if body is None else msgspec.json.encode(body)
+        headers = {**self._headers, **await key.headers()}
+        at = self._origin
+        url = httpcore.URL(scheme=at.scheme, host=at.host, port=at.port, target=self._prefix + path.encode())
+        tls = _certificates() if at.scheme == b"https" else None
+        async with (
+            httpcore.AsyncHTTPConnection(at, tls, network_backend=self._network) as connection,
+            connection.stream(method, url, headers=headers, content=content) as response,
+        ):
+            return _reply(response.status, await _body(response))
 
 
 class _TooLargeError(Exception):
     pass
 
 
-async def _body(response: httpx.Response) -> bytes:
+async def _body(response: httpcore.Response) -> bytes:
     body = bytearray()
-    async for chunk in response.aiter_bytes():
+    async for chunk in response.aiter_stream():
         body += chunk
         if len(body) > MAX_BODY_BYTES:
             raise _TooLargeError

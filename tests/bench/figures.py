@@ -51,7 +51,7 @@ def report(figures: list[Figure], command: str) -> dict[str, Any]:
             "cpu": _cpu(),
             "cores": psutil.cpu_count(),
             "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-            "system": platform.platform(),
+            "system": f"{platform.system()} {platform.release().partition('-')[0]} {platform.machine()}",
             "python": sys.version.split()[0],
         },
         "software": {name: version(name) for name in ("refitd", "httpx", "fastapi", "uvicorn", "torch", "safetensors")},

@@ -47,7 +47,7 @@ def main() -> int:
     _show(figures)
     if arguments.out is not None:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        command = shlex.join(["python", *sys.argv])
+        command = f"make bench ARGS={shlex.quote(shlex.join(sys.argv[1:]))}"
         arguments.out.write_text(json.dumps(report(figures, command), indent=1) + "\n")
     return 0 if all(figure.met for figure in figures) else 1
 

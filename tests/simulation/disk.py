@@ -208,10 +208,12 @@ class SimFiles:
     def __init__(self, disk: SimDisk, pause: Pause) -> None:
         self._disk = disk
         self._pause = pause
+        self.listed: Listing | ListingFailed | None = None
 
     async def scan(self) -> Listing | ListingFailed:
         await self._pause()
-        return self._disk.listing()
+        self.listed = self._disk.listing()
+        return self.listed
 
     async def signatures(self, paths: Sequence[str]) -> dict[str, str | Unreadable | None]:
         await self._pause()

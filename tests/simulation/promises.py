@@ -6,6 +6,7 @@ The numbers are those of docs/promises.md.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from refitd.catalog.scan import Listing
 from refitd_client.contract.naming import Order, version_id
 from refitd_client.contract.states import EngineState, VersionState
 
@@ -79,10 +80,11 @@ class Promises:
 
     def before_discard(self, path: str, folder: SimFolder) -> None:
         """6, 7, 8: what a sweep is about to take away."""
-        life, disk = self._life, self._world.disk
+        life = self._life
         assert not folder.foreign, f"7: {path} is nobody's"
-        failed = disk.hidden or disk.empty or disk.fault is not None
-        assert not failed, f"8: {path} goes after a listing that failed"
+        listed = life.swept.listed
+        assert isinstance(listed, Listing), f"8: {path} goes after a listing that failed"
+        assert listed.found, f"8: {path} goes after a listing that had nothing"
         for server in self._world.servers.values():
             assert server.loading != path, f"6: {server.name} is reading {path}"
         record = next((v for v in life.ledger.versions.values() if v.path == path), None)

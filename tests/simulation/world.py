@@ -91,7 +91,8 @@ class Life:
             chance=random.Random(world.chance.random()),
         )
         folders = SimFolders(world.disk, self._pause, world.promises.before_discard)
-        self.collector = Collector(self.ledger, files, folders, settings)
+        self.swept = SimFiles(world.disk, self._pause)
+        self.collector = Collector(self.ledger, self.swept, folders, settings)
         self.intake = Intake(self.ledger, files, Path(MOUNT), self.catalog.nudge)
         self.conductor = Conductor(self.ledger, default_run=None, quorum=1)
         self.canaries = CanaryChecks(self.ledger, [self.fleet.trial])

@@ -23,36 +23,55 @@ Check = Callable[[VersionRecord, EngineRecord], Awaitable[str | None]]
 
 
 class CanaryChecks:
-    """Checks canaries when they are there, until cancelled. `checks` are asked in order, up to the first fault."""
+    """Checks canaries when they are there, until cancelled. `checks` are asked in order, up to the first fault.
+
+    Each run has a check of its own: one that takes minutes holds up no other run, and is let go when its version is no
+    longer the one that rolls.
+    """
 
     def __init__(self, ledger: Ledger, checks: list[Check]) -> None:
         self._ledger = ledger
         self._checks = checks
+        self._asking: dict[tuple[str, int, str], asyncio.Task[None]] = {}  # by run, number of the rollout, version
 
     async def run(self) -> None:
         """Follow the ledger's bell."""
         seen = -1
-        while True:
-            seen = await self._ledger.bell.after(seen)
-            for rollout in list(self._ledger.rollouts.values()):
-                await self._look(rollout)
+        async with asyncio.TaskGroup() as group:
+            while True:
+                seen = await self._ledger.bell.after(seen)
+                self._let_go()
+                for rollout in list(self._ledger.rollouts.values()):
+                    self._look(rollout, group)
 
-    async def _look(self, rollout: RolloutRecord) -> None:
+    def _let_go(self) -> None:
+        for key, task in list(self._asking.items()):
+            if not self._is_current(*key):
+                self._asking.pop(key).cancel()
+
+    def _is_current(self, run: str, number: int, version: str) -> bool:
+        rollout, target = self._ledger.rollouts.get(run), self._ledger.goals(run).target
+        return rollout is not None and rollout.number == number and target is not None and target.id == version
+
+    def _look(self, rollout: RolloutRecord, group: asyncio.TaskGroup) -> None:
         target = self._ledger.goals(rollout.run).target
         if target is None:
             return
-        engines = self._ledger.engines_of(rollout.run)
-        canary = awaits_check(self._ledger.strategy, target, rollout, engines)
-        if canary is None:
-            return
+        canary = awaits_check(self._ledger.strategy, target, rollout, self._ledger.engines_of(rollout.run))
+        key = (rollout.run, rollout.number, target.id)
+        if canary is not None and key not in self._asking:
+            asked = self._ask(target, canary, key)
+            self._asking[key] = group.create_task(asked, name=f"check {target.id} on {canary.id}")
+
+    async def _ask(self, target: VersionRecord, canary: EngineRecord, key: tuple[str, int, str]) -> None:
         fault = await self._fault_of(target, canary)
-        current = self._ledger.rollouts.get(rollout.run)
-        if current is None or current.number != rollout.number:
+        if self._asking.pop(key, None) is None or not self._is_current(*key):
             return  # rolled back or overtaken meanwhile
         now = self._ledger.engines.get(canary.id)
         if fault is not None and (now is None or now.serving != target.id):
-            return  # the canary itself went away: that says nothing of the version, the next one is asked
-        self._say(current, canary, fault)
+            self._ledger.bell.ring()  # the canary went away: that says nothing of the version, the next one is asked
+            return
+        self._say(self._ledger.rollouts[target.run], canary, fault)
 
     async def _fault_of(self, target: VersionRecord, canary: EngineRecord) -> str | None:
         for check in self._checks:

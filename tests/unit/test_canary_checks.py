@@ -1,0 +1,72 @@
+"""A canary's check is its run's own affair, and ends with the version that it is about."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from refitd.catalog.record import VersionRecord
+from refitd.clock import SystemClock
+from refitd.journal.journal import Journal
+from refitd.ledger import Ledger
+from refitd.rollout.canary import CanaryChecks
+from refitd.rollout.record import CheckState, EngineRecord
+from refitd.rollout.strategy import Strategy, StrategyName
+from refitd_client.contract.states import EngineState
+from support.records import engine, version
+
+
+class Operator:
+    """Says yes, but never answers for the runs in `waits`; `let_go` when somebody stopped waiting for that."""
+
+    def __init__(self, *waits: str) -> None:
+        self.waits = waits
+        self.asked = {run: asyncio.Event() for run in ("a", "b")}
+        self.let_go = asyncio.Event()
+
+    async def __call__(self, version: VersionRecord, engine: EngineRecord) -> str | None:
+        self.asked[version.run].set()
+        if version.run in self.waits:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.let_go.set()
+        return None
+
+
+@asynccontextmanager
+async def checking(folder: Path, operator: Operator) -> AsyncIterator[Ledger]:
+    """Two runs, each with an engine that is the canary of its second version."""
+    journal = Journal(folder)
+    ledger = Ledger(journal, SystemClock(), Strategy(name=StrategyName.CANARY))
+    for run in ("a", "b"):
+        ledger.put_version(version(1, run=run, served_at="2026-01-01T00:00:00Z"))
+        ledger.put_version(second := version(2, run=run))
+        ledger.put_engine(engine(run, run=run, state=EngineState.IN_SYNC, serving=second.id, known=True))
+        ledger.put_rollout(replace(ledger.start_rollout(run, second.id, "newer"), check=CheckState.PENDING), "rolls")
+    task = asyncio.create_task(CanaryChecks(ledger, [operator]).run())
+    try:
+        async with asyncio.timeout(10):
+            yield ledger
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+        journal.close()
+
+
+async def test_a_check_that_takes_its_time_holds_up_no_other_run(tmp_path: Path) -> None:
+    async with checking(tmp_path, operator := Operator("a")) as ledger:
+        await operator.asked["a"].wait()
+        seen = ledger.bell.count
+        while ledger.rollouts["b"].check is not CheckState.PASSED:
+            seen = await ledger.bell.after(seen)
+        assert ledger.rollouts["a"].check is CheckState.PENDING
+
+
+async def test_a_check_is_let_go_when_its_version_is_rolled_back_from(tmp_path: Path) -> None:
+    async with checking(tmp_path, operator := Operator("a")) as ledger:
+        await operator.asked["a"].wait()
+        ledger.put_version(replace(ledger.versions[version(2, run="a").id], barred=True))
+        await operator.let_go.wait()
+        assert ledger.rollouts["a"].check is CheckState.PENDING

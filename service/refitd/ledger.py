@@ -18,10 +18,10 @@ from refitd.clock import Clock
 from refitd.journal import reads, writes
 from refitd.journal.journal import Journal
 from refitd.journal.origin import NEW
+from refitd.rollout.goals import goals_of_engine, goals_of_run
 from refitd.rollout.plan import Goals
 from refitd.rollout.record import AttemptRecord, EngineRecord, RolloutRecord
-from refitd.rollout.strategy import Strategy, StrategyName, finished_first, has_given_up, released
-from refitd.rollout.target import choose_target, last_good, loadable
+from refitd.rollout.strategy import Strategy, StrategyName
 from refitd_client.contract.states import EngineState, RolloutState, VersionState
 from refitd_client.contract.wire import Event
 
@@ -124,30 +124,17 @@ class Ledger:
     def goals(self, run: str) -> Goals:
         """What the run's engines are to serve. Asked by every replica at every turn, so it is remembered."""
         if run not in self._goals:
-            versions = self.versions_of(run)
-            finish = finished_first(self.strategy, self.rollouts.get(run), self.engines_of(run))
-            self._goals[run] = Goals(
-                target=choose_target(versions, finish),
-                loadable=loadable(versions, finish),
-                last_good=last_good(versions),
+            self._goals[run] = goals_of_run(
+                self.strategy, self.rollouts.get(run), self.versions_of(run), self.engines_of(run)
             )
         return self._goals[run]
 
     def goals_of(self, engine: EngineRecord) -> Goals:
-        """What one engine is to serve. One whose turn it is not goes no further than the last good version."""
+        """What one engine is to serve now."""
         if engine.run is None:
             return Goals()
-        goals = self.goals(engine.run)
-        if goals.target is None:
-            return goals
-        if goals.loadable is not None and goals.last_good is not None and has_given_up(engine, goals.loadable):
-            return replace(goals, loadable=goals.last_good)
-        if self.strategy.name is StrategyName.ALL:
-            return goals
         rollout, engines = self.rollouts.get(engine.run), self.engines_of(engine.run)
-        if engine.id in released(self.strategy, goals.target, rollout, engines):
-            return goals
-        return replace(goals, loadable=goals.last_good)
+        return goals_of_engine(self.goals(engine.run), engine, self.strategy, rollout, engines)
 
     def engines_of(self, run: str) -> list[EngineRecord]:
         """The engines that follow a run."""

@@ -45,7 +45,7 @@ class CanaryChecks:
                     self._look(rollout, group)
 
     def _let_go(self) -> None:
-        for key, task in list(self._asking.items()):
+        for key in list(self._asking):
             if not self._is_current(*key):
                 self._asking.pop(key).cancel()
 

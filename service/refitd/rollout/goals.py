@@ -1,0 +1,40 @@
+"""What a run's engines are to serve, and how far each of them may go now. Pure: records in, goals out."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from refitd.catalog.record import VersionRecord
+from refitd.rollout.plan import Goals
+from refitd.rollout.record import EngineRecord, RolloutRecord
+from refitd.rollout.strategy import Strategy, StrategyName, finished_first, has_given_up, released
+from refitd.rollout.target import choose_target, last_good, loadable
+
+
+def goals_of_run(
+    strategy: Strategy,
+    rollout: RolloutRecord | None,
+    versions: Sequence[VersionRecord],
+    engines: Sequence[EngineRecord],
+) -> Goals:
+    """The same for all engines of a run. `versions` are the run's, newest first."""
+    finish = finished_first(strategy, rollout, engines)
+    return Goals(
+        target=choose_target(versions, finish), loadable=loadable(versions, finish), last_good=last_good(versions)
+    )
+
+
+def goals_of_engine(
+    goals: Goals,
+    engine: EngineRecord,
+    strategy: Strategy,
+    rollout: RolloutRecord | None,
+    engines: Sequence[EngineRecord],
+) -> Goals:
+    """One engine's. Whose turn it is not, and who has given a version up, goes no further than the last good one."""
+    if goals.target is None:
+        return goals
+    if goals.loadable is not None and goals.last_good is not None and has_given_up(engine, goals.loadable):
+        return replace(goals, loadable=goals.last_good)
+    if strategy.name is StrategyName.ALL or engine.id in released(strategy, goals.target, rollout, engines):
+        return goals
+    return replace(goals, loadable=goals.last_good)

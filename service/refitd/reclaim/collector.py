@@ -18,6 +18,7 @@ from refitd.reclaim.rebuild import Withheld, unfinished
 from refitd.reclaim.sweep import Sweeper
 from refitd.rollout.record import EngineRecord
 from refitd.settings import Settings
+from refitd_client.contract.naming import version_folder
 from refitd_client.contract.states import EngineState, RolloutState, VersionState
 
 PACE_SECONDS = 1.0  # between two sweeps
@@ -94,7 +95,10 @@ class LedgerFacts:
         return unfinished(engines, root_fault=ledger.root_fault, fleet_fault=ledger.fleet_fault)
 
     async def listing(self) -> Listing | ListingFailed | Withheld:
-        """See `refitd.reclaim.sweep.Facts`. Adds the versions whose folders have names of their own."""
+        """See `refitd.reclaim.sweep.Facts`. Adds the versions whose folders have names of their own.
+
+        A listing without a folder that is there has failed, whatever it says: nothing else it says can be believed.
+        """
         if (waits_for := self.rebuilding()) is not None:
             return Withheld(f"the journal was lost and is being rebuilt: {waits_for}")
         listing = await self._files.scan()
@@ -103,8 +107,12 @@ class LedgerFacts:
         listed = {found.path for found in listing.found}
         others = [version for version in self.versions() if version.path not in listed]
         there = await self._files.signatures([version.path for version in others])
-        extra = tuple(Found(run=v.run, order=v.order, path=v.path) for v in others if there[v.path] is not None)
-        return Listing(listing.found + extra, listing.runs)
+        extra = [version for version in others if there[version.path] is not None]
+        for version in extra:
+            if version.path == f"{version.run}/{version_folder(version.order)}":
+                return ListingFailed(f"{version.path} is there and was not listed")
+        found = tuple(Found(run=v.run, order=v.order, path=v.path) for v in extra)
+        return Listing(listing.found + found, listing.runs)
 
 
 class LedgerBooks:

@@ -1,0 +1,53 @@
+"""What a sweep believes of the root."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from refitd.catalog.files import DiskFiles, Unreadable
+from refitd.catalog.scan import Found, Listing, ListingFailed
+from refitd.clock import SystemClock
+from refitd.journal.journal import Journal
+from refitd.ledger import Ledger
+from refitd.reclaim.collector import LedgerFacts
+from support.records import version
+
+
+class Halved(DiskFiles):
+    """A root whose listing leaves out what `hidden` names; each folder itself can be looked at."""
+
+    def __init__(self, root: Path, listed: Sequence[str], there: Sequence[str]) -> None:
+        super().__init__(root)
+        self._listed = listed
+        self._there = there
+
+    async def scan(self) -> Listing | ListingFailed:
+        known = {v.path: v for v in (version(step) for step in range(1, 4))}
+        found = tuple(Found(run="run", order=known[path].order, path=path) for path in self._listed)
+        return Listing(found, frozenset({"run"}))
+
+    async def signatures(self, paths: Sequence[str]) -> dict[str, str | Unreadable | None]:
+        return {path: "there" if path in self._there else None for path in paths}
+
+
+def facts(folder: Path, *, listed: Sequence[str], there: Sequence[str]) -> LedgerFacts:
+    ledger = Ledger(Journal(folder), SystemClock())
+    for step in (1, 2):
+        ledger.put_version(version(step))
+    ledger.put_version(version(3, path="run/named-by-the-trainer"))
+    return LedgerFacts(ledger, Halved(folder, listed, there))
+
+
+ONE, TWO, NAMED = "run/v000001", "run/v000002", "run/named-by-the-trainer"
+
+
+async def test_a_listing_that_leaves_out_what_is_there_is_not_believed(tmp_path: Path) -> None:
+    for listed in ([], [TWO]):
+        listing = await facts(tmp_path / str(len(listed)), listed=listed, there=[ONE, TWO, NAMED]).listing()
+        assert isinstance(listing, ListingFailed)
+        assert listing.reason == "run/v000001 is there and was not listed"
+
+
+async def test_a_folder_with_a_name_of_its_own_counts_as_listed(tmp_path: Path) -> None:
+    listing = await facts(tmp_path, listed=[TWO], there=[TWO, NAMED]).listing()
+    assert isinstance(listing, Listing)
+    assert [found.path for found in listing.found] == [TWO, NAMED]

@@ -72,7 +72,7 @@ class ScriptedSglang:
             case "/update_weights_from_disk":
                 return self.load()
             case _:
-                return answer(200, {"status": "ok"})
+                return answer(200, {"message": "done", "status": "ok"})
 
     def load(self) -> Step:
         """Do what the last order says."""

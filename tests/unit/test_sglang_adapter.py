@@ -276,6 +276,20 @@ async def test_a_body_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) ->
     assert "more than 1000 bytes" in seen.reason
 
 
+@pytest.mark.parametrize("path", [PAUSE, RESUME])
+async def test_a_page_of_a_proxy_is_no_pause_and_no_resume(path: str) -> None:
+    """It says 200, and the server heard nothing."""
+    with scripted_sglang() as sglang:
+        sglang.on(path, page(200))
+        async with speaking_to(sglang) as engine:
+            done = await refit(engine)
+    if path == PAUSE:
+        assert done.outcome is not Outcome.ACK
+        assert LOAD not in sglang.changes
+    else:
+        assert (done.outcome, done.resumed) == (Outcome.ACK, False)
+
+
 @pytest.mark.parametrize("reply", [page(200), answer(200, [1]), answer(200, b"\xff\xfe"), answer(200, b"[" * 100_000)])
 async def test_what_is_no_json_object_is_no_sglang(reply: Step) -> None:
     with scripted_sglang() as sglang:
@@ -406,6 +420,33 @@ async def test_a_server_that_would_die_of_the_load_is_let_go_on_instead(monkeypa
     assert "requests still run" in (done.reason or "")
     assert LOAD not in sglang.calls
     assert sglang.calls[-1] == RESUME
+
+
+async def test_a_step_that_was_done_again_ends_running_answers_because_both_have_one_label() -> None:
+    again = Target(path="/root/v7.g2", label="7")
+    with scripted_sglang() as sglang:
+        async with speaking_to(sglang) as engine:
+            for target in (TARGET, again, again):
+                assert (await refit(engine, target)).outcome is Outcome.ACK
+    assert [body["mode"] for body in sglang.bodies(PAUSE)] == ["retract", "abort", "retract"]
+
+
+async def test_a_service_that_was_restarted_ends_running_answers_of_a_step_that_was_done_again_as_well() -> None:
+    with scripted_sglang(served={"model_path": "/root/v7.g1", "weight_version": "7"}) as sglang:
+        async with speaking_to(sglang) as engine:
+            assert (await refit(engine)).outcome is Outcome.ACK
+    assert [body["mode"] for body in sglang.bodies(PAUSE)] == ["abort"]
+
+
+async def test_a_step_that_was_done_again_is_not_loaded_where_running_answers_cannot_be_ended() -> None:
+    again = Target(path="/root/v7.g2", label="7")
+    with scripted_sglang() as sglang:
+        async with speaking_to(sglang) as engine:
+            await refit(engine)
+            sglang.on(PAUSE, answer(500, {"detail": "no"}))
+            done = await refit(engine, again)
+    assert (done.outcome, done.resumed) == (Outcome.NACK, True)
+    assert sglang.changes == [PAUSE, LOAD, RESUME, PAUSE, RESUME]
 
 
 @pytest.mark.parametrize("reply", [hang_up, cut])

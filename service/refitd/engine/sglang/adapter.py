@@ -21,7 +21,7 @@ from refitd.engine.dialing import Guard
 from refitd.engine.port import Outcome, Reached, Refit, Stage, Target, Unreached
 from refitd.engine.sglang.dialect import OLDEST, Dialect, dialect_of
 from refitd.engine.sglang.info import ModelInfo, ServerInfo, read_model_info, read_server_info
-from refitd.engine.sglang.reply import Loaded, NotFlushed, Unclear, Untouched, message_of, what_happened
+from refitd.engine.sglang.reply import Loaded, NotFlushed, Unclear, Untouched, message_of, was_done, what_happened
 from refitd.engine.sglang.transport import Lost, NoReply, Reply, Transport
 from refitd.engine.sglang.trial import TRIAL, TRIAL_SECONDS, trial_fault
 from refitd.engine.sglang.verify import Says, doubt
@@ -118,7 +118,7 @@ class SglangEngine:
     async def resume(self) -> bool:
         """See `Engine`."""
         reply = await self._http.post("/continue_generation", {"torch_empty_cache": False}, CALL_SECONDS)
-        return isinstance(reply, Reply) and reply.ok
+        return isinstance(reply, Reply) and was_done(reply)
 
     @property
     def _dialect(self) -> Dialect:
@@ -156,7 +156,7 @@ class SglangEngine:
         reply = await self._http.post("/pause_generation", {"mode": mode}, CALL_SECONDS)
         if isinstance(reply, NoReply):
             return reply
-        if not reply.ok:
+        if not was_done(reply):
             happened = what_happened(reply)
             return happened.reason if isinstance(happened, Untouched) else f"cannot be paused: {message_of(reply)}"
         return await self._drained() if self._dialect.dies_of_flush else None

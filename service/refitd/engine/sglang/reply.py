@@ -78,6 +78,11 @@ def _is_validation(reply: Reply) -> bool:
     return reply.status in {400, 422} and reply.data is not None and reply.data.get("object") == "error"
 
 
+def was_done(reply: Reply) -> bool:
+    """Whether the server says that it did what it was told: a proxy's page with a 200 says nothing of the kind."""
+    return reply.ok and reply.data is not None and "message" in reply.data
+
+
 def message_of(reply: Reply) -> str:
     """The sentence in a reply, at most 500 characters of it."""
     return _sentence(reply)[:500]

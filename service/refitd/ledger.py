@@ -180,6 +180,8 @@ class Ledger:
             self.targets.ring()
         self.engines[record.id] = record
         self._take_turns(record.run)
+        if before is None or (before.serving, before.known) != (record.serving, record.known):
+            self._aim(record.run)  # what engines hold stays the target when its files are lost
         self.journal.append(writes.put_engine(record))
         if text is not None:
             self.say("engine", record.id, text, state=record.state.value)
@@ -191,6 +193,7 @@ class Ledger:
         if engine is None:
             return
         self._take_turns(engine.run)
+        self._aim(engine.run)
         self.journal.append(writes.drop_engine(engine_id))
         self.say("engine", engine_id, "removed")
         self.targets.ring()

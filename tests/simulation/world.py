@@ -322,10 +322,12 @@ class World:
         self.heal_disk()
         for server in self.servers.values():
             server.faults.clear()
-            if not server.up:
-                server.start()
         self.start()
-        self.wait(HEAL_SECONDS)
+        for _ in range(2):  # a fault that was under way may still kill one
+            for server in self.servers.values():
+                if not server.up:
+                    server.start()
+            self.wait(HEAL_SECONDS)
         assert self.life is not None
         for record in list(self.life.ledger.engines.values()):
             if record.state.value == "QUARANTINED":

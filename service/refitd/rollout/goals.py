@@ -18,8 +18,11 @@ def goals_of_run(
 ) -> Goals:
     """The same for all engines of a run. `versions` are the run's, newest first."""
     finish = finished_first(strategy, rollout, engines)
+    held = {engine.serving for engine in engines if engine.known and engine.serving is not None}
     return Goals(
-        target=choose_target(versions, finish), loadable=loadable(versions, finish), last_good=last_good(versions)
+        target=choose_target(versions, finish, held),
+        loadable=loadable(versions, finish),
+        last_good=last_good(versions),
     )
 
 
@@ -35,6 +38,7 @@ def goals_of_engine(
         return goals
     if goals.loadable is not None and goals.last_good is not None and has_given_up(engine, goals.loadable):
         return replace(goals, loadable=goals.last_good)
-    if strategy.name is StrategyName.ALL or engine.id in released(strategy, goals.target, rollout, engines):
+    is_unchecked = strategy.name is StrategyName.CANARY and goals.loadable != goals.target
+    if not is_unchecked and engine.id in released(strategy, goals.target, rollout, engines, goals.loadable):
         return goals
-    return replace(goals, loadable=goals.last_good)
+    return replace(goals, loadable=goals.last_good)  # where the target's files are lost, no canary went before

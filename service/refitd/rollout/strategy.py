@@ -10,7 +10,7 @@ An engine that may not go yet stays on, or is brought to, the last good version,
 that nobody ordered. One that cannot be reached takes no place: it serves nobody, and a dead engine holds up nobody.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import assert_never
@@ -44,14 +44,19 @@ class Strategy:
 
 
 def released(
-    strategy: Strategy, target: VersionRecord, rollout: RolloutRecord | None, engines: Sequence[EngineRecord]
+    strategy: Strategy,
+    target: VersionRecord,
+    rollout: RolloutRecord | None,
+    engines: Sequence[EngineRecord],
+    loadable: VersionRecord | None = None,
 ) -> frozenset[str]:
-    """The ids of the engines of a run that may be brought to its target now."""
+    """The ids of the engines of a run that may be brought to its target now, or to `loadable` where that is lost."""
     match strategy.name:
         case StrategyName.ALL:
             return frozenset(engine.id for engine in engines)
         case StrategyName.ROLLING:
-            return _in_turn(strategy.max_unavailable, target, engines)
+            there = {version.id for version in (target, loadable) if version is not None}
+            return _in_turn(strategy.max_unavailable, there, engines)
         case StrategyName.CANARY:
             # What was served once needs no check: it is where a failed check returns to.
             if target.served_at is not None or _checked(rollout, target) is CheckState.PASSED:
@@ -62,13 +67,13 @@ def released(
             assert_never(strategy.name)
 
 
-def _in_turn(places: int, target: VersionRecord, engines: Sequence[EngineRecord]) -> frozenset[str]:
+def _in_turn(places: int, goals: Collection[str], engines: Sequence[EngineRecord]) -> frozenset[str]:
     """Who is out of service has a place; what is left goes to those that wait, in the order of their names.
 
     It depends on nothing but what is true now, so engines that ask one after the other get the same answer.
     """
     out = {engine.id for engine in engines if engine.state in _OUT_OF_SERVICE}
-    there = {engine.id for engine in engines if engine.serving == target.id}
+    there = {engine.id for engine in engines if engine.serving in goals}
     waiting = sorted(e.id for e in engines if e.id not in out | there and e.state not in _AWAY)
     return frozenset(out | there | set(waiting[: max(places - len(out), 0)]))
 

@@ -4,27 +4,29 @@ Newest wins, by (generation, step) and never by clocks. A version that was rolle
 as usual. A step of an older generation is never newer than one of the current, whenever it was written.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from refitd.catalog.record import VersionRecord
 from refitd_client.contract.states import VersionState
 
 
-def choose_target(versions: Iterable[VersionRecord], finish: str | None = None) -> VersionRecord | None:
+def choose_target(
+    versions: Iterable[VersionRecord], finish: str | None = None, held: Collection[str] = ()
+) -> VersionRecord | None:
     """The version that the engines of a run are to serve, None while there is none that is good.
 
-    One that was served stays the target when its files are lost (some trainers delete them after the load): engines
-    do not go backwards because of that. `finish` names one that stays the target as long as it can be loaded.
+    One that was served, or that engines hold (`held`), stays the target when its files are lost, as some trainers
+    delete them after the load: engines do not go backwards because of that, nor are they waited for in vain.
+    `finish` names one that stays the target as long as it can be loaded.
     """
-    good = [version for version in versions if _is_good(version) and not version.barred]
+    good = [version for version in versions if _is_good(version, held) and not version.barred]
     unfinished = [version for version in good if version.id == finish and version.state is VersionState.SEALED]
     return max(unfinished or good, key=lambda version: version.order, default=None)
 
 
-def _is_good(version: VersionRecord) -> bool:
-    return version.state is VersionState.SEALED or (
-        version.state is VersionState.LOST and version.served_at is not None
-    )
+def _is_good(version: VersionRecord, held: Collection[str]) -> bool:
+    was_taken = version.served_at is not None or version.id in held
+    return version.state is VersionState.SEALED or (version.state is VersionState.LOST and was_taken)
 
 
 def loadable(versions: Iterable[VersionRecord], finish: str | None = None) -> VersionRecord | None:

@@ -43,6 +43,12 @@ def test_an_engine_that_is_back_from_a_network_cut_is_not_loaded_again() -> None
     assert (after.state, after.unreachable_since) == (EngineState.IN_SYNC, None)
 
 
+def test_an_engine_that_answers_again_has_no_old_reason_any_more() -> None:
+    for run in ("run", None):
+        away = engine(run=run, state=EngineState.UNREACHABLE, serving="v7", known=True, reason="connection refused")
+        assert after_probe(away, reached(), SERVES_7, "v7", NOW).reason is None
+
+
 def test_a_tainted_engine_stays_tainted_whatever_its_label_says() -> None:
     tainted = engine(state=EngineState.UNREACHABLE, known=False, failures=1)
     after = after_probe(tainted, reached(), SERVES_7, "v7", NOW)

@@ -38,6 +38,8 @@ class References:
             found = await self._reference(Path(path))
             if isinstance(found, Reference):
                 return found
+        if not engines and self._ledger.engines:
+            return NoReference(f"no engine follows run {run}: bind one in the engines file, or {_SETTING}", final=False)
         if any(engine.state in {EngineState.PROBING, EngineState.UNREACHABLE} for engine in engines) or not engines:
             return NoReference(
                 f"no engine has said yet which model it serves: wait for one, or {_SETTING}", final=False

@@ -26,8 +26,10 @@ def after_probe(
         since = engine.unreachable_since if engine.unreachable_since is not None else now
         return replace(engine, state=EngineState.UNREACHABLE, reason=seen.reason, unreachable_since=since)
     moved = engine.model_path not in {None, seen.model_path}
+    was_away = engine.known and engine.state in {EngineState.PROBING, EngineState.UNREACHABLE}
     engine = replace(
         engine,
+        reason=None if was_away else engine.reason,
         unreachable_since=None,
         weight_version=seen.weight_version,
         model_path=seen.model_path,

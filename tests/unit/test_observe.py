@@ -43,6 +43,12 @@ def test_an_engine_that_is_back_from_a_network_cut_is_not_loaded_again() -> None
     assert (after.state, after.unreachable_since) == (EngineState.IN_SYNC, None)
 
 
+def test_an_engine_that_does_not_hear_that_it_may_go_on_is_looked_at_first() -> None:
+    """It may have died with the call: what is there now would be called in sync with what died."""
+    after = after_refit(engine(state=EngineState.VERIFYING), "v7", Refit(outcome=Outcome.ACK, resumed=False), NOW)
+    assert (after.state, after.serving, after.resume_owed) == (EngineState.PROBING, "v7", True)
+
+
 def test_an_engine_that_answers_again_has_no_old_reason_any_more() -> None:
     for run in ("run", None):
         away = engine(run=run, state=EngineState.UNREACHABLE, serving="v7", known=True, reason="connection refused")

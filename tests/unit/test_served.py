@@ -36,6 +36,10 @@ def test_contents_that_are_not_known_prove_nothing() -> None:
     assert not is_proven("v7", [engine("a", serving="v7", known=False)], 1)
 
 
+def test_an_engine_that_may_still_be_paused_does_not_serve_yet() -> None:
+    assert not is_proven("v7", [engine("a", serving="v7", resume_owed=True)], 1)
+
+
 def test_a_version_that_was_served_once_was_served() -> None:
     assert outcome_of(version(7, served_at="t", state=VersionState.DELETED), version(9), SERVED, proven=False) is SERVED
 

@@ -77,7 +77,8 @@ def after_refit(engine: EngineRecord, version: str, refit: Refit, now: float) ->
         case Outcome.ACK:
             return replace(
                 engine,
-                state=EngineState.IN_SYNC,
+                # Who does not hear that it may go on may be gone: another process would be told to go on in its place.
+                state=EngineState.IN_SYNC if refit.resumed else EngineState.PROBING,
                 serving=version,
                 known=True,
                 unproven=(),  # loads do not overlap in a server: one that was proved to end proves the earlier ones too

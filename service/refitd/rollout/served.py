@@ -12,7 +12,12 @@ _HOLDS_UP_NOBODY = frozenset({EngineState.UNREACHABLE, EngineState.QUARANTINED})
 def is_proven(version: str, engines: Iterable[EngineRecord], quorum: int) -> bool:
     """Whether every reachable engine that is not quarantined serves `version`, and at least `quorum` do."""
     counted = [engine for engine in engines if engine.state not in _HOLDS_UP_NOBODY]
-    return len(counted) >= quorum and all(engine.known and engine.serving == version for engine in counted)
+    return len(counted) >= quorum and all(_serves(engine, version) for engine in counted)
+
+
+def _serves(engine: EngineRecord, version: str) -> bool:
+    """One that may still be paused holds it, and does not serve it."""
+    return engine.known and engine.serving == version and not engine.resume_owed
 
 
 def outcome_of(

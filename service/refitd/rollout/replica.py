@@ -233,7 +233,8 @@ class Replica:
     def _acknowledged(
         self, before: EngineRecord, after: EngineRecord, version: VersionRecord, refit: Refit
     ) -> EngineRecord:
-        self._agenda = replace(self._agenda, probe_at=self._now() + self._probe_interval)
+        wait = self._probe_interval if refit.resumed else 0.0
+        self._agenda = replace(self._agenda, probe_at=self._now() + wait)
         if self._agenda.failed == version.id:
             self._agenda = replace(self._agenda, failed=None)
         if refit.fingerprint is not None and after.configuration is not None:
@@ -246,7 +247,7 @@ class Replica:
             model_path=self._seen_path(version),
             skipped=before.skipped + len(skipped),
         )
-        return standing(after, self._target_id())
+        return standing(after, self._target_id()) if refit.resumed else after
 
     def _put(self, before: EngineRecord, after: EngineRecord) -> None:
         _ = self._record

@@ -28,7 +28,7 @@ from refitd_client.staging import StagedShard, Staging
 from refitd_client.tensors import TensorSource, refused
 
 # Small enough to be in the processor's cache for the check, the digest and the copy into the page cache.
-_CHUNK = 2**20
+_CHUNK = 2**19
 _THREADS_FROM = 8 * 2**20  # bytes that are worth starting threads for
 # Digests and page faults of one file are one thread's work: that many files keep that many processors busy.
 _FILES = 16
@@ -147,9 +147,9 @@ class TensorShards:
         for offset, source in shard.placed:
             data = source.read()
             for begin, chunk in _chunks(data, stop):
+                file.put(offset + begin, chunk)  # first: it fetches the chunk from memory faster than a check does
                 self._check(source.entry, chunk, data)
                 hasher.update(chunk.data)
-                file.put(offset + begin, chunk)
                 staging.meter.add(len(chunk))
         staging.seal(file, shard.size, f"xxh3:{hasher.hexdigest()}")
 

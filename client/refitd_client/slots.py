@@ -90,9 +90,9 @@ def _fault(folder: Path, layout: Sequence[ShardLayout]) -> str | None:
     names = set(os.listdir(folder)) - {LOCK_NAME}
     if names != sizes.keys():
         return f"it holds {', '.join(sorted(names ^ sizes.keys())[:3])} too many or too few"
-    device = os.stat(folder.parent).st_dev
+    device = folder.parent.stat().st_dev
     for name, size in sizes.items():
-        status = os.lstat(folder / name)
+        status = (folder / name).lstat()
         if not stat.S_ISREG(status.st_mode) or status.st_size != size:
             return f"{name} is not a plain file of {size} bytes"
         if status.st_nlink != 1:

@@ -96,6 +96,8 @@ class Mender:
             case Repair.DISCARD_INCOMING:
                 outcome = await self._folders.discard_abandoned(subject, self._incoming_ttl)
                 return outcome.reason if isinstance(outcome, Refused) else None
+            case Repair.DISCARD_SLOT:
+                return await self._discard_slot(subject)
             case Repair.EMPTY_TRASH:
                 return "; ".join((await self._folders.empty()).left) or None
             case _:
@@ -124,6 +126,15 @@ class Mender:
             return None if await engine.resume() else "it could not be told"
         finally:
             await engine.aclose()
+
+    async def _discard_slot(self, path: str) -> str | None:
+        """Look once more: a publisher may have taken it, if it was worth taking."""
+        for slot in await self._folders.slots():
+            if slot.path == path and slot.fault is not None and slot.ours:
+                outcome = await self._folders.withdraw(slot)
+                left = (await self._folders.empty()).left
+                return outcome.reason if isinstance(outcome, Refused) else "; ".join(left) or None
+        return None
 
     async def _finish_reclaim(self, version: str) -> str | None:
         """The rest of a deletion: the folder into the trash, and the version out of the books."""

@@ -78,7 +78,7 @@ class _Buffer:
     """Pinned memory that a piece of a tensor goes through."""
 
     def __init__(self, torch: Any) -> None:
-        self._memory = torch.empty(_PIECE, dtype=torch.uint8, pin_memory=True)
+        self._memory = pinned(_PIECE)
         self._torch = torch
         self._arrived: Any = None
         self._write: Callable[[], None] | None = None
@@ -98,6 +98,12 @@ class _Buffer:
             self._arrived.synchronize()
             self._write()
             self._write = None
+
+
+def pinned(count: int) -> Any:
+    """Memory that a GPU copies to without a detour."""
+    torch: Any = sys.modules["torch"]
+    return torch.empty(count, dtype=torch.uint8, pin_memory=True)
 
 
 def register(memory: Any) -> tuple[Any, Callable[[], None]] | None:

@@ -59,8 +59,15 @@ def _publish(folder: Path) -> list[Figure]:
 
 def _figures(took: dict[str, list[float]]) -> list[Figure]:
     by_hand = percentile(took["save_file"], 50)
-    detail = {way: spread(samples) | {"GB/s": round(BYTES / percentile(samples, 50) / 1e6, 2)} for way, samples in took.items()}
-    limits = {"slot": ("into a slot", 0.5), "fresh": ("into new files", 1.0), "staged": ("into a slot, trainer held", 0.5)}
+    detail = {
+        way: spread(samples) | {"GB/s": round(BYTES / percentile(samples, 50) / 1e6, 2)}
+        for way, samples in took.items()
+    }
+    limits = {
+        "slot": ("into a slot", 0.5),
+        "fresh": ("into new files", 1.0),
+        "staged": ("into a slot, trainer held", 0.5),
+    }
     return [
         Figure(
             name=f"publish 0.5 GB {what}, beside save_file and the same syncs, p50",

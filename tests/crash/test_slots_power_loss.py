@@ -115,7 +115,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     import shutil
     import tempfile
 
-    folder = Path(tempfile.mkdtemp(prefix="refitd-crash-", dir="/dev/shm"))  # noqa: S108 - a file system, not a name
+    folder = Path(tempfile.mkdtemp(prefix="refitd-crash-", dir="/dev/shm"))
     yield folder
     shutil.rmtree(folder)
 

@@ -24,7 +24,7 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     import shutil
     import tempfile
 
-    folder = Path(tempfile.mkdtemp(prefix="refitd-slots-", dir="/dev/shm"))  # noqa: S108 - a file system, not a name
+    folder = Path(tempfile.mkdtemp(prefix="refitd-slots-", dir="/dev/shm"))
     yield folder / "root"
     shutil.rmtree(folder)
 

@@ -1,6 +1,5 @@
 """`block="staged"`: the trainer goes on, and nothing is lost, mixed up or kept from it."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -20,7 +19,6 @@ from refitd_client import (
     StepConflictError,
     WaitTimeoutError,
     WeightPublisher,
-    durable,
     staging,
 )
 
@@ -227,4 +225,3 @@ def test_no_thread_writes_on_after_an_error(publisher: WeightPublisher, run: Pat
         publisher.publish(big, step=1)
     assert published.leftovers(run) == []
     assert [thread for thread in threading.enumerate() if thread.name.startswith("refitd-publish_")] == []
-    assert durable.create and os.listdir(run)

@@ -203,8 +203,8 @@ def _as_user(user: int, groups: list[int], act: Callable[[], object]) -> str:
         os.write(writer, told.encode())
         os._exit(0)
     os.close(writer)
-    with open(reader, encoding="utf-8") as answer:
-        told = answer.read()
+    told = b"".join(iter(lambda: os.read(reader, 65536), b"")).decode()
+    os.close(reader)
     os.waitpid(child, 0)
     return told
 

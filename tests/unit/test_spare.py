@@ -19,7 +19,9 @@ def slot(number: int, **fields: object) -> Slot:
     return replace(Slot(run="run", name=f"L-{number}", bytes=100, layout="L"), **fields)  # type: ignore[arg-type]
 
 
-def kept(*slots: Slot, rules: SlotRules | None = None, ages: dict[str, float] | None = None, used: int = 0) -> list[str]:
+def kept(
+    *slots: Slot, rules: SlotRules | None = None, ages: dict[str, float] | None = None, used: int = 0
+) -> list[str]:
     verdicts = spare(slots, NEWEST, rules or SlotRules(), used=used, ages=ages or {})
     assert all(verdict.reason for verdict in verdicts)
     assert len(verdicts) == len(slots)

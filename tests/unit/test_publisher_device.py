@@ -83,7 +83,7 @@ def publisher(root: Path, driver: Driver) -> Iterator[WeightPublisher]:
 def state(seed: int) -> dict[str, torch.Tensor]:
     chance = torch.Generator().manual_seed(seed)
     return {
-        "wide": torch.randn(33, 57, generator=chance).to(torch.bfloat16),
+        "wide": torch.randn(33, 57, generator=chance).to(torch.float16),
         "transposed": torch.randn(30, 20, generator=chance).t(),
         "scalar": torch.tensor(1.5 + seed),
         "nothing": torch.empty(0, 4),

@@ -47,6 +47,7 @@ def _publish(folder: Path) -> list[Figure]:
                 "fresh": _timed(lambda state=state, step=step: fresh.publish(state, step=step)),
                 "slot": _timed(lambda state=state, step=step: slot.publish(state, step=2 * step)),
             }
+            shutil.rmtree(folder / "hand")
             shutil.rmtree(folder / "fresh" / RUN / f"v{step:06d}")
             _hand_back(folder / "slots", 2 * step)
             samples["staged"] = _held(slot, state, 2 * step + 1)
@@ -108,8 +109,7 @@ def _held(publisher: WeightPublisher, state: Weights, step: int) -> float:
 
 
 def _by_hand(folder: Path, weights: Weights) -> None:
-    """A new file each time, as trainers save, and the fsyncs that refitd's publisher does; the last one goes."""
-    shutil.rmtree(folder, ignore_errors=True)
+    """A new file each time, as trainers save, and the fsyncs that refitd's publisher does."""
     folder.mkdir(parents=True)
     file = folder / "model.safetensors"
     save_file(weights, file, metadata={"format": "pt"})

@@ -3,6 +3,8 @@
 Mapping a file anew costs a page fault for each 4 KiB, registering it with the CUDA driver 80 ms a gigabyte; writing to
 one that is mapped costs a copy. A mapping goes with its inode: versions and slots change names all the time.
 
+A file that was deleted keeps its memory until it is let go: at the next publication, or when the publisher is closed.
+
 Only on tmpfs. On a disk's file system a page that is written through a mapping may need a block that is not there
 (SIGBUS), and one that a GPU has written would not be known to be dirty. And only whole files: a hole is such a page.
 """

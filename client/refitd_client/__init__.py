@@ -34,7 +34,7 @@ from refitd_client.errors import (
     WaitTimeoutError,
 )
 from refitd_client.progress import Progress
-from refitd_client.publication import Publication
+from refitd_client.publication import Publication, StagedPublication
 from refitd_client.publisher import WeightPublisher
 from refitd_client.retry import RetryPolicy
 from refitd_client.verdict import Served
@@ -61,6 +61,7 @@ __all__ = [
     "ServiceError",
     "ServiceProblemError",
     "ServiceUnreachableError",
+    "StagedPublication",
     "StepConflictError",
     "StorageError",
     "UnauthorizedError",

@@ -1,7 +1,7 @@
 """What a trainer passes to `publish`, made into the content of a version: shards to write and files beside them."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -13,6 +13,7 @@ from refitd_client import header, numpy_tensors, shards, torch_tensors
 from refitd_client.base_model import BaseModel
 from refitd_client.checkpoint import open_checkpoint
 from refitd_client.contract.manifest import TensorsSummary
+from refitd_client.contract.slot import ShardLayout
 from refitd_client.errors import InvalidWeightsError
 from refitd_client.header import Entry
 from refitd_client.staging import Staging
@@ -33,8 +34,17 @@ class Weights(Protocol):
         """The bytes that they take."""
         ...
 
+    @property
+    def layout(self) -> Sequence[ShardLayout]:
+        """What a slot has to look like for them."""
+        ...
+
     def write(self, staging: Staging) -> None:
         """Write them."""
+        ...
+
+    def stage(self, staging: Staging) -> Callable[[], None]:
+        """Have their bytes in the files, so that the caller may change its own; return what is left to do."""
         ...
 
 
@@ -62,7 +72,7 @@ class Reading:
     """How a publisher reads what it is passed."""
 
     base_model: BaseModel | None
-    max_shard_bytes: int
+    max_shard_bytes: int | None
     check_finite: bool
 
     def content(self, weights: Any) -> Content:

@@ -42,7 +42,13 @@ def source(name: str, tensor: Any) -> TensorSource:
     if why is not None:
         raise refused(name, why)
     entry = entry_of(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
-    return TensorSource(entry=entry, read=partial(_read, tensor), memory=_memory(tensor))
+    cuda = tensor if on_gpu(tensor) else None
+    return TensorSource(entry=entry, read=partial(_read, tensor), memory=_memory(tensor), cuda=cuda)
+
+
+def on_gpu(tensor: Any) -> bool:
+    """Whether its bytes are copied by a CUDA device."""
+    return tensor.device.type == "cuda"
 
 
 def module_state(module: Any) -> Mapping[str, Any]:

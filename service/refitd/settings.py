@@ -99,6 +99,12 @@ class Settings(BaseSettings):
     keep_every: int = Field(default=0, ge=0, description="Keep each version whose step divides by this (0: none)")
     disk_budget: Size | None = Field(default=None, description="Bytes that versions may take; old ones go first")
     incoming_ttl: float = Field(default=3600.0, gt=0, description="Age at which an unlocked .incoming-* is abandoned")
+    slots: int = Field(
+        default=2,
+        ge=0,
+        description="Old versions' files of each run that its publisher may write the next versions into (0: none)",
+    )
+    slot_ttl: float = Field(default=3600.0, gt=0, description="Age at which a slot that nobody takes is deleted")
     reclaim_interval: float = Field(
         default=10.0, gt=0, description="Longest time between two looks for what to reclaim"
     )

@@ -17,6 +17,7 @@ from figures import Figure, report
 from fleet import fleet
 from footprint import footprint
 from latency import notice, watch
+from publish import publish
 from rich.console import Console
 from rich.table import Table
 from update import update
@@ -25,6 +26,7 @@ SCENARIOS: dict[str, Callable[[Path], list[Figure]]] = {
     "notice": notice,
     "watch": watch,
     "update": update,
+    "publish": publish,
     "fleet": fleet,
     "footprint": footprint,
 }

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from disk_model import Disk, Tree
 
-from refitd_client import run_folder, staging
+from refitd_client import run_folder, slots, staging
 from refitd_client.lock import Lock
 from unit import durable_effects
 
@@ -36,10 +36,8 @@ class Mirror:
                 self.disk.make_folder(str(path))
             case "create", (path,):
                 self.disk.create(str(path))
-            case "write", (fd, data):
-                self.disk.write(_path_of(fd), os.lseek(fd, 0, os.SEEK_CUR), bytes(data))
-            case "clone", (source, target):
-                self.disk.write(_path_of(target), 0, Path(_path_of(source)).read_bytes())
+            case "touch", _:
+                pass  # the model has no times
             case "sync", (fd,):
                 self.disk.sync(_path_of(fd))
             case "sync_folder", (path,):
@@ -48,6 +46,19 @@ class Mirror:
                 self.disk.rename(str(old), str(new))
             case "remove_file", (path,):
                 self.disk.remove(str(path))
+            case _:
+                self._take_bytes(name, args)
+
+    def _take_bytes(self, name: str, args: tuple[Any, ...]) -> None:
+        match name, args:
+            case "write", (fd, data):
+                self.disk.write(_path_of(fd), os.lseek(fd, 0, os.SEEK_CUR), bytes(data))
+            case "write_at", (fd, data, offset):
+                self.disk.write(_path_of(fd), offset, bytes(data))
+            case "overwrite", (file, data, offset):
+                self.disk.write(_path_of(file.fd), offset, bytes(data))
+            case "clone", (source, target):
+                self.disk.write(_path_of(target), 0, Path(_path_of(source)).read_bytes())
             case _:
                 raise AssertionError(f"an effect that the model does not know: {name}{args}")
 
@@ -61,7 +72,7 @@ class Mirror:
 @contextmanager
 def mirrored(mirror: Mirror, patch: pytest.MonkeyPatch) -> Generator[None]:
     """Have every effect of a publication mirrored."""
-    for module in (staging, run_folder):
+    for module in (staging, run_folder, slots):
         patch.setattr(module, "Lock", mirror.lock)
     originals = durable_effects.on_each_effect(mirror)
     try:

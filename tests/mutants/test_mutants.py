@@ -31,7 +31,7 @@ MUTANTS = [
     Mutant(
         "drops an fsync of a published file",
         "client/refitd_client/staging.py",
-        "durable.sync(fd)  #",
+        "durable.sync(shard.fd)  #",
         "pass  #",
         "tests/crash/test_publish_power_loss.py",
     ),
@@ -119,6 +119,27 @@ MUTANTS = [
         "            case Invalid(_, reason):\n                self._reject(record.id, reason)",
         "            case Invalid(_, reason):\n                self._move(record.id, VersionState.SEALED, reason)",
         "tests/simulation",
+    ),
+    Mutant(
+        "offers a slot whose manifest a power cut may bring back",
+        "service/refitd/reclaim/slots.py",
+        "        os.unlink(name, dir_fd=folder)\n    sync(folder)\n",
+        "        os.unlink(name, dir_fd=folder)\n",
+        "tests/crash/test_slots_power_loss.py",
+    ),
+    Mutant(
+        "writes into a slot with a second hard link",
+        "client/refitd_client/slots.py",
+        "if status.st_nlink != 1:",
+        "if status.st_nlink < 1:",
+        "tests/unit/test_publisher_slots.py",
+    ),
+    Mutant(
+        "recycles what an engine out of reach may still read",
+        "service/refitd/reclaim/spare.py",
+        'leases(views, dead_after=float("inf"))',
+        "leases(views)",
+        "tests/unit/test_spare.py",
     ),
     Mutant(
         "forgets an engine's unknown contents at a restart",

@@ -24,6 +24,7 @@ from refitd.catalog.validate import Options
 from refitd.reclaim.handle import Identity
 from refitd.reclaim.incoming import Incoming
 from refitd.reclaim.outcome import Discarded, Emptied, Gone, Refused
+from refitd.reclaim.slots import Slot
 from refitd_client.contract.manifest import ManifestFile
 from refitd_client.contract.naming import Order, parse_version_folder
 from support.checkpoints import publish, tensors, write_model, write_shards
@@ -45,6 +46,11 @@ class Make(StrEnum):
     @property
     def is_good(self) -> bool:
         return self in {Make.GOOD, Make.PLAIN}
+
+    @property
+    def layout(self) -> str | None:
+        """Which makes fit into each other's files; None for those that are nobody's slot."""
+        return {Make.PLAIN: None, Make.HALF: None, Make.SHAPE: "b" * 32, Make.MISSING: "c" * 32}.get(self, "a" * 32)
 
 
 @dataclass(slots=True)
@@ -128,6 +134,7 @@ class SimDisk:
     def __init__(self) -> None:
         self.folders: dict[str, SimFolder] = {}
         self.trash: list[SimFolder] = []
+        self.slots: dict[str, SimFolder] = {}
         self.fault: OSError | None = None
         self.hidden = False
         self.empty = False
@@ -139,6 +146,16 @@ class SimDisk:
         folder = SimFolder(next(self._inodes), make, content, foreign=foreign)
         self.folders[path] = folder
         return folder
+
+    def recycle(self, path: str, make: Make, content: int) -> SimFolder | None:
+        """A publisher takes a slot that fits: the same files, whoever has them open, with other bytes."""
+        for name, folder in self.slots.items():
+            if folder.make.layout == make.layout:
+                del self.slots[name]
+                folder.make, folder.content, folder.writes = make, content, folder.writes + 1
+                self.folders[path] = folder
+                return folder
+        return None
 
     def rewrite(self, path: str, make: Make, content: int) -> None:
         """The same path, other bytes."""
@@ -245,11 +262,16 @@ class SimFolders:
     """The sweep's port. `discarded` is told of each folder before it goes."""
 
     def __init__(
-        self, disk: SimDisk, pause: Callable[[], "Pause"], discarded: Callable[[str, SimFolder], None]
+        self,
+        disk: SimDisk,
+        pause: Callable[[], "Pause"],
+        discarded: Callable[[str, SimFolder], None],
+        recycled: Callable[[SimFolder], None],
     ) -> None:
         self._disk = disk
         self._pause = pause
         self._discarded = discarded
+        self._recycled = recycled
 
     async def examine(self, path: str) -> Identity | Gone | Refused:
         await self._pause()
@@ -270,7 +292,38 @@ class SimFolders:
         self._discarded(path, self._disk.folders[path])
         self._disk.trash.append(self._disk.folders.pop(path))
         await self._pause()
-        return Discarded(path)
+        return Discarded(path, str(folder.inode))
+
+    async def hand_back(self, discarded: Discarded, run: str) -> Slot | Refused:
+        await self._pause()
+        folder = next(folder for folder in self._disk.trash if str(folder.inode) == discarded.where)
+        if folder.make.layout is None:
+            return Refused(discarded.path, "its files are no slot's")
+        self._recycled(folder)
+        self._disk.trash.remove(folder)
+        slot = self._slot(f"{folder.make.layout}-{folder.inode:032x}-{folder.writes}", folder)
+        self._disk.slots[slot.name] = folder
+        return slot
+
+    async def slots(self) -> list[Slot]:
+        await self._pause()
+        return [] if self._disk.hidden else [self._slot(name, folder) for name, folder in self._disk.slots.items()]
+
+    async def withdraw(self, slot: Slot) -> Discarded | Gone | Refused:
+        await self._pause()
+        folder = self._disk.slots.pop(slot.name, None)
+        if folder is None:
+            return Gone(slot.path)
+        self._disk.trash.append(folder)
+        return Discarded(slot.path, str(folder.inode))
+
+    async def layout(self, path: str) -> str | None:
+        await self._pause()
+        folder = self._disk.folders.get(path)
+        return None if folder is None else folder.make.layout
+
+    def _slot(self, name: str, folder: SimFolder) -> Slot:
+        return Slot(run="run", name=name, bytes=100, layout=folder.make.layout)
 
     async def survey(self, runs: Sequence[str], older_than: float) -> list[Incoming]:
         await self._pause()

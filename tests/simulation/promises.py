@@ -41,6 +41,7 @@ class Promises:
         self._rewritten: set[str] = set()
         self._served: set[str] = set()
         self._held: set[int] = set()
+        self.recycled = 0
         self.trace: list[str] = []
 
     # What the world tells.
@@ -96,6 +97,12 @@ class Promises:
         for engine in life.ledger.engines.values():
             if engine.serving == record.id and engine.unreachable_since is None:
                 raise AssertionError(f"6: {engine.id} serves {path}")
+
+    def before_recycling(self, folder: SimFolder) -> None:
+        """6: what is about to be written again. Not even a server that counts as dead may have it open."""
+        for server in self._world.servers.values():
+            assert server.reading is not folder, f"6: {server.name} is reading what is written again"
+        self.recycled += 1
 
     # What holds at any time.
 

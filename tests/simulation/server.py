@@ -15,7 +15,7 @@ from typing import Any
 
 from refitd.engine.sglang.transport import Lost, NoReply, Reply
 
-from .disk import Make, SimDisk
+from .disk import Make, SimDisk, SimFolder
 
 TENSORS = 4
 MOUNT = "/mount"
@@ -50,6 +50,7 @@ class SimServer:
     up: bool = True
     paused: bool = False
     loading: str | None = None
+    reading: SimFolder | None = None
     tensors: tuple[int, ...] = (BASE,) * TENSORS
     path: str = STARTUP
     label: str = "default"
@@ -67,7 +68,7 @@ class SimServer:
 
     def die(self) -> None:
         """The process is gone, and whatever it did."""
-        self.up, self.loading = False, None
+        self.up, self.loading, self.reading = False, None, None
         for task in list(self.tasks):
             task.cancel()
 
@@ -119,7 +120,8 @@ class SimServer:
             folder = self.disk.folders.get(self.loading)
             if folder is None or self.disk.hidden or folder.make is Make.HALF:
                 return _reply(400, success=False, message="Failed to get weights iterator: nothing there.")
-            content, make = folder.content, folder.make
+            self.reading, make = folder, folder.make
+            content = folder.content
             await asyncio.sleep(self.chance.random() * 0.2)
             self.tensors = (content, content, *self.tensors[2:])  # here it is a mixture
             if fault is Fault.DIES or make in {Make.SHAPE, Make.FLIPPED}:
@@ -128,14 +130,15 @@ class SimServer:
             if fault is Fault.ROLLBACK:
                 return _reply(400, success=False, message="Failed to update weights. Rolling back to original weights.")
             whole = TENSORS - (make is Make.MISSING)
-            self.tensors = (content,) * whole + self.tensors[whole:]
+            now = folder.content  # of the files that it has open, whatever their name is by now
+            self.tensors = (content, content, now, now)[:whole] + self.tensors[whole:]
             if fault is Fault.UNFLUSHED:
                 return _reply(
                     400, success=False, message="Succeeded to update model weights, but cache was not flushed"
                 )
             self.path, self.label = body["model_path"], body["weight_version"]
         finally:
-            self.loading = None
+            self.loading = self.reading = None
         self.served(self)
         return _reply(200, success=True, message="Succeeded to update model weights.")
 

@@ -58,6 +58,8 @@ class Everything(RuleBasedStateMachine):
     def begin(self, seed: int, strategy: StrategyName) -> None:
         self.world = World(seed, engines=2, strategy=strategy)
 
+    recycled: ClassVar[int] = 0
+
     def do(self, act: Callable[[World], None]) -> None:
         Everything.steps += 1
         assert self.world is not None
@@ -145,6 +147,7 @@ class Everything(RuleBasedStateMachine):
         if self.world is not None:
             try:
                 self.world.heal()
+                Everything.recycled += self.world.promises.recycled
             finally:
                 self.world.close()
 
@@ -165,8 +168,9 @@ def test_every_promise_holds_under_whatever_comes() -> None:
             suppress_health_check=list(HealthCheck),
         ),
     )
-    print(f"{Everything.steps} steps")
+    print(f"{Everything.steps} steps, {Everything.recycled} versions were recycled")
     assert Everything.steps >= min(STEPS, 10_000)
+    assert Everything.recycled > 100 or STEPS < 10_000
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -90,7 +90,8 @@ class Life:
             check=self.catalog.check,
             chance=random.Random(world.chance.random()),
         )
-        folders = SimFolders(world.disk, self._pause, world.promises.before_discard)
+        promises = world.promises
+        folders = SimFolders(world.disk, self._pause, promises.before_discard, promises.before_recycling)
         self.swept = SimFiles(world.disk, self._pause)
         self.collector = Collector(self.ledger, self.swept, folders, settings)
         self.intake = Intake(self.ledger, files, Path(MOUNT), self.catalog.nudge)
@@ -215,7 +216,8 @@ class World:
 
     def _write(self, order: Order, make: Make) -> None:
         path = f"{RUN}/{version_folder(order)}"
-        folder = self.disk.put(path, make, next(self._contents))
+        content = next(self._contents)
+        folder = self.disk.recycle(path, make, content) or self.disk.put(path, make, content)
         self.promises.published(path, order, folder)
 
     def announce(self, step: int) -> None:

@@ -1,17 +1,32 @@
 """Stops a publication at its k-th change to the file system: the seam of the publisher's crash tests."""
 
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 
-from refitd_client import WeightPublisher, durable
+from refitd_client import WeightPublisher, durable, header
+from refitd_client.contract.slot import layout_of, slot_name, slots_path
 
-LEAVES = ("make_folder", "create", "write", "clone", "sync", "sync_folder", "rename", "remove_file")
+LEAVES = (
+    "make_folder",
+    "create",
+    "write",
+    "write_at",
+    "overwrite",
+    "touch",
+    "clone",
+    "sync",
+    "sync_folder",
+    "rename",
+    "remove_file",
+)
 COMPOUNDS = ("make_folders", "remove_folder", "write_file", "replace_file")  # made of leaves
 
 Strike = Callable[[str, Callable[..., Any], tuple[Any, ...]], None]
@@ -60,21 +75,39 @@ def publish(root: Path, step: int, base: Path) -> None:
         publisher.publish(weights(step), step=step)
 
 
-def kill_at(number: int, root: Path, base: Path) -> None:
+def make_slot(root: Path) -> Path:
+    """A slot that fits `weights`, as a service hands it back."""
+    with WeightPublisher(root.parent / f"{root.name}-old", "run", max_shard_bytes=256) as publisher:
+        old = publisher.publish(weights(0), step=0).path
+    for path in old.iterdir():
+        if path.suffix != ".safetensors":
+            path.unlink()
+    layout = layout_of(header.layout(path) for path in old.iterdir())
+    slot = root / slots_path("run") / slot_name(layout, uuid4().hex)
+    slot.parent.mkdir(parents=True, exist_ok=True)
+    old.rename(slot)
+    shutil.rmtree(root.parent / f"{root.name}-old")
+    return slot
+
+
+def kill_at(number: int, root: Path, base: Path, *, recycle: bool) -> None:
     """Publish step 1, and step 2 until the effect of that number; a write is torn in the middle."""
     publish(root, 1, base)
+    if recycle:
+        make_slot(root)
 
     def act(count: int, name: str, original: Callable[..., Any], args: tuple[Any, ...]) -> None:
         if count == number:
-            if name == "write":
-                original(args[0], bytes(args[1])[: len(args[1]) // 2])
+            if name in {"write", "write_at", "overwrite"}:
+                target, data, *offset = args
+                original(target, data[: len(data) // 2], *offset)
             os.kill(os.getpid(), signal.SIGKILL)
 
     on_each_effect(act)
     publish(root, 2, base)
 
 
-def kill_at_each(folder: Path, base: Path) -> None:
+def kill_at_each(folder: Path, base: Path, *, recycle: bool = False) -> None:
     """Make `<folder>/<k>`, the root that a kill at effect k leaves, for each k until a publication comes through."""
     number = 0
     while True:
@@ -83,7 +116,7 @@ def kill_at_each(folder: Path, base: Path) -> None:
         root.mkdir()
         child = os.fork()
         if child == 0:
-            kill_at(number, root, base)
+            kill_at(number, root, base, recycle=recycle)
             os._exit(0)
         _, status = os.waitpid(child, 0)
         if not os.WIFSIGNALED(status):
@@ -91,4 +124,4 @@ def kill_at_each(folder: Path, base: Path) -> None:
 
 
 if __name__ == "__main__":
-    kill_at_each(Path(sys.argv[1]), Path(sys.argv[2]))
+    kill_at_each(Path(sys.argv[1]), Path(sys.argv[2]), recycle="slot" in sys.argv[3:])

@@ -16,6 +16,7 @@ from refitd.journal.recovery import open_journal
 from refitd.ledger import Ledger
 from refitd.ownership import owned
 from refitd.rollout.record import EngineRecord
+from refitd_client.contract.slot import slot_name, slots_path
 from refitd_client.contract.states import VersionState
 from support.checkpoints import publish, tensors
 from support.command_line import refitd
@@ -176,6 +177,18 @@ def test_an_abandoned_folder_of_a_dead_publisher_is_taken_away_and_a_living_ones
     assert found(job) == (1, ["incoming-abandoned"])
     assert found(job, "--repair")[0] == 0
     assert (dead.exists(), alive.exists()) == (False, True)
+
+
+def test_a_slot_that_was_being_made_is_taken_away_and_a_free_one_is_not(job: Path) -> None:
+    slots = job / "root" / slots_path("run")
+    for name in (slot_name("a" * 32, "b" * 32), ".making-x"):
+        (slots / name).mkdir(parents=True)
+        (slots / name / "model.safetensors").write_text("garbage")
+    assert found(job) == (1, ["slot-damaged"])
+    assert fsck(job, "--repair")[0] == 0
+    assert [path.name for path in slots.iterdir()] == [slot_name("a" * 32, "b" * 32)]
+    assert found(job) == (0, [])
+    assert list((job / "root" / ".refitd" / "trash").iterdir()) == []
 
 
 def test_an_attempt_without_an_outcome_taints_its_engine(job: Path) -> None:

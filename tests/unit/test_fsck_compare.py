@@ -13,6 +13,7 @@ from refitd.fsck.finding import Finding, Kind, Repair, Severity
 from refitd.journal.condition import Condition, Corrupt, Newer, Sound, Unreadable
 from refitd.journal.origin import NEW, Origin
 from refitd.reclaim.incoming import Incoming
+from refitd.reclaim.slots import Slot
 from refitd.rollout.record import AttemptRecord, EngineRecord, RolloutRecord
 from refitd_client.contract.states import VersionState
 from support.records import engine, version
@@ -168,3 +169,13 @@ def test_a_running_service_is_only_looked_at() -> None:
 def test_the_worst_comes_first() -> None:
     findings = found(journal(), disk(signatures={V1.path: None, V2.path: V2.signature}, trash=["0" * 32]))
     assert [finding.severity for finding in findings] == [Severity.ERROR, Severity.WARNING]
+
+
+def test_a_slot_that_is_none_is_taken_away_and_somebody_else_s_folder_is_not() -> None:
+    slots = [
+        Slot(run="run", name="a", layout="L"),
+        Slot(run="run", name="b", layout="L", fault="holds 'refit.json', which is no slot's"),
+        Slot(run="run", name="c", fault="was not put there by this service: it is not deleted", ours=False),
+    ]
+    findings = found(journal(), disk(slots=slots))
+    assert kinds(findings) == [(Kind.SLOT_DAMAGED, Repair.DISCARD_SLOT), (Kind.FOREIGN, None)]

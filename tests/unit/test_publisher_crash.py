@@ -12,6 +12,7 @@ from typing import Any
 import durable_effects
 import numpy as np
 import published
+import pytest
 
 from refitd_client import NoSpaceError, RefitError, StorageError, WeightPublisher, durable
 
@@ -22,13 +23,14 @@ def test_every_effect_is_enumerated() -> None:
     assert functions == {*durable_effects.LEAVES, *durable_effects.COMPOUNDS}
 
 
-def test_kill_9_at_every_file_system_step_leaves_a_whole_version_or_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize("into", ["new files", "slot"])
+def test_kill_9_at_every_file_system_step_leaves_a_whole_version_or_none(tmp_path: Path, into: str) -> None:
     """And the next publisher publishes the step, under a name that nobody has heard of."""
     base = durable_effects.make_base(tmp_path / "base")
     roots = tmp_path / "roots"
     roots.mkdir()
     script = Path(durable_effects.__file__)
-    subprocess.run([sys.executable, "-W", "ignore", script, roots, base], check=True)
+    subprocess.run([sys.executable, "-W", "ignore", script, roots, base, into], check=True)
     *killed, through = sorted(roots.iterdir())
     seen = [_versions_after_a_kill(root / "run") for root in killed]
     assert published.versions(through / "run") == ["v000001", "v000002"]
@@ -63,13 +65,18 @@ def _assert_weights(folder: Path, step: int) -> None:
 Faults = list[tuple[str, Exception]]
 
 
-def _fail_at_each_effect(tmp_path: Path, fault: Callable[[], BaseException]) -> list[BaseException]:
+def _fail_at_each_effect(
+    tmp_path: Path, fault: Callable[[], BaseException], *, recycle: bool = False
+) -> list[BaseException]:
     """Publish step 1, then step 2 with a fault at each of its effects in turn, each in a root of its own."""
+    tmp_path.mkdir(exist_ok=True)
     base = durable_effects.make_base(tmp_path / "base")
     raised: list[BaseException] = []
     for number in range(1, 200):
         with WeightPublisher(tmp_path / f"{number:03d}", "run", base_model=base, max_shard_bytes=256) as publisher:
             publisher.publish(durable_effects.weights(1), step=1)
+            if recycle:
+                durable_effects.make_slot(tmp_path / f"{number:03d}")
             error = _publish_with_fault(publisher, number, fault)
             if error is None:
                 return raised
@@ -99,9 +106,12 @@ def _publish_with_fault(
     return None
 
 
-def test_an_io_error_at_every_step_leaves_nothing_and_the_step_can_be_published_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("recycle", [False, True])
+def test_an_io_error_at_every_step_leaves_nothing_and_the_step_can_be_published_again(
+    tmp_path: Path, recycle: bool
+) -> None:
     """EIO, also of the last sync, when the version had its name for a moment."""
-    raised = _fail_at_each_effect(tmp_path, lambda: OSError(errno.EIO, os.strerror(errno.EIO)))
+    raised = _fail_at_each_effect(tmp_path, lambda: OSError(errno.EIO, os.strerror(errno.EIO)), recycle=recycle)
     assert all(type(error) is StorageError and "Input/output error" in str(error) for error in raised)
     assert len(raised) > 20
 
@@ -117,8 +127,9 @@ def test_a_full_disk_at_every_step_leaves_nothing_and_says_how_much_is_needed(tm
 
 def test_ctrl_c_at_every_step_leaves_nothing(tmp_path: Path) -> None:
     """KeyboardInterrupt comes out as it is."""
-    raised = _fail_at_each_effect(tmp_path, KeyboardInterrupt)
-    assert {type(error) for error in raised} == {KeyboardInterrupt}
+    for recycle in (False, True):
+        raised = _fail_at_each_effect(tmp_path / str(recycle), KeyboardInterrupt, recycle=recycle)
+        assert {type(error) for error in raised} == {KeyboardInterrupt}
 
 
 def test_nothing_gets_its_name_before_everything_in_it_is_synced(tmp_path: Path) -> None:
@@ -131,8 +142,10 @@ def test_nothing_gets_its_name_before_everything_in_it_is_synced(tmp_path: Path)
         match name:
             case "create" | "make_folder" | "remove_file":
                 dirty[str(args[0].parent)] = name
-            case "write":
+            case "write" | "write_at":
                 dirty[_path_of(args[0])] = name
+            case "overwrite":
+                dirty[_path_of(args[0].fd)] = name
             case "sync":
                 dirty.pop(_path_of(args[0]), None)
             case "sync_folder":

@@ -74,6 +74,14 @@ def file_system_of(path: Path, mounts: str) -> str:
     return kind
 
 
+def root_file_system(root: Path) -> str:
+    """The type of the file system that holds the root now, "" where nobody says."""
+    try:
+        return file_system_of(root.resolve(), Path("/proc/self/mounts").read_text())
+    except OSError:
+        return ""
+
+
 def wants_polling(kind: str) -> bool:
     """Whether events of other hosts' writes are missing on this type of file system."""
     return kind.partition(".")[0] in NETWORK_FILE_SYSTEMS
@@ -100,7 +108,7 @@ class Watcher:
         """Start watching; poll where events are refused (too many watches)."""
         # A directory that is renamed is watched already, and watchdog says so at each version: several lines each time.
         warnings.filterwarnings("ignore", message="Callback with id", category=RuntimeWarning)
-        polling = self._how is Watch.POLL or (self._how is Watch.AUTO and wants_polling(self._file_system()))
+        polling = self._how is Watch.POLL or (self._how is Watch.AUTO and wants_polling(root_file_system(self._root)))
         try:
             self._observer = self._observe(polling=polling)
         except OSError as error:
@@ -108,12 +116,6 @@ class Watcher:
                 raise
             log.warning("file events are refused: polling instead", error=str(error))
             self._observer = self._observe(polling=True)
-
-    def _file_system(self) -> str:
-        try:
-            return file_system_of(self._root.resolve(), Path("/proc/self/mounts").read_text())
-        except OSError:
-            return ""
 
     def _observe(self, *, polling: bool) -> BaseObserver:
         observer: BaseObserver = PollingObserver(timeout=POLL_SECONDS) if polling else Observer()

@@ -12,7 +12,7 @@ from refitd.fsck.versions import compare_versions
 
 _ORDER = list(Severity)
 # What takes files away. A journal that was lost knew of readers that nobody knows now: then these wait.
-_DELETES = frozenset({Repair.FINISH_RECLAIM, Repair.DISCARD_INCOMING, Repair.EMPTY_TRASH})
+_DELETES = frozenset({Repair.FINISH_RECLAIM, Repair.DISCARD_INCOMING, Repair.EMPTY_TRASH, Repair.DISCARD_SLOT})
 
 
 def compare(facts: Facts) -> list[Finding]:

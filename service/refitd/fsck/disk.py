@@ -18,6 +18,7 @@ from refitd.fsck.facts import DiskFacts, Foreign
 from refitd.fsck.leftovers import TRASH_PATH
 from refitd.reclaim.folders import DiskFolders
 from refitd.reclaim.incoming import Incoming
+from refitd.reclaim.slots import Slot
 from refitd_client.contract.manifest import digest_of_files
 from refitd_client.contract.naming import (
     INCOMING_PREFIX,
@@ -54,6 +55,7 @@ async def look_at_disk(
         digests=digests,
         incoming=await _incoming(root, listing.runs, incoming_ttl) if isinstance(listing, Listing) else (),
         trash=await asyncio.to_thread(_trash, root),
+        slots=await _slots(root),
         foreign=foreign[:MAX_FOREIGN],
         unlisted=max(len(foreign) - MAX_FOREIGN, 0),
     )
@@ -88,6 +90,12 @@ async def _incoming(root: Path, runs: Iterable[str], older_than: float) -> list[
 def _trash(root: Path) -> list[str]:
     with suppress(FileNotFoundError):
         return sorted(os.listdir(root / TRASH_PATH))
+    return []
+
+
+async def _slots(root: Path) -> list[Slot]:
+    with suppress(OSError):  # a root that cannot be read: the scan has said so
+        return await DiskFolders(root).slots()
     return []
 
 

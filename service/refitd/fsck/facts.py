@@ -10,6 +10,7 @@ from refitd.catalog.scan import Listing, ListingFailed
 from refitd.engine.port import Reached, Unreached
 from refitd.journal.condition import Condition, Sound
 from refitd.reclaim.incoming import Incoming
+from refitd.reclaim.slots import Slot
 from refitd.rollout.record import AttemptRecord, EngineRecord, RolloutRecord
 
 
@@ -53,6 +54,7 @@ class DiskFacts:
     digests: Mapping[str, str | Unreadable] = field(default_factory=dict[str, str | Unreadable])
     incoming: Sequence[Incoming] = ()
     trash: Sequence[str] = ()
+    slots: Sequence[Slot] = ()
     foreign: Sequence[Foreign] = ()
     unlisted: int = 0
 

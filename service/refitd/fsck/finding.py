@@ -44,6 +44,7 @@ class Kind(StrEnum):
     INCOMING_ABANDONED = "incoming-abandoned"
     INCOMING_UNREADABLE = "incoming-unreadable"
     TRASH_LEFT = "trash-left"
+    SLOT_DAMAGED = "slot-damaged"
     FOREIGN = "foreign"
 
 
@@ -60,6 +61,7 @@ class Repair(StrEnum):
     DROP_LEASES = "drop-leases"
     DISCARD_INCOMING = "discard-incoming"
     EMPTY_TRASH = "empty-trash"
+    DISCARD_SLOT = "discard-slot"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,12 @@ def compare_leftovers(disk: DiskFacts) -> Iterator[Finding]:
         count = len(disk.trash)
         text = f"{count} folder{'s' * (count > 1)} of a sweep that was killed in mid-delete"
         yield _of(Kind.TRASH_LEFT, TRASH_PATH, text, "the service empties it as well", Repair.EMPTY_TRASH)
+    for slot in disk.slots:
+        if slot.fault is not None and slot.ours:
+            text = f"it {slot.fault}: no publisher takes it"
+            yield _of(Kind.SLOT_DAMAGED, slot.path, text, "the service takes it away as well", Repair.DISCARD_SLOT)
+        elif slot.fault is not None:
+            yield _foreign(slot.path, slot.fault)
     for foreign in disk.foreign:
         yield _foreign(foreign.path, f"a {foreign.noun} that is none of refitd's: it is never touched")
     if disk.unlisted:

@@ -93,11 +93,8 @@ class Mender:
                 return await self._resume(subject)
             case Repair.FINISH_RECLAIM:
                 return await self._finish_reclaim(subject)
-            case Repair.DISCARD_INCOMING:
-                outcome = await self._folders.discard_abandoned(subject, self._incoming_ttl)
-                return outcome.reason if isinstance(outcome, Refused) else None
-            case Repair.EMPTY_TRASH:
-                return "; ".join((await self._folders.empty()).left) or None
+            case Repair.DISCARD_INCOMING | Repair.DISCARD_SLOT | Repair.EMPTY_TRASH:
+                return await self._tidy(repair, subject)
             case _:
                 assert_never(repair)
 
@@ -124,6 +121,22 @@ class Mender:
             return None if await engine.resume() else "it could not be told"
         finally:
             await engine.aclose()
+
+    async def _tidy(self, repair: Repair, path: str) -> str | None:
+        """Take away what lies about, and empty the trash."""
+        if repair is Repair.DISCARD_INCOMING:
+            outcome = await self._folders.discard_abandoned(path, self._incoming_ttl)
+            return outcome.reason if isinstance(outcome, Refused) else None
+        refused = await self._discard_slot(path) if repair is Repair.DISCARD_SLOT else None
+        return refused or "; ".join((await self._folders.empty()).left) or None
+
+    async def _discard_slot(self, path: str) -> str | None:
+        """Look once more: a publisher may have taken it, if it was worth taking."""
+        for slot in await self._folders.slots():
+            if slot.path == path and slot.fault is not None and slot.ours:
+                outcome = await self._folders.withdraw(slot)
+                return outcome.reason if isinstance(outcome, Refused) else None
+        return None
 
     async def _finish_reclaim(self, version: str) -> str | None:
         """The rest of a deletion: the folder into the trash, and the version out of the books."""

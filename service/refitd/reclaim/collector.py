@@ -9,12 +9,14 @@ import structlog
 from refitd.catalog.files import Files
 from refitd.catalog.record import VersionRecord
 from refitd.catalog.scan import Found, Listing, ListingFailed
+from refitd.catalog.watch import root_file_system, wants_polling
 from refitd.journal.journal import JournalError
 from refitd.ledger import Ledger
 from refitd.reclaim.folders import Folders
 from refitd.reclaim.keep import KeepRules
 from refitd.reclaim.leases import EngineView, Load, RunView, Views
 from refitd.reclaim.rebuild import Withheld, unfinished
+from refitd.reclaim.spare import SlotRules
 from refitd.reclaim.sweep import Sweeper
 from refitd.rollout.record import EngineRecord
 from refitd.settings import Settings
@@ -134,6 +136,15 @@ class LedgerBooks:
         await self._ledger.durable()
 
 
+def slot_rules(settings: Settings) -> SlotRules:
+    """Where and how much is recycled: on file systems of this machine, where a rename arbitrates for all."""
+    off = None if settings.slots else "slots are off (--slots 0)"
+    kind = root_file_system(settings.root)
+    if off is None and kind != "overlay" and wants_polling(kind):
+        off = f"the root is on {kind}: slots are for tmpfs and local file systems"
+    return SlotRules(count=settings.slots, ttl=settings.slot_ttl, disk_budget=settings.disk_budget, off=off)
+
+
 class Collector:
     """Sweeps when something has changed, and from time to time."""
 
@@ -148,6 +159,7 @@ class Collector:
             ledger.clock,
             rules=KeepRules(last=settings.keep_last, every=settings.keep_every, disk_budget=settings.disk_budget),
             incoming_ttl=settings.incoming_ttl,
+            slots=slot_rules(settings),
         )
 
     async def run(self) -> None:

@@ -6,14 +6,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from refitd.reclaim import incoming, trash
+from refitd.reclaim import incoming, slots, trash
 from refitd.reclaim.handle import Identity, root_at
 from refitd.reclaim.outcome import Discarded, Emptied, Gone, Refused
+from refitd.reclaim.recycler import SlotFolders
+from refitd.reclaim.slots import Slot
 
 AnswerT = TypeVar("AnswerT")
 
 
-class Folders(Protocol):
+class Folders(SlotFolders, Protocol):
     """What the sweep asks of the file system. Paths are relative to the root. All raise OSError."""
 
     async def examine(self, path: str) -> Identity | Gone | Refused:
@@ -58,6 +60,22 @@ class DiskFolders:
     async def discard_abandoned(self, path: str, older_than: float) -> Discarded | Gone | Refused:
         """See `Folders`."""
         return await self._in_thread(lambda root: incoming.discard_abandoned(root, path, older_than))
+
+    async def hand_back(self, discarded: Discarded, run: str) -> Slot | Refused:
+        """See `SlotFolders`."""
+        return await self._in_thread(lambda root: slots.hand_back(root, discarded, run))
+
+    async def slots(self) -> list[Slot]:
+        """See `SlotFolders`."""
+        return await self._in_thread(slots.survey)
+
+    async def withdraw(self, slot: Slot) -> Discarded | Gone | Refused:
+        """See `SlotFolders`."""
+        return await self._in_thread(lambda root: slots.withdraw(root, slot))
+
+    async def layout(self, path: str) -> str | None:
+        """See `SlotFolders`."""
+        return await self._in_thread(lambda root: slots.layout_at(root, path))
 
     async def empty(self) -> Emptied:
         """See `Folders`."""

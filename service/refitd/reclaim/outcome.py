@@ -1,14 +1,15 @@
 """How discarding and emptying end: values, because a folder that is gone or in use is nothing out of the ordinary."""
 
 import errno
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
 class Discarded:
-    """It is out of its place and in the trash."""
+    """It is out of its place and in the trash, `where` is its place there."""
 
     path: str
+    where: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

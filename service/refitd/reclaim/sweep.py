@@ -9,6 +9,7 @@ by the next sweep:
     wait until that is durable
     ask again                 what came during that wait still counts
     discard                   one rename into the trash; a kill after it leaves a RETIRED version without a folder
+    make it a slot            if its publisher may write the next version into its files: `refitd.reclaim.recycler`
     deleted
     empty the trash           at the end, and at the start of the next sweep after a kill
 """
@@ -26,8 +27,10 @@ from refitd.reclaim.handle import Identity
 from refitd.reclaim.incoming import Incoming
 from refitd.reclaim.keep import EVIDENCE, KeepRules, Verdict, keep
 from refitd.reclaim.leases import Views, leases
-from refitd.reclaim.outcome import Gone, Refused
+from refitd.reclaim.outcome import Discarded, Gone, Refused
 from refitd.reclaim.rebuild import Withheld
+from refitd.reclaim.recycler import Recycler, slot_line
+from refitd.reclaim.spare import SlotRules
 from refitd.reclaim.trash import TRASH
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.contract.states import VersionState
@@ -83,14 +86,17 @@ class Sweeper:
         *,
         rules: KeepRules,
         incoming_ttl: float,
+        slots: SlotRules | None = None,
     ) -> None:
-        """Do nothing yet. `incoming_ttl` is in seconds."""
+        """Do nothing yet. `incoming_ttl` is in seconds; without `slots` nothing is recycled."""
         self._folders = folders
         self._facts = facts
         self._books = books
         self._clock = clock
         self._rules = rules
         self._incoming_ttl = incoming_ttl
+        self._recycler = Recycler(folders, facts, clock, slots or SlotRules(off="slots are off"))
+        self._recycles = slots is not None
         self._evidence_since: dict[str, float] = {}
         self._turn = asyncio.Lock()
 
@@ -103,6 +109,7 @@ class Sweeper:
         listing = await self._facts.listing()
         lines = [_line(verdict) for verdict in self._verdicts(listing)]
         lines += [_incoming_line(found) for found in await self._survey(listing)]
+        lines += [slot_line(verdict) for verdict in await self._recycler.plan()]
         return _plan(lines, done=False)
 
     async def run(self) -> ReclaimPlan:
@@ -118,6 +125,7 @@ class Sweeper:
             listing = await self._facts.listing()
             lines = [await self._settle(verdict, listing) for verdict in self._verdicts(listing)]
             lines += [await self._settle_incoming(found) for found in await self._survey(listing)]
+            lines += await self._recycle(listing)
             lines += await self._empty(listing)
             return _plan(lines, done=True)
 
@@ -161,6 +169,10 @@ class Sweeper:
             outcome = await self._folders.discard(record.path, folder)
             if isinstance(outcome, Refused):
                 return _refused_line(record, outcome)
+            if isinstance(outcome, Discarded) and self._recycles:
+                refusal = await self._recycler.take_over(record, outcome)
+                self._books.deleted(record)
+                return _recycled_line(verdict) if refusal is None else _line(_told(verdict, refusal))
         self._books.deleted(record)
         return _line(verdict)
 
@@ -177,6 +189,9 @@ class Sweeper:
         if isinstance(outcome, Refused):
             return replace(_incoming_line(found), keep=True, reasons=[outcome.reason])
         return _incoming_line(found)
+
+    async def _recycle(self, listing: Listing | ListingFailed | Withheld) -> list[Reclaimable]:
+        return [] if _known(listing) is None else await self._recycler.run()
 
     async def _empty(self, listing: Listing | ListingFailed | Withheld) -> list[Reclaimable]:
         if _known(listing) is None:
@@ -195,6 +210,15 @@ def _line(verdict: Verdict) -> Reclaimable:
     return Reclaimable(
         path=record.path, keep=verdict.keep, reasons=list(verdict.reasons), version=record.id, bytes=record.bytes
     )
+
+
+def _recycled_line(verdict: Verdict) -> Reclaimable:
+    """A version that is gone and has freed nothing."""
+    return replace(_line(_told(verdict, "its files are a free slot now")), bytes=None)
+
+
+def _told(verdict: Verdict, sentence: str) -> Verdict:
+    return replace(verdict, reasons=(*verdict.reasons, sentence))
 
 
 def _refused_line(record: VersionRecord, refused: Refused) -> Reclaimable:

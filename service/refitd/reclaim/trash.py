@@ -86,6 +86,21 @@ def empty(root: int, stopped: Callable[[], bool] = lambda: False) -> Emptied:
     return Emptied(folders, tuple(left))
 
 
+def condemn(root: int, parent: int, name: str) -> str:
+    """Move what has a name in a folder of the service's own into the trash, whatever it is; return where it is there.
+
+    Raises:
+        FileNotFoundError: somebody else was faster.
+        OSError: it cannot be moved.
+    """
+    with _opened_trash(root) as trash:
+        unique = uuid4().hex
+        os.rename(name, unique, src_dir_fd=parent, dst_dir_fd=trash)
+        for handle in (trash, parent):
+            sync(handle)
+    return unique
+
+
 def _take(root: int, parent: int, path: str, expected: Identity) -> Discarded | Refused:
     name = path.rpartition("/")[2]
     # The handle is held until the end: the inode number cannot be given to a new folder in between.
@@ -98,10 +113,12 @@ def _take(root: int, parent: int, path: str, expected: Identity) -> Discarded | 
             os.rename(name, caught, src_dir_fd=parent, dst_dir_fd=folder)
             if identity_of(os.stat(caught, dir_fd=folder, follow_symlinks=False)) != expected:
                 return Refused(path, _put_back(parent, path, folder, f"{unique}/{caught}"))
-            os.rename(caught, uuid4().hex, src_dir_fd=folder, dst_dir_fd=folder)
+            condemned = uuid4().hex
+            os.rename(caught, condemned, src_dir_fd=folder, dst_dir_fd=folder)
             for handle in (parent, folder, trash):
-                _sync(handle)
-    return Discarded(path)
+                sync(handle)
+            boxed = identity_of(os.fstat(folder)) != identity_of(os.fstat(trash))
+    return Discarded(path, f"{unique}/{condemned}" if boxed else condemned)
 
 
 @contextmanager
@@ -124,7 +141,7 @@ def _put_back(parent: int, path: str, folder: int, caught: str) -> str:
         os.stat(name, dir_fd=parent, follow_symlinks=False)
     except FileNotFoundError:
         os.rename(caught.rpartition("/")[2], name, src_dir_fd=folder, dst_dir_fd=parent)
-        _sync(parent)
+        sync(parent)
         return f"{path} was swapped for something else while it was moved; that was put back"
     where = f"{SERVICE_FOLDER}/{TRASH}/{caught}"
     return f"{path} was swapped twice while it was moved; what was caught lies in {where} and is not deleted"
@@ -238,7 +255,8 @@ def _gone(root: int, path: str) -> Gone | Refused:
     return Gone(path)
 
 
-def _sync(folder: int) -> None:
+def sync(folder: int) -> None:
+    """Have the names in a folder on stable storage when this returns."""
     try:
         os.fsync(folder)
     except OSError as error:

@@ -1,0 +1,126 @@
+"""Recycling at work: what the sweep discards becomes a slot where it may, and slots that nobody needs go."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import structlog
+
+from refitd.catalog.record import VersionRecord
+from refitd.clock import Clock
+from refitd.reclaim.leases import Views
+from refitd.reclaim.outcome import Discarded, Gone, Refused
+from refitd.reclaim.slots import Slot
+from refitd.reclaim.spare import SlotRules, SlotVerdict, newest_full, spare, why_not
+from refitd_client.contract.wire import Reclaimable
+
+log = structlog.get_logger("refitd")
+
+
+class SlotFolders(Protocol):
+    """What recycling asks of the file system. All raise OSError."""
+
+    async def hand_back(self, discarded: Discarded, run: str) -> Slot | Refused:
+        """Make a slot of a version that was just discarded."""
+        ...
+
+    async def slots(self) -> list[Slot]:
+        """All that lies among the slots."""
+        ...
+
+    async def withdraw(self, slot: Slot) -> Discarded | Gone | Refused:
+        """Move a slot into the trash."""
+        ...
+
+    async def layout(self, path: str) -> str | None:
+        """The layout of a version, None where its files can be no slot's."""
+        ...
+
+
+class Facts(Protocol):
+    """What is true now."""
+
+    def versions(self) -> Sequence[VersionRecord]:
+        """All versions that are not DELETED."""
+        ...
+
+    def views(self) -> Views:
+        """What leases are made of."""
+        ...
+
+
+class Recycler:
+    """Belongs to one sweeper, which calls it in its turn."""
+
+    def __init__(self, folders: SlotFolders, facts: Facts, clock: Clock, rules: SlotRules) -> None:
+        """Do nothing yet."""
+        self._folders = folders
+        self._facts = facts
+        self._clock = clock
+        self._rules = rules
+        self._since: dict[str, float] = {}
+        self._layouts: dict[str, str | None] = {}
+        self._told: set[str] = set()
+
+    async def take_over(self, record: VersionRecord, discarded: Discarded) -> str | None:
+        """Make a slot of what was discarded; a sentence says why not, if it is none."""
+        refusal = await self._refusal(record)
+        if refusal is None:
+            # Asked right before, and not again: the version is RETIRED, so nothing begins to need it.
+            found = await self._folders.hand_back(discarded, record.run)
+            refusal = found.reason if isinstance(found, Refused) else None
+        if refusal is None:
+            return None
+        if refusal not in self._told:
+            self._told.add(refusal)
+            log.info("a version's files are not recycled", version=record.id, reason=refusal)
+        return f"its files are not recycled: {refusal}"
+
+    async def plan(self) -> list[SlotVerdict]:
+        """What is to become of the slots that there are."""
+        slots = await self._folders.slots()
+        if not slots:
+            self._since.clear()
+            return []
+        now = self._clock.monotonic()
+        self._since = {slot.path: self._since.get(slot.path, now) for slot in slots}
+        ages = {path: now - since for path, since in self._since.items()}
+        used = sum(version.bytes or 0 for version in self._facts.versions())
+        return spare(slots, await self._newest(), self._rules, used=used, ages=ages)
+
+    async def run(self) -> list[Reclaimable]:
+        """Take away the slots that nobody needs, and say of each why, or why not."""
+        return [await self._settle(verdict) for verdict in await self.plan()]
+
+    async def _settle(self, verdict: SlotVerdict) -> Reclaimable:
+        if not verdict.keep:
+            outcome = await self._folders.withdraw(verdict.slot)
+            if isinstance(outcome, Refused):
+                return slot_line(SlotVerdict(verdict.slot, keep=True, reason=outcome.reason))
+        return slot_line(verdict)
+
+    async def _refusal(self, record: VersionRecord) -> str | None:
+        if self._rules.off is not None:
+            return self._rules.off
+        layout = (await self._newest()).get(record.run)
+        if layout is None:
+            return f"no newer version of run {record.run} could be written into them"
+        mine = [slot for slot in await self._folders.slots() if slot.run == record.run and slot.layout == layout]
+        if len(mine) >= self._rules.count:
+            return f"run {record.run} has {len(mine)} free slots"
+        return why_not(record, self._facts.views())
+
+    async def _newest(self) -> dict[str, str | None]:
+        """The layouts of the newest versions. A version never changes, so each is looked at once."""
+        newest = {version.run: version for version in newest_full(self._facts.versions())}
+        known = {version.id: self._layouts.get(version.id) for version in newest.values()}
+        for version in newest.values():
+            if known[version.id] is None:
+                known[version.id] = await self._folders.layout(version.path)
+        self._layouts = known
+        return {run: known[version.id] for run, version in newest.items()}
+
+
+def slot_line(verdict: SlotVerdict) -> Reclaimable:
+    """A slot in the plan."""
+    slot = verdict.slot
+    return Reclaimable(path=slot.path, keep=verdict.keep, reasons=[verdict.reason], bytes=slot.bytes)

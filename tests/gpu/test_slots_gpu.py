@@ -1,0 +1,178 @@
+"""Weights on a GPU into slots: the same bytes as from host memory, registered once, at no cost of GPU memory."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import durable_effects
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from refitd_client import InvalidWeightsError, Publication, WeightPublisher, cuda
+from refitd_client.contract.slot import layout_of, slot_name, slots_path
+from refitd_client.header import layout
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
+
+State = dict[str, torch.Tensor]
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    """On a tmpfs, where files can be registered."""
+    folder = Path(tempfile.mkdtemp(prefix="refitd-gpu-", dir="/dev/shm"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def publisher(root: Path) -> Iterator[WeightPublisher]:
+    with WeightPublisher(root, "run", max_shard_bytes=64 * 2**20) as opened:
+        yield opened
+
+
+def state(seed: int) -> State:
+    """Large and small, contiguous and not, of several dtypes; one in host memory, one empty, one without dimensions."""
+    torch.manual_seed(seed)
+    big = torch.randn(5000, 9000, device="cuda")
+    return {
+        "big": big.to(torch.bfloat16),
+        "transposed": torch.randn(300, 700, device="cuda").t(),
+        "slice": torch.randn(64, 64, device="cuda")[3:40, 5:50],
+        "bytes": torch.randint(0, 255, (1001,), dtype=torch.uint8, device="cuda"),
+        "scalar": torch.tensor(3.5 + seed, device="cuda"),
+        "nothing": torch.empty(0, 4, device="cuda"),
+        "here": torch.randn(100, 10),
+        "eights": torch.randn(64, 64, device="cuda").to(torch.float8_e4m3fn),
+    }
+
+
+def hand_back(root: Path, version: Path) -> Path:
+    """As the service does."""
+    for path in version.iterdir():
+        if path.suffix != ".safetensors":
+            path.unlink()
+    slot = root / slots_path("run") / slot_name(layout_of(map(layout, version.iterdir())), "f" * 32)
+    slot.parent.mkdir(parents=True, exist_ok=True)
+    return version.rename(slot)
+
+
+def expect(version: Path, weights: State) -> None:
+    got: State = {}
+    for shard in version.glob("*.safetensors"):
+        got |= load_file(shard)
+    assert got.keys() == weights.keys()
+    for name, tensor in weights.items():
+        here = tensor.detach().cpu().contiguous()
+        assert torch.equal(got[name].view(-1).view(torch.uint8), here.view(-1).view(torch.uint8)), name
+
+
+def _publish(publisher: WeightPublisher, weights: State, step: int, block: Any) -> Publication:
+    done: Any = publisher.publish(weights, step=step, block=block)
+    return done.committed() if block == "staged" else done
+
+
+@pytest.mark.parametrize("block", ["committed", "staged"])
+def test_bytes_and_digests_are_those_from_host_memory(root: Path, publisher: WeightPublisher, block: Any) -> None:
+    with WeightPublisher(root, "twin", max_shard_bytes=64 * 2**20) as twin:
+        for step in range(1, 5):
+            weights = state(step)
+            done = _publish(publisher, weights, step, block)
+            here = {name: tensor.cpu() for name, tensor in weights.items()}
+            assert done.digest == twin.publish(here, step=step).digest
+            expect(done.path, weights)
+            hand_back(root, done.path)
+
+
+def test_a_file_is_registered_once_and_unregistered_when_it_has_gone(
+    root: Path, publisher: WeightPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, made, undone = cuda.register, [], []
+
+    def counted(memory: Any) -> Any:
+        done = real(memory)
+        assert done is not None, "registering was refused"
+        made.append(memory)
+        tensor, undo = done
+        return tensor, lambda: (undone.append(memory), undo())
+
+    monkeypatch.setattr(cuda, "register", counted)
+    hand_back(root, publisher.publish(state(0), step=1).path)
+    for step in (2, 3, 4):
+        path = publisher.publish(state(step), step=step).path
+        expect(path, state(step))
+        hand_back(root, path)
+    shards = len(made)
+    assert shards == len({id(memory) for memory in made}) >= 2
+    shutil.rmtree(root / slots_path("run"))
+    publisher.publish(state(5), step=5)
+    assert len(undone) == len(made) == shards
+
+
+def test_the_copy_waits_for_what_the_trainer_computes(root: Path, publisher: WeightPublisher) -> None:
+    """A step that is still running on the GPU when publish is called is in the version."""
+    factor = torch.randn(8192, 8192, device="cuda") / 100
+    weights = {"w": torch.zeros(8192, 8192, device="cuda")}
+    hand_back(root, publisher.publish(weights, step=1).path)
+    for _ in range(20):
+        torch.mm(factor, factor, out=weights["w"])
+    path = publisher.publish(weights, step=2).path
+    expect(path, weights)
+    assert weights["w"].count_nonzero() > 0
+
+
+def test_tensors_may_change_on_the_gpu_as_soon_as_staging_returns(root: Path, publisher: WeightPublisher) -> None:
+    hand_back(root, publisher.publish(state(1), step=1).path)
+    weights = state(2)
+    publication = publisher.publish(weights, step=2, block="staged")
+    for tensor in weights.values():
+        tensor.zero_()
+    expect(publication.committed().path, state(2))
+
+
+@pytest.mark.parametrize("block", ["committed", "staged"])
+def test_a_value_that_is_not_finite_is_refused_and_its_slot_thrown_away(
+    root: Path, publisher: WeightPublisher, block: Any
+) -> None:
+    hand_back(root, publisher.publish(state(1), step=1).path)
+    weights = state(2)
+    weights["big"][4999, 8999] = float("nan")
+    with pytest.raises(InvalidWeightsError, match="tensor big"):
+        _publish(publisher, weights, 2, block)
+    assert list((root / slots_path("run")).iterdir()) == []
+    expect(publisher.publish(state(3), step=3).path, state(3))
+
+
+def test_without_registration_copies_go_through_buffers(
+    root: Path, publisher: WeightPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda, "register", lambda memory: None)
+    for step in (1, 2, 3):
+        path = publisher.publish(state(step), step=step).path
+        expect(path, state(step))
+        hand_back(root, path)
+
+
+def test_no_memory_of_the_gpu_is_taken_for_contiguous_tensors(root: Path, publisher: WeightPublisher) -> None:
+    weights = {f"w{number}": torch.randn(1024, 1024, device="cuda") for number in range(64)}
+    hand_back(root, publisher.publish(weights, step=1).path)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    publisher.publish(weights, step=2)
+    assert torch.cuda.max_memory_allocated() == before
+
+
+def test_tensors_of_several_gpus_go_into_one_version(root: Path, publisher: WeightPublisher) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("there is one GPU")
+    weights = {f"w{index}": torch.randn(3000, 3000, device=f"cuda:{index}") for index in range(2)}
+    hand_back(root, publisher.publish(weights, step=1).path)
+    expect(publisher.publish(weights, step=2).path, weights)
+
+
+def test_numpy_weights_go_the_way_of_host_memory(root: Path, publisher: WeightPublisher) -> None:
+    publisher.publish(durable_effects.weights(1), step=1)

@@ -1,0 +1,153 @@
+"""The way of tensors from a GPU, with host memory in its place: everything but the copy engine (see tests/gpu)."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import published
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from refitd_client import InvalidWeightsError, Publication, WeightPublisher, cuda, torch_tensors
+from refitd_client.contract.slot import layout_of, slot_name, slots_path
+from refitd_client.header import layout
+
+
+class Driver:
+    """Counts what it is asked to register."""
+
+    def __init__(self) -> None:
+        self.registered: list[int] = []
+        self.refuses = False
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802 - CUDA's name
+        self.registered.append(address)
+        return 2 if self.refuses else 0
+
+    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802 - CUDA's name
+        self.registered.remove(address)
+        return 0
+
+
+class Stream:
+    """What was waited for."""
+
+    waits = 0
+
+    def __init__(self, *_: object) -> None: ...
+
+    def wait_stream(self, other: object) -> None: ...
+
+    def synchronize(self) -> None:
+        Stream.waits += 1
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    driver = Driver()
+    event = SimpleNamespace(record=lambda *_: None, synchronize=lambda: None)
+    fake = SimpleNamespace(
+        Stream=Stream,
+        Event=lambda **_: event,
+        stream=lambda _: nullcontext(),
+        device=lambda _: nullcontext(),
+        current_stream=lambda _: None,
+        current_device=lambda: 0,
+        cudart=lambda: driver,
+    )
+    monkeypatch.setattr(torch, "cuda", fake)
+    monkeypatch.setattr(torch_tensors, "on_gpu", lambda tensor: tensor.dtype is not torch.int32)
+    monkeypatch.setattr(cuda, "pinned", lambda count: torch.empty(count, dtype=torch.uint8))
+    monkeypatch.setattr(cuda, "_PIECE", 1000)
+    return driver
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="refitd-device-", dir="/dev/shm"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def publisher(root: Path, driver: Driver) -> Iterator[WeightPublisher]:
+    with WeightPublisher(root, "run", max_shard_bytes=4096) as opened:
+        yield opened
+
+
+def state(seed: int) -> dict[str, torch.Tensor]:
+    chance = torch.Generator().manual_seed(seed)
+    return {
+        "wide": torch.randn(33, 57, generator=chance).to(torch.float16),
+        "transposed": torch.randn(30, 20, generator=chance).t(),
+        "scalar": torch.tensor(1.5 + seed),
+        "nothing": torch.empty(0, 4),
+        "here": torch.arange(seed, seed + 10, dtype=torch.int32),
+    }
+
+
+def hand_back(root: Path, version: Path) -> None:
+    for path in version.iterdir():
+        if path.suffix != ".safetensors":
+            path.unlink()
+    slot = root / slots_path("run") / slot_name(layout_of(map(layout, version.iterdir())), "f" * 32)
+    slot.parent.mkdir(parents=True, exist_ok=True)
+    version.rename(slot)
+
+
+def expect(version: Path, seed: int) -> None:
+    published.check(version)
+    got = {name: tensor for shard in published.shards(version) for name, tensor in load_file(shard).items()}
+    assert all(torch.equal(got[name], tensor) for name, tensor in state(seed).items())
+
+
+def _publish(publisher: WeightPublisher, weights: dict[str, torch.Tensor], step: int, block: Any) -> Publication:
+    done: Any = publisher.publish(weights, step=step, block=block)
+    return done.committed() if block == "staged" else done
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+@pytest.mark.parametrize("block", ["committed", "staged"])
+def test_into_new_files_and_into_slots(
+    root: Path, publisher: WeightPublisher, driver: Driver, block: Any, refuses: bool
+) -> None:
+    driver.refuses = refuses
+    for step in range(1, 5):
+        done = _publish(publisher, state(step), step, block)
+        expect(done.path, step)
+        hand_back(root, done.path)
+    files = len(list((root / slots_path("run")).glob("*/*")))
+    assert refuses or len(driver.registered) == files > 1, "each file once"
+
+
+def test_what_was_registered_is_given_back(root: Path, publisher: WeightPublisher, driver: Driver) -> None:
+    for step in (1, 2):
+        hand_back(root, publisher.publish(state(step), step=step).path)
+    assert driver.registered
+    shutil.rmtree(root / slots_path("run"))
+    publisher.publish(state(3), step=3)
+    assert driver.registered == []
+    hand_back(root, root / "run" / "v000003")
+    publisher.publish(state(4), step=4)
+    assert driver.registered
+    publisher.close()
+    assert driver.registered == []
+
+
+@pytest.mark.parametrize("block", ["committed", "staged"])
+def test_a_failure_waits_for_the_copies_before_the_slot_goes(
+    root: Path, publisher: WeightPublisher, block: Any
+) -> None:
+    hand_back(root, publisher.publish(state(1), step=1).path)
+    bad = state(2)
+    bad["wide"][3, 3] = float("inf")
+    waits = Stream.waits
+    with pytest.raises(InvalidWeightsError, match="tensor wide"):
+        _publish(publisher, bad, 2, block)
+    assert Stream.waits > waits
+    assert published.leftovers(root / "run") == []

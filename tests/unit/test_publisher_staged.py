@@ -1,0 +1,227 @@
+"""`block="staged"`: the trainer goes on, and nothing is lost, mixed up or kept from it."""
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
+
+import durable_effects
+import numpy as np
+import published
+import pytest
+
+from refitd_client import (
+    InvalidWeightsError,
+    PublishError,
+    StepConflictError,
+    WaitTimeoutError,
+    WeightPublisher,
+    staging,
+)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return tmp_path / "root" / "run"
+
+
+@pytest.fixture
+def publisher(run: Path) -> Iterator[WeightPublisher]:
+    with WeightPublisher(run.parent, "run", max_shard_bytes=256) as opened:
+        yield opened
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Nothing is sealed in the background before it is set."""
+    opened = threading.Event()
+    seal = staging.Staging.seal
+
+    def waiting(*args: object) -> None:
+        assert threading.current_thread() is threading.main_thread() or opened.wait(30)
+        seal(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(staging.Staging, "seal", waiting)
+    yield opened
+    opened.set()
+
+
+def bad() -> dict[str, "np.ndarray[tuple[int, ...], np.dtype[np.float32]]"]:
+    weights = durable_effects.weights(2)
+    weights["a"][0, 0] = np.inf
+    return weights
+
+
+@pytest.mark.parametrize("recycle", [False, True])
+def test_tensors_may_change_as_soon_as_it_returns(
+    run: Path, publisher: WeightPublisher, gate: threading.Event, recycle: bool
+) -> None:
+    if recycle:
+        durable_effects.make_slot(run.parent)
+    weights = durable_effects.weights(1)
+    publication = publisher.publish(weights, step=1, block="staged")
+    assert published.versions(run) == [], "nothing is visible yet"
+    for tensor in weights.values():
+        tensor.fill(77)
+    gate.set()
+    committed = publication.committed(30)
+    assert (committed.step, committed.path, committed.version_id) == (1, publication.path, publication.version_id)
+    published.check(publication.path)
+    got = published.tensors(publication.path)
+    assert all(np.array_equal(got[name], value) for name, value in durable_effects.weights(1).items())
+
+
+def test_publications_are_committed_in_order(run: Path, publisher: WeightPublisher) -> None:
+    for step in range(1, 6):
+        publisher.publish(durable_effects.weights(step), step=step, block="staged")
+        before = published.versions(run)
+        assert [f"v{number:06d}" for number in range(1, step)] == before[: step - 1]
+    publisher.publish(durable_effects.weights(6), step=6)
+    assert published.versions(run) == [f"v{number:06d}" for number in range(1, 7)]
+
+
+def test_an_error_is_raised_by_the_next_call_which_publishes_nothing(run: Path, publisher: WeightPublisher) -> None:
+    publisher.publish(bad(), step=2, block="staged")
+    with pytest.raises(InvalidWeightsError, match="tensor a holds 1 values"):
+        publisher.publish(durable_effects.weights(3), step=3)
+    assert (published.versions(run), published.leftovers(run)) == ([], [])
+    publisher.publish(durable_effects.weights(3), step=3)
+    assert published.versions(run) == ["v000003"]
+
+
+def test_an_error_is_raised_by_wait_and_then_not_again(run: Path, publisher: WeightPublisher) -> None:
+    publication = publisher.publish(bad(), step=2, block="staged")
+    for _ in range(2):
+        with pytest.raises(InvalidWeightsError, match="tensor a"):
+            publication.wait(timeout=30)
+    publisher.publish(durable_effects.weights(2), step=2, block="staged").committed()
+    assert published.versions(run) == ["v000002"]
+
+
+def test_an_error_that_nobody_has_heard_of_is_raised_by_close(run: Path) -> None:
+    publisher = WeightPublisher(run.parent, "run")
+    publisher.publish(bad(), step=2, block="staged")
+    with pytest.raises(InvalidWeightsError):
+        publisher.close()
+    publisher.close()
+    WeightPublisher(run.parent, "run").close()  # the run was let go all the same
+
+
+def test_an_error_of_the_trainer_s_own_is_not_replaced(run: Path) -> None:
+    with pytest.raises(ZeroDivisionError), WeightPublisher(run.parent, "run") as publisher:  # noqa: PT012
+        publisher.publish(bad(), step=2, block="staged")
+        raise ZeroDivisionError
+
+
+def test_close_waits_for_the_commit(run: Path, gate: threading.Event) -> None:
+    publisher = WeightPublisher(run.parent, "run")
+    publisher.publish(durable_effects.weights(1), step=1, block="staged")
+    closing = threading.Thread(target=publisher.close)
+    closing.start()
+    assert published.versions(run) == []
+    gate.set()
+    closing.join(30)
+    assert published.versions(run) == ["v000001"]
+    published.check(run / "v000001")
+
+
+def test_the_same_step_twice_is_a_conflict_though_the_first_is_on_its_way(publisher: WeightPublisher) -> None:
+    publisher.publish(durable_effects.weights(1), step=1, block="staged")
+    with pytest.raises(StepConflictError):
+        publisher.publish(durable_effects.weights(1), step=1)
+
+
+def test_a_wait_for_the_commit_ends_when_its_time_is_up(publisher: WeightPublisher, gate: threading.Event) -> None:
+    publication = publisher.publish(durable_effects.weights(1), step=1, block="staged")
+    with pytest.raises(WaitTimeoutError, match="not committed"):
+        publication.committed(0.01)
+    gate.set()
+    assert publication.committed(30).step == 1
+
+
+def test_an_io_error_at_every_step_of_the_background_is_delivered(run: Path, tmp_path: Path) -> None:
+    """And nothing of the version is left."""
+    met = 0
+    for number in range(1, 100):
+        with WeightPublisher(tmp_path / str(number), "run", max_shard_bytes=256) as publisher:
+            error = _fail_staged(publisher, number)
+            place = tmp_path / str(number) / "run"
+            if error is None:
+                assert published.versions(place) == ["v000001"]
+                break
+            met += 1
+            assert (published.versions(place), published.leftovers(place)) == ([], []), error
+    assert met > 12
+
+
+def _fail_staged(publisher: WeightPublisher, number: int) -> PublishError | None:
+    def act(count: int, *_: object) -> None:
+        if count == number:
+            raise OSError(5, "Input/output error")
+
+    originals = durable_effects.on_each_effect(act)
+    try:
+        publisher.publish(durable_effects.weights(1), step=1, block="staged").committed()
+    except PublishError as error:
+        return error
+    finally:
+        durable_effects.restore(originals)
+    return None
+
+
+KILLED = dedent("""
+    import os, signal, sys
+    sys.path.insert(0, sys.argv[1])
+    import durable_effects
+    from refitd_client import WeightPublisher, staging
+
+    staging.Staging.seal = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    publisher = WeightPublisher(sys.argv[2], "run", max_shard_bytes=256)
+    publisher.publish(durable_effects.weights(1), step=1, block="staged").committed()
+    """)
+
+LEFT = KILLED.replace("staging.Staging.seal = lambda *_: os.kill(os.getpid(), signal.SIGKILL)", "").replace(
+    ".committed()", ""
+)
+
+
+def test_a_trainer_killed_between_staging_and_commit_leaves_nothing_visible(run: Path) -> None:
+    command = [sys.executable, "-c", KILLED, str(Path(__file__).parent), str(run.parent)]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    assert published.versions(run) == []
+    assert len(published.leftovers(run)) == 1
+    with WeightPublisher(run.parent, "run") as publisher:
+        publisher.publish(durable_effects.weights(1), step=1)
+    published.check(run / "v000001")
+
+
+def test_a_trainer_that_ends_without_a_close_has_its_last_version_committed(run: Path) -> None:
+    command = [sys.executable, "-c", LEFT, str(Path(__file__).parent), str(run.parent)]
+    subprocess.run(command, check=True)
+    published.check(run / "v000001")
+
+
+def test_progress_is_told_in_the_trainer_s_thread_alone(publisher: WeightPublisher) -> None:
+    threads: set[int] = set()
+    big = {f"t{number}": np.ones((1024, 1024), np.float32) for number in range(16)}
+    for step, block in ((1, "staged"), (2, "committed")):
+        publisher.publish(
+            big,
+            step=step,
+            block=block,  # type: ignore[call-overload]
+            progress=lambda _: threads.add(threading.get_ident()),
+        )
+    assert threads == {threading.get_ident()}
+
+
+def test_no_thread_writes_on_after_an_error(publisher: WeightPublisher, run: Path) -> None:
+    """Sixteen shards over several threads, of which one is bad."""
+    big = {f"t{number}": np.ones((1024, 1024), np.float32) for number in range(16)}
+    big["t3"][5, 5] = np.nan
+    with pytest.raises(InvalidWeightsError, match="tensor t3"):
+        publisher.publish(big, step=1)
+    assert published.leftovers(run) == []
+    assert [thread for thread in threading.enumerate() if thread.name.startswith("refitd-publish_")] == []

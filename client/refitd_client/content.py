@@ -71,6 +71,8 @@ class Reading:
         Raises:
             InvalidWeightsError: it cannot be a version.
         """
+        if isinstance(weights, Content):  # from several ranks, which agreed on it before (`sharded/`)
+            return weights
         if isinstance(weights, (str, os.PathLike)):
             checkpoint = open_checkpoint(_folder(weights))
             return self._content(checkpoint, checkpoint.companions)

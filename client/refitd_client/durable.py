@@ -109,3 +109,15 @@ def replace_file(path: Path, data: bytes, *, by: Path) -> None:
     write_file(by, data)
     rename(by, path)
     sync_folder(path.parent)
+
+
+def resize(fd: int, size: int) -> None:
+    """Give a new file its full size at once, so that several processes can write to places of it."""
+    os.ftruncate(fd, size)
+
+
+def write_at(fd: int, data: memoryview, offset: int) -> None:
+    """Write all of `data` at `offset`; the descriptor's own position is neither used nor moved."""
+    while data:
+        count = os.pwrite(fd, data, offset)
+        data, offset = data[count:], offset + count

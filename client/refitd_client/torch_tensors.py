@@ -38,11 +38,11 @@ def source(name: str, tensor: Any) -> TensorSource:
     Raises:
         InvalidWeightsError: it has no bytes of its own to write, or none that can be served.
     """
-    why = _refusal(tensor)
+    why = refusal(tensor)
     if why is not None:
         raise refused(name, why)
     entry = entry_of(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
-    return TensorSource(entry=entry, read=partial(_read, tensor), memory=_memory(tensor))
+    return TensorSource(entry=entry, read=partial(_read, tensor), memory=memory_of(tensor))
 
 
 def module_state(module: Any) -> Mapping[str, Any]:
@@ -65,7 +65,8 @@ def tied_patterns(module: Any) -> list[str]:
     return patterns
 
 
-def _refusal(tensor: Any) -> str | None:
+def refusal(tensor: Any) -> str | None:
+    """Why a tensor cannot be published, None if it can."""
     torch: Any = sys.modules["torch"]
     kind: Any = tensor.__class__
     if kind.__name__ == "DTensor":
@@ -87,7 +88,8 @@ def _read(tensor: Any) -> NDArray[np.uint8]:
     return here.view(torch.uint8).numpy()
 
 
-def _memory(tensor: Any) -> Hashable | None:
+def memory_of(tensor: Any) -> Hashable | None:
+    """Equal for tensors of the same bytes, seen in the same way; None for one without bytes."""
     if tensor.numel() == 0:
         return None
     place = tensor.device, tensor.data_ptr()

@@ -35,7 +35,7 @@ from refitd_client.errors import (
     WaitTimeoutError,
 )
 from refitd_client.progress import Progress
-from refitd_client.publication import Publication
+from refitd_client.publication import Publication, StagedPublication
 from refitd_client.publisher import WeightPublisher
 from refitd_client.retry import RetryPolicy
 from refitd_client.sharded import Sharded, ShardedPublisher
@@ -66,6 +66,7 @@ __all__ = [
     "ServiceUnreachableError",
     "Sharded",
     "ShardedPublisher",
+    "StagedPublication",
     "StepConflictError",
     "StorageError",
     "UnauthorizedError",

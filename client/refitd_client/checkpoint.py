@@ -10,7 +10,7 @@ a published version under the engines.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import msgspec
 
 from refitd_client import durable, header
 from refitd_client.contract.naming import INDEX_NAME, MANIFEST_NAME
+from refitd_client.contract.slot import ShardLayout
 from refitd_client.errors import InvalidWeightsError
 from refitd_client.header import Entry
 from refitd_client.source_file import opened
@@ -50,6 +51,16 @@ class Checkpoint:
     def size(self) -> int:
         """The bytes that the shards take."""
         return sum(path.stat().st_size for path in self.shards)
+
+    @property
+    def layout(self) -> list[ShardLayout]:
+        """What a slot has to look like for them."""
+        return [header.layout(path) for path in self.shards]
+
+    def stage(self, staging: Staging) -> Callable[[], None]:
+        """Copy the shards; nothing is left to do then. Raises as `write` does."""
+        self.write(staging)
+        return _nothing
 
     def write(self, staging: Staging) -> None:
         """Copy the shards.
@@ -103,9 +114,13 @@ def copy_into(staging: Staging, path: Path) -> None:
         raise InvalidWeightsError(f"{path} was written to while it was copied: publish after the save has returned")
 
 
+def _nothing() -> None:
+    """Nothing is left to do."""
+
+
 def _copy(source: int, file: StagedFile, staging: Staging, size: int) -> None:
     is_clone = durable.clone(source, file.fd)
-    if not is_clone:
+    if not is_clone and not staging.recycled:
         staging.require_space(size)
     add, origin = (file.count, file.fd) if is_clone else (file.write, source)
     while chunk := os.read(origin, _CHUNK):  # a clone is read itself: its digest is of what is published

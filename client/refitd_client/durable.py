@@ -12,6 +12,13 @@ locks, whose content does not matter.
 import fcntl
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from refitd_client.mapped import Mapped
 
 _FICLONE = 0x40049409  # linux/fs.h: share the blocks of another file, copy on write
 
@@ -52,6 +59,24 @@ def write(fd: int, data: bytes | memoryview) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
+
+
+def write_at(fd: int, data: bytes | memoryview, offset: int) -> None:
+    """Write all of `data` at a place in a file."""
+    view = memoryview(data)
+    while view:
+        count = os.pwrite(fd, view, offset)
+        view, offset = view[count:], offset + count
+
+
+def overwrite(file: "Mapped", data: NDArray[np.uint8], offset: int) -> None:
+    """Write into a mapped file; it must have the room."""
+    file.bytes[offset : offset + len(data)] = data
+
+
+def touch(fd: int) -> None:
+    """Give a file the time of now, as writing through a mapping does not do on a tmpfs: times tell of changes."""
+    os.utime(fd)
 
 
 def clone(source: int, target: int) -> bool:
@@ -114,10 +139,3 @@ def replace_file(path: Path, data: bytes, *, by: Path) -> None:
 def resize(fd: int, size: int) -> None:
     """Give a new file its full size at once, so that several processes can write to places of it."""
     os.ftruncate(fd, size)
-
-
-def write_at(fd: int, data: memoryview, offset: int) -> None:
-    """Write all of `data` at `offset`; the descriptor's own position is neither used nor moved."""
-    while data:
-        count = os.pwrite(fd, data, offset)
-        data, offset = data[count:], offset + count

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from refitd_client.contract.manifest import TensorsSummary
+from refitd_client.contract.slot import ShardLayout
 from refitd_client.errors import InvalidWeightsError
 from refitd_client.source_file import opened
 
@@ -93,6 +94,19 @@ def read(path: Path) -> list[Entry]:
             raise InvalidWeightsError(f"{path} is cut off or no safetensors file: its header does not fit {size} bytes")
         text = file.read(length)
     return _parse(path, text, size - 8 - length)
+
+
+def layout(path: Path) -> ShardLayout:
+    """What a slot has to look like for a file whose header was read.
+
+    Raises:
+        InvalidWeightsError: it cannot be read.
+    """
+    with opened(path) as fd:
+        length = int.from_bytes(os.pread(fd, 8, 0), "little")
+        return ShardLayout(
+            name=path.name, header=os.pread(fd, 8 + min(length, MAX_HEADER_BYTES), 0), size=os.fstat(fd).st_size
+        )
 
 
 def summary(entries: Sequence[Entry]) -> TensorsSummary:

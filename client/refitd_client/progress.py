@@ -1,5 +1,6 @@
 """How far a publication is: bytes written of bytes to write, and milliseconds that its parts took."""
 
+import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -15,19 +16,36 @@ class Progress:
 
 
 class Meter:
-    """Adds up bytes, and reports them as they grow."""
+    """Adds up bytes from any thread, and reports them as they grow in the one that made it."""
 
     def __init__(self, total: int, report: Callable[[Progress], None] | None) -> None:
-        """`report` is called in the publishing thread, about once a megabyte."""
+        """`report` is called in this thread, about once a megabyte where it is this thread that writes."""
         self.total = total
         self._written = 0
+        self._reported = 0
         self._report = report
+        self._thread = threading.get_ident()
+        self._turn = threading.Lock()
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether anybody wants to know."""
+        return self._report is not None
 
     def add(self, count: int) -> None:
         """Count bytes that were written."""
-        self._written += count
-        if self._report is not None:
-            self._report(Progress(written=self._written, total=self.total))
+        if self._report is None:
+            return
+        with self._turn:
+            self._written += count
+        self.tell()
+
+    def tell(self) -> None:
+        """Report what was counted since the last time, where this is the thread for it."""
+        if self._report is None or self._written == self._reported or threading.get_ident() != self._thread:
+            return
+        self._reported = self._written
+        self._report(Progress(written=self._reported, total=self.total))
 
 
 class Laps:
@@ -36,6 +54,7 @@ class Laps:
     def __init__(self) -> None:
         """Start with none."""
         self.times: dict[str, float] = {}
+        self._turn = threading.Lock()
 
     @contextmanager
     def lap(self, name: str) -> Generator[None, None, None]:
@@ -44,4 +63,6 @@ class Laps:
         try:
             yield
         finally:
-            self.times[name] = self.times.get(name, 0.0) + (time.perf_counter() - began) * 1000
+            took = (time.perf_counter() - began) * 1000
+            with self._turn:
+                self.times[name] = self.times.get(name, 0.0) + took

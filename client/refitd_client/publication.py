@@ -5,10 +5,18 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from refitd_client.background import Outcome
 from refitd_client.client import RefitClient
 from refitd_client.connection import Connection
 from refitd_client.contract.wire import Notice, WaitResult
-from refitd_client.errors import Fault, NotFoundError, ServiceError, ServiceProblemError, ServiceUnreachableError
+from refitd_client.errors import (
+    Fault,
+    NotFoundError,
+    ServiceError,
+    ServiceProblemError,
+    ServiceUnreachableError,
+    WaitTimeoutError,
+)
 from refitd_client.retry import RetryPolicy
 from refitd_client.routes import WaitFor
 from refitd_client.verdict import Served, judge
@@ -22,7 +30,8 @@ class Publication:
     """A version on disk. It stands whatever became of the notice: the service finds it by itself, a little later.
 
     `bytes` counts its files, `digest` is the manifest's. `timings` are milliseconds of `write` (copying, checking and
-    digesting), `sync`, `commit` and `notice`. `notice_error` is why the service does not know yet, None if it does.
+    digesting), `sync` (added up over threads), `commit` and `notice`, and of `stage` where the rest went on without
+    the trainer. `notice_error` is why the service does not know yet, None if it does.
     """
 
     run: str
@@ -87,6 +96,45 @@ class Publication:
                 return client.wait(self.version_id, wait_for, max(0.0, ends - time.monotonic()))
         except (OSError, ValueError) as error:
             raise no_token(error) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedPublication:
+    """A version whose bytes have left the trainer's tensors, and which is being committed in the background.
+
+    Nothing is visible under `path` yet, and nothing will be if the process is killed now.
+    """
+
+    run: str
+    generation: int
+    step: int
+    path: Path
+    version_id: str
+    outcome: Outcome = field(repr=False, compare=False)
+
+    def committed(self, timeout: float | None = None) -> Publication:
+        """Wait until it is on stable storage, and the service was told.
+
+        Args:
+            timeout: seconds; None waits for as long as it takes.
+
+        Raises:
+            WaitTimeoutError: the time is up; it goes on.
+            InvalidWeightsError, StorageError, ServiceProblemError: whatever `publish` would have raised.
+        """
+        try:
+            return self.outcome.get(timeout)
+        except TimeoutError:
+            raise WaitTimeoutError(f"{self.version_id} is not committed after {timeout:g} s; it goes on") from None
+
+    def wait(self, timeout: float = 60.0, wait_for: WaitFor = "served") -> Served:
+        """Wait until it is committed, and then as `Publication.wait` does. Raises what either raises."""
+        ends = time.monotonic() + timeout
+        return self.committed(timeout).wait(max(0.0, ends - time.monotonic()), wait_for)
+
+    async def wait_async(self, timeout: float = 60.0, wait_for: WaitFor = "served") -> Served:  # noqa: ASYNC109
+        """As `wait`, in a thread, for a trainer with an event loop. Cancelling leaves the thread to its timeout."""
+        return await asyncio.to_thread(self.wait, timeout, wait_for)
 
 
 def no_token(error: OSError | ValueError) -> ServiceError:

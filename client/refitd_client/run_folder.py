@@ -9,6 +9,7 @@ from refitd_client.contract.naming import Order, version_folder
 from refitd_client.errors import NameRefusedError, PublishError, RunBusyError, StepConflictError, StorageError
 from refitd_client.generation import RECORD_NAME, Conflict
 from refitd_client.lock import Holder, Lock, LockHeldError
+from refitd_client.slots import Slots
 
 LOCK_NAME = ".publisher.lock"
 
@@ -27,6 +28,7 @@ class RunFolder:
         """
         self.run = _checked(run)
         self.path = root / run
+        self.slots = Slots(root, self.run)
         try:
             durable.make_folders(self.path)
             self.lock = Lock(self.path / LOCK_NAME)

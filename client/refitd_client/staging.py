@@ -5,25 +5,32 @@ file goes right before the rename: a version holds nothing that its manifest doe
 
 A crash before the rename leaves an `.incoming-*` with a free lock or none. A crash after it leaves the version,
 whole: every byte of it was synced before it got its name.
+
+The folder is a new one or a slot: then its shards are there already, of the right length and with bytes that mean
+nothing, and are written in place. Nothing else is in it, so that what has a name in the end was written now.
 """
 
 import logging
 import os
 import uuid
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from refitd_client import durable
 from refitd_client.contract.manifest import ManifestFile
 from refitd_client.contract.naming import INCOMING_PREFIX
 from refitd_client.errors import NoSpaceError
 from refitd_client.lock import Lock
+from refitd_client.mapped import Mapped, Mappings
 from refitd_client.progress import Laps, Meter
+from refitd_client.slots import LOCK_NAME, open_shard
 
-LOCK_NAME = ".lock"
+Take = Callable[[Path], Lock | None]
 
 _log = logging.getLogger("refitd_client")
 
@@ -54,29 +61,93 @@ class StagedFile:
         return ManifestFile(size=self._size, digest=f"xxh3:{self._hasher.hexdigest()}")
 
 
-class Staging:
-    """The folder. `files` are those that are complete and synced; `laps` counts what syncing takes."""
+class StagedShard:
+    """A file of the version that is written in any order, by any thread, and digested by whoever seals it.
 
-    def __init__(self, path: Path, meter: Meter, laps: Laps) -> None:
-        """Take over an empty folder whose lock is held."""
+    `mapped` is the file in memory where it is recycled and may be written that way.
+    """
+
+    def __init__(self, name: str, fd: int, mapped: Mapped | None) -> None:
+        """Take over an open file."""
+        self.name = name
+        self.fd = fd
+        self.mapped = mapped
+
+    def put(self, offset: int, data: NDArray[np.uint8]) -> None:
+        """Write bytes."""
+        if self.mapped is None:
+            durable.write_at(self.fd, data.data, offset)
+        else:
+            durable.overwrite(self.mapped, data, offset)
+
+    def get(self, offset: int, count: int) -> NDArray[np.uint8]:
+        """Read back what was written.
+
+        Raises:
+            OSError: the file has become shorter.
+        """
+        if self.mapped is not None:
+            return self.mapped.bytes[offset : offset + count]
+        data = np.frombuffer(os.pread(self.fd, count, offset), np.uint8)
+        if len(data) < count:
+            raise OSError(f"{self.name} became shorter while it was read back")
+        return data
+
+
+class Staging:
+    """The folder. `files` are those that are complete and synced; `laps` counts what syncing takes.
+
+    `recycled` are the files that are there already, because it was a slot.
+    """
+
+    def __init__(self, path: Path, meter: Meter, laps: Laps, mappings: Mappings | None = None) -> None:
+        """Take over an empty folder, or a slot, whose lock is held."""
         self.path = path
         self.files: dict[str, ManifestFile] = {}
-        self._meter = meter
+        self.meter = meter
+        self.recycled: frozenset[str] = frozenset()
         self._laps = laps
+        self._mappings = mappings
         self._target: Path | None = None
+        self._open: dict[str, StagedShard] = {}
 
     @contextmanager
     def file(self, name: str) -> Generator[StagedFile, None, None]:
         """Write one file of the version; it is synced at the end of the block."""
-        fd = durable.create(self.path / name)
+        fd = self._descriptor(name)
         try:
-            staged = StagedFile(fd, self._meter)
+            staged = StagedFile(fd, self.meter)
             yield staged
             with self._laps.lap("sync"):
                 durable.sync(fd)  # by the descriptor that wrote: another one may not hear of a failed write-back
         finally:
             os.close(fd)
         self.files[name] = staged.entry()
+
+    def open_shard(self, name: str) -> StagedShard:
+        """Begin a file that is written in any order. It must be sealed, or the folder is discarded."""
+        fd = self._descriptor(name)
+        self._open[name] = StagedShard(name, fd, None)
+        if name in self.recycled and self._mappings is not None:
+            self._open[name].mapped = self._mappings.of(fd)
+        return self._open[name]
+
+    def _descriptor(self, name: str) -> int:
+        return open_shard(self.path / name) if name in self.recycled else durable.create(self.path / name)
+
+    def seal(self, shard: StagedShard, size: int, digest: str) -> None:
+        """Sync a file that is complete, and take it into the manifest."""
+        with self._laps.lap("sync"):
+            if shard.mapped is not None:
+                durable.touch(shard.fd)
+            durable.sync(shard.fd)  # of the mapping as well: its pages are the file's
+        os.close(self._open.pop(shard.name).fd)
+        self.files[shard.name] = ManifestFile(size=size, digest=digest)
+
+    def close(self) -> None:
+        """Close what was not sealed."""
+        while self._open:
+            os.close(self._open.popitem()[1].fd)
 
     def require_space(self, needed: int) -> None:
         """Refuse early what would fail late.
@@ -115,19 +186,30 @@ class Staging:
 
 
 @contextmanager
-def staged(folder: Path, meter: Meter, laps: Laps) -> Generator[Staging, None, None]:
-    """A new staging folder in a run's folder. It must be committed last: any exception discards it."""
+def staged(
+    folder: Path, meter: Meter, laps: Laps, *, take: Take | None = None, mappings: Mappings | None = None
+) -> Generator[Staging, None, None]:
+    """A new staging folder in a run's folder. It must be committed last: any exception discards it.
+
+    `take` makes a slot the staging folder, if it finds one that fits; `mappings` are those of recycled files.
+    """
     path = folder / f"{INCOMING_PREFIX}{uuid.uuid4().hex}"
-    staging = Staging(path, meter, laps)
+    staging = Staging(path, meter, laps, mappings)
     lock: Lock | None = None
     try:
-        durable.make_folder(path)
-        lock = Lock(path / LOCK_NAME)
+        lock = take(path) if take is not None else None
+        if lock is None:
+            durable.make_folder(path)
+            lock = Lock(path / LOCK_NAME)
+        else:
+            staging.recycled = frozenset(os.listdir(path)) - {LOCK_NAME}
         yield staging
     except BaseException:  # an interrupted trainer, too, leaves nothing behind
+        staging.close()
         staging.discard()
         raise
     finally:
+        staging.close()
         if lock is not None:
             lock.release()
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from refitd_client.casts import Casts
 from refitd_client.tensors import TensorSource, entry_of, refused
 
 _GATHER = (
@@ -32,7 +33,7 @@ def is_module(value: object) -> bool:
     return torch is not None and isinstance(value, torch.nn.Module)
 
 
-def source(name: str, tensor: Any) -> TensorSource:
+def source(name: str, tensor: Any, casts: Casts) -> TensorSource:
     """Check a tensor.
 
     Raises:
@@ -41,8 +42,11 @@ def source(name: str, tensor: Any) -> TensorSource:
     why = refusal(tensor)
     if why is not None:
         raise refused(name, why)
-    entry = entry_of(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
-    return TensorSource(entry=entry, read=partial(_read, tensor), memory=memory_of(tensor))
+    own = str(tensor.dtype).removeprefix("torch.")
+    dtype = casts.target(name, own)
+    entry = entry_of(name, dtype, tuple(tensor.shape))
+    cuda = tensor if tensor.device.type == "cuda" and dtype == own else None
+    return TensorSource(entry=entry, read=partial(_read, tensor, dtype), memory=memory_of(tensor), cuda=cuda)
 
 
 def module_state(module: Any) -> Mapping[str, Any]:
@@ -82,9 +86,10 @@ def refusal(tensor: Any) -> str | None:
     return None
 
 
-def _read(tensor: Any) -> NDArray[np.uint8]:
+def _read(tensor: Any, dtype: str) -> NDArray[np.uint8]:
     torch: Any = sys.modules["torch"]
-    here = tensor.detach().to("cpu").resolve_neg().reshape(-1)  # each copies only where it has to
+    # Each copies only where it has to.
+    here = tensor.detach().to(device="cpu", dtype=getattr(torch, dtype)).resolve_neg().reshape(-1)
     return here.view(torch.uint8).numpy()
 
 

@@ -6,7 +6,8 @@ a hub has such names, so the marks are taken off, and what the caller's own `ren
 `module.` before some of the names only is the model's own.
 """
 
-from collections.abc import Callable, Collection, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from refitd_client.errors import InvalidWeightsError
@@ -43,6 +44,12 @@ def plain_names(names: Collection[str]) -> dict[str, str]:
     if plain and all(name.startswith(_DDP) for name in plain.values()):
         return {name: new.removeprefix(_DDP) for name, new in plain.items()}
     return plain
+
+
+def second_names(names: Mapping[str, str], patterns: Iterable[str]) -> set[str]:
+    """The published names of those of the trainer's names that match a pattern; `names` are published by trainer's."""
+    regular = [re.compile(without_marks(pattern)) for pattern in patterns]
+    return {new for old, new in names.items() if any(each.search(without_marks(old)) for each in regular)}
 
 
 def without_marks(name: str) -> str:

@@ -1,14 +1,17 @@
 """One version, written: shards, index, companions, manifest, and then its name."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 
 from refitd_client import checkpoint
 from refitd_client.content import Content
 from refitd_client.contract.manifest import Manifest, ManifestRefusedError, parse_manifest
 from refitd_client.contract.naming import INDEX_NAME, MANIFEST_NAME, Order
 from refitd_client.errors import PublishError
+from refitd_client.mapped import Mappings
 from refitd_client.progress import Laps, Meter, Progress
 from refitd_client.run_folder import RunFolder
 from refitd_client.staging import Staging, staged
@@ -16,7 +19,7 @@ from refitd_client.staging import Staging, staged
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """A committed version's manifest, and milliseconds of `write`, `sync` and `commit`."""
+    """A committed version's manifest, and milliseconds of `stage`, `write`, `sync` and `commit`."""
 
     manifest: Manifest
     timings: dict[str, float]
@@ -34,6 +37,7 @@ def write_version(
     *,
     metadata: dict[str, str],
     progress: Callable[[Progress], None] | None,
+    mappings: Mappings | None = None,
 ) -> Written:
     """Write a version, durably, and give it its name. Whatever is raised, no version is visible then.
 
@@ -43,25 +47,69 @@ def write_version(
         NoSpaceError, OSError: the file system would not.
     """
     laps = Laps()
-    with staged(folder.path, Meter(content.size, progress), laps) as staging:
+    with _staged(folder, content, progress, laps, mappings) as staging:
         with laps.lap("write"):
-            _write_files(staging, content)
-            manifest = _manifest(folder.run, order, staging, content, metadata)
-        laps.times["write"] -= laps.times.get("sync", 0.0)
-        with laps.lap("commit"):
-            # Before the name: a version that anyone may have seen counts, even when it is gone after a crash.
-            folder.record(order, staging.path)
-        staging.commit(_checked(manifest), MANIFEST_NAME, folder.folder_of(order))
+            content.weights.write(staging)
+        return _complete(folder, order, content, staging, laps, metadata)
+
+
+def stage_version(
+    folder: RunFolder,
+    order: Order,
+    content: Content,
+    *,
+    metadata: dict[str, str],
+    progress: Callable[[Progress], None] | None,
+    mappings: Mappings | None = None,
+) -> Callable[[], Written]:
+    """Copy a version's bytes, so that the caller may change its tensors; return what does the rest, in any thread.
+
+    What is returned must be called. Until it has returned nothing is visible. Both raise as `write_version` does.
+    """
+    laps = Laps()
+    with ExitStack() as stack:
+        staging = stack.enter_context(_staged(folder, content, progress, laps, mappings))
+        with laps.lap("stage"):
+            seal = content.weights.stage(staging)
+        held = stack.pop_all()
+
+    def finish() -> Written:
+        with held:
+            with laps.lap("write"):
+                seal()
+            return _complete(folder, order, content, staging, laps, metadata)
+
+    return finish
+
+
+def _staged(
+    folder: RunFolder,
+    content: Content,
+    progress: Callable[[Progress], None] | None,
+    laps: Laps,
+    mappings: Mappings | None,
+) -> AbstractContextManager[Staging]:
+    layout = content.weights.layout
+    take = partial(folder.slots.take, layout)
+    return staged(folder.path, Meter(content.size, progress), laps, take=take, mappings=mappings)
+
+
+def _complete(
+    folder: RunFolder, order: Order, content: Content, staging: Staging, laps: Laps, metadata: dict[str, str]
+) -> Written:
+    with laps.lap("write"):
+        with staging.file(INDEX_NAME) as file:  # after the shards: others take an index for the sign that all is there
+            file.write(content.index)
+        for path in content.companions:
+            checkpoint.copy_into(staging, path)
+        manifest = _manifest(folder.run, order, staging, content, metadata)
+    laps.times["write"] = max(0.0, laps.times["write"] - laps.times.get("sync", 0.0))
+    with laps.lap("commit"):
+        # Before the name: a version that anyone may have seen counts, even when it is gone after a crash.
+        folder.record(order, staging.path)
+    staging.commit(_checked(manifest), MANIFEST_NAME, folder.folder_of(order))
     folder.published(order)
     return Written(manifest=manifest, timings=laps.times)
-
-
-def _write_files(staging: Staging, content: Content) -> None:
-    content.weights.write(staging)
-    with staging.file(INDEX_NAME) as file:  # after the shards: others take an index for the sign that all is there
-        file.write(content.index)
-    for path in content.companions:
-        checkpoint.copy_into(staging, path)
 
 
 def _manifest(run: str, order: Order, staging: Staging, content: Content, metadata: dict[str, str]) -> Manifest:

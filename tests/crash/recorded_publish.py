@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from disk_model import Disk, Tree
 
-from refitd_client import run_folder, staging
+from refitd_client import run_folder, slots, staging
 from refitd_client.lock import Lock
 from unit import durable_effects
 
@@ -38,6 +38,12 @@ class Mirror:
                 self.disk.create(str(path))
             case "write", (fd, data):
                 self.disk.write(_path_of(fd), os.lseek(fd, 0, os.SEEK_CUR), bytes(data))
+            case "write_at", (fd, data, offset):
+                self.disk.write(_path_of(fd), offset, bytes(data))
+            case "overwrite", (file, data, offset):
+                self.disk.write(_path_of(file.fd), offset, bytes(data))
+            case "touch", _:
+                pass  # the model has no times
             case "clone", (source, target):
                 self.disk.write(_path_of(target), 0, Path(_path_of(source)).read_bytes())
             case "sync", (fd,):
@@ -61,7 +67,7 @@ class Mirror:
 @contextmanager
 def mirrored(mirror: Mirror, patch: pytest.MonkeyPatch) -> Generator[None]:
     """Have every effect of a publication mirrored."""
-    for module in (staging, run_folder):
+    for module in (staging, run_folder, slots):
         patch.setattr(module, "Lock", mirror.lock)
     originals = durable_effects.on_each_effect(mirror)
     try:

@@ -11,7 +11,20 @@ import numpy as np
 
 from refitd_client import WeightPublisher, durable
 
-LEAVES = ("make_folder", "create", "write", "clone", "sync", "sync_folder", "rename", "remove_file")
+LEAVES = (
+    "make_folder",
+    "create",
+    "write",
+    "write_at",
+    "overwrite",
+    "touch",
+    "resize",
+    "clone",
+    "sync",
+    "sync_folder",
+    "rename",
+    "remove_file",
+)
 COMPOUNDS = ("make_folders", "remove_folder", "write_file", "replace_file")  # made of leaves
 
 Strike = Callable[[str, Callable[..., Any], tuple[Any, ...]], None]
@@ -66,8 +79,9 @@ def kill_at(number: int, root: Path, base: Path) -> None:
 
     def act(count: int, name: str, original: Callable[..., Any], args: tuple[Any, ...]) -> None:
         if count == number:
-            if name == "write":
-                original(args[0], bytes(args[1])[: len(args[1]) // 2])
+            if name in {"write", "write_at", "overwrite"}:
+                target, data, *offset = args
+                original(target, data[: len(data) // 2], *offset)
             os.kill(os.getpid(), signal.SIGKILL)
 
     on_each_effect(act)

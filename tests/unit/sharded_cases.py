@@ -70,11 +70,16 @@ def hsdp(_: int, size: int) -> nn.Module:
     return fully_shard(Model(), mesh=mesh)
 
 
+def compiled() -> nn.Module:
+    """A model whose names begin with the compiler's mark."""
+    return torch.compile(Model(), backend="eager")
+
+
 def compiled_ddp(_: int, __: int) -> nn.Module:
     """As names come out of torch.compile within DDP."""
     from torch.nn.parallel import DistributedDataParallel
 
-    return DistributedDataParallel(torch.compile(Model()))
+    return DistributedDataParallel(compiled())
 
 
 class Mlp(nn.Module):

@@ -131,8 +131,10 @@ def test_nothing_gets_its_name_before_everything_in_it_is_synced(tmp_path: Path)
         match name:
             case "create" | "make_folder" | "remove_file":
                 dirty[str(args[0].parent)] = name
-            case "write":
+            case "write" | "write_at":
                 dirty[_path_of(args[0])] = name
+            case "overwrite":
+                dirty[_path_of(args[0].fd)] = name
             case "sync":
                 dirty.pop(_path_of(args[0]), None)
             case "sync_folder":

@@ -28,6 +28,7 @@ from refitd_client import (
     WeightPublisher,
     durable,
 )
+from refitd_client.contract.slot import ShardLayout, layout_of, slot_name, slots_path
 from refitd_client.contract.states import WaitOutcome
 from refitd_client.sharded import follower
 from support.ranks import run_ranks
@@ -256,6 +257,41 @@ def test_one_process_without_a_group_is_told_what_to_use_instead(tmp_path: Path)
     with pytest.raises(PublishError, match="init_process_group first, or use a WeightPublisher"):
         ShardedPublisher(tmp_path / "root", "run")
     assert not (tmp_path / "root").exists()
+
+
+def _recycled(rank: int, size: int, root: Path) -> None:
+    with ShardedPublisher(root, "run") as publisher:
+        publisher.publish({"w": torch.full((300, 300), 1.0)}, step=1)
+        publisher.publish({"w": torch.full((300, 300), 2.0)}, step=2)
+        if rank == 0:
+            _hand_back(root, root / "run" / "v000001")
+        publisher.publish({"w": torch.full((300, 300), 3.0)}, step=3)
+
+
+def _hand_back(root: Path, version: Path) -> None:
+    """As the service does."""
+    shards = [ShardLayout(name=path.name, header=_header(path), size=path.stat().st_size) for path in _shards(version)]
+    slot = root / slots_path("run") / slot_name(layout_of(shards), "0" * 32)
+    slot.mkdir(parents=True)
+    for path in _shards(version):
+        path.rename(slot / path.name)
+
+
+def _shards(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.safetensors"))
+
+
+def _header(path: Path) -> bytes:
+    data = path.read_bytes()
+    return data[: 8 + int.from_bytes(data[:8], "little")]
+
+
+def test_ranks_write_into_a_slot_where_there_is_one(tmp_path: Path) -> None:
+    """Every byte of it anew, in place."""
+    assert run_ranks(2, tmp_path, _recycled, tmp_path) == [None, None]
+    assert list((tmp_path / slots_path("run")).iterdir()) == []
+    published.check(tmp_path / "run" / "v000003")
+    assert (published.tensors(tmp_path / "run" / "v000003")["w"] == 3).all()
 
 
 def _announced(rank: int, size: int, root: Path, url: str) -> tuple[str, Exception | None]:

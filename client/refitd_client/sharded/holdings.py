@@ -12,7 +12,6 @@ all ranks of its mesh decide alike:
 A pending reduction (Partial) is refused: no parameter is one, and a sum that nobody asked for is no weight.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -26,7 +25,7 @@ from refitd_client.sharded.claims import Claim
 from refitd_client.sharded.description import Sharded
 from refitd_client.sharded.placement import Split, boxes_of, local_shape
 from refitd_client.tensors import entry_of, refused
-from refitd_client.trainer_names import Rename, plain_names, published_names, without_marks
+from refitd_client.trainer_names import Rename, plain_names, published_names, second_names
 
 # A pwrite costs about as much as copying so many bytes into the page cache: shorter runs take longer than the copy, and
 # an exchange between the ranks (which costs the part's own bytes once more, over a link faster than files) is cheaper.
@@ -74,17 +73,16 @@ def holdings_of(weights: Any, options: Options, sharded: Mapping[str, Sharded]) 
     held = [_holding(state[name], new, name, options.casts, described.get(name)) for name, new in names.items()]
     ties = _ties(state[name] for name in names)
     found: dict[str, Holding] = {}
-    for (old, new), holding, tie in zip(names.items(), held, ties, strict=True):
-        second = any(re.search(pattern, without_marks(old)) for pattern in patterns)
+    second = second_names(names, patterns)
+    for new, holding, tie in zip(names.values(), held, ties, strict=True):
         first = None if tie is None else held[tie].claim.name
-        found[new] = replace(holding, claim=replace(holding.claim, memory=first, second=second))
+        found[new] = replace(holding, claim=replace(holding.claim, memory=first, second=new in second))
     return found
 
 
 def _state(weights: Any) -> tuple[Mapping[str, Any], list[str]]:
     if torch_tensors.is_module(weights):
-        patterns = [without_marks(pattern) for pattern in torch_tensors.tied_patterns(weights)]
-        return torch_tensors.module_state(weights), patterns
+        return torch_tensors.module_state(weights), torch_tensors.tied_patterns(weights)
     if not isinstance(weights, Mapping):
         raise InvalidWeightsError(
             f"weights are a {type(weights).__name__}: pass the module or this rank's state dict; "

@@ -58,7 +58,7 @@ def lay_out(
     claims: list[list[Claim]],
     *,
     inventory: Callable[[], frozenset[str] | None],
-    max_shard_bytes: int,
+    max_shard_bytes: int | None,
     check_finite: bool,
 ) -> Layout:
     """Decide a version's layout.

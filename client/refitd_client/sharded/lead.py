@@ -13,6 +13,7 @@ from refitd_client.base_model import BaseModel
 from refitd_client.content import Content
 from refitd_client.contract.manifest import ManifestFile
 from refitd_client.contract.naming import Order
+from refitd_client.contract.slot import ShardLayout
 from refitd_client.errors import RankLostError, ServiceError, StepConflictError
 from refitd_client.header import Entry
 from refitd_client.publication import Publication
@@ -23,6 +24,7 @@ from refitd_client.sharded.crew import Crew
 from refitd_client.sharded.layout import Layout, lay_out, spread
 from refitd_client.sharded.messages import Digest, Done, Failed, Opening, Published, Refused, Task, Write
 from refitd_client.shards import index_json
+from refitd_client.slots import open_shard
 from refitd_client.staging import Staging
 
 _log = logging.getLogger("refitd_client")
@@ -44,7 +46,7 @@ class LeadOptions:
     """What only rank 0 needs to know."""
 
     base_model: str | os.PathLike[str] | None
-    max_shard_bytes: int
+    max_shard_bytes: int | None
     check_finite: bool
 
 
@@ -103,27 +105,40 @@ class SharedShards:
         """The bytes that the shards will take."""
         return self.planned.layout.shards.size
 
+    @property
+    def layout(self) -> Sequence[ShardLayout]:
+        """What a slot has to look like for them."""
+        return self.planned.layout.shards.layout
+
+    def stage(self, staging: Staging) -> Callable[[], None]:
+        """As `write`: nothing is left to do after it."""
+        self.write(staging)
+        return _nothing
+
     def write(self, staging: Staging) -> None:
         """Have every rank write its parts, then have the files digested. Each phase ends when all ranks are done.
 
         Raises:
             PublishError: a rank failed, was lost, or has no room.
         """
-        staging.require_space(self.size)
-        sizes = self._create(staging.path)
+        if not staging.recycled:
+            staging.require_space(self.size)
+        sizes = self._create(staging)
         self._all([self._order(rank, staging.path.name) for rank in range(self.crew.size)], "write its part")
         shares = spread(sizes, self.crew.size)
         answers = self._all([Digest(names=names) for names in shares], "digest its files")
         entries: dict[str, ManifestFile] = {name: file for done in answers for name, file in done.files.items()}
         staging.files.update({name: entries[name] for name in sizes})  # in the order of a gathered save
 
-    def _create(self, folder: Path) -> dict[str, int]:
+    def _create(self, staging: Staging) -> dict[str, int]:
         sizes: dict[str, int] = {}
         for shard in self.planned.layout.shards.shards:
-            sizes[shard.name] = len(shard.header) + sum(entry.nbytes for entry in shard.entries)
-            fd = durable.create(folder / shard.name)
+            sizes[shard.name] = shard.size
+            path, is_there = staging.path / shard.name, shard.name in staging.recycled
+            fd = open_shard(path) if is_there else durable.create(path)
             try:
-                durable.resize(fd, sizes[shard.name])
+                if not is_there:  # what is recycled has its size, and is never truncated
+                    durable.resize(fd, shard.size)
                 durable.write_at(fd, memoryview(shard.header), 0)
                 durable.sync(fd)
             finally:
@@ -236,3 +251,7 @@ def _claims(opening: Opening, rank: int, last: Planned | None) -> list[Claim]:
 
 def _nobody() -> None:
     return None
+
+
+def _nothing() -> None:
+    """All is written."""

@@ -46,13 +46,13 @@ class ShardedPublisher:
         base_model: str | os.PathLike[str] | None = None,
         token: str | None = None,
         token_file: str | os.PathLike[str] | None = None,
-        max_shard_bytes: int = 5 * 10**9,
+        max_shard_bytes: int | None = None,
         check_finite: bool = True,
     ) -> None:
         """Take a run, on all ranks together.
 
         The files are those that a `WeightPublisher` would write of the gathered state dict. Digests are shared out by
-        file: a `max_shard_bytes` that makes at least as many files as there are ranks keeps all of them busy.
+        file: with more ranks than files (16 by default, fewer of a small model) some ranks have none to do.
 
         Args:
             root: the folder that the service watches, as this rank sees it: one file system for all ranks.
@@ -73,8 +73,8 @@ class ShardedPublisher:
             RankLostError: a rank is gone, or did not come.
             ValueError: the URL, the token, a dtype or a number cannot be one.
         """
-        if max_shard_bytes <= 0 or rank_timeout <= 0:
-            raise ValueError(f"max_shard_bytes is {max_shard_bytes} and rank_timeout {rank_timeout}; both are positive")
+        if rank_timeout <= 0:
+            raise ValueError(f"rank_timeout is {rank_timeout}; it is a positive number of seconds")
         options = Options(casts=casts(dtype), rename=rename)
         self._run = run
         self._connection: Connection | None = None

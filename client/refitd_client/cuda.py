@@ -1,0 +1,127 @@
+"""Weights on a GPU into the files of a version, at the speed of the bus.
+
+A recycled file on a tmpfs is mapped and registered with the driver once; from then on the GPU's copy engine writes into
+the page cache itself. Other files are filled through two pinned buffers, one being copied while the other is written.
+
+Nothing here makes a CUDA context: every tensor that comes here lives in one.
+"""
+
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from refitd_client.staging import StagedShard
+
+_PIECE = 32 * 2**20
+_PORTABLE = 1  # cudaHostRegisterPortable: pinned for every context of the process
+
+_log = logging.getLogger("refitd_client")
+
+
+class DeviceCopies:
+    """The copies of one publication, on a stream of their own on each GPU: they wait for what the trainer computes."""
+
+    def __init__(self) -> None:
+        """None yet."""
+        self._torch: Any = sys.modules["torch"]
+        self._streams: dict[Any, Any] = {}
+        self._buffers: list[_Buffer] = []
+
+    def copy(self, tensor: Any, file: StagedShard, offset: int) -> None:
+        """Begin to copy a tensor's bytes to a place in a file. It must not change before `synchronize`."""
+        if tensor.numel() == 0:
+            return
+        with self._torch.cuda.stream(self._stream_of(tensor.device)):
+            flat = tensor.detach().resolve_neg().contiguous().reshape(-1).view(self._torch.uint8)
+            if file.mapped is not None and file.mapped.register(register):
+                file.mapped.tensor[offset : offset + flat.numel()].copy_(flat, non_blocking=True)
+            else:
+                self._through_buffers(flat, file, offset)
+
+    def mark(self) -> Callable[[], None]:
+        """What waits until all copies that were begun have arrived."""
+        self._flush()
+        events: list[Any] = []
+        for device, stream in self._streams.items():
+            with self._torch.cuda.device(device):
+                event = self._torch.cuda.Event(blocking=True)
+                event.record(stream)
+                events.append(event)
+        return lambda: _await(events)
+
+    def synchronize(self) -> None:
+        """Wait until all has arrived, and nothing is being written any more."""
+        for stream in self._streams.values():
+            stream.synchronize()
+
+    def _stream_of(self, device: Any) -> Any:
+        if device not in self._streams:
+            stream = self._torch.cuda.Stream(device)
+            stream.wait_stream(self._torch.cuda.current_stream(device))
+            self._streams[device] = stream
+        return self._streams[device]
+
+    def _through_buffers(self, flat: Any, file: StagedShard, offset: int) -> None:
+        if not self._buffers:
+            self._buffers = [_Buffer(self._torch) for _ in range(2)]
+        for begin in range(0, flat.numel(), _PIECE):
+            self._buffers.reverse()
+            self._buffers[0].take(flat[begin : begin + _PIECE], file, offset + begin)
+
+    def _flush(self) -> None:
+        for buffer in self._buffers:
+            buffer.flush()
+
+
+class _Buffer:
+    """Pinned memory that a piece of a tensor goes through."""
+
+    def __init__(self, torch: Any) -> None:
+        self._memory = torch.empty(_PIECE, dtype=torch.uint8, pin_memory=True)
+        self._torch = torch
+        self._arrived: Any = None
+        self._write: Callable[[], None] | None = None
+
+    def take(self, piece: Any, file: StagedShard, offset: int) -> None:
+        """Write what is in it to its file, then begin to copy the next piece."""
+        self.flush()
+        memory = self._memory[: piece.numel()]
+        memory.copy_(piece, non_blocking=True)
+        self._arrived = self._torch.cuda.Event(blocking=True)  # a new one: the next piece may be another GPU's
+        self._arrived.record()
+        self._write = lambda: file.put(offset, memory.numpy())
+
+    def flush(self) -> None:
+        """Write what is in it."""
+        if self._write is not None:
+            self._arrived.synchronize()
+            self._write()
+            self._write = None
+
+
+def register(memory: Any) -> tuple[Any, Callable[[], None]] | None:
+    """Have the driver pin a mapped file, so that copies to it need no staging: a tensor over it, and what undoes it.
+
+    None where the driver will not, as with too small a limit of locked memory.
+    """
+    torch: Any = sys.modules["torch"]
+    tensor = torch.frombuffer(memory, dtype=torch.uint8)
+    address = tensor.data_ptr()
+    cudart: Any = torch.cuda.cudart()
+    error = int(cudart.cudaHostRegister(address, tensor.numel(), _PORTABLE))
+    if error:
+        _log.warning("a slot's file cannot be registered with CUDA (error %d): copies to it go through a buffer", error)
+        return None
+    device = torch.cuda.current_device()  # the tensor's: undone there as well, where there is a context
+
+    def undo() -> None:
+        with torch.cuda.device(device):
+            cudart.cudaHostUnregister(address)
+
+    return tensor, undo
+
+
+def _await(events: list[Any]) -> None:
+    for event in events:
+        event.synchronize()

@@ -6,10 +6,13 @@ from typing import Any
 import msgspec
 import published
 import pytest
+import sharded_cases
 from sharded_cases import Case, cases
 
 from refitd_client import ShardedPublisher, WeightPublisher
+from refitd_client.casts import Casts
 from refitd_client.contract.manifest import parse_manifest
+from refitd_client.sharded.holdings import Options, holdings_of
 from support.ranks import run_ranks
 
 CASES = cases()
@@ -72,3 +75,24 @@ def _manifest(folder: Path) -> dict[str, Any]:
     manifest: dict[str, Any] = msgspec.json.decode((folder / "refit.json").read_bytes())
     del manifest["created_at"]
     return manifest
+
+
+def _ways(rank: int, size: int) -> dict[str, set[str]]:
+    from torch.distributed.tensor import Shard
+
+    options = Options(casts=Casts(), rename=None)
+    rows = holdings_of(sharded_cases.placed(Shard(1))(rank, size), options, {})
+    strided = sharded_cases.fsdp2_and_tp(rank, size).state_dict()
+    return {
+        "redistributed": {name for name, holding in rows.items() if holding.target is not None},
+        "placements": {type(placement).__name__ for each in strided.values() for placement in each.placements},
+        "strided": {name for name, holding in holdings_of(strided, options, {}).items() if holding.target is not None},
+    }
+
+
+def test_short_runs_are_redistributed_and_long_ones_written_as_they_are(tmp_path: Path) -> None:
+    """So the cases above go every way there is."""
+    for ways in run_ranks(4, tmp_path, _ways):
+        assert ways["redistributed"] == {"even", "uneven", "few", "one", "cube", "large"}
+        assert "_StridedShard" in ways["placements"]
+        assert ways["strided"] == {"down.weight"}

@@ -18,12 +18,12 @@ from refitd_client.sharded.samples import samples_of
 class Follower:
     """A rank's state from one publication to the next: its claims, and the task that rank 0 made of them."""
 
-    def __init__(self, folder: Path, options: Options, *, check_finite: bool) -> None:
-        """`folder` is the run's, as this rank sees it."""
+    def __init__(self, folder: Path, options: Options, ranks: int, *, check_finite: bool) -> None:
+        """`folder` is the run's, as this rank sees it; `ranks` there are."""
         self._folder = folder
         self._options = options
         self._check_finite = check_finite
-        self._reader = Reader()
+        self._reader = Reader(ranks)
         self._holdings: dict[str, Holding] = {}
         self._staging = folder
         self._claims: list[Claim] = []
@@ -53,9 +53,13 @@ class Follower:
                     self._write(order)
                     return Done()
                 case Digest():
-                    return Done(files=writing.digest(self._staging, order.names))
+                    return Done(files=writing.digest(self._staging, order.names, self._reader))
         except Exception as error:
             return Failed(error=blame.portable(error))
+
+    def close(self) -> None:
+        """Give threads and buffers back."""
+        self._reader.close()
 
     def release(self) -> None:
         """Let go of the tensors."""

@@ -81,9 +81,9 @@ class ShardedPublisher:
         if service_url is not None:
             self._connection = connect_to(service_url, token=token, token_file=token_file)
         self._folder = Path(root).absolute() / run
-        self._follower = Follower(self._folder, options, check_finite=check_finite)
         self._lead: Lead | None = None
         self._crew = Crew(process_group, rank_timeout)
+        self._follower = Follower(self._folder, options, self._crew.size, check_finite=check_finite)
         try:
             if self._crew.rank == 0:
                 self._lead = self._take_run(
@@ -102,7 +102,7 @@ class ShardedPublisher:
             else:
                 self._see_begun()
         except BaseException:
-            self._crew.close()
+            self.close()
             raise
 
     @property
@@ -114,6 +114,7 @@ class ShardedPublisher:
         """Let the run go. Publications stay usable."""
         if self._lead is not None:
             self._lead.publisher.close()
+        self._follower.close()
         self._crew.close()
 
     def __enter__(self) -> Self:

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from refitd_client import durable
 from refitd_client.contract.manifest import ManifestFile
 from refitd_client.errors import InvalidWeightsError
-from refitd_client.finite import count_nonfinite
+from refitd_client.finite import any_nonfinite, count_nonfinite
 from refitd_client.sharded.boxes import Box, runs, whole
 from refitd_client.sharded.holdings import Holding
 from refitd_client.sharded.layout import Part, Slot
-from refitd_client.sharded.reading import CHUNK_BYTES, Reader, flat_of
+from refitd_client.sharded.reading import PIECE_BYTES, Reader, flat_of
 from refitd_client.tensors import entry_of, refused
 
 
@@ -63,27 +63,23 @@ class RankWriter:
         claim = holding.claim
         box = claim.boxes[part.box]
         flat = _flat(local, claim.boxes, part.box)
-        slot = self._slots[claim.name]
-        bad = 0
+        slot, item = self._slots[claim.name], _item(holding)
         dtype = entry_of(claim.name, claim.dtype, claim.shape).dtype
-        for first, data in self._reader.read(flat, part.begin, part.end, claim.dtype):
-            bad += count_nonfinite(dtype, data) if self._check_finite else 0
-            if not bad:  # what follows a bad value is only counted
-                self._write_runs(slot, box, claim.shape, first, data, holding)
+
+        def use(first: int, data: NDArray[np.uint8]) -> int:
+            if self._check_finite and any_nonfinite(dtype, data):
+                return count_nonfinite(dtype, data)
+            for run in runs(box, claim.shape, first, first + len(data) // item):
+                piece = data[(run.begin - first) * item : (run.end - first) * item]
+                durable.write_at(self._files[slot.file], piece.data, slot.offset + run.at * item)
+            return 0
+
+        bad = self._reader.read(flat, part.begin, part.end, claim.dtype, use)
         if bad:
             raise refused(
                 claim.name,
                 f"holds {bad} values that are NaN or infinite in this rank's part: the training step that made it went "
                 "wrong, and engines would answer with noise (check_finite=False publishes it all the same)",
-            )
-
-    def _write_runs(
-        self, slot: Slot, box: Box, shape: Sequence[int], first: int, data: NDArray[np.uint8], holding: Holding
-    ) -> None:
-        fd, view, item = self._files[slot.file], data.data, _item(holding)
-        for run in runs(box, shape, first, first + len(data) // item):
-            durable.write_at(
-                fd, view[(run.begin - first) * item : (run.end - first) * item], slot.offset + run.at * item
             )
 
 
@@ -94,19 +90,19 @@ def opened(folder: Path, names: Sequence[str]) -> Generator[list[int], None, Non
         yield [_open(stack, folder / name, os.O_RDWR) for name in names]
 
 
-def digest(folder: Path, names: Sequence[str]) -> dict[str, ManifestFile]:
+def digest(folder: Path, names: Sequence[str], reader: Reader) -> dict[str, ManifestFile]:
     """What the manifest says of files that other ranks have written and synced.
 
     They are opened anew: on a network file system that is what makes another host's bytes visible.
     """
-    return {name: _digest(folder / name) for name in names}
+    return dict(zip(names, reader.each([folder / name for name in names], _digest), strict=True))
 
 
 def _digest(path: Path) -> ManifestFile:
     with ExitStack() as stack:
         fd = _open(stack, path, os.O_RDONLY)
         hasher, size = xxhash.xxh3_128(), 0
-        buffer = memoryview(bytearray(CHUNK_BYTES))
+        buffer = memoryview(bytearray(PIECE_BYTES))
         while count := os.readv(fd, [buffer]):
             hasher.update(buffer[:count])
             size += count

@@ -20,6 +20,7 @@ from refitd_client.errors import (
     NoSpaceError,
     NotFoundError,
     PublishError,
+    RankLostError,
     RefitError,
     RunBusyError,
     ServiceError,
@@ -37,6 +38,7 @@ from refitd_client.progress import Progress
 from refitd_client.publication import Publication, StagedPublication
 from refitd_client.publisher import WeightPublisher
 from refitd_client.retry import RetryPolicy
+from refitd_client.sharded import Sharded, ShardedPublisher
 from refitd_client.verdict import Served
 
 __all__ = [
@@ -53,6 +55,7 @@ __all__ = [
     "Progress",
     "Publication",
     "PublishError",
+    "RankLostError",
     "RefitClient",
     "RefitError",
     "RetryPolicy",
@@ -61,6 +64,8 @@ __all__ = [
     "ServiceError",
     "ServiceProblemError",
     "ServiceUnreachableError",
+    "Sharded",
+    "ShardedPublisher",
     "StagedPublication",
     "StepConflictError",
     "StorageError",

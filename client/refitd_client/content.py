@@ -1,6 +1,7 @@
 """What a trainer passes to `publish`, made into the content of a version: shards to write and files beside them."""
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from refitd_client import header, numpy_tensors, shards, torch_tensors
 from refitd_client.base_model import BaseModel
+from refitd_client.casts import Casts
 from refitd_client.checkpoint import open_checkpoint
 from refitd_client.contract.manifest import TensorsSummary
 from refitd_client.contract.slot import ShardLayout
@@ -19,6 +21,7 @@ from refitd_client.header import Entry
 from refitd_client.staging import Staging
 from refitd_client.tensors import TensorSource, refused
 from refitd_client.tied import without_second_names
+from refitd_client.trainer_names import Rename, published_names, second_names
 
 
 class Weights(Protocol):
@@ -74,6 +77,8 @@ class Reading:
     base_model: BaseModel | None
     max_shard_bytes: int | None
     check_finite: bool
+    casts: Casts
+    rename: Rename | None
 
     def content(self, weights: Any) -> Content:
         """See what it is, and check what can be checked without reading tensors.
@@ -81,6 +86,8 @@ class Reading:
         Raises:
             InvalidWeightsError: it cannot be a version.
         """
+        if isinstance(weights, Content):  # from several ranks, which agreed on it before (`sharded/`)
+            return weights
         if isinstance(weights, (str, os.PathLike)):
             checkpoint = open_checkpoint(_folder(weights))
             return self._content(checkpoint, checkpoint.companions)
@@ -95,7 +102,10 @@ class Reading:
 
     def _tensors(self, state: Mapping[Any, Any], second: Sequence[str]) -> Content:
         inventory = self.base_model.inventory if self.base_model is not None else _no_inventory
-        sources = [_source(name, value) for name, value in state.items()]
+        _check_names(state)
+        names = published_names(state.keys(), self.rename)
+        sources = [_source(new, state[old], self.casts) for old, new in names.items()]
+        second = [f"^{re.escape(new)}$" for new in second_names(names, second)]
         sources = without_second_names(sources, inventory=inventory, second=second)
         cut = shards.cut(sources, max_shard_bytes=self.max_shard_bytes, check_finite=self.check_finite)
         return self._content(cut, ())
@@ -117,11 +127,18 @@ def _folder(weights: Any) -> Path:
     return folder
 
 
-def _source(name: Any, value: Any) -> TensorSource:
-    if not isinstance(name, str):
-        raise InvalidWeightsError(f"a state dict's keys are names, and {name!r} is a {type(name).__name__}")
+def _check_names(state: Mapping[Any, Any]) -> None:
+    for name in state:
+        if not isinstance(name, str):
+            raise InvalidWeightsError(f"a state dict's keys are names, and {name!r} is a {type(name).__name__}")
+
+
+def _source(name: str, value: Any, casts: Casts) -> TensorSource:
     if torch_tensors.is_tensor(value):
-        return torch_tensors.source(name, value)
+        return torch_tensors.source(name, value, casts)
     if isinstance(value, np.ndarray):
-        return numpy_tensors.source(name, cast("NDArray[Any]", value))
+        array = cast("NDArray[Any]", value)
+        if casts.target(name, array.dtype.name) != array.dtype.name:
+            raise refused(name, "is a numpy array, which is not cast: cast it before, or pass torch tensors")
+        return numpy_tensors.source(name, array)
     raise refused(name, f"is a {type(value).__module__}.{type(value).__name__}: pass torch tensors or numpy arrays")

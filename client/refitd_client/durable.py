@@ -134,3 +134,8 @@ def replace_file(path: Path, data: bytes, *, by: Path) -> None:
     write_file(by, data)
     rename(by, path)
     sync_folder(path.parent)
+
+
+def resize(fd: int, size: int) -> None:
+    """Give a new file its full size at once, so that several processes can write to places of it."""
+    os.ftruncate(fd, size)

@@ -6,6 +6,7 @@
     │   ├── NameRefusedError            trainer: a run name or a step that cannot be one
     │   ├── StepConflictError           trainer: the step was published before
     │   ├── RunBusyError                trainer: another publisher has the run
+    │   ├── RankLostError               trainer: a rank of a sharded publication is gone or late
     │   └── StorageError                storage: the file system would not
     │       └── NoSpaceError
     ├── VersionFailedError              checkpoint: it is not, or no longer, fit to be served
@@ -79,6 +80,14 @@ class RunBusyError(PublishError):
         super().__init__(message)
         self.pid = pid
         self.host = host
+
+
+class RankLostError(PublishError):
+    """Rank `rank` of a sharded publication died, or did not come or answer in time."""
+
+    def __init__(self, message: str, *, rank: int = 0) -> None:
+        super().__init__(message)
+        self.rank = rank
 
 
 class StorageError(PublishError):

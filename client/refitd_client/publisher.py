@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from refitd_client.background import Background
 from refitd_client.base_model import BaseModel
+from refitd_client.casts import casts
 from refitd_client.connection import Connection, connect_to
 from refitd_client.content import Content, Reading
 from refitd_client.contract.naming import Order, version_folder, version_id
@@ -36,6 +37,7 @@ from refitd_client.progress import Laps, Progress
 from refitd_client.publication import Publication, StagedPublication, no_token, open_client
 from refitd_client.run_folder import RunFolder
 from refitd_client.staging import free_bytes, no_space
+from refitd_client.trainer_names import Rename
 from refitd_client.writing import Written, stage_version, write_version
 
 if TYPE_CHECKING:
@@ -66,6 +68,8 @@ class WeightPublisher:
         token_file: str | os.PathLike[str] | None = None,
         max_shard_bytes: int | None = None,
         check_finite: bool = True,
+        dtype: Any = None,
+        rename: Rename | None = None,
     ) -> None:
         """Take a run.
 
@@ -80,6 +84,11 @@ class WeightPublisher:
             max_shard_bytes: tensors are cut into files of at most so many bytes; by default into about 16 files of
                 64 MB to 5 GB, which several threads write and digest.
             check_finite: refuse tensors with NaN or infinity. Checkpoints in folders are left to the service to check.
+            dtype: publish floating-point tensors in this dtype (`torch.bfloat16`), or by the first matching pattern of
+                a mapping (`{"*.router.*": torch.float32, "*": torch.bfloat16}`) from published names to dtypes.
+                Checkpoints in folders keep theirs.
+            rename: published names for the trainer's, as a mapping or a function; None leaves a tensor out. Marks of
+                wrappers (`_fsdp_wrapped_module.`, `_orig_mod.`, DDP's `module.`) are taken off before.
 
         Raises:
             NameRefusedError: the run's name is no safe relative one.
@@ -94,6 +103,8 @@ class WeightPublisher:
             base_model=BaseModel(Path(base_model)) if base_model is not None else None,
             max_shard_bytes=max_shard_bytes,
             check_finite=check_finite,
+            casts=casts(dtype),
+            rename=rename,
         )
         self._connection: Connection | None = None
         if service_url is not None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from refitd_client.casts import Casts
 from refitd_client.tensors import TensorSource, entry_of, refused
 
 _GATHER = (
@@ -32,18 +33,20 @@ def is_module(value: object) -> bool:
     return torch is not None and isinstance(value, torch.nn.Module)
 
 
-def source(name: str, tensor: Any) -> TensorSource:
+def source(name: str, tensor: Any, casts: Casts) -> TensorSource:
     """Check a tensor.
 
     Raises:
         InvalidWeightsError: it has no bytes of its own to write, or none that can be served.
     """
-    why = _refusal(tensor)
+    why = refusal(tensor)
     if why is not None:
         raise refused(name, why)
-    entry = entry_of(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
-    cuda = tensor if on_gpu(tensor) else None
-    return TensorSource(entry=entry, read=partial(_read, tensor), memory=_memory(tensor), cuda=cuda)
+    own = str(tensor.dtype).removeprefix("torch.")
+    dtype = casts.target(name, own)
+    entry = entry_of(name, dtype, tuple(tensor.shape))
+    cuda = tensor if on_gpu(tensor) and dtype == own else None
+    return TensorSource(entry=entry, read=partial(_read, tensor, dtype), memory=memory_of(tensor), cuda=cuda)
 
 
 def on_gpu(tensor: Any) -> bool:
@@ -71,7 +74,8 @@ def tied_patterns(module: Any) -> list[str]:
     return patterns
 
 
-def _refusal(tensor: Any) -> str | None:
+def refusal(tensor: Any) -> str | None:
+    """Why a tensor cannot be published, None if it can."""
     torch: Any = sys.modules["torch"]
     kind: Any = tensor.__class__
     if kind.__name__ == "DTensor":
@@ -87,13 +91,15 @@ def _refusal(tensor: Any) -> str | None:
     return None
 
 
-def _read(tensor: Any) -> NDArray[np.uint8]:
+def _read(tensor: Any, dtype: str) -> NDArray[np.uint8]:
     torch: Any = sys.modules["torch"]
-    here = tensor.detach().to("cpu").resolve_neg().reshape(-1)  # each copies only where it has to
+    # Each copies only where it has to.
+    here = tensor.detach().to(device="cpu", dtype=getattr(torch, dtype)).resolve_neg().reshape(-1)
     return here.view(torch.uint8).numpy()
 
 
-def _memory(tensor: Any) -> Hashable | None:
+def memory_of(tensor: Any) -> Hashable | None:
+    """Equal for tensors of the same bytes, seen in the same way; None for one without bytes."""
     if tensor.numel() == 0:
         return None
     place = tensor.device, tensor.data_ptr()

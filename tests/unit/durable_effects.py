@@ -21,6 +21,7 @@ LEAVES = (
     "write_at",
     "overwrite",
     "touch",
+    "resize",
     "clone",
     "sync",
     "sync_folder",

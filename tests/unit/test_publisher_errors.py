@@ -19,6 +19,7 @@ EXAMPLES: list[errors.RefitError] = [
     errors.NameRefusedError("text"),
     errors.StepConflictError("text"),
     errors.RunBusyError("text", pid=7, host="node"),
+    errors.RankLostError("text", rank=3),
     errors.StorageError("text"),
     errors.NoSpaceError("text", needed=2, free=1),
     errors.VersionFailedError("text"),

@@ -67,3 +67,30 @@ with WeightPublisher(sys.argv[1], "run") as publisher:
 assert not is_initialized()
 """
     _run(script, tmp_path)
+
+
+def test_publishing_sharded_cpu_tensors_never_calls_torch_cuda(tmp_path: Path) -> None:
+    """Nor does making a group for it."""
+    script = """
+import sys
+import torch
+import torch.distributed as distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+distributed.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/store", rank=0, world_size=1)
+sharded = distribute_tensor(torch.ones(4, 4), init_device_mesh("cpu", (1,)), [Shard(1)])
+
+def refuse(*_, **__):
+    raise AssertionError("torch.cuda was called")
+
+is_initialized = torch.cuda.is_initialized
+torch.cuda.init = torch.cuda._lazy_init = torch.cuda.current_stream = torch.cuda.Event = refuse
+torch._C._cuda_init = refuse
+
+from refitd_client import ShardedPublisher
+with ShardedPublisher(sys.argv[1], "run", dtype="bfloat16") as publisher:
+    publisher.publish({"sharded": sharded, "plain": torch.ones(3)}, step=1)
+assert not is_initialized()
+"""
+    _run(script, tmp_path)

@@ -1,0 +1,217 @@
+"""`ShardedPublisher`: every rank of a trainer publishes its part, and one version comes of it."""
+
+import operator
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from refitd_client.casts import casts
+from refitd_client.connection import Connection, connect_to
+from refitd_client.contract.naming import version_folder, version_id
+from refitd_client.errors import PublishError
+from refitd_client.publication import Publication
+from refitd_client.publisher import WeightPublisher
+from refitd_client.sharded.crew import Crew
+from refitd_client.sharded.description import Sharded
+from refitd_client.sharded.follower import Follower
+from refitd_client.sharded.holdings import Options
+from refitd_client.sharded.lead import Lead, LeadOptions, refuse
+from refitd_client.sharded.messages import Digest, Done, Failed, Opening, Published, Refused, Write
+from refitd_client.trainer_names import Rename
+
+if TYPE_CHECKING:
+    import torch
+
+
+class ShardedPublisher:
+    """Publishes the versions of one run from all ranks of a trainer, without gathering the weights anywhere.
+
+    Making one, publishing and closing are collective: every rank does them, in the same order.
+
+    >>> with ShardedPublisher("/shared/weights", "exp/trial", "http://127.0.0.1:8700") as publisher:
+    ...     publication = publisher.publish(model, step=123)  # FSDP2, HSDP, tensor parallel, DDP, or a mix
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        run: str,
+        service_url: str | None = None,
+        *,
+        process_group: Any = None,
+        rank_timeout: float = 300.0,
+        dtype: Any = None,
+        rename: Rename | None = None,
+        base_model: str | os.PathLike[str] | None = None,
+        token: str | None = None,
+        token_file: str | os.PathLike[str] | None = None,
+        max_shard_bytes: int | None = None,
+        check_finite: bool = True,
+    ) -> None:
+        """Take a run, on all ranks together.
+
+        The files are those that a `WeightPublisher` would write of the gathered state dict. Digests are shared out by
+        file: with more ranks than files (16 by default, fewer of a small model) some ranks have none to do.
+
+        Args:
+            root: the folder that the service watches, as this rank sees it: one file system for all ranks.
+            run: the run's name.
+            service_url: whom to send notices (rank 0 does) and to ask in `wait` (any rank may).
+            process_group: the ranks that hold the weights, as a group that can carry CPU tensors (gloo). Without it
+                all ranks, in a group of their own.
+            rank_timeout: seconds that a rank may come later than the others, or take for its part. One that dies is
+                noticed at once.
+            dtype: publish floating-point tensors in this dtype (`torch.bfloat16`), or by the first matching pattern of
+                a mapping (`{"*.router.*": torch.float32, "*": torch.bfloat16}`) from published names to dtypes.
+            rename: published names for the trainer's, as a mapping or a function; None leaves a tensor out. Marks of
+                wrappers (`_fsdp_wrapped_module.`, `_orig_mod.`, DDP's `module.`) are taken off before.
+            base_model, token, token_file, max_shard_bytes, check_finite: as for a `WeightPublisher`.
+
+        Raises:
+            PublishError: as for a `WeightPublisher`, on every rank; or torch.distributed is not initialised.
+            RankLostError: a rank is gone, or did not come.
+            ValueError: the URL, the token, a dtype or a number cannot be one.
+        """
+        if rank_timeout <= 0:
+            raise ValueError(f"rank_timeout is {rank_timeout}; it is a positive number of seconds")
+        options = Options(casts=casts(dtype), rename=rename)
+        self._run = run
+        self._connection: Connection | None = None
+        if service_url is not None:
+            self._connection = connect_to(service_url, token=token, token_file=token_file)
+        self._folder = Path(root).absolute() / run
+        self._lead: Lead | None = None
+        self._crew = Crew(process_group, rank_timeout)
+        self._follower = Follower(self._folder, options, self._crew.size, check_finite=check_finite)
+        try:
+            if self._crew.rank == 0:
+                self._lead = self._take_run(
+                    lambda: WeightPublisher(
+                        root,
+                        run,
+                        service_url,
+                        base_model=base_model,
+                        token=token,
+                        token_file=token_file,
+                        max_shard_bytes=max_shard_bytes,
+                        check_finite=check_finite,
+                    ),
+                    LeadOptions(base_model=base_model, max_shard_bytes=max_shard_bytes, check_finite=check_finite),
+                )
+            else:
+                self._see_begun()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def rank(self) -> int:
+        """This process's rank in the group. Rank 0 makes the files, commits them and tells the service."""
+        return self._crew.rank
+
+    def close(self) -> None:
+        """Let the run go. Publications stay usable."""
+        if self._lead is not None:
+            self._lead.publisher.close()
+        self._follower.close()
+        self._crew.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def publish(
+        self,
+        weights: "Mapping[str, Any] | torch.nn.Module",
+        *,
+        step: int,
+        sharded: Mapping[str, Sharded] | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> Publication:
+        """Write this rank's part of a version, and return when the whole is committed and the service told.
+
+        Args:
+            weights: the module, or this rank's state dict: DTensors, plain tensors that all ranks hold alike, plain
+                parts described in `sharded`, and tensors that only some ranks have (pipeline or expert parallel).
+            step: the trainer's step, the same on every rank.
+            sharded: which plain tensors are parts of larger ones, by the trainer's names.
+            metadata: texts for the manifest and the service; rank 0's count.
+
+        Returns:
+            The same publication on every rank; `wait` on it on one.
+
+        Raises:
+            InvalidWeightsError: what the ranks hold is no version; the message names rank and tensor.
+            StepConflictError: ranks are at different steps, or the step cannot be published.
+            RankLostError: a rank died or is late. Nothing is visible; open a new publisher on the ranks of a new group.
+            NoSpaceError, StorageError: the file system would not, on the rank that is named.
+            ServiceProblemError: the service refuses the notice. The version stands all the same.
+        """
+        self._crew.require_whole()
+        step = operator.index(step)
+        try:
+            opening = self._follower.open(weights, step, sharded or {})
+            if self._lead is not None:
+                return self._lead.publish(opening, self._follower.answer, step, metadata)
+            return self._follow(opening, step)
+        except Exception:
+            raise
+        except BaseException:  # an interrupt: this rank answers no more, and the others must not go on with it
+            self._crew.broken = f"rank {self.rank} was interrupted in a publication"
+            raise
+        finally:
+            self._follower.release()
+
+    def _take_run(self, make: Callable[[], WeightPublisher], options: LeadOptions) -> Lead:
+        try:
+            lead = Lead(self._crew, make(), options)
+        except Exception as error:
+            refuse(self._crew, error)
+            raise
+        self._crew.tell_all([Done()] * self._crew.size)
+        return lead
+
+    def _see_begun(self) -> None:
+        match self._crew.hear():
+            case Refused(error=error):
+                raise error
+            case _:
+                return
+
+    def _follow(self, opening: Opening | Failed, step: int) -> Publication:
+        reply: Opening | Failed | Done = opening
+        while True:
+            self._crew.tell(reply)
+            match self._crew.hear():
+                case Write() | Digest() as order:
+                    reply = self._follower.answer(order)
+                case Published() as published:
+                    return self._publication(published)
+                case Refused(error=error, broken=broken):
+                    self._crew.broken = broken
+                    raise error
+                case other:
+                    raise PublishError(f"rank 0 says {other!r} in publishing step {step}: do all ranks run one refitd?")
+
+    def _publication(self, published: Published) -> Publication:
+        order, run = published.order, self._run
+        publication = Publication(
+            run=run,
+            generation=order.generation,
+            step=order.step,
+            path=self._folder / version_folder(order),
+            version_id=version_id(run, order),
+            bytes=published.bytes,
+            digest=published.digest,
+            timings=published.timings,
+            notice=published.notice,
+            connection=self._connection,
+            notice_error=published.notice_error,
+        )
+        if published.notice_error is not None and published.is_refused:
+            published.notice_error.publication = publication
+            raise published.notice_error
+        return publication

@@ -1,0 +1,116 @@
+"""The weights of a version that all ranks write: rank 0 makes the files, and has the others fill and digest them."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from refitd_client import durable
+from refitd_client.contract.manifest import ManifestFile
+from refitd_client.contract.slot import ShardLayout
+from refitd_client.header import Entry
+from refitd_client.sharded import blame
+from refitd_client.sharded.claims import Claim
+from refitd_client.sharded.crew import Crew
+from refitd_client.sharded.layout import Layout, spread
+from refitd_client.sharded.messages import Digest, Done, Failed, Task, Write
+from refitd_client.slots import open_shard
+from refitd_client.staging import Staging
+
+Answer = Callable[[Write | Digest], Done | Failed]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """The layout that was last agreed on, its number, and the claims that it was made from."""
+
+    number: int
+    claims: list[list[Claim]]
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedShards:
+    """The weights of a version, written by all ranks into rank 0's staging folder."""
+
+    planned: Planned
+    known: Sequence[int]
+    """The number of the layout that each rank has from before."""
+    crew: Crew
+    answer: Answer
+
+    @property
+    def tensors(self) -> dict[str, list[Entry]]:
+        """What is in each shard."""
+        return self.planned.layout.shards.tensors
+
+    @property
+    def size(self) -> int:
+        """The bytes that the shards will take."""
+        return self.planned.layout.shards.size
+
+    @property
+    def layout(self) -> Sequence[ShardLayout]:
+        """What a slot has to look like for them."""
+        return self.planned.layout.shards.layout
+
+    def stage(self, staging: Staging) -> Callable[[], None]:
+        """As `write`: nothing is left to do after it."""
+        self.write(staging)
+        return _nothing
+
+    def write(self, staging: Staging) -> None:
+        """Have every rank write its parts, then have the files digested. Each phase ends when all ranks are done.
+
+        Raises:
+            PublishError: a rank failed, was lost, or has no room.
+        """
+        if not staging.recycled:
+            staging.require_space(self.size)
+        sizes = self._create(staging)
+        self._all([self._order(rank, staging.path.name) for rank in range(self.crew.size)], "write its part")
+        shares = spread(sizes, self.crew.size)
+        answers = self._all([Digest(names=names) for names in shares], "digest its files")
+        entries: dict[str, ManifestFile] = {name: file for done in answers for name, file in done.files.items()}
+        staging.files.update({name: entries[name] for name in sizes})  # in the order of a gathered save
+
+    def _create(self, staging: Staging) -> dict[str, int]:
+        sizes: dict[str, int] = {}
+        for shard in self.planned.layout.shards.shards:
+            sizes[shard.name] = shard.size
+            path, is_there = staging.path / shard.name, shard.name in staging.recycled
+            fd = open_shard(path) if is_there else durable.create(path)
+            try:
+                if not is_there:  # what is recycled has its size, and is never truncated
+                    durable.resize(fd, shard.size)
+                durable.write_at(fd, memoryview(shard.header), 0)
+                durable.sync(fd)
+            finally:
+                os.close(fd)
+        return sizes
+
+    def _order(self, rank: int, folder: str) -> Write:
+        task: Task | None = None
+        if self.known[rank] != self.planned.number:
+            layout = self.planned.layout
+            task = Task(
+                number=self.planned.number, files=list(self.tensors), slots=layout.slots, parts=layout.parts[rank]
+            )
+        return Write(staging=folder, task=task)
+
+    def _all(self, orders: Sequence[Write | Digest], doing: str) -> list[Done]:
+        self.crew.tell_all(orders)
+        return _done(self.crew.hear_all(self.answer(orders[0]), doing))
+
+
+def _done(answers: Sequence[Any]) -> list[Done]:
+    done: list[Done] = []
+    for rank, answer in enumerate(answers):
+        if isinstance(answer, Failed):
+            raise blame.of_rank(rank, answer.error) from answer.error
+        done.append(answer)
+    return done
+
+
+def _nothing() -> None:
+    """All is written."""

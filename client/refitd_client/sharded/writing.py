@@ -1,0 +1,133 @@
+"""What each rank does when it is asked: write its parts, sync them, digest its share of the files."""
+
+import os
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from refitd_client import durable
+from refitd_client.contract.manifest import ManifestFile
+from refitd_client.errors import InvalidWeightsError
+from refitd_client.finite import any_nonfinite, count_nonfinite
+from refitd_client.sharded.boxes import Box, runs, whole
+from refitd_client.sharded.holdings import Holding
+from refitd_client.sharded.layout import Part, Slot
+from refitd_client.sharded.reading import PIECE_BYTES, Reader, flat_of
+from refitd_client.tensors import entry_of, refused
+
+
+class RankWriter:
+    """Writes this rank's parts of one version into the files of a staging folder."""
+
+    def __init__(self, files: Sequence[int], slots: Mapping[str, Slot], reader: Reader, *, check_finite: bool) -> None:
+        """`files` are the open descriptors of the version's shards, by number."""
+        self._files = files
+        self._slots = slots
+        self._reader = reader
+        self._check_finite = check_finite
+
+    def write(self, holdings: Mapping[str, Holding], parts: Sequence[Part]) -> None:
+        """Write the parts, tensor by tensor, in an order that all ranks share.
+
+        A tensor that has to be redistributed is read by every rank of its mesh, also by one that has failed meanwhile:
+        the others wait for it in a collective, and would wait for ever.
+
+        Raises:
+            InvalidWeightsError: a part holds a value that is not finite.
+            OSError: the file system would not.
+        """
+        mine: dict[str, list[Part]] = {}
+        for part in parts:
+            mine.setdefault(part.name, []).append(part)
+        failure: Exception | None = None
+        for name in sorted(self._slots.keys() & holdings.keys()):
+            holding = holdings[name]
+            own = [] if failure is not None else mine.get(name, [])
+            if holding.target is None and not own:
+                continue
+            local = holding.local()
+            try:
+                for part in own:
+                    self._write_part(holding, local, part)
+            except (OSError, InvalidWeightsError) as error:
+                failure = error
+        if failure is not None:
+            raise failure
+
+    def _write_part(self, holding: Holding, local: Any, part: Part) -> None:
+        claim = holding.claim
+        box = claim.boxes[part.box]
+        flat = _flat(local, claim.boxes, part.box)
+        slot, item = self._slots[claim.name], _item(holding)
+        dtype = entry_of(claim.name, claim.dtype, claim.shape).dtype
+
+        def use(first: int, data: NDArray[np.uint8]) -> int:
+            if self._check_finite and any_nonfinite(dtype, data):
+                return count_nonfinite(dtype, data)
+            for run in runs(box, claim.shape, first, first + len(data) // item):
+                piece = data[(run.begin - first) * item : (run.end - first) * item]
+                durable.write_at(self._files[slot.file], piece.data, slot.offset + run.at * item)
+            return 0
+
+        bad = self._reader.read(flat, part.begin, part.end, claim.dtype, use)
+        if bad:
+            raise refused(
+                claim.name,
+                f"holds {bad} values that are NaN or infinite in this rank's part: the training step that made it went "
+                "wrong, and engines would answer with noise (check_finite=False publishes it all the same)",
+            )
+
+
+@contextmanager
+def opened(folder: Path, names: Sequence[str]) -> Generator[list[int], None, None]:
+    """The version's shards, open for writing. Another rank has made them."""
+    with ExitStack() as stack:
+        yield [_open(stack, folder / name, os.O_RDWR) for name in names]
+
+
+def digest(folder: Path, names: Sequence[str], reader: Reader) -> dict[str, ManifestFile]:
+    """What the manifest says of files that other ranks have written and synced.
+
+    They are opened anew: on a network file system that is what makes another host's bytes visible.
+    """
+    return dict(zip(names, reader.each([folder / name for name in names], _digest), strict=True))
+
+
+def _digest(path: Path) -> ManifestFile:
+    with ExitStack() as stack:
+        fd = _open(stack, path, os.O_RDONLY)
+        hasher, size = xxhash.xxh3_128(), 0
+        buffer = memoryview(bytearray(PIECE_BYTES))
+        while count := os.readv(fd, [buffer]):
+            hasher.update(buffer[:count])
+            size += count
+    return ManifestFile(size=size, digest=f"xxh3:{hasher.hexdigest()}")
+
+
+def _open(stack: ExitStack, path: Path, flags: int) -> int:
+    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
+    stack.callback(os.close, fd)
+    return fd
+
+
+def _item(holding: Holding) -> int:
+    claim = holding.claim
+    nbytes, count = entry_of(claim.name, claim.dtype, claim.shape).nbytes, whole(claim.shape).count
+    return nbytes // count
+
+
+def _flat(local: Any, boxes: Sequence[Box], number: int) -> Any:
+    """The elements of one of the boxes that a local tensor is made of, in order."""
+    if len(boxes) == 1:
+        return flat_of(local)
+    shape = tuple(local.shape)
+    for dim in range(len(shape)):
+        sides = sorted({(box.start[dim], box.shape[dim]) for box in boxes})
+        begin = sum(size for start, size in sides if start < boxes[number].start[dim])
+        local = local.narrow(dim, begin, boxes[number].shape[dim])
+    return flat_of(local)

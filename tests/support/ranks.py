@@ -1,0 +1,57 @@
+"""Ranks of a trainer: real processes with a gloo group, forked from a server that has imported torch once."""
+
+import multiprocessing
+import os
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+_PRELOAD = ["torch", "torch.distributed.tensor", "torch.distributed.fsdp", "refitd_client"]
+_LIMIT = 60.0  # seconds for all ranks together
+
+
+def run_ranks(size: int, folder: Path, job: Callable[..., Any], *args: Any) -> list[Any]:
+    """Run `job(rank, size, *args)` on each rank and return what each returned, or the exception, None of a dead one."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOAD)
+    store = folder / f"store-{os.urandom(4).hex()}"
+    pipes = [context.Pipe(duplex=False) for _ in range(size)]
+    processes = [
+        context.Process(target=_rank, args=(rank, size, store, pipes[rank][1], job, args)) for rank in range(size)
+    ]
+    try:
+        for process in processes:
+            process.start()
+        for _, child in pipes:
+            child.close()
+        return [_result(parent) for parent, _ in pipes]
+    finally:
+        for process in processes:
+            process.join(5)
+            process.kill()
+
+
+def _result(pipe: Connection) -> Any:
+    if not wait([pipe], _LIMIT):
+        return TimeoutError(f"no result within {_LIMIT} s")
+    try:
+        return pipe.recv()
+    except EOFError:
+        return None
+
+
+def _rank(rank: int, size: int, store: Path, pipe: Connection, job: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    import torch
+    from torch import distributed
+
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+    try:
+        result = job(rank, size, *args)
+    except Exception as error:
+        error.add_note(traceback.format_exc())
+        result = error
+    pipe.send(result)
+    os._exit(0)  # without destroying groups that may wait for a rank that is dead

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from refitd_client import header, numpy_tensors, shards, torch_tensors
 from refitd_client.base_model import BaseModel
 from refitd_client.checkpoint import open_checkpoint
-from refitd_client.contract.manifest import TensorsSummary
+from refitd_client.contract.manifest import Claims, TensorsSummary
 from refitd_client.errors import InvalidWeightsError
 from refitd_client.header import Entry
 from refitd_client.staging import Staging
@@ -40,11 +40,15 @@ class Weights(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """A version's shards, the content of their index, and the files to copy beside them."""
+    """A version's shards, the content of their index, and the files to copy beside them.
+
+    A delta has no index: a loader that finds one looks for the files that it names.
+    """
 
     weights: Weights
     index: bytes
     companions: Sequence[Path]
+    claims: Claims = field(default_factory=Claims)
 
     @property
     def size(self) -> int:

@@ -17,7 +17,7 @@ def source(name: str, array: NDArray[Any]) -> TensorSource:
         InvalidWeightsError: its dtype cannot be served.
     """
     entry = entry_of(name, array.dtype.name, array.shape)
-    return TensorSource(entry=entry, read=partial(_read, array), memory=_memory(array))
+    return TensorSource(entry=entry, read=partial(_read, array), memory=_memory(array), value=array)
 
 
 def _read(array: NDArray[Any]) -> NDArray[np.uint8]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from refitd_client.client import RefitClient
 from refitd_client.connection import Connection
+from refitd_client.contract.states import Kind
 from refitd_client.contract.wire import Notice, WaitResult
 from refitd_client.errors import Fault, NotFoundError, ServiceError, ServiceProblemError, ServiceUnreachableError
 from refitd_client.retry import RetryPolicy
@@ -23,6 +24,9 @@ class Publication:
 
     `bytes` counts its files, `digest` is the manifest's. `timings` are milliseconds of `write` (copying, checking and
     digesting), `sync`, `commit` and `notice`. `notice_error` is why the service does not know yet, None if it does.
+
+    `kind` and `base` say whether it is a delta, and against which version. Where a delta was wished for, `why_full` is
+    the reason for a full version, and `density` the share of all elements that changed since the version before.
     """
 
     run: str
@@ -34,6 +38,10 @@ class Publication:
     digest: str
     timings: dict[str, float]
     notice: Notice
+    kind: Kind = Kind.FULL
+    base: str | None = None
+    why_full: str | None = None
+    density: float | None = None
     connection: Connection | None = None
     notice_error: ServiceError | None = field(default=None, compare=False)
 

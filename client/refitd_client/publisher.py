@@ -18,13 +18,15 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from refitd_client.base_model import BaseModel
 from refitd_client.connection import Connection, connect_to
-from refitd_client.content import Reading
+from refitd_client.content import Content, Reading
 from refitd_client.contract.naming import Order, version_folder, version_id
 from refitd_client.contract.wire import Notice
+from refitd_client.delta.maker import DeltaMaker, Offer
+from refitd_client.delta.plan import DeltaRules, Full, last_served
 from refitd_client.errors import Fault, ServiceError, StorageError
 from refitd_client.progress import Laps, Progress
 from refitd_client.publication import Publication, no_token, open_client
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 
 # Seconds in which new tries to send the notice begin; the last may take as long again.
 NOTICE_DEADLINE = 2.5
+# Seconds for the service to say what engines serve. After them a version goes out in full.
+BASE_DEADLINE = 1.0
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _log = logging.getLogger("refitd_client")
@@ -60,6 +64,9 @@ class WeightPublisher:
         token_file: str | os.PathLike[str] | None = None,
         max_shard_bytes: int = 5 * 10**9,
         check_finite: bool = True,
+        delta_rules: DeltaRules | None = None,
+        shadow: Literal["gpu", "stream"] = "stream",
+        compress_deltas: bool = False,
     ) -> None:
         """Take a run.
 
@@ -73,6 +80,10 @@ class WeightPublisher:
             token_file: holds the token, and is read again for each request.
             max_shard_bytes: tensors are cut into files of at most so many bytes.
             check_finite: refuse tensors with NaN or infinity. Checkpoints in folders are left to the service to check.
+            delta_rules: when a delta is worth it, for `publish(..., delta="auto")`.
+            shadow: where the weights published last are kept, for deltas of tensors on a GPU: on the GPU (`gpu`, as
+                much memory again), or in host memory, from where they are streamed over the bus (`stream`).
+            compress_deltas: `gap` encoding and zstd make them half as large, for a slow network, and slower to make.
 
         Raises:
             NameRefusedError: the run's name is no safe relative one.
@@ -91,6 +102,9 @@ class WeightPublisher:
         self._connection: Connection | None = None
         if service_url is not None:
             self._connection = connect_to(service_url, token=token, token_file=token_file)
+        self._deltas = DeltaMaker(
+            delta_rules or DeltaRules(), self._ask_base, stream=shadow == "stream", compress=compress_deltas
+        )
         self._turn = threading.Lock()
         self._folder = RunFolder(Path(root).absolute(), run)
         self._finalizer = weakref.finalize(self, self._folder.lock.release)
@@ -113,6 +127,7 @@ class WeightPublisher:
         step: int,
         metadata: Mapping[str, str] | None = None,
         progress: Callable[[Progress], None] | None = None,
+        delta: Literal["auto", "never"] = "never",
     ) -> Publication:
         """Write a version, commit it and tell the service. Returns when it is on stable storage.
 
@@ -125,6 +140,8 @@ class WeightPublisher:
             step: the trainer's step, above the last that this publisher published.
             metadata: texts for the manifest and the service.
             progress: is called with how far writing is, in this thread.
+            delta: with `auto`, only what changed since the version that engines serve is written, where there is one,
+                and little changed; the publication's `why_full` says why not. Takes a copy of the weights.
 
         Raises:
             InvalidWeightsError: the weights cannot be a version; the message names the tensor or file.
@@ -137,28 +154,55 @@ class WeightPublisher:
         told = dict(metadata or {})
         with self._turn:
             order = self._folder.place(step)
-            written = self._write(weights, order, told, progress)
-        return self._announce(order, written, told)
+            written, offer = self._write(weights, order, told, progress, delta)
+        return self._announce(order, written, told, offer)
 
     def _write(
-        self, weights: Any, order: Order, metadata: dict[str, str], progress: Callable[[Progress], None] | None
-    ) -> Written:
+        self,
+        weights: Any,
+        order: Order,
+        metadata: dict[str, str],
+        progress: Callable[[Progress], None] | None,
+        delta: Literal["auto", "never"],
+    ) -> tuple[Written, Offer]:
         needed = 0
         try:
-            content = self._reading.content(weights)
-            needed = content.size
-            return write_version(self._folder, order, content, metadata=metadata, progress=progress)
+            offer = self._offer(self._reading.content(weights), order, delta)
+            needed = offer.content.size
+            written = write_version(self._folder, order, offer.content, metadata=metadata, progress=progress)
         except OSError as error:
+            self._deltas.forget()
             raise self._refusal(error, order, needed) from error
+        except BaseException:
+            self._deltas.forget()  # what was compared with is not what was published last
+            raise
+        self._deltas.committed(version_id(self._folder.run, order))
+        return written, offer
+
+    def _offer(self, content: Content, order: Order, delta: Literal["auto", "never"]) -> Offer:
+        if delta == "auto":
+            return self._deltas.offer(content, version_id(self._folder.run, order))
+        self._deltas.forget()
+        return Offer(content=content)
+
+    def _ask_base(self) -> str | Full:
+        if self._connection is None:
+            return Full("the publisher was opened without service_url, so nobody says what engines serve")
+        try:
+            with open_client(self._connection, try_for=BASE_DEADLINE) as client:
+                return last_served(client.engines().items, self._folder.run)
+        except (ServiceError, OSError, ValueError) as error:
+            return Full(f"the service did not say what engines serve: {error}")
 
     def _refusal(self, error: OSError, order: Order, needed: int) -> StorageError:
         if error.errno in _FULL:
             return no_space(self._folder.path, needed, free_bytes(self._folder.path))
         return StorageError(f"{self._folder.folder_of(order)} could not be written: {error}")
 
-    def _announce(self, order: Order, written: Written, metadata: dict[str, str]) -> Publication:
-        run = self._folder.run
-        notice = Notice(run=run, step=order.step, path=f"{run}/{version_folder(order)}", metadata=metadata)
+    def _announce(self, order: Order, written: Written, metadata: dict[str, str], offer: Offer) -> Publication:
+        run, kind, base = self._folder.run, written.manifest.kind, written.manifest.base
+        path = f"{run}/{version_folder(order)}"
+        notice = Notice(run=run, step=order.step, path=path, kind=kind, base=base, metadata=metadata)
         laps = Laps()
         with laps.lap("notice"):
             error = _tell(self._connection, notice)
@@ -172,6 +216,10 @@ class WeightPublisher:
             digest=written.manifest.digest,
             timings=written.timings | laps.times,
             notice=notice,
+            kind=kind,
+            base=base,
+            why_full=offer.why_full,
+            density=offer.density,
             connection=self._connection,
             notice_error=error,
         )

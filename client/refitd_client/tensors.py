@@ -6,6 +6,7 @@ GPU takes no more host memory than its largest tensor.
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,11 +26,15 @@ DTYPES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSource:
-    """One tensor. `read` gives its bytes in order of index; `memory` is equal for names of the same bytes, if any."""
+    """One tensor. `read` gives its bytes in order of index; `memory` is equal for names of the same bytes, if any.
+
+    `value` is what the caller passed, for those who can do without a copy in host memory.
+    """
 
     entry: Entry
     read: Callable[[], NDArray[np.uint8]]
     memory: Hashable | None
+    value: Any = None
 
 
 def refused(name: str, why: str) -> InvalidWeightsError:

@@ -42,7 +42,7 @@ def source(name: str, tensor: Any) -> TensorSource:
     if why is not None:
         raise refused(name, why)
     entry = entry_of(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
-    return TensorSource(entry=entry, read=partial(_read, tensor), memory=_memory(tensor))
+    return TensorSource(entry=entry, read=partial(_read, tensor), memory=_memory(tensor), value=tensor)
 
 
 def module_state(module: Any) -> Mapping[str, Any]:

@@ -72,4 +72,6 @@ def union(parts: list[Indices]) -> Indices:
     if len(parts) == 1:
         return parts[0]
     together = np.sort(np.concatenate(parts), kind="stable")  # stable: merges what is in order already
-    return together[np.concatenate(([True], together[1:] != together[:-1]))]
+    is_first = np.ones(len(together), bool)
+    np.not_equal(together[1:], together[:-1], out=is_first[1:])
+    return together[is_first]

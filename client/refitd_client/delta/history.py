@@ -15,6 +15,11 @@ class Step:
     indices: Mapping[str, Indices]
     before: Mapping[str, int]
 
+    @property
+    def changed(self) -> int:
+        """How many elements."""
+        return sum(len(indices) for indices in self.indices.values())
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Since:
@@ -32,16 +37,16 @@ class Since:
 class History:
     """The versions from `first` on, in order. `first` is the oldest whose later changes are all known."""
 
-    def __init__(self, first: str, longest: int) -> None:
-        """Begin at a version. At most `longest` steps are remembered: each takes memory for its indices."""
+    def __init__(self, first: str, room: int) -> None:
+        """Begin at a version. At most `room` indices are remembered, of 4 bytes each, and those of the last step."""
         self._first = first
-        self._longest = longest
+        self._room = room
         self._steps: deque[Step] = deque()
 
     def add(self, step: Step) -> None:
         """Another version was published."""
         self._steps.append(step)
-        if len(self._steps) > self._longest:
+        while len(self._steps) > 1 and sum(each.changed for each in self._steps) > self._room:
             self._first = self._steps.popleft().version
 
     def knows(self, version: str) -> bool:

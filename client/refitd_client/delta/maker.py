@@ -85,7 +85,8 @@ class DeltaMaker:
         if memory is None:
             return
         if memory.next is None or memory.history is None:
-            memory.history = History(version, self._rules.anchor_every)
+            room = int(2 * self._rules.threshold * _elements(memory))  # steps overlap: their union may still be small
+            memory.history = History(version, room)
         else:
             memory.history.add(memory.next)
         memory.since_anchor = 0 if memory.next_is_full else memory.since_anchor + 1

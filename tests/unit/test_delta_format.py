@@ -157,9 +157,10 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4),
 )
 FIELDS = [
-    ("rows", "w", "shape"), ("rows", "w", "changed"), ("rows", "w", "dtype"), ("rows", "w", "base"), ("rows", "w", "tokens"),
-    ("rows", "w"), ("rows", "new"), ("metadata", "format"), ("metadata", "encoding"), ("metadata", "compression"),
-    ("metadata", "base"), ("metadata", "extra"), ("header", "indices:w", "shape"), ("header", "indices:w", "dtype"),
+    ("rows", "w", "shape"), ("rows", "w", "changed"), ("rows", "w", "dtype"), ("rows", "w", "base"),
+    ("rows", "w", "tokens"), ("rows", "w"), ("rows", "new"),
+    ("metadata", "format"), ("metadata", "encoding"), ("metadata", "compression"), ("metadata", "base"),
+    ("metadata", "extra"), ("header", "indices:w", "shape"), ("header", "indices:w", "dtype"),
     ("header", "indices:w", "data_offsets"), ("header", "values:w"), ("header", "digest"), ("header", "__metadata__"),
 ]  # fmt: skip
 

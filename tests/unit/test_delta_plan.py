@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from support.stand_in_service import make_engine
 
 from refitd_client.contract.states import EngineState
 from refitd_client.delta.history import History, Step
 from refitd_client.delta.plan import DeltaRules, FromBase, Full, last_served, plan_delta
+from support.stand_in_service import make_engine
 
 RULES = DeltaRules(threshold=0.1, anchor_every=4)
 BASE = "exp~v000007"

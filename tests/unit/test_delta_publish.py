@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from support.stand_in_service import StandIn, make_engine, stand_in
 
 from refitd.catalog.examine import structure
 from refitd.catalog.fault import Code
@@ -20,6 +19,7 @@ from refitd_client.contract.wire import Problem
 from refitd_client.delta import DeltaRules, apply, read_delta, wire
 from refitd_client.fingerprint import fingerprints, to_text
 from refitd_client.header import Entry
+from support.stand_in_service import StandIn, make_engine, stand_in
 
 
 @pytest.fixture
@@ -94,9 +94,7 @@ def test_a_small_step_after_a_served_version_is_a_delta(publisher: WeightPublish
     assert (notice.kind, notice.base) == (Kind.DELTA, first.version_id)
 
 
-def test_a_delta_lists_what_changed_in_any_version_since_its_base(
-    publisher: WeightPublisher, service: StandIn
-) -> None:
+def test_a_delta_lists_what_changed_in_any_version_since_its_base(publisher: WeightPublisher, service: StandIn) -> None:
     """Also what went back to its old value: an engine may be at any version in between."""
     state = weights()
     first = publisher.publish(state, step=1, delta="auto")
@@ -228,7 +226,9 @@ def test_other_tensors_are_published_in_full(publisher: WeightPublisher, service
     """Another shape, another dtype, one more."""
     state = weights()
     serve(service, publisher.publish(state, step=1, delta="auto"))
-    for step, change in enumerate([{"w": torch.ones(3, 3)}, {"scale": torch.ones(100).half()}, {"x": torch.ones(1)}], 2):
+    for step, change in enumerate(
+        [{"w": torch.ones(3, 3)}, {"scale": torch.ones(100).half()}, {"x": torch.ones(1)}], 2
+    ):
         publication = publisher.publish({**state, **change}, step=step, delta="auto")
         assert publication.why_full == "the tensors are not those of the last"
 

@@ -92,11 +92,11 @@ def test_what_goes_wrong_with_updates_is_seen(width: int) -> None:
 
 def test_two_flipped_signs_do_not_cancel() -> None:
     """The worst for a sum of products: differences that are multiples of a large power of two."""
-    for width in TYPES:
-        base = fingerprint(np.zeros(ROW, TYPES[width]))
+    for width, kind in TYPES.items():
+        base = fingerprint(np.zeros(ROW, kind))
         seen: set[int] = set()
         for other in range(1, 500):
-            flipped = np.zeros(ROW, TYPES[width])
+            flipped = np.zeros(ROW, kind)
             flipped[[0, other]] = 2 ** (8 * width - 1)
             seen.add(fingerprint(flipped))
         assert base not in seen

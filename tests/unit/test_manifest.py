@@ -18,9 +18,7 @@ from refitd_client.contract.manifest import (
 )
 from refitd_client.contract.states import Kind
 
-FACTS = DeltaFacts(
-    file="weights.refit-delta", encoding="flat", compression="none", tensors=1, changed=2, elements=100
-)
+FACTS = DeltaFacts(file="weights.refit-delta", encoding="flat", compression="none", tensors=1, changed=2, elements=100)
 DELTA = Manifest(
     run="exp/trial",
     generation=2,

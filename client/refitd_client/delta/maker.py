@@ -73,9 +73,7 @@ class DeltaMaker:
         sources = [source for shard in content.weights.shards for source in shard.sources]
         memory = self._memory
         if memory is None or not _same(memory, sources):
-            why = (
-                "the first version of this publisher" if memory is None else "the tensors are not those of the last"
-            )
+            why = "the first version of this publisher" if memory is None else "the tensors are not those of the last"
             return self._begin(content, sources, why)
         return self._go_on(memory, content, content.weights, sources, version)
 

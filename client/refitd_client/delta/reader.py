@@ -170,9 +170,7 @@ def _check_places(places: Mapping[str, _Place], rows: Mapping[str, Row], metadat
             raise DeltaRefusedError(f"{_named(name)} lies where it leaves a hole, or over other data")
         reached = place.data_offsets[1]
     if reached != body or places[DIGEST].data_offsets[1] != body:
-        raise DeltaRefusedError(
-            f"its header speaks of {reached} bytes of data with a digest at the end; it has {body}"
-        )
+        raise DeltaRefusedError(f"its header speaks of {reached} bytes of data with a digest at the end; it has {body}")
 
 
 def _expected(

@@ -1,4 +1,4 @@
-# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false
 # ruff: noqa: ANN001, ANN202, N803 - triton has constants in capitals, and reads annotations as its own
 """Fingerprints on an NVIDIA GPU: one pass over the tensor, one addition to memory for each of a thousand programs.
 

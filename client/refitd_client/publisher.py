@@ -17,6 +17,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -103,7 +104,10 @@ class WeightPublisher:
         if service_url is not None:
             self._connection = connect_to(service_url, token=token, token_file=token_file)
         self._deltas = DeltaMaker(
-            delta_rules or DeltaRules(), self._ask_base, stream=shadow == "stream", compress=compress_deltas
+            delta_rules or DeltaRules(),
+            partial(_ask_base, self._connection, run),
+            stream=shadow == "stream",
+            compress=compress_deltas,
         )
         self._turn = threading.Lock()
         self._folder = RunFolder(Path(root).absolute(), run)
@@ -185,15 +189,6 @@ class WeightPublisher:
         self._deltas.forget()
         return Offer(content=content)
 
-    def _ask_base(self) -> str | Full:
-        if self._connection is None:
-            return Full("the publisher was opened without service_url, so nobody says what engines serve")
-        try:
-            with open_client(self._connection, try_for=BASE_DEADLINE) as client:
-                return last_served(client.engines().items, self._folder.run)
-        except (ServiceError, OSError, ValueError) as error:
-            return Full(f"the service did not say what engines serve: {error}")
-
     def _refusal(self, error: OSError, order: Order, needed: int) -> StorageError:
         if error.errno in _FULL:
             return no_space(self._folder.path, needed, free_bytes(self._folder.path))
@@ -226,6 +221,16 @@ class WeightPublisher:
         if error is not None:
             _report(error, publication)
         return publication
+
+
+def _ask_base(connection: Connection | None, run: str) -> str | Full:
+    if connection is None:
+        return Full("the publisher was opened without service_url, so nobody says what engines serve")
+    try:
+        with open_client(connection, try_for=BASE_DEADLINE) as client:
+            return last_served(client.engines().items, run)
+    except (ServiceError, OSError, ValueError) as error:
+        return Full(f"the service did not say what engines serve: {error}")
 
 
 def _tell(connection: Connection | None, notice: Notice) -> ServiceError | None:

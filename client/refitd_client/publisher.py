@@ -25,10 +25,11 @@ from refitd_client.base_model import BaseModel
 from refitd_client.connection import Connection, connect_to
 from refitd_client.content import Content, Reading
 from refitd_client.contract.naming import Order, version_folder, version_id
+from refitd_client.contract.states import Kind
 from refitd_client.contract.wire import Notice
 from refitd_client.delta.maker import DeltaMaker, Offer
 from refitd_client.delta.plan import DeltaRules, Full, last_served
-from refitd_client.errors import Fault, ServiceError, StorageError
+from refitd_client.errors import Fault, ServiceError, ServiceProblemError, StorageError
 from refitd_client.progress import Laps, Progress
 from refitd_client.publication import Publication, no_token, open_client
 from refitd_client.run_folder import RunFolder
@@ -218,6 +219,8 @@ class WeightPublisher:
             connection=self._connection,
             notice_error=error,
         )
+        if kind is Kind.DELTA and isinstance(error, ServiceProblemError) and error.problem.slug == "unsupported-kind":
+            self._deltas.refuse(f"the service refuses deltas: {error}")
         if error is not None:
             _report(error, publication)
         return publication

@@ -69,7 +69,7 @@ def test_many_tensors_on_two_places_come_back_in_order() -> None:
 @pytest.mark.parametrize("kind", [device.DeviceShadow, device.StreamShadow])
 def test_a_shadow_finds_what_changed(kind: type[Shadow], monkeypatch: pytest.MonkeyPatch) -> None:
     """In several groups and chunks; three times, so that every buffer is used again."""
-    monkeypatch.setattr(device, "_GROUP", 2**20)
+    monkeypatch.setattr(device, "_BATCH", 2**20)
     monkeypatch.setattr(device, "_CHUNK", 2**20)
     state = {f"w{n}": torch.randn(1000, 777 + n, device="cuda", dtype=torch.bfloat16) for n in range(7)}
     state["f"] = torch.randn(300, 300, device="cuda").T

@@ -157,7 +157,7 @@ def some_state() -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("kind", [HostShadow, device.DeviceShadow, device.StreamShadow])
 def test_each_shadow_finds_the_same(kind: type[Shadow], monkeypatch: pytest.MonkeyPatch) -> None:
     """Those for tensors on a GPU as well: their operations run on any device. In small groups and chunks."""
-    monkeypatch.setattr(device, "_GROUP", 2**10)
+    monkeypatch.setattr(device, "_BATCH", 2**10)
     monkeypatch.setattr(device, "_CHUNK", 2**10)
     state = some_state()
     shadow = kind()

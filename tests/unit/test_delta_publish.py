@@ -12,11 +12,12 @@ from refitd.catalog.examine import structure
 from refitd.catalog.fault import Code
 from refitd.catalog.inventory import Reference
 from refitd.catalog.validate import Invalid, Options, judge
-from refitd_client import InvalidWeightsError, Publication, WeightPublisher
+from refitd_client import InvalidRequestError, InvalidWeightsError, Publication, RefitClient, WeightPublisher
 from refitd_client.contract.manifest import parse_manifest
 from refitd_client.contract.states import EngineState, Kind
-from refitd_client.contract.wire import Problem
+from refitd_client.contract.wire import Notice, Problem
 from refitd_client.delta import DeltaRules, apply, read_delta, wire
+from refitd_client.errors import problem_error
 from refitd_client.fingerprint import fingerprints, to_text
 from refitd_client.header import Entry
 from support.stand_in_service import StandIn, make_engine, stand_in
@@ -282,6 +283,30 @@ def test_a_version_published_without_deltas_ends_the_chain(publisher: WeightPubl
     assert parse_manifest((second.path / "refit.json").read_bytes()).fingerprints == {}
     serve(service, second)
     assert publisher.publish(state, step=3, delta="auto").kind is Kind.FULL
+
+
+def test_a_service_that_refuses_deltas_gets_no_second_one(
+    publisher: WeightPublisher, service: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first stands, and the trainer is told; from then on every version is full."""
+    state = weights()
+    serve(service, publisher.publish(state, step=1, delta="auto"))
+    problem = Problem(type="urn:refitd:problem:unsupported-kind", title="No", status=422, detail="publish 'full' ones")
+    real = RefitClient.announce
+
+    def refuse(client: RefitClient, notice: Notice) -> Any:
+        if notice.kind is Kind.DELTA:
+            raise problem_error(problem)
+        return real(client, notice)
+
+    monkeypatch.setattr(RefitClient, "announce", refuse)
+    with pytest.raises(InvalidRequestError) as caught:
+        publisher.publish(state, step=2, delta="auto")
+    assert caught.value.publication is not None
+    assert caught.value.publication.kind is Kind.DELTA
+    third = publisher.publish(state, step=3, delta="auto")
+    assert third.kind is Kind.FULL
+    assert "refuses deltas" in str(third.why_full)
 
 
 @pytest.mark.skipif(not wire.available(), reason="zstd is not installed")

@@ -1,13 +1,14 @@
 # pyright: basic
 """Finding changes on a GPU: comparison, extraction and fingerprints in torch's operations. Works on any device.
 
-A comparison has to wait for the GPU to know how many elements changed. Waiting for each tensor would take longer than
-comparing them, so tensors are compared in groups, into one mask.
+A comparison has to wait for the GPU to know how many elements changed, and each operation takes some microseconds to
+start. So tensors are looked at in batches: one mask, one extraction, and one sum of shares for all tensors of a batch.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
-from operator import itemgetter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,27 @@ from refitd_client.delta.shadow import Found
 from refitd_client.fingerprint import Bits, fingerprints, twin
 from refitd_client.tensors import TensorSource
 
-_GROUP = 2**28  # elements whose mask is made at once: 256 MiB of it
+_BATCH = 2**28  # bytes of tensors on the device that are compared at once
 _CHUNK = 2**26  # bytes that go over the bus at a time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Piece:
+    """A part of a tensor from element `first` on: its bits `now`, and those to compare it with."""
+
+    name: str
+    first: int
+    elements: int  # of the whole tensor
+    now: Any
+    base: Any
+
+    @property
+    def width(self) -> int:
+        return self.now.element_size()
+
+    @property
+    def nbytes(self) -> int:
+        return self.now.numel() * self.now.element_size()
 
 
 class DeviceShadow:
@@ -36,11 +56,9 @@ class DeviceShadow:
     def find(self, sources: Sequence[TensorSource]) -> dict[str, Found]:
         """As `Shadow`."""
         found: dict[str, Found] = {}
-        for group in _groups(sources):
-            names = [source.entry.name for source in group]
-            now = [twin.flat_bits(source.value) for source in group]
-            compared = _compared(names, now, [self._copies[name] for name in names])
-            found |= _found(compared, max(bits.numel() for bits in now))
+        for batch in _batches(_pieces(sources, self._copies, _BATCH), _BATCH):
+            for name, parts in _by_name(_compared(batch, [piece.base for piece in batch], update=True)):
+                found[name] = _joined([found[name], *parts] if name in found else parts)
         return found
 
     def gather(self, name: str, indices: Indices) -> Bits:
@@ -62,13 +80,14 @@ class StreamShadow:
             bits = twin.flat_bits(source.value)
             copy = torch.empty(bits.shape, dtype=bits.dtype, pin_memory=bits.is_cuda)
             self._copies[source.entry.name] = copy.copy_(bits, non_blocking=True)
+        if any(source.value.is_cuda for source in sources):
+            torch.cuda.synchronize(sources[0].value.device)
         return dict(zip(self._copies, fingerprints([source.value for source in sources]), strict=True))
 
     def find(self, sources: Sequence[TensorSource]) -> dict[str, Found]:
         """As `Shadow`."""
-        found: dict[str, Found] = {}
-        for name, pieces in _by_name(self._compared(sources)):
-            found[name] = change = _joined(pieces)
+        found = changes_since(self._copies, sources)
+        for name, change in found.items():
             self._copies[name].numpy().view(change.values.dtype)[change.indices] = change.values
         return found
 
@@ -77,128 +96,133 @@ class StreamShadow:
         copy = self._copies[name].numpy()
         return copy.view(f"u{copy.itemsize}")[indices]
 
-    def _compared(self, sources: Sequence[TensorSource]) -> Iterator[tuple[str, Found]]:
-        pieces = [piece for source in sources for piece in self._pieces(source)]
-        if not pieces:
-            return
-        lane = _Lane(pieces[0][2].device)
-        coming = lane.bring(pieces[0][3])
-        for number, (name, begin, now, _) in enumerate(pieces):
-            before = lane.arrived(coming)
-            if number + 1 < len(pieces):  # the next one is on its way while this one is compared
-                coming = lane.bring(pieces[number + 1][3])
-            elements = self._copies[name].numel()
-            yield from _found(_compared([name], [now], [before], begin), elements).items()
-            lane.done()
 
-    def _pieces(self, source: TensorSource) -> Iterable[tuple[str, int, Any, Any]]:
-        name = source.entry.name
-        now, copy = twin.flat_bits(source.value), self._copies[name]
-        step = _CHUNK // now.element_size()
-        for begin in range(0, now.numel(), step):
-            yield name, begin, now[begin : begin + step], copy[begin : begin + step]
+def changes_since(base: Mapping[str, Any], sources: Sequence[TensorSource]) -> dict[str, Found]:
+    """What changed in tensors on a GPU since a base in host memory, which goes over the bus chunk by chunk.
+
+    `base` has flat host tensors of `twin.flat_bits`' types, such as views of a mapped file; nothing is written to them.
+    They should be page-locked (or registered with the driver): the bus takes other memory at a tenth of its speed.
+    """
+    batches = list(_batches(_pieces(sources, base, _CHUNK), _CHUNK))
+    if not batches:
+        return {}
+    lane = _Lane(batches[0][0].now.device)
+    parts: list[tuple[str, Found]] = []
+    coming = lane.bring(batches[0])
+    for number, batch in enumerate(batches):
+        before = lane.arrived(coming)
+        if number + 1 < len(batches):  # the next one is on its way while this one is compared
+            coming = lane.bring(batches[number + 1])
+        parts += _compared(batch, before, update=False)
+        lane.done()
+    return {name: _joined(pieces) for name, pieces in _by_name(parts)}
 
 
 class _Lane:
-    """Two chunks on the device, filled in turns by a stream of their own. Without a GPU, the chunks themselves."""
+    """Two rooms on the device, filled in turns by a stream of their own. Without a GPU, the chunks themselves."""
 
     def __init__(self, device: Any) -> None:
+        self._device = device
         self._is_cuda = device.type == "cuda"
-        self._turn = 0
+        self._turn = self._current = 0
         if self._is_cuda:
-            self._device = device
-            self._room = [torch.empty(_CHUNK, dtype=torch.uint8, device=device) for _ in range(2)]
             self._stream = torch.cuda.Stream(device)
-            self._free = [torch.cuda.Event() for _ in range(2)]
-            for event in self._free:
-                event.record(torch.cuda.current_stream(device))
+            self._rooms = [torch.empty(_CHUNK, dtype=torch.uint8, device=device) for _ in range(2)]
+            self._free = [torch.cuda.current_stream(device).record_event() for _ in range(2)]
 
-    def bring(self, chunk: Any) -> tuple[Any, Any]:
-        """Send a chunk on its way."""
+    def bring(self, batch: Sequence[_Piece]) -> tuple[list[Any], Any]:
+        """Send the bases of a batch on their way."""
         if not self._is_cuda:
-            return chunk.clone(), None
+            return [piece.base for piece in batch], None
         self._turn ^= 1
-        room = self._room[self._turn][: chunk.numel() * chunk.element_size()].view(chunk.dtype)
+        room, end = self._rooms[self._turn], 0
+        there: list[Any] = []
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(self._free[self._turn])
-            room.copy_(chunk, non_blocking=True)
-            ready = torch.cuda.Event()
-            ready.record(self._stream)
-        return room, (ready, self._turn)
+            for piece in batch:
+                there.append(room[end : end + piece.nbytes].view(piece.base.dtype))
+                there[-1].copy_(piece.base, non_blocking=True)
+                end += piece.nbytes
+            return there, (self._stream.record_event(), self._turn)
 
-    def arrived(self, coming: tuple[Any, Any]) -> Any:
-        """The chunk, for the current stream."""
-        room, sign = coming
+    def arrived(self, coming: tuple[list[Any], Any]) -> list[Any]:
+        """The bases, for the current stream."""
+        there, sign = coming
         if sign is not None:
             ready, self._current = sign
             torch.cuda.current_stream(self._device).wait_event(ready)
-        return room
+        return there
 
     def done(self) -> None:
-        """The chunk that arrived last is not needed any more."""
+        """What arrived last is not needed any more."""
         if self._is_cuda:
-            self._free[self._current].record(torch.cuda.current_stream(self._device))
+            self._free[self._current] = torch.cuda.current_stream(self._device).record_event()
 
 
-def _groups(sources: Sequence[TensorSource]) -> Iterator[list[TensorSource]]:
-    group: list[TensorSource] = []
-    size = 0
-    for source in sources:
-        if group and size + source.value.numel() > _GROUP:
-            yield group
-            group, size = [], 0
-        group.append(source)
-        size += source.value.numel()
-    if group:
-        yield group
+def _pieces(sources: Sequence[TensorSource], base: Mapping[str, Any], most: int) -> Iterator[_Piece]:
+    """Tensors in parts of at most `most` bytes, those of one width together."""
+    bits = {source.entry.name: twin.flat_bits(source.value) for source in sources}
+    for name, now in sorted(bits.items(), key=lambda item: item[1].element_size()):
+        elements, step = now.numel(), most // now.element_size()
+        for first in range(0, elements, step):
+            part = slice(first, first + step)
+            yield _Piece(name=name, first=first, elements=elements, now=now[part], base=base[name][part])
 
 
-def _compared(names: Sequence[str], now: Sequence[Any], before: Sequence[Any], first: int = 0) -> list[tuple[Any, ...]]:
-    """Where tensors differ: (name, elements, indices, values, shift), all on the device. `before` becomes `now`."""
-    sizes = [bits.numel() for bits in now]
-    ends = np.cumsum(sizes)
-    mask = torch.empty(int(ends[-1]), dtype=torch.bool, device=now[0].device)
-    for bits, old, end, size in zip(now, before, ends, sizes, strict=True):
-        torch.ne(bits, old, out=mask[end - size : end])
+def _batches(pieces: Iterable[_Piece], most: int) -> Iterator[list[_Piece]]:
+    """Pieces of one width, of at most `most` bytes together."""
+    for _, same in groupby(pieces, key=attrgetter("width")):
+        batch: list[_Piece] = []
+        size = 0
+        for piece in same:
+            if batch and size + piece.nbytes > most:
+                yield batch
+                batch, size = [], 0
+            batch.append(piece)
+            size += piece.nbytes
+        yield batch
+
+
+def _compared(batch: Sequence[_Piece], before: Sequence[Any], *, update: bool) -> list[tuple[str, Found]]:
+    """What changed in the pieces of a batch. With `update`, `before` becomes what is there now."""
+    ends = np.cumsum([piece.now.numel() for piece in batch])
+    begins = [0, *ends.tolist()]
+    mask = torch.empty(begins[-1], dtype=torch.bool, device=batch[0].now.device)
+    for piece, old, begin, end in zip(batch, before, begins, begins[1:], strict=False):
+        torch.ne(piece.now, old, out=mask[begin:end])
     at = mask.nonzero().reshape(-1)  # waits for the device
-    del mask
-    cuts = torch.searchsorted(at, torch.from_numpy(ends).to(at.device)).tolist()  # and so does this
-    found: list[tuple[Any, ...]] = []
-    for name, bits, old, end, size, begin, cut in zip(names, now, before, ends, sizes, [0, *cuts], cuts, strict=False):
-        if begin == cut:
-            continue
-        indices = at[begin:cut].sub_(int(end - size))
-        values = bits[indices]
-        places = indices if first == 0 else indices + first
-        shift = twin.share(places, values) - twin.share(places, old[indices])
-        old[indices] = values
-        found.append((name, places, values, shift))
-    return found
+    cuts = [0, *torch.searchsorted(at, torch.from_numpy(ends).to(at.device)).tolist()]  # and so does this
+    if cuts[-1] == 0:
+        return []
+    counts = np.diff(cuts)
+    local = at - _spread(begins[:-1], counts, at)
+    places = local + _spread([piece.first for piece in batch], counts, at)
+    spans = [(number, slice(*span)) for number, span in enumerate(pairwise(cuts)) if span[0] < span[1]]
+    values = torch.cat([batch[number].now[local[span]] for number, span in spans])
+    olds = torch.cat([before[number][local[span]] for number, span in spans])
+    if update:
+        for number, span in spans:
+            before[number][local[span]] = values[span]
+    shifts = _shifts(places, olds, values, cuts)
+    kind = torch.int32 if index_type(max(piece.elements for piece in batch)) is np.uint32 else torch.int64
+    indices, bits = _on_host(places.to(kind)), _on_host(values)
+    return [
+        (batch[number].name, Found(indices=indices[span], values=bits[span], shift=shifts[number]))
+        for number, span in spans
+    ]
 
 
-def _found(compared: Sequence[tuple[Any, ...]], elements: int) -> dict[str, Found]:
-    """The same in host memory, with one copy for all indices, one for all shifts, and one for each width of values.
+def _spread(numbers: Sequence[int], counts: Any, like: Any) -> Any:
+    """Each number as often as its piece has changes."""
+    spread = torch.tensor(numbers, device=like.device)
+    return spread.repeat_interleave(torch.from_numpy(counts).to(like.device), output_size=like.numel())
 
-    `elements` are those of the largest of the tensors.
-    """
-    if not compared:
-        return {}
-    names, places, values, shifts = zip(*compared, strict=True)
-    kind = torch.int32 if index_type(elements) is np.uint32 else torch.int64
-    indices = _on_host(torch.cat(places).to(kind))
-    shifts = torch.stack(shifts).tolist()
-    bits = {
-        width: _on_host(torch.cat([each for each in values if each.element_size() == width]))
-        for width in {each.element_size() for each in values}
-    }
-    found: dict[str, Found] = {}
-    taken, begin = dict.fromkeys(bits, 0), 0
-    for name, each, shift in zip(names, values, shifts, strict=True):
-        count, width = each.numel(), each.element_size()
-        part = bits[width][taken[width] : taken[width] + count]
-        found[name] = Found(indices=indices[begin : begin + count], values=part, shift=shift)
-        begin, taken[width] = begin + count, taken[width] + count
-    return found
+
+def _shifts(places: Any, olds: Any, values: Any, cuts: Sequence[int]) -> list[int]:
+    """What the changes of each piece add to its fingerprint: differences of one running sum, which may wrap around."""
+    each = twin.shares(places, values) - twin.shares(places, olds)
+    sums = torch.cat([each.new_zeros(1), each.cumsum(0)])[torch.tensor(cuts, device=each.device)]
+    return sums.diff().tolist()
 
 
 def _on_host(tensor: Any) -> Bits:

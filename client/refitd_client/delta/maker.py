@@ -56,6 +56,12 @@ class DeltaMaker:
         self._stream = stream
         self._wire = (Encoding.GAP, Compression.ZSTD) if compress else (Encoding.FLAT, Compression.NONE)
         self._memory: _Memory | None = None
+        self._refused: str | None = None
+
+    def refuse(self, why: str) -> None:
+        """Make no more deltas: the service does not carry them out."""
+        self._refused = why
+        self._memory = None
 
     def forget(self) -> None:
         """The shadow may not be what was published last any more."""
@@ -67,6 +73,8 @@ class DeltaMaker:
         Raises:
             InvalidWeightsError: a changed element is NaN or infinite, and that is to be refused.
         """
+        if self._refused is not None:
+            return Offer(content=content, why_full=self._refused)
         if not isinstance(content.weights, TensorShards):
             self.forget()
             return Offer(content=content, why_full="deltas are made of state dicts and modules, and this is a folder")

@@ -32,9 +32,14 @@ def fingerprint(bits: Any) -> Any:
 
 def share(indices: Any, bits: Any) -> Any:
     """What elements at some flat indices (int64) add to a fingerprint, as an int64 scalar on their device."""
+    return shares(indices, bits).sum()
+
+
+def shares(indices: Any, bits: Any) -> Any:
+    """The same for each of them."""
     keys = _keys(COLUMN_SEED, torch.arange(ROW, device=bits.device))[indices % ROW]
     keys *= _keys(ROW_SEED, indices // ROW)
-    return (keys * _mix(bits)).sum()
+    return keys * _mix(bits)
 
 
 def to_int(fingerprint: Any) -> int:

@@ -1,6 +1,6 @@
 """On a GPU: the triton kernel, torch's operations and numpy compute the same fingerprints; shadows find the same.
 
-    python -m pytest tests/gpu -q -s
+    PYTHONPATH=client python -m pytest -c /dev/null --rootdir . --noconftest tests/gpu -q -s
 
 Skipped without CUDA. `-s` shows the rates, which no test depends on.
 """

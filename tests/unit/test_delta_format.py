@@ -288,7 +288,8 @@ def test_compressed_data_of_another_size_is_refused(harm: str) -> None:
     header["indices:w"] = {"dtype": "U8", "shape": [len(made)], "data_offsets": [0, len(made)]}
     header["values:w"]["data_offsets"] = [len(made), len(made) + len(values)]
     header["digest"]["data_offsets"] = [len(made) + len(values), len(made) + len(values) + 16]
-    with pytest.raises(DeltaRefusedError, match="tensor 'w'"):
+    says = "says that it decompresses to another size" if harm in {"longer", "shorter"} else "tensor 'w'"
+    with pytest.raises(DeltaRefusedError, match=says):  # refused before it is unpacked, where it says so itself
         parse_delta(signed(json.dumps(header).encode(), made + values))
 
 

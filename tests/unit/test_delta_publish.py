@@ -107,8 +107,9 @@ def test_a_delta_lists_what_changed_in_any_version_since_its_base(publisher: Wei
         last = publisher.publish(state, step=step, delta="auto")
         versions.append(copied(state))
         assert (last.kind, last.base) == (Kind.DELTA, first.version_id)
-    indices = read_delta(last.path / "weights.refit-delta").changes["w"].indices.tolist()
-    assert indices == [0, 2 * 50 + 2, 3 * 50 + 3, 4 * 50 + 4]
+    change = read_delta(last.path / "weights.refit-delta").changes["w"]
+    assert change.indices.tolist() == [0, 2 * 50 + 2, 3 * 50 + 3, 4 * 50 + 4]
+    assert [change.base, change.result] == fingerprints([versions[0]["w"], state["w"]])
     assert all(same(applied(last, version), state) for version in versions)
 
 

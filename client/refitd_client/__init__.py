@@ -10,6 +10,7 @@ Importing it imports neither torch nor any part of the service.
 from refitd_client.async_client import AsyncRefitClient
 from refitd_client.client import RefitClient
 from refitd_client.contract.wire import Notice
+from refitd_client.delta.plan import DeltaRules
 from refitd_client.errors import (
     ConflictError,
     EngineFailedError,
@@ -44,6 +45,7 @@ from refitd_client.verdict import Served
 __all__ = [
     "AsyncRefitClient",
     "ConflictError",
+    "DeltaRules",
     "EngineFailedError",
     "Fault",
     "InvalidRequestError",

@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -14,7 +14,7 @@ from refitd_client import header, numpy_tensors, shards, torch_tensors
 from refitd_client.base_model import BaseModel
 from refitd_client.casts import Casts
 from refitd_client.checkpoint import open_checkpoint
-from refitd_client.contract.manifest import TensorsSummary
+from refitd_client.contract.manifest import Claims, TensorsSummary
 from refitd_client.contract.slot import ShardLayout
 from refitd_client.errors import InvalidWeightsError
 from refitd_client.header import Entry
@@ -39,7 +39,7 @@ class Weights(Protocol):
 
     @property
     def layout(self) -> Sequence[ShardLayout]:
-        """What a slot has to look like for them."""
+        """What a slot has to look like for them; nothing where they are not written into one."""
         ...
 
     def write(self, staging: Staging) -> None:
@@ -53,11 +53,15 @@ class Weights(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """A version's shards, the content of their index, and the files to copy beside them."""
+    """A version's shards, the content of their index, and the files to copy beside them.
+
+    A delta has no index: a loader that finds one looks for the files that it names.
+    """
 
     weights: Weights
     index: bytes
     companions: Sequence[Path]
+    claims: Claims = field(default_factory=Claims)
 
     @property
     def size(self) -> int:

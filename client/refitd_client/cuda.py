@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from refitd_client.staging import StagedShard
+from refitd_client.tensors import TensorSource
 
 _PIECE = 32 * 2**20
 _PORTABLE = 1  # cudaHostRegisterPortable: pinned for every context of the process
@@ -28,12 +29,12 @@ class DeviceCopies:
         self._streams: dict[Any, Any] = {}
         self._buffers: list[_Buffer] = []
 
-    def copy(self, tensor: Any, file: StagedShard, offset: int) -> None:
+    def copy(self, source: TensorSource, file: StagedShard, offset: int) -> None:
         """Begin to copy a tensor's bytes to a place in a file. It must not change before `synchronize`."""
-        if tensor.numel() == 0:
+        if source.entry.nbytes == 0:
             return
-        with self._torch.cuda.stream(self._stream_of(tensor.device)):
-            flat = tensor.detach().resolve_neg().contiguous().reshape(-1).view(self._torch.uint8)
+        with self._torch.cuda.stream(self._stream_of(source.place)):  # a cast, too, is made and let go of there
+            flat = source.tensor().contiguous().reshape(-1).view(self._torch.uint8)
             if file.mapped is not None and file.mapped.register(register):
                 file.mapped.tensor[offset : offset + flat.numel()].copy_(flat, non_blocking=True)
             else:

@@ -11,7 +11,7 @@ at once; one pass that copies, digests and writes needs one tensor.
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -60,13 +60,15 @@ def file_order(entry: Entry) -> tuple[int, str]:
     return -BITS[entry.dtype], entry.name
 
 
-def encode(entries: Iterable[Entry]) -> bytes:
+def encode(entries: Iterable[Entry], metadata: Mapping[str, str] | None = None) -> bytes:
     """The bytes before the tensors, which follow in the order given.
+
+    `metadata` are texts beside `format`, which says `pt` as loaders expect, unless they say something else.
 
     Raises:
         InvalidWeightsError: they are too many for one header.
     """
-    header: dict[str, Any] = {METADATA_KEY: {"format": "pt"}}
+    header: dict[str, Any] = {METADATA_KEY: {"format": "pt", **(metadata or {})}}
     end = 0
     for entry in entries:
         begin, end = end, end + entry.nbytes
@@ -82,7 +84,14 @@ def encode(entries: Iterable[Entry]) -> bytes:
 
 
 def read(path: Path) -> list[Entry]:
-    """The tensors of a file by its header, held against the file's size. The tensors themselves are not read.
+    """The tensors of a file by its header, as `locate`."""
+    return [entry for entry, _ in locate(path).values()]
+
+
+def locate(path: Path) -> dict[str, tuple[Entry, int]]:
+    """The tensors of a file by its header, held against the file's size, and the byte of the file where each begins.
+
+    The tensors themselves are not read.
 
     Raises:
         InvalidWeightsError: it is cut off, still being written, or no safetensors file.
@@ -118,7 +127,7 @@ def summary(entries: Sequence[Entry]) -> TensorsSummary:
     )
 
 
-def _parse(path: Path, text: bytes, body: int) -> list[Entry]:
+def _parse(path: Path, text: bytes, body: int) -> dict[str, tuple[Entry, int]]:
     try:
         raw = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
         raw.pop(METADATA_KEY, None)
@@ -132,7 +141,10 @@ def _parse(path: Path, text: bytes, body: int) -> list[Entry]:
         raise InvalidWeightsError(
             f"{path} is cut off or still being written: its header speaks of {end} bytes of tensors, and it has {body}"
         )
-    return [_entry(path, name, location) for name, location in located.items()]
+    start = 8 + len(text)
+    return {
+        name: (_entry(path, name, location), start + location.data_offsets[0]) for name, location in located.items()
+    }
 
 
 def _entry(path: Path, name: str, location: _Location) -> Entry:

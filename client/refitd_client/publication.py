@@ -8,6 +8,7 @@ from pathlib import Path
 from refitd_client.background import Outcome
 from refitd_client.client import RefitClient
 from refitd_client.connection import Connection
+from refitd_client.contract.states import Kind
 from refitd_client.contract.wire import Notice, WaitResult
 from refitd_client.errors import (
     Fault,
@@ -30,8 +31,12 @@ class Publication:
     """A version on disk. It stands whatever became of the notice: the service finds it by itself, a little later.
 
     `bytes` counts its files, `digest` is the manifest's. `timings` are milliseconds of `write` (copying, checking and
-    digesting), `sync` (added up over threads), `commit` and `notice`, and of `stage` where the rest went on without
-    the trainer. `notice_error` is why the service does not know yet, None if it does.
+    digesting), `sync` (added up over threads), `commit` and `notice`, of `stage` where the rest went on without the
+    trainer, and of `compare` where a delta was wished for. `notice_error` is why the service does not know yet, None if
+    it does.
+
+    `kind` and `base` say whether it is a delta, and against which version. Where a delta was wished for, `why_full` is
+    the reason for a full version, and `density` the share of all elements that changed since the version before.
     """
 
     run: str
@@ -43,6 +48,10 @@ class Publication:
     digest: str
     timings: dict[str, float]
     notice: Notice
+    kind: Kind = Kind.FULL
+    base: str | None = None
+    why_full: str | None = None
+    density: float | None = None
     connection: Connection | None = None
     notice_error: ServiceError | None = field(default=None, compare=False)
 

@@ -14,39 +14,37 @@ in place: see `refitd_client.contract.slot`. With `block="staged"` the trainer g
 in the files; the rest is done by one thread, in order.
 """
 
-import errno
 import logging
 import operator
 import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
+from refitd_client.attempt import Attempt, DeltaChoice, Means
 from refitd_client.background import Background
 from refitd_client.base_model import BaseModel
 from refitd_client.casts import casts
-from refitd_client.connection import Connection, connect_to
-from refitd_client.content import Content, Reading
-from refitd_client.contract.naming import Order, version_folder, version_id
-from refitd_client.contract.wire import Notice
-from refitd_client.errors import Fault, RefitError, ServiceError, StorageError
+from refitd_client.connection import connect_to
+from refitd_client.content import Reading
+from refitd_client.delta.maker import DeltaMaker
+from refitd_client.delta.plan import DeltaRules
+from refitd_client.delta.served import ask_base
+from refitd_client.errors import RefitError
 from refitd_client.mapped import Mappings
-from refitd_client.progress import Laps, Progress
-from refitd_client.publication import Publication, StagedPublication, no_token, open_client
+from refitd_client.progress import Progress
+from refitd_client.publication import Publication, StagedPublication
 from refitd_client.run_folder import RunFolder
-from refitd_client.staging import free_bytes, no_space
 from refitd_client.trainer_names import Rename
-from refitd_client.writing import Written, stage_version, write_version
 
 if TYPE_CHECKING:
     import torch
 
-# Seconds in which new tries to send the notice begin; the last may take as long again.
-NOTICE_DEADLINE = 2.5
+    TrainerWeights = Mapping[str, Any] | torch.nn.Module | str | os.PathLike[str]
 
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _log = logging.getLogger("refitd_client")
 
 
@@ -70,6 +68,9 @@ class WeightPublisher:
         check_finite: bool = True,
         dtype: Any = None,
         rename: Rename | None = None,
+        delta_rules: DeltaRules | None = None,
+        shadow: Literal["gpu", "stream"] = "stream",
+        compress_deltas: bool = False,
     ) -> None:
         """Take a run.
 
@@ -89,6 +90,10 @@ class WeightPublisher:
                 Checkpoints in folders keep theirs.
             rename: published names for the trainer's, as a mapping or a function; None leaves a tensor out. Marks of
                 wrappers (`_fsdp_wrapped_module.`, `_orig_mod.`, DDP's `module.`) are taken off before.
+            delta_rules: when a delta is worth it, for `publish(..., delta="auto")`.
+            shadow: where the weights published last are kept, for deltas of tensors on a GPU: on the GPU (`gpu`, as
+                much memory again), or in host memory, from where they are streamed over the bus (`stream`).
+            compress_deltas: `gap` encoding and zstd make them half as large, for a slow network, and slower to make.
 
         Raises:
             NameRefusedError: the run's name is no safe relative one.
@@ -99,20 +104,27 @@ class WeightPublisher:
         """
         if max_shard_bytes is not None and max_shard_bytes <= 0:
             raise ValueError(f"max_shard_bytes is {max_shard_bytes}; a shard takes at least one byte")
-        self._reading = Reading(
+        reading = Reading(
             base_model=BaseModel(Path(base_model)) if base_model is not None else None,
             max_shard_bytes=max_shard_bytes,
             check_finite=check_finite,
             casts=casts(dtype),
             rename=rename,
         )
-        self._connection: Connection | None = None
-        if service_url is not None:
-            self._connection = connect_to(service_url, token=token, token_file=token_file)
+        connection = None if service_url is None else connect_to(service_url, token=token, token_file=token_file)
+        deltas = DeltaMaker(
+            delta_rules or DeltaRules(),
+            partial(ask_base, connection, run),
+            stream=shadow == "stream",
+            compress=compress_deltas,
+        )
         self._turn = threading.Lock()
         self._folder = RunFolder(Path(root).absolute(), run)
         self._background = Background()
         self._mappings = Mappings()
+        self._means = Means(
+            folder=self._folder, reading=reading, deltas=deltas, mappings=self._mappings, connection=connection
+        )
         self._finalizer = weakref.finalize(self, self._folder.lock.release)
 
     def close(self) -> None:
@@ -125,6 +137,7 @@ class WeightPublisher:
             try:
                 self._background.close()
             finally:
+                self._means.deltas.forget()
                 self._mappings.close()
                 self._finalizer()
 
@@ -142,32 +155,35 @@ class WeightPublisher:
     @overload
     def publish(
         self,
-        weights: "Mapping[str, Any] | torch.nn.Module | str | os.PathLike[str]",
+        weights: "TrainerWeights",
         *,
         step: int,
         metadata: Mapping[str, str] | None = None,
         progress: Callable[[Progress], None] | None = None,
+        delta: DeltaChoice = "never",
         block: Literal["committed"] = "committed",
     ) -> Publication: ...
 
     @overload
     def publish(
         self,
-        weights: "Mapping[str, Any] | torch.nn.Module | str | os.PathLike[str]",
+        weights: "TrainerWeights",
         *,
         step: int,
         metadata: Mapping[str, str] | None = None,
         progress: Callable[[Progress], None] | None = None,
+        delta: DeltaChoice = "never",
         block: Literal["staged"],
     ) -> StagedPublication: ...
 
     def publish(
         self,
-        weights: "Mapping[str, Any] | torch.nn.Module | str | os.PathLike[str]",
+        weights: "TrainerWeights",
         *,
         step: int,
         metadata: Mapping[str, str] | None = None,
         progress: Callable[[Progress], None] | None = None,
+        delta: DeltaChoice = "never",
         block: Literal["committed", "staged"] = "committed",
     ) -> Publication | StagedPublication:
         """Write a version, commit it and tell the service. Returns when it is on stable storage.
@@ -185,6 +201,9 @@ class WeightPublisher:
             step: the trainer's step, above the last that this publisher published.
             metadata: texts for the manifest and the service.
             progress: is called with how far writing is, in this thread.
+            delta: with `auto`, only what changed since the version that engines serve is written, where there is one,
+                and little changed; the publication's `why_full` says why not. Takes a copy of the weights. A delta is
+                staged like a full version.
             block: `committed` or `staged`.
 
         Raises:
@@ -197,102 +216,16 @@ class WeightPublisher:
         step = operator.index(step)
         if block not in {"committed", "staged"}:
             raise ValueError(f"block is {block!r}: it is 'committed' or 'staged'")
-        told = dict(metadata or {})
+        if delta not in {"auto", "never"}:
+            raise ValueError(f"delta is {delta!r}: it is 'auto' or 'never'")
         with self._turn:
             self._background.settle()
             order = self._folder.place(step)
             self._mappings.prune()
+            attempt = Attempt(
+                means=self._means, order=order, metadata=dict(metadata or {}), progress=progress, delta=delta
+            )
             if block == "staged":
-                return self._stage(weights, order, told, progress)
-            written = self._write(weights, order, told, progress)
-        return self._announce(order, written, told)
-
-    def _write(
-        self, weights: Any, order: Order, metadata: dict[str, str], progress: Callable[[Progress], None] | None
-    ) -> Written:
-        content = None
-        try:
-            content = self._reading.content(weights)
-            return write_version(
-                self._folder, order, content, metadata=metadata, progress=progress, mappings=self._mappings
-            )
-        except OSError as error:
-            raise self._refusal(error, order, content) from error
-
-    def _stage(
-        self, weights: Any, order: Order, metadata: dict[str, str], progress: Callable[[Progress], None] | None
-    ) -> StagedPublication:
-        content = None
-        try:
-            content = self._reading.content(weights)
-            finish = stage_version(
-                self._folder, order, content, metadata=metadata, progress=progress, mappings=self._mappings
-            )
-        except OSError as error:
-            raise self._refusal(error, order, content) from error
-        staged = content
-
-        def commit() -> Publication:
-            try:
-                written = finish()
-            except OSError as error:
-                raise self._refusal(error, order, staged) from error
-            return self._announce(order, written, metadata)
-
-        return StagedPublication(
-            run=self._folder.run,
-            generation=order.generation,
-            step=order.step,
-            path=self._folder.folder_of(order),
-            version_id=version_id(self._folder.run, order),
-            outcome=self._background.begin(commit),
-        )
-
-    def _refusal(self, error: OSError, order: Order, content: Content | None) -> StorageError:
-        if error.errno in _FULL:
-            needed = 0 if content is None else content.size
-            return no_space(self._folder.path, needed, free_bytes(self._folder.path))
-        return StorageError(f"{self._folder.folder_of(order)} could not be written: {error}")
-
-    def _announce(self, order: Order, written: Written, metadata: dict[str, str]) -> Publication:
-        run = self._folder.run
-        notice = Notice(run=run, step=order.step, path=f"{run}/{version_folder(order)}", metadata=metadata)
-        laps = Laps()
-        with laps.lap("notice"):
-            error = _tell(self._connection, notice)
-        publication = Publication(
-            run=run,
-            generation=order.generation,
-            step=order.step,
-            path=self._folder.folder_of(order),
-            version_id=version_id(run, order),
-            bytes=written.bytes,
-            digest=written.manifest.digest,
-            timings=written.timings | laps.times,
-            notice=notice,
-            connection=self._connection,
-            notice_error=error,
-        )
-        if error is not None:
-            _report(error, publication)
-        return publication
-
-
-def _tell(connection: Connection | None, notice: Notice) -> ServiceError | None:
-    if connection is None:
-        return None
-    try:
-        with open_client(connection, try_for=NOTICE_DEADLINE) as client:
-            client.announce(notice)
-    except ServiceError as error:
-        return error
-    except (OSError, ValueError) as error:
-        return no_token(error)
-    return None
-
-
-def _report(error: ServiceError, publication: Publication) -> None:
-    error.publication = publication
-    if error.fault is Fault.TRAINER:
-        raise error
-    _log.warning("%s is published, but the service was not told (%s); it will find it", publication.version_id, error)
+                return attempt.staged(self._background.begin(attempt.stage(weights)))
+            publication = attempt.write(weights)
+        return attempt.announce(publication)

@@ -25,7 +25,7 @@ from refitd_client.finite import any_nonfinite, count_nonfinite
 from refitd_client.header import Entry
 from refitd_client.lanes import in_lanes, lanes_for
 from refitd_client.staging import StagedShard, Staging
-from refitd_client.tensors import TensorSource, refused
+from refitd_client.tensors import HOST, TensorSource, refused
 
 # Small enough to be in the processor's cache for the check, the digest and the copy into the page cache.
 _CHUNK = 2**19
@@ -125,7 +125,7 @@ class TensorShards:
 
     @property
     def _has_cuda(self) -> bool:
-        return any(source.cuda is not None for shard in self.shards for source in shard.sources)
+        return any(source.place != HOST for shard in self.shards for source in shard.sources)
 
     def _finish_copies(self, copies: DeviceCopies, staging: Staging, jobs: Sequence[Callable[[Event], None]]) -> None:
         try:
@@ -238,10 +238,10 @@ def _fill_from_devices(copies: DeviceCopies, staging: Staging, shard: Shard, fil
     """Begin the copies of a shard. What is returned waits until they have arrived."""
     _put_header(staging, shard, file)
     for offset, source in shard.placed:
-        if source.cuda is None:
+        if source.place == HOST:
             _fill_one(staging, file, offset, source, Event())
         else:
-            copies.copy(source.cuda, file, offset)
+            copies.copy(source, file, offset)
             staging.meter.add(source.entry.nbytes)
     return copies.mark()
 

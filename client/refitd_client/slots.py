@@ -33,7 +33,12 @@ class Slots:
     run: str
 
     def take(self, layout: Sequence[ShardLayout], target: Path) -> Lock | None:
-        """Make a free slot that fits the folder `target`, whose lock is then held; None where there is none."""
+        """Make a free slot that fits the folder `target`, whose lock is then held; None where there is none.
+
+        What has no layout, as a delta, takes none.
+        """
+        if not layout:
+            return None
         folder = self.root / slots_path(self.run)
         wanted = layout_of(layout)
         for name in _listed(folder):

@@ -23,18 +23,26 @@ DTYPES = {
 }  # fmt: skip
 """safetensors' names of dtypes by torch's, which numpy (with ml_dtypes) shares."""
 
+HOST = "host"
+
+
+def _no_tensor() -> Any:
+    raise NotImplementedError("this source has no torch tensor")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSource:
     """One tensor. `read` gives its bytes in order of index; `memory` is equal for names of the same bytes, if any.
 
-    `cuda` is the tensor itself where it is on a GPU: its bytes may be copied from there straight into the file.
+    `place` is where these bytes are: `HOST`, or a GPU by its name (`cuda:0`). `tensor` gives a torch tensor with them,
+    in that place, for those who can do without a copy in host memory; after a cast it is a new one each time.
     """
 
     entry: Entry
     read: Callable[[], NDArray[np.uint8]]
     memory: Hashable | None
-    cuda: Any = None
+    place: str = HOST
+    tensor: Callable[[], Any] = _no_tensor
 
 
 def refused(name: str, why: str) -> InvalidWeightsError:

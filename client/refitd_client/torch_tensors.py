@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refitd_client.casts import Casts
-from refitd_client.tensors import TensorSource, entry_of, refused
+from refitd_client.tensors import HOST, TensorSource, entry_of, refused
 
 _GATHER = (
     "gather it on this rank first, e.g. with torch.distributed.checkpoint.state_dict.get_model_state_dict(model, "
@@ -42,11 +42,14 @@ def source(name: str, tensor: Any, casts: Casts) -> TensorSource:
     why = refusal(tensor)
     if why is not None:
         raise refused(name, why)
-    own = str(tensor.dtype).removeprefix("torch.")
-    dtype = casts.target(name, own)
-    entry = entry_of(name, dtype, tuple(tensor.shape))
-    cuda = tensor if on_gpu(tensor) and dtype == own else None
-    return TensorSource(entry=entry, read=partial(_read, tensor, dtype), memory=memory_of(tensor), cuda=cuda)
+    dtype = casts.target(name, str(tensor.dtype).removeprefix("torch."))
+    return TensorSource(
+        entry=entry_of(name, dtype, tuple(tensor.shape)),
+        read=partial(_read, tensor, dtype),
+        memory=memory_of(tensor),
+        place=str(tensor.device) if on_gpu(tensor) else HOST,
+        tensor=partial(_as_published, tensor, dtype),
+    )
 
 
 def on_gpu(tensor: Any) -> bool:
@@ -89,6 +92,11 @@ def refusal(tensor: Any) -> str | None:
     if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:  # its bytes are in other tensors that it wraps
         return f"is a {kind.__module__}.{kind.__name__}, a wrapper around other tensors: pass those"
     return None
+
+
+def _as_published(tensor: Any, dtype: str) -> Any:
+    torch: Any = sys.modules["torch"]
+    return tensor.detach().to(getattr(torch, dtype)).resolve_neg()
 
 
 def _read(tensor: Any, dtype: str) -> NDArray[np.uint8]:

@@ -98,8 +98,9 @@ def _complete(
     folder: RunFolder, order: Order, content: Content, staging: Staging, laps: Laps, metadata: dict[str, str]
 ) -> Written:
     with laps.lap("write"):
-        with staging.file(INDEX_NAME) as file:  # after the shards: others take an index for the sign that all is there
-            file.write(content.index)
+        if content.index:
+            with staging.file(INDEX_NAME) as file:  # after the shards: others take it for the sign that all is there
+                file.write(content.index)
         for path in content.companions:
             checkpoint.copy_into(staging, path)
         manifest = _manifest(folder.run, order, staging, content, metadata)
@@ -121,6 +122,10 @@ def _manifest(run: str, order: Order, staging: Staging, content: Content, metada
         tensors=content.tensors,
         created_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         metadata=metadata,
+        kind=content.claims.kind,
+        base=content.claims.base,
+        fingerprints=content.claims.fingerprints,
+        delta=content.claims.delta,
     )
 
 

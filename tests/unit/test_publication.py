@@ -12,7 +12,7 @@ import published
 import pytest
 from scripted_service import Answer, Request, ScriptedService, problem, version, waited
 
-import refitd_client.publisher
+import refitd_client.announcement
 from refitd_client import (
     ConflictError,
     EngineFailedError,
@@ -42,7 +42,7 @@ TAINTED = EngineOnVersion(id="e3", state=EngineState.TAINTED, step=None, reason=
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refitd_client.publisher, "NOTICE_DEADLINE", 0.2)
+    monkeypatch.setattr(refitd_client.announcement, "NOTICE_DEADLINE", 0.2)
 
 
 def _publish(root: Path, service_url: str | None, **options: Any) -> Publication:

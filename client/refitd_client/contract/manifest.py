@@ -4,6 +4,12 @@
      "files": {"model-00001-of-00001.safetensors": {"size": 3087467144, "digest": "xxh3:…32 hex digits…"}, …},
      "tensors": {"count": 338, "bytes": 3087428608, "dtypes": {"BF16": 338}}, "created_at": "2026-11-21T12:00:00Z"}
 
+A version that is a delta names its base and says where its changes are; its `tensors` are those of the model that
+results, as its `fingerprints` are (docs/delta-format.md has both):
+
+    "kind": "delta", "base": "exp~trial~v000122", "fingerprints": {"model.norm.weight": "53e0a1d1c2f5b7aa", …},
+    "delta": {"file": "weights.refit-delta", "encoding": "flat", "compression": "none", "tensors": 301, "changed": …}
+
 Digests are XXH3-128 (https://xxhash.com) of the whole file: they find damage, they do not keep out a forger.
 """
 
@@ -12,12 +18,15 @@ from dataclasses import dataclass, field
 import msgspec
 import xxhash
 
-from refitd_client.contract.naming import NameRefusedError, Order, check_run, check_step
+from refitd_client.contract.naming import NameRefusedError, Order, check_run, check_step, parse_version_id
 from refitd_client.contract.states import Kind
 
 FORMAT = 1
 MAX_MANIFEST_BYTES = 16 * 2**20
 MAX_FILES = 100_000
+MAX_FINGERPRINTS = 200_000
+MAX_FINGERPRINTS_BYTES = 12 * 2**20  # what they may take of a manifest
+_HEX = frozenset("0123456789abcdef")
 _SHOWN = 200  # characters of a foreign text in a sentence
 
 
@@ -43,8 +52,33 @@ class TensorsSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaFacts:
+    """What a delta's file holds: `changed` of the model's `elements`, in so many of its tensors."""
+
+    file: str
+    encoding: str
+    compression: str
+    tensors: int
+    changed: int
+    elements: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claims:
+    """What a manifest says beside its files: whose change the version is, and what its tensors come to."""
+
+    kind: Kind = Kind.FULL
+    base: str | None = None
+    fingerprints: dict[str, str] = field(default_factory=dict[str, str])
+    delta: DeltaFacts | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """The content of `refit.json`. `files` names everything in the directory but the manifest itself."""
+    """The content of `refit.json`. `files` names everything in the directory but the manifest itself.
+
+    `fingerprints` are those of all tensors by name, as 16 hexadecimal digits, or of none. `base` is a version's id.
+    """
 
     run: str
     generation: int
@@ -56,6 +90,8 @@ class Manifest:
     base: str | None = None
     format: int = FORMAT
     metadata: dict[str, str] = field(default_factory=dict[str, str])
+    fingerprints: dict[str, str] = field(default_factory=dict[str, str])
+    delta: DeltaFacts | None = None
 
     @property
     def order(self) -> Order:
@@ -107,7 +143,41 @@ def parse_manifest(data: bytes) -> Manifest:
             )
         if file.size < 0:
             raise ManifestRefusedError(f"manifest gives {_shown(name)} a negative size")
+    _check_fingerprints(manifest.fingerprints)
+    if manifest.kind is Kind.DELTA or manifest.delta is not None:
+        _check_delta(manifest)
     return manifest
+
+
+def fitting_fingerprints(fingerprints: dict[str, str]) -> dict[str, str]:
+    """The fingerprints for a manifest: all, or none where they would take more of it than they may.
+
+    Nothing depends on them there: whoever needs them and does not find them computes them.
+    """
+    taken = sum(len(name.encode()) + 16 + len('  "": "",\n') for name in fingerprints)
+    fit = len(fingerprints) <= MAX_FINGERPRINTS and taken <= MAX_FINGERPRINTS_BYTES
+    return fingerprints if fit else {}
+
+
+def _check_fingerprints(fingerprints: dict[str, str]) -> None:
+    if len(fingerprints) > MAX_FINGERPRINTS:
+        raise ManifestRefusedError(f"manifest has more than {MAX_FINGERPRINTS} fingerprints")
+    for name, text in fingerprints.items():
+        if len(text) != 16 or not _HEX.issuperset(text):
+            raise ManifestRefusedError(f"manifest gives {_shown(name)} a fingerprint that is not 16 hexadecimal digits")
+
+
+def _check_delta(manifest: Manifest) -> None:
+    base = None if manifest.base is None else parse_version_id(manifest.base)
+    facts = manifest.delta
+    if manifest.kind is not Kind.DELTA or base is None or facts is None:
+        raise ManifestRefusedError("manifest does not say all that a delta's must: kind, base and delta")
+    if base[0] != manifest.run or base[1] >= manifest.order:
+        raise ManifestRefusedError(f"manifest has base {_shown(str(manifest.base))}: no earlier version of its run")
+    if facts.file not in manifest.files:
+        raise ManifestRefusedError(f"manifest has its changes in {_shown(facts.file)}, which is not among its files")
+    if not 0 <= facts.changed <= facts.elements or facts.tensors < 0:
+        raise ManifestRefusedError(f"manifest says that {facts.changed} of {facts.elements} elements changed")
 
 
 def _shown(text: str) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 MANIFEST_NAME = "refit.json"
 INDEX_NAME = "model.safetensors.index.json"
+DELTA_NAME = "weights.refit-delta"  # an ending that no engine takes for a checkpoint
 INCOMING_PREFIX = ".incoming-"
 SERVICE_FOLDER = ".refitd"  # the service's own folder in the root
 

@@ -118,7 +118,7 @@ def _identity_faults(structure: Structure, options: Options) -> Iterator[Fault]:
     if manifest.kind is not Kind.FULL:
         yield Fault(
             Code.UNSUPPORTED_KIND,
-            f"refit.json says kind {manifest.kind.value}; only full versions can be validated",
+            f"refit.json says kind {manifest.kind.value}, which this service does not carry out: publish in full",
         )
     for what, said, expected in (
         ("run", manifest.run, options.run),

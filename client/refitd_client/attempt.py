@@ -1,0 +1,174 @@
+"""One version on its way from the trainer's tensors to the notice.
+
+    offer       what is to be written: everything, or what changed (`delta/`)
+    write       the files and their commit, in one go; or
+    stage       the bytes, until the trainer may go on; the files and their commit then in the background
+    announce    the notice
+
+Whatever stops it before the commit, deltas begin anew: what they were compared with is not what was published last.
+"""
+
+import errno
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from refitd_client.announcement import announce
+from refitd_client.background import Outcome
+from refitd_client.connection import Connection
+from refitd_client.content import Reading
+from refitd_client.contract.naming import Order, version_folder, version_id
+from refitd_client.contract.states import Kind
+from refitd_client.contract.wire import Notice
+from refitd_client.delta.maker import DeltaMaker, Offer
+from refitd_client.errors import ServiceProblemError, StorageError
+from refitd_client.mapped import Mappings
+from refitd_client.progress import Laps, Progress
+from refitd_client.publication import Publication, StagedPublication
+from refitd_client.run_folder import RunFolder
+from refitd_client.staging import free_bytes, no_space
+from refitd_client.writing import Written, stage_version, write_version
+
+DeltaChoice = Literal["auto", "never"]
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Means:
+    """What a publisher has for all of its versions."""
+
+    folder: RunFolder
+    reading: Reading
+    deltas: DeltaMaker
+    mappings: Mappings
+    connection: Connection | None
+
+
+@dataclass(slots=True, kw_only=True)
+class Attempt:
+    """One version. It is written or staged, once; the next one begins when that has ended."""
+
+    means: Means
+    order: Order
+    metadata: dict[str, str]
+    progress: Callable[[Progress], None] | None
+    delta: DeltaChoice
+    _laps: Laps = field(default_factory=Laps, init=False)
+    _needed: int = field(default=0, init=False)
+
+    def write(self, weights: Any) -> Publication:
+        """Write and commit the version. Nobody was told of it yet."""
+        with self._guarded():
+            offer = self._offer(weights)
+            written = write_version(
+                self.means.folder,
+                self.order,
+                offer.content,
+                metadata=self.metadata,
+                progress=self.progress,
+                mappings=self.means.mappings,
+            )
+            self.means.deltas.committed(self._id)
+        return self._publication(offer, written)
+
+    def stage(self, weights: Any) -> Callable[[], Publication]:
+        """Take what is needed of the weights. What is returned does the rest, in any thread, and must be called."""
+        with self._guarded():
+            offer = self._offer(weights)
+            finish = stage_version(
+                self.means.folder,
+                self.order,
+                offer.content,
+                metadata=self.metadata,
+                progress=self.progress,
+                mappings=self.means.mappings,
+            )
+
+        def rest() -> Publication:
+            with self._guarded():
+                written = finish()
+                self.means.deltas.committed(self._id)
+            return self.announce(self._publication(offer, written))
+
+        return rest
+
+    def announce(self, publication: Publication) -> Publication:
+        """Tell the service. A service that does not carry out deltas is sent no more of them."""
+        try:
+            return announce(publication)
+        except ServiceProblemError as error:
+            if publication.kind is Kind.DELTA and error.problem.slug == "unsupported-kind":
+                self.means.deltas.refuse(f"the service refuses deltas: {error}")
+            raise
+
+    def staged(self, outcome: Outcome) -> StagedPublication:
+        """What the trainer gets while the rest goes on."""
+        return StagedPublication(
+            run=self.means.folder.run,
+            generation=self.order.generation,
+            step=self.order.step,
+            path=self.means.folder.folder_of(self.order),
+            version_id=self._id,
+            outcome=outcome,
+        )
+
+    @property
+    def _id(self) -> str:
+        return version_id(self.means.folder.run, self.order)
+
+    def _offer(self, weights: Any) -> Offer:
+        content = self.means.reading.content(weights)
+        if self.delta == "never":
+            self.means.deltas.forget()
+            offer = Offer(content=content)
+        else:
+            with self._laps.lap("compare"):
+                offer = self.means.deltas.offer(content, self._id)
+        self._needed = offer.content.size
+        return offer
+
+    @contextmanager
+    def _guarded(self) -> Generator[None, None, None]:
+        try:
+            yield
+        except OSError as error:
+            self.means.deltas.forget()
+            raise self._refusal(error) from error
+        except BaseException:
+            self.means.deltas.forget()
+            raise
+
+    def _refusal(self, error: OSError) -> StorageError:
+        folder = self.means.folder
+        if error.errno in _FULL:
+            return no_space(folder.path, self._needed, free_bytes(folder.path))
+        return StorageError(f"{folder.folder_of(self.order)} could not be written: {error}")
+
+    def _publication(self, offer: Offer, written: Written) -> Publication:
+        run, manifest = self.means.folder.run, written.manifest
+        path = f"{run}/{version_folder(self.order)}"
+        return Publication(
+            run=run,
+            generation=self.order.generation,
+            step=self.order.step,
+            path=self.means.folder.folder_of(self.order),
+            version_id=self._id,
+            bytes=written.bytes,
+            digest=manifest.digest,
+            timings=self._laps.times | written.timings,
+            notice=Notice(
+                run=run,
+                step=self.order.step,
+                path=path,
+                kind=manifest.kind,
+                base=manifest.base,
+                metadata=self.metadata,
+            ),
+            kind=manifest.kind,
+            base=manifest.base,
+            why_full=offer.why_full,
+            density=offer.density,
+            connection=self.means.connection,
+        )

@@ -1,0 +1,106 @@
+"""Applying a delta in place: to arrays in memory, or to a checkpoint's mapped files.
+
+Nothing is written before all of it is known to fit. Applying is idempotent; if it is stopped in the middle, the tensors
+are neither the old version nor the new one until it is applied again, so whoever applies keeps readers away meanwhile.
+"""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from mmap import ACCESS_WRITE, mmap
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refitd_client import header
+from refitd_client.delta.change import Change, Delta, DeltaRefusedError
+from refitd_client.fingerprint import Bits, bits_of, fingerprint, to_text, updated, width_of
+from refitd_client.header import Entry
+
+Targets = Mapping[str, tuple[Entry, NDArray[np.uint8]]]
+"""Tensors to be changed: what each is, and its bytes in order of index, which can be written."""
+
+
+def apply(delta: Delta, targets: Targets, fingerprints: Mapping[str, int] | None = None) -> dict[str, int]:
+    """Bring tensors from the delta's base, or a version between it and the result, to the result.
+
+    Args:
+        delta: what `parse_delta` gave.
+        targets: at least the tensors that it names.
+        fingerprints: those that the tensors have now, if they are known: then only what changes is computed. Without
+            them each changed tensor is read whole.
+
+    Returns:
+        The fingerprints of the tensors that it names, which are those that it promises.
+
+    Raises:
+        DeltaRefusedError: it does not fit the targets (then nothing was written), or the result is not the one that
+            it promises: the tensors were of another version, and now are of none.
+    """
+    check_fits(delta, {name: entry for name, (entry, _) in targets.items()})
+    results = {name: _apply(change, targets[name][1], (fingerprints or {}).get(name))
+               for name, change in delta.changes.items()}  # fmt: skip
+    for name, found in results.items():
+        expected = delta.changes[name].result
+        if found != expected:
+            raise DeltaRefusedError(
+                f"tensor {name} has fingerprint {to_text(found)} with the delta to {delta.version}, and should have "
+                f"{to_text(expected)}: it was neither that of {delta.base} nor of a version since; load a full version"
+            )
+    return results
+
+
+def check_fits(delta: Delta, entries: Mapping[str, Entry]) -> None:
+    """See that a model has the tensors that a delta changes, with their dtypes and shapes.
+
+    Raises:
+        DeltaRefusedError: it has not.
+    """
+    for name, change in delta.changes.items():
+        entry = entries.get(name)
+        if entry is None:
+            raise DeltaRefusedError(f"the delta changes tensor {name}, which is not there")
+        if (entry.dtype, entry.shape) != (change.dtype, change.shape):
+            raise DeltaRefusedError(
+                f"the delta changes tensor {name} as {change.dtype} of shape {list(change.shape)}, and it is "
+                f"{entry.dtype} of shape {list(entry.shape)}"
+            )
+
+
+def apply_to_checkpoint(delta: Delta, folder: Path, fingerprints: Mapping[str, int] | None = None) -> dict[str, int]:
+    """Apply a delta to the `*.safetensors` in a folder, in place, through a shared mapping; as `apply`.
+
+    The folder must be one that nobody else reads or writes: a copy of a version, never a version itself.
+
+    Raises:
+        DeltaRefusedError: as `apply`.
+        InvalidWeightsError: a file is no safetensors file, or is damaged.
+        OSError: a file cannot be mapped or written back.
+    """
+    with ExitStack() as stack:
+        targets: dict[str, tuple[Entry, NDArray[np.uint8]]] = {}
+        maps: list[mmap] = []
+        for path in sorted(folder.glob("*.safetensors")):
+            located = header.locate(path)
+            if not located.keys() & delta.changes.keys():
+                continue
+            file = stack.enter_context(path.open("r+b"))
+            mapped = mmap(file.fileno(), 0, access=ACCESS_WRITE)
+            maps.append(mapped)
+            data = np.frombuffer(mapped, np.uint8)
+            targets |= {name: (entry, data[begin : begin + entry.nbytes]) for name, (entry, begin) in located.items()}
+        results = apply(delta, targets, fingerprints)
+        for mapped in maps:
+            mapped.flush()
+        return results
+
+
+def _apply(change: Change, data: NDArray[np.uint8], before: int | None) -> int:
+    bits = bits_of(data, width_of(change.dtype))
+    after = None if before is None else _after(change, bits, before)
+    bits[change.indices] = change.values
+    return fingerprint(bits) if after is None else after
+
+
+def _after(change: Change, bits: Bits, before: int) -> int:
+    return updated(before, change.indices, bits[change.indices], change.values)

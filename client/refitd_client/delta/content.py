@@ -1,0 +1,92 @@
+"""A delta as the content of a version: one file under an ending of its own, and nothing that a loader would take."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from refitd_client.content import Content
+from refitd_client.contract.manifest import Claims, DeltaFacts
+from refitd_client.contract.naming import DELTA_NAME
+from refitd_client.contract.slot import ShardLayout
+from refitd_client.contract.states import Kind
+from refitd_client.delta.change import Delta, elements_of
+from refitd_client.delta.layout import Compression, Encoding
+from refitd_client.delta.writer import EncodedDelta, encode
+from refitd_client.finite import count_nonfinite
+from refitd_client.header import Entry
+from refitd_client.staging import Staging
+from refitd_client.tensors import refused
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaWeights:
+    """The file. `entries` are the tensors of the model that results, changed or not."""
+
+    encoded: EncodedDelta
+    entries: Sequence[Entry]
+
+    @property
+    def tensors(self) -> dict[str, list[Entry]]:
+        """What the model that results has: the manifest sums it up."""
+        return {DELTA_NAME: list(self.entries)}
+
+    @property
+    def size(self) -> int:
+        """The bytes that the file takes."""
+        return self.encoded.size
+
+    @property
+    def layout(self) -> list[ShardLayout]:
+        """It takes no slot: those are for full versions."""
+        return []
+
+    def stage(self, staging: Staging) -> Callable[[], None]:
+        """Leave all to do: the changes are copies, and the caller may change its tensors."""
+        return partial(self.write, staging)
+
+    def write(self, staging: Staging) -> None:
+        """Write the file.
+
+        Raises:
+            NoSpaceError: there is no room for it.
+        """
+        staging.require_space(self.size)
+        with staging.file(DELTA_NAME) as file:
+            self.encoded.write(file.write)
+
+
+def content_of(
+    delta: Delta, entries: Sequence[Entry], fingerprints: dict[str, str], encoding: Encoding, compression: Compression
+) -> Content:
+    """The content of a version that is a delta. It has neither index nor companions: those are its base's.
+
+    Raises:
+        DeltaRefusedError: its header would be too large, or zstd is missing.
+    """
+    facts = DeltaFacts(
+        file=DELTA_NAME,
+        encoding=encoding.value,
+        compression=compression.value,
+        tensors=len(delta.changes),
+        changed=delta.changed,
+        elements=sum(elements_of(entry.dtype, entry.shape) for entry in entries),
+    )
+    weights = DeltaWeights(encoded=encode(delta, encoding, compression), entries=entries)
+    claims = Claims(kind=Kind.DELTA, base=delta.base, fingerprints=fingerprints, delta=facts)
+    return Content(weights=weights, index=b"", companions=(), claims=claims)
+
+
+def check_finite(delta: Delta) -> None:
+    """See that no changed element is NaN or infinite; the others were looked at when they were published.
+
+    Raises:
+        InvalidWeightsError: one is. It names the tensor.
+    """
+    for name, change in delta.changes.items():
+        count = count_nonfinite(change.dtype, np.ascontiguousarray(change.values).view(np.uint8))
+        if count:
+            raise refused(
+                name, f"has {count} changed values that are NaN or infinite: the training step that made it went wrong"
+            )

@@ -1,0 +1,60 @@
+"""How a delta lies in its file, `weights.refit-delta`; docs/delta-format.md says it for readers in other languages.
+
+The file is a safetensors file in all but its name, so that any safetensors library reads it and no engine takes it for
+a checkpoint. For a tensor `w` that changed there are `indices:w` and `values:w`; its dtype, shape and fingerprints
+stand in the metadata. The last 16 bytes, tensor `digest`, are the XXH3-128 of all bytes before them.
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+from refitd_client.header import Entry
+
+FORMAT = "refit-delta/1"
+INDICES, VALUES, DIGEST = "indices:", "values:", "digest"
+DIGEST_ENTRY = Entry(name=DIGEST, dtype="U8", shape=(16,))
+
+MAX_HEADER_BYTES = 32 * 2**20
+MAX_TENSORS = 100_000
+MAX_NAME_LENGTH = 1024
+MAX_SIZE = 2**62
+MAX_DIMENSIONS = 32
+
+UNSIGNED = {1: "U8", 2: "U16", 4: "U32", 8: "U64"}
+
+
+class Encoding(StrEnum):
+    """How indices are written: as they are (`flat`), or as 16-bit distances (`gap`)."""
+
+    FLAT = "flat"
+    GAP = "gap"
+
+
+class Compression(StrEnum):
+    """Whether each tensor's indices and values are compressed."""
+
+    NONE = "none"
+    ZSTD = "zstd"
+
+
+class Row(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=True):
+    """One tensor in the metadata's `tensors`. `tokens` counts those of the gap encoding."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    changed: int
+    base: str
+    result: str
+    tokens: int = 0
+
+
+class Metadata(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """`__metadata__`: texts only, as the format of safetensors asks. `tensors` is JSON, name → `Row`."""
+
+    format: str
+    base: str
+    version: str
+    encoding: Encoding
+    compression: Compression
+    tensors: str

@@ -1,0 +1,174 @@
+"""Makes deltas out of a publisher's successive state dicts, or says why a version goes out in full.
+
+    first version                     copy it (the shadow), take its fingerprints → full
+    later ones, same tensors          compare with the shadow → what changed in this step
+                                      since the version that engines serve → the union of the steps after it → plan
+    committed                         remember the step; the shadow holds it already
+    not committed, whatever stopped it   forget everything: the next version is full
+
+The comparison is made for full versions too, as long as few elements change: then an anchor ends no chain.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from refitd_client.content import Content
+from refitd_client.contract.manifest import Claims, fitting_fingerprints
+from refitd_client.delta.change import Change, Delta, DeltaRefusedError, elements_of
+from refitd_client.delta.content import check_finite, content_of
+from refitd_client.delta.history import History, Since, Step
+from refitd_client.delta.layout import Compression, Encoding
+from refitd_client.delta.plan import DeltaRules, FromBase, Full, plan_delta
+from refitd_client.delta.shadow import Shadows
+from refitd_client.fingerprint import to_text
+from refitd_client.header import Entry
+from refitd_client.shards import TensorShards
+from refitd_client.tensors import TensorSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """What to publish. `why_full` is None for a delta. `density` is the share of elements that changed in this step."""
+
+    content: Content
+    why_full: str | None = None
+    density: float | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Memory:
+    """What is remembered of the versions so far. `next` is the step that was offered and is not committed yet."""
+
+    entries: dict[str, Entry]
+    shadows: Shadows
+    history: History | None = None
+    since_anchor: int = 0
+    next: Step | None = None
+    next_is_full: bool = True
+
+
+class DeltaMaker:
+    """One for a publisher. `ask_base` says what engines serve, or why nothing can be counted on."""
+
+    def __init__(self, rules: DeltaRules, ask_base: Callable[[], str | Full], *, stream: bool, compress: bool) -> None:
+        self._rules = rules
+        self._ask_base = ask_base
+        self._stream = stream
+        self._wire = (Encoding.GAP, Compression.ZSTD) if compress else (Encoding.FLAT, Compression.NONE)
+        self._memory: _Memory | None = None
+        self._refused: str | None = None
+
+    def refuse(self, why: str) -> None:
+        """Make no more deltas: the service does not carry them out."""
+        self._refused = why
+        self._memory = None
+
+    def forget(self) -> None:
+        """The shadow may not be what was published last any more."""
+        self._memory = None
+
+    def offer(self, content: Content, version: str) -> Offer:
+        """Decide how `version` goes out. `content` is the full one. Call `committed` or `forget` afterwards.
+
+        Raises:
+            InvalidWeightsError: a changed element is NaN or infinite, and that is to be refused.
+        """
+        if self._refused is not None:
+            self.forget()
+            return Offer(content=content, why_full=self._refused)
+        if not isinstance(content.weights, TensorShards):
+            self.forget()
+            return Offer(content=content, why_full="deltas are made of state dicts and modules, and this is a folder")
+        sources = [source for shard in content.weights.shards for source in shard.sources]
+        memory = self._memory
+        if memory is None or not _same(memory, sources):
+            why = "the first version of this publisher" if memory is None else "the tensors are not those of the last"
+            return self._begin(content, sources, why)
+        return self._go_on(memory, content, content.weights, sources, version)
+
+    def committed(self, version: str) -> None:
+        """What was offered is published."""
+        memory = self._memory
+        if memory is None:
+            return
+        if memory.next is None or memory.history is None:
+            room = int(2 * self._rules.threshold * _elements(memory))  # steps overlap: their union may still be small
+            memory.history = History(version, room)
+        else:
+            memory.history.add(memory.next)
+        memory.since_anchor = 0 if memory.next_is_full else memory.since_anchor + 1
+        memory.next = None
+
+    def _begin(self, content: Content, sources: Sequence[TensorSource], why: str) -> Offer:
+        self._memory = None  # before the new copy is made: there need not be room for both
+        shadows = Shadows(sources, stream=self._stream)
+        self._memory = _Memory(entries={source.entry.name: source.entry for source in sources}, shadows=shadows)
+        return Offer(content=_in_full(content, shadows), why_full=why)
+
+    def _go_on(
+        self, memory: _Memory, content: Content, full: TensorShards, sources: Sequence[TensorSource], version: str
+    ) -> Offer:
+        before = dict(memory.shadows.fingerprints)
+        found = memory.shadows.find(sources)
+        step = Step(
+            version=version,
+            indices={name: change.indices for name, change in found.items()},
+            before={name: before[name] for name in found},
+        )
+        density = sum(len(change.indices) for change in found.values()) / max(1, _elements(memory))
+        planned, since = self._plan(memory, step, density)
+        memory.next = None if density > self._rules.threshold else step  # indices of everything are not worth keeping
+        if isinstance(planned, FromBase) and since is not None:
+            planned = self._delta(memory, since, planned.base, version, check=full.check_finite)
+        memory.next_is_full = not isinstance(planned, Content)
+        if isinstance(planned, Content):
+            return Offer(content=planned, density=density)
+        why = planned.why if isinstance(planned, Full) else ""
+        return Offer(content=_in_full(content, memory.shadows), why_full=why, density=density)
+
+    def _plan(self, memory: _Memory, step: Step, density: float) -> tuple[FromBase | Full, Since | None]:
+        base, history = self._ask_base(), memory.history
+        if isinstance(base, str) and (history is None or not history.knows(base)):
+            base = Full(f"{base}, which engines serve, is not among the last versions of this publisher")
+        if isinstance(base, Full) or history is None or density > self._rules.threshold:
+            return plan_delta(base, density, memory.since_anchor, self._rules), None
+        history.forget_before(base)
+        since = history.since(base, step)
+        return plan_delta(base, since.changed / max(1, _elements(memory)), memory.since_anchor, self._rules), since
+
+    def _delta(self, memory: _Memory, since: Since, base: str, version: str, *, check: bool) -> Content | Full:
+        shadows = memory.shadows
+        changes = {
+            name: Change(
+                dtype=memory.entries[name].dtype,
+                shape=memory.entries[name].shape,
+                indices=indices,
+                values=shadows.gather(name, indices),
+                base=since.before[name],
+                result=shadows.fingerprints[name],
+            )
+            for name, indices in since.indices.items()
+        }
+        delta = Delta(base=base, version=version, changes=changes)
+        if check:
+            check_finite(delta)
+        try:
+            return content_of(delta, list(memory.entries.values()), _texts(shadows), *self._wire)
+        except DeltaRefusedError as error:
+            return Full(str(error))
+
+
+def _same(memory: _Memory, sources: Sequence[TensorSource]) -> bool:
+    return memory.entries == {source.entry.name: source.entry for source in sources} and memory.shadows.fits(sources)
+
+
+def _elements(memory: _Memory) -> int:
+    return sum(elements_of(entry.dtype, entry.shape) for entry in memory.entries.values())
+
+
+def _in_full(content: Content, shadows: Shadows) -> Content:
+    return replace(content, claims=Claims(fingerprints=_texts(shadows)))
+
+
+def _texts(shadows: Shadows) -> dict[str, str]:
+    return fitting_fingerprints({name: to_text(found) for name, found in shadows.fingerprints.items()})

@@ -1,0 +1,103 @@
+"""zstd for deltas that go over a network, and the order of bytes in which it does best.
+
+zstd comes with Python from 3.14 on (`compression.zstd`), before that with `pip install refitd[wire]`. Bytes are sorted
+by their place in the element first: sign and exponent of weights repeat, the low bits of the mantissa do not.
+"""
+
+import importlib
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refitd_client.delta.change import DeltaRefusedError
+
+_LEVEL = 3
+
+
+def available() -> bool:
+    """Whether this process can compress and decompress."""
+    return _library() is not None
+
+
+def pack(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """Compress an array.
+
+    Raises:
+        DeltaRefusedError: there is no zstd here.
+    """
+    planes = np.ascontiguousarray(array.view(np.uint8).reshape(len(array), array.itemsize).T)
+    return np.frombuffer(_needed().compress(planes.tobytes(), _LEVEL), np.uint8)
+
+
+def unpack(data: NDArray[np.uint8], count: int, kind: np.dtype[Any]) -> NDArray[Any]:
+    """The array of `count` numbers that was packed. Never takes more memory than that, whatever the data says.
+
+    Raises:
+        DeltaRefusedError: it is not that, or there is no zstd here.
+    """
+    planes = _decompressed(data.tobytes(), count * kind.itemsize)
+    rows = np.frombuffer(planes, np.uint8).reshape(kind.itemsize, count)
+    return np.ascontiguousarray(rows.T).reshape(-1).view(kind)
+
+
+def _decompressed(data: bytes, size: int) -> bytes:
+    try:
+        planes = _needed().decompress(data, size)
+    except DeltaRefusedError:
+        raise
+    except Exception as error:  # each library has its own error
+        raise DeltaRefusedError(f"does not decompress: {ascii(str(error)[:100])[1:-1]}") from error
+    if len(planes) != size:
+        raise DeltaRefusedError(f"decompresses to another size than {size} bytes")
+    return planes
+
+
+def _needed() -> "_Zstandard | _Builtin":
+    library = _library()
+    if library is None:
+        raise DeltaRefusedError("is compressed by zstd, which is not installed: pip install 'refitd[wire]'")
+    return library
+
+
+def _library() -> "_Zstandard | _Builtin | None":
+    for name, kind in (("compression.zstd", _Builtin), ("zstandard", _Zstandard)):
+        try:
+            return kind(importlib.import_module(name))
+        except ImportError:
+            continue
+    return None
+
+
+class _Zstandard:
+    """The package `zstandard`."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def compress(self, data: bytes, level: int) -> bytes:
+        return cast("bytes", self._module.ZstdCompressor(level=level, write_checksum=False).compress(data))
+
+    def decompress(self, data: bytes, size: int) -> bytes:
+        if self._module.frame_content_size(data) != size:
+            raise DeltaRefusedError(f"says that it decompresses to another size than {size} bytes")
+        return cast("bytes", self._module.ZstdDecompressor().decompress(data, allow_extra_data=False))
+
+
+class _Builtin:
+    """`compression.zstd` of Python 3.14."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def compress(self, data: bytes, level: int) -> bytes:
+        return cast("bytes", self._module.compress(data, level))
+
+    def decompress(self, data: bytes, size: int) -> bytes:
+        if self._module.get_frame_info(data).decompressed_size != size:
+            raise DeltaRefusedError(f"says that it decompresses to another size than {size} bytes")
+        decompressor = self._module.ZstdDecompressor()
+        planes = cast("bytes", decompressor.decompress(data, max_length=size + 1))
+        if not decompressor.eof or decompressor.unused_data:
+            raise DeltaRefusedError("is compressed to more than one frame, or cut off")
+        return planes

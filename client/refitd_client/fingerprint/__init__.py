@@ -1,0 +1,13 @@
+"""Fingerprints: 64 bits a tensor, the same on the CPU, on the GPU, and updated by a delta.
+
+`definition` says what they are, `host` computes them with numpy, `kernel` on a GPU, `twin` with torch's operations.
+
+>>> to_text(fingerprint(bits_of(np.arange(6, dtype=np.uint8), width_of("BF16"))))
+'bbe84a0a4d1a6911'
+"""
+
+from refitd_client.fingerprint.definition import to_text, width_of
+from refitd_client.fingerprint.host import Bits, bits_of, fingerprint, share, updated
+from refitd_client.fingerprint.tensors import fingerprints
+
+__all__ = ["Bits", "bits_of", "fingerprint", "fingerprints", "share", "to_text", "updated", "width_of"]

@@ -1,0 +1,185 @@
+"""Finding what changed and applying it are inverse, on the CPU as by the operations that a GPU runs."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from safetensors.numpy import load_file, save_file
+
+from refitd_client import torch_tensors
+from refitd_client.casts import Casts
+from refitd_client.delta import Change, Delta, DeltaRefusedError, apply, apply_to_checkpoint, changed, device
+from refitd_client.delta.shadow import HostShadow, Shadow
+from refitd_client.fingerprint import fingerprint, fingerprints
+from refitd_client.header import Entry
+from refitd_client.tensors import TensorSource
+
+BASE, VERSION = "exp~v000001", "exp~v000002"
+pairs = st.sampled_from([np.uint8, np.uint16, np.uint32, np.uint64]).flatmap(
+    lambda kind: st.integers(1, 100).flatmap(
+        lambda size: st.tuples(
+            hnp.arrays(kind, size, elements=st.integers(0, 3)), hnp.arrays(kind, size, elements=st.integers(0, 3))
+        )
+    )
+)
+DTYPE = {1: "U8", 2: "BF16", 4: "F32", 8: "F64"}
+
+
+def between(old: np.ndarray[Any, Any], new: np.ndarray[Any, Any], dtype: str | None = None) -> Delta:
+    indices = changed(old, new)
+    made = Change(
+        dtype=dtype or DTYPE[old.itemsize], shape=old.shape, indices=indices, values=new[indices],
+        base=fingerprint(old), result=fingerprint(new),
+    )  # fmt: skip
+    return Delta(base=BASE, version=VERSION, changes={"w": made} if len(indices) else {})
+
+
+def target(bits: np.ndarray[Any, Any]) -> dict[str, tuple[Entry, np.ndarray[Any, Any]]]:
+    return {"w": (Entry(name="w", dtype=DTYPE[bits.itemsize], shape=bits.shape), bits.view(np.uint8))}
+
+
+@given(pairs)
+def test_applying_what_was_found_gives_the_new_tensor(pair: tuple[Any, Any]) -> None:
+    """Once, and twice, with known fingerprints and without."""
+    old, new = pair
+    made, now = between(old, new), old.copy()
+    assert apply(made, target(now), {"w": fingerprint(old)}) == {name: fingerprint(new) for name in made.changes}
+    assert np.array_equal(now, new)
+    apply(made, target(now))
+    assert np.array_equal(now, new)
+
+
+def test_bits_are_compared_and_not_values() -> None:
+    """A zero that became negative is a change; a NaN that stayed is none."""
+    old = np.array([0.0, np.nan, 1.0], np.float32).view(np.uint32)
+    new = np.array([-0.0, np.nan, 1.0], np.float32).view(np.uint32)
+    assert changed(old, new).tolist() == [0]
+
+
+def test_changes_are_found_on_both_sides_of_a_block() -> None:
+    old = np.zeros(3 * 2**18 + 5, np.uint16)
+    places = [0, 2**18 - 1, 2**18, 2**19, 3 * 2**18 + 4]
+    new = old.copy()
+    new[places] = 7
+    assert changed(old, new).tolist() == places
+    assert changed(old, new).dtype == np.uint32
+
+
+def test_other_tensors_are_not_compared() -> None:
+    with pytest.raises(ValueError, match="cannot be compared"):
+        changed(np.zeros(3, np.uint16), np.zeros(3, np.uint32))
+
+
+def test_a_half_applied_delta_is_mended_by_a_whole_one() -> None:
+    """A reader that was killed in the middle applies it again."""
+    old, new = np.zeros(100, np.uint16), np.arange(100, dtype=np.uint16)
+    made = between(old, new)
+    half = np.where(np.arange(100) < 50, new, old)
+    apply(made, target(half))
+    assert np.array_equal(half, new)
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        (None, "is not there"),
+        (Entry(name="w", dtype="F16", shape=(100,)), "it is F16"),
+        (Entry(name="w", dtype="BF16", shape=(10, 10)), r"shape \[10, 10\]"),
+    ],
+)
+def test_a_delta_for_another_model_writes_nothing(entry: Entry | None, says: str) -> None:
+    """Not even to the tensors that fit."""
+    old, new = np.zeros(100, np.uint16), np.ones(100, np.uint16)
+    fits, other = old.copy(), old.copy()
+    one = between(old, new).changes["w"]
+    targets = {"fits": (Entry(name="fits", dtype="BF16", shape=(100,)), fits.view(np.uint8))}
+    if entry is not None:
+        targets["w"] = (entry, other.view(np.uint8))
+    with pytest.raises(DeltaRefusedError, match=says):
+        apply(Delta(base=BASE, version=VERSION, changes={"fits": one, "w": one}), targets)
+    assert not fits.any()
+    assert not other.any()
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_delta_on_another_base_is_seen_by_the_result(known: bool) -> None:
+    """The element that differs is one that the delta does not list."""
+    old, new = np.zeros(100, np.uint16), np.zeros(100, np.uint16)
+    new[3] = 1
+    wrong = old.copy()
+    wrong[50] = 9
+    with pytest.raises(DeltaRefusedError, match="load a full version"):
+        apply(between(old, new), target(wrong), {"w": fingerprint(wrong)} if known else None)
+
+
+def test_a_checkpoint_is_changed_in_its_files(tmp_path: Path) -> None:
+    """Over several shards, and only where the delta says."""
+    rng = np.random.default_rng(0)
+    old = {name: rng.normal(size=(50, 7)).astype(np.float32) for name in "abc"}
+    save_file({"a": old["a"], "b": old["b"]}, tmp_path / "model-1.safetensors")
+    save_file({"c": old["c"]}, tmp_path / "model-2.safetensors")
+    new = {name: tensor.copy() for name, tensor in old.items()}
+    new["b"][3, 3], new["c"][49, 6] = 1.5, 2.5
+    changes = {
+        name: between(old[name].reshape(-1).view(np.uint32), new[name].reshape(-1).view(np.uint32)).changes["w"]
+        for name in "bc"
+    }
+    changes = {
+        name: Change(dtype="F32", shape=(50, 7), indices=c.indices, values=c.values, base=c.base, result=c.result)
+        for name, c in changes.items()
+    }
+    apply_to_checkpoint(Delta(base=BASE, version=VERSION, changes=changes), tmp_path)
+    got = load_file(tmp_path / "model-1.safetensors") | load_file(tmp_path / "model-2.safetensors")
+    assert all(np.array_equal(got[name], new[name]) for name in new)
+
+
+def sources(state: dict[str, torch.Tensor]) -> list[TensorSource]:
+    return [torch_tensors.source(name, tensor, Casts()) for name, tensor in state.items()]
+
+
+def some_state() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {
+        "w": torch.randn(300, 40, generator=generator).to(torch.bfloat16),
+        "transposed": torch.randn(30, 70, generator=generator).T,
+        "flags": torch.zeros(50, dtype=torch.bool),
+        "eight": torch.randn(64, generator=generator).to(torch.float8_e4m3fn),
+        "long": torch.arange(20),
+        "empty": torch.zeros(0, 4),
+        "one": torch.tensor(1.5),
+    }
+
+
+@pytest.mark.parametrize("kind", [HostShadow, device.DeviceShadow, device.StreamShadow])
+def test_each_shadow_finds_the_same(kind: type[Shadow], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those for tensors on a GPU as well: their operations run on any device. In small groups and chunks."""
+    monkeypatch.setattr(device, "_BATCH", 2**10)
+    monkeypatch.setattr(device, "_CHUNK", 2**10)
+    state = some_state()
+    shadow = kind()
+    known = shadow.keep(sources(state))
+    assert known == dict(zip(state, fingerprints(list(state.values())), strict=True))
+    assert shadow.find(sources(state)) == {}
+    state["w"][0, 0] = 7
+    state["w"][299, 39] = -7
+    state["w"][100:110, 3] += 1
+    state["transposed"][69, 29] = 0
+    state["flags"][49] = True
+    state["long"][3] = -1
+    state["one"].fill_(2.0)
+    found = shadow.find(sources(state))
+    assert found.keys() == {"w", "transposed", "flags", "long", "one"}
+    assert found["w"].indices.tolist() == [0, *range(4003, 4403, 40), 11999]
+    assert found["w"].indices.dtype == np.uint32
+    assert found["transposed"].indices.tolist() == [2099]
+    for name, change in found.items():
+        bits = state[name].contiguous().reshape(-1).view(torch.uint8).numpy().view(change.values.dtype)
+        assert np.array_equal(change.values, bits[change.indices])
+        assert (known[name] + change.shift) % 2**64 == fingerprints([state[name]])[0]
+        assert np.array_equal(shadow.gather(name, change.indices), change.values)
+    assert shadow.find(sources(state)) == {}

@@ -1,0 +1,325 @@
+"""A delta's file: what was written is read, and what anyone else may have made of it is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+
+from refitd_client.delta import (
+    Change,
+    Compression,
+    Delta,
+    DeltaRefusedError,
+    Encoding,
+    encode,
+    gap,
+    index_type,
+    parse_delta,
+    read_delta,
+    union,
+    wire,
+)
+from refitd_client.fingerprint import width_of
+
+BASE, VERSION = "exp~trial~v000122", "exp~trial~v000123"
+FORMS = [(Encoding.FLAT, Compression.NONE), (Encoding.GAP, Compression.NONE)]
+FORMS += [(encoding, Compression.ZSTD) for encoding in Encoding if wire.available()]
+TYPES: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+
+def change(shape: tuple[int, ...], indices: list[int], dtype: str = "BF16", seed: int = 0) -> Change:
+    kind = TYPES[width_of(dtype)]
+    values = np.random.default_rng(seed).integers(0, np.iinfo(kind).max, len(indices), dtype=kind)
+    at = np.array(indices, np.uint32)
+    return Change(dtype=dtype, shape=shape, indices=at, values=values, base=seed, result=seed + 1)
+
+
+def delta(**changes: Change) -> Delta:
+    return Delta(base=BASE, version=VERSION, changes=changes)
+
+
+def same(one: Delta, other: Delta) -> bool:
+    if (one.base, one.version, one.changes.keys()) != (other.base, other.version, other.changes.keys()):
+        return False
+    pairs = [(change, other.changes[name]) for name, change in one.changes.items()]
+    facts = all((a.dtype, a.shape, a.base, a.result) == (b.dtype, b.shape, b.base, b.result) for a, b in pairs)
+    return facts and all(
+        np.array_equal(a.indices, b.indices)
+        and np.array_equal(a.values, b.values)
+        and a.indices.dtype == b.indices.dtype
+        for a, b in pairs
+    )
+
+
+EXAMPLE = delta(
+    w=change((300, 1000), [0, 1, 65536, 65537, 299_999]),
+    scale=change((8,), [3], "F32", 1),
+    bytes=change((4, 4), list(range(16)), "F8_E4M3", 2),
+    long=change((9,), [8], "I64", 3),
+    pairs=change((2, 4), [0, 3], "F4", 4),
+)
+
+
+@pytest.mark.parametrize(("encoding", "compression"), FORMS)
+def test_what_was_written_is_read(encoding: Encoding, compression: Compression, tmp_path: Path) -> None:
+    """Of every width, with gaps at the escape, from bytes and from a file."""
+    encoded = encode(EXAMPLE, encoding, compression)
+    data = encoded.to_bytes()
+    assert len(data) == encoded.size
+    assert same(parse_delta(data), EXAMPLE)
+    (tmp_path / "weights.refit-delta").write_bytes(data)
+    assert same(read_delta(tmp_path / "weights.refit-delta"), EXAMPLE)
+
+
+def test_a_delta_without_changes_is_one() -> None:
+    """A step with a learning rate of nothing."""
+    assert same(parse_delta(encode(delta()).to_bytes()), delta())
+
+
+def test_the_safetensors_library_reads_it(tmp_path: Path) -> None:
+    """Under its own ending, with aligned arrays."""
+    path = tmp_path / "weights.refit-delta"
+    path.write_bytes(encode(delta(w=EXAMPLE.changes["w"], scale=EXAMPLE.changes["scale"])).to_bytes())
+    with safe_open(path, framework="pt") as file:
+        assert file.metadata()["base"] == BASE
+        assert file.get_tensor("indices:w").tolist() == EXAMPLE.changes["w"].indices.tolist()
+        assert file.get_tensor("values:w").shape == (5,)
+        assert str(file.get_tensor("values:w").dtype) == "torch.bfloat16"
+
+
+@st.composite
+def deltas(draw: st.DrawFn) -> Delta:
+    changes: dict[str, Change] = {}
+    for name in draw(st.lists(st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=5), unique=True)):
+        elements = draw(st.integers(1, 200_000))
+        indices = sorted(draw(st.sets(st.integers(0, elements - 1), min_size=1, max_size=20)))
+        dtype = draw(st.sampled_from(["BF16", "F32", "F64", "U8", "F8_E5M2"]))
+        changes[name] = change((elements,), indices, dtype, draw(st.integers(0, 2**32)))
+    return delta(**changes)
+
+
+@given(deltas(), st.sampled_from(FORMS))
+def test_any_delta_comes_back(made: Delta, form: tuple[Encoding, Compression]) -> None:
+    assert same(parse_delta(encode(made, *form).to_bytes()), made)
+
+
+@settings(max_examples=300)
+@given(deltas(), st.sampled_from(FORMS), st.data())
+def test_a_single_damaged_byte_is_refused(made: Delta, form: tuple[Encoding, Compression], data: st.DataObject) -> None:
+    """Wherever it is: in the length, the header, the padding, the data, the digest."""
+    raw = bytearray(encode(made, *form).to_bytes())
+    raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(DeltaRefusedError):
+        parse_delta(bytes(raw))
+
+
+def test_a_file_that_was_cut_off_is_refused() -> None:
+    """At every length."""
+    raw = encode(EXAMPLE).to_bytes()
+    for length in range(0, len(raw), 3):
+        with pytest.raises(DeltaRefusedError):
+            parse_delta(raw[:length])
+
+
+def signed(head: bytes, body: bytes) -> bytes:
+    """A file with a good digest, as whoever means harm makes it."""
+    raw = len(head).to_bytes(8, "little") + head + body
+    return raw + xxhash.xxh3_128(raw).digest()
+
+
+def remade(edit: Any, source: Delta = EXAMPLE, form: tuple[Encoding, Compression] = FORMS[0]) -> bytes:
+    """The example's file after `edit(header, metadata, rows, body)` changed them in place, with a good digest."""
+    raw = encode(source, *form).to_bytes()
+    end = 8 + int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8:end])
+    metadata = header["__metadata__"]
+    rows, body = json.loads(metadata["tensors"]), bytearray(raw[end:-16])
+    edit(header, metadata, rows, body)
+    metadata["tensors"] = json.dumps(rows)
+    return signed(json.dumps(header).encode(), bytes(body))
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=400), st.binary(max_size=64))
+def test_a_parser_of_anything_raises_nothing_else(head: bytes, body: bytes) -> None:
+    with pytest.raises(DeltaRefusedError):
+        parse_delta(signed(head, body))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4),
+)
+FIELDS = [
+    ("rows", "w", "shape"), ("rows", "w", "changed"), ("rows", "w", "dtype"), ("rows", "w", "base"),
+    ("rows", "w", "tokens"), ("rows", "w"), ("rows", "new"),
+    ("metadata", "format"), ("metadata", "encoding"), ("metadata", "compression"), ("metadata", "base"),
+    ("metadata", "extra"), ("header", "indices:w", "shape"), ("header", "indices:w", "dtype"),
+    ("header", "indices:w", "data_offsets"), ("header", "values:w"), ("header", "digest"), ("header", "__metadata__"),
+]  # fmt: skip
+
+
+@settings(max_examples=400)
+@given(st.sampled_from(FIELDS), JSON)
+def test_a_header_with_anything_in_it_is_read_or_refused(field: tuple[str, ...], value: Any) -> None:
+    """And where it is read, it says what it said."""
+
+    def edit(header: Any, metadata: Any, rows: Any, _: bytearray) -> None:
+        target: Any = {"header": header, "metadata": metadata, "rows": rows}[field[0]]
+        for part in field[1:-1]:
+            target = target[part]
+        target[field[-1]] = value
+        if field == ("header", "__metadata__"):
+            metadata.clear()
+
+    try:
+        found = parse_delta(remade(edit))
+    except DeltaRefusedError:
+        return
+    assert found.changes.keys() == EXAMPLE.changes.keys()
+
+
+def edits() -> dict[str, tuple[Any, str]]:
+    """By the harm that is meant: an edit, and what the error says."""
+
+    def at(*path: str, value: Any) -> Any:
+        def edit(header: Any, metadata: Any, rows: Any, _: bytearray) -> None:
+            target: Any = {"header": header, "metadata": metadata, "rows": rows}[path[0]]
+            for part in path[1:-1]:
+                target = target[part]
+            target[path[-1]] = value
+
+        return edit
+
+    def set_index(position: int, value: int) -> Any:
+        def edit(header: Any, _: Any, __: Any, body: bytearray) -> None:
+            begin = header["indices:w"]["data_offsets"][0] + 4 * position
+            body[begin : begin + 4] = value.to_bytes(4, "little")
+
+        return edit
+
+    return {
+        "out of range": (set_index(4, 300_000), "has index 300000, of 300000 elements"),
+        "far out of range": (set_index(4, 2**32 - 1), "has index 4294967295"),
+        "twice": (set_index(1, 0), "not in strict order"),
+        "back": (set_index(2, 0), "not in strict order"),
+        "another dtype": (at("rows", "w", "dtype", value="F32"), "should be F32"),
+        "no dtype": (at("rows", "w", "dtype", value="C64"), "no version has"),
+        "a smaller tensor": (at("rows", "w", "shape", value=[299_999]), "has index 299999, of 299999 elements"),
+        "a huge tensor": (at("rows", "w", "shape", value=[2**40, 2**40]), "impossible shape"),
+        "many dimensions": (at("rows", "w", "shape", value=[1] * 1000), "impossible shape"),
+        "a negative one": (at("rows", "w", "shape", value=[-1, -300_000]), "impossible shape"),
+        "half a byte": (at("rows", "pairs", "shape", value=[5]), "impossible shape"),
+        "fewer": (at("rows", "w", "changed", value=4), "should be U32 of shape"),
+        "none": (at("rows", "w", "changed", value=0), "0 changes"),
+        "no base": (at("metadata", "base", value="../../etc"), "no version's id"),
+        "another format": (at("metadata", "format", value="refit-delta/2"), "this refitd reads refit-delta/1"),
+        "an unknown word": (at("metadata", "hidden", value="x"), "not a delta's"),
+        "unknown data": (
+            at("header", "more", value={"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}),
+            "other data",
+        ),
+        "a bad fingerprint": (at("rows", "w", "result", value="0" * 15 + "G"), "16 hexadecimal digits"),
+        "a hole": (at("header", "values:bytes", "data_offsets", value=[1, 17]), "hole"),
+        "an overlap": (at("header", "indices:scale", "data_offsets", value=[0, 4]), "hole"),
+        "tokens": (at("rows", "w", "tokens", value=9), "9 tokens"),
+        "a terminal's colours": (at("metadata", "format", value="\x1b[31m"), r"\\x1b"),
+    }
+
+
+@pytest.mark.parametrize("harm", edits())
+def test_what_could_do_harm_is_refused_with_a_word_on_what_it_is(harm: str) -> None:
+    edit, says = edits()[harm]
+    with pytest.raises(DeltaRefusedError, match=says) as caught:
+        parse_delta(remade(edit))
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("key", ["indices:w", "__metadata__"])
+def test_a_name_that_comes_twice_is_refused(key: str) -> None:
+    """Loaders take the last, and a reader of another kind the first."""
+    raw = encode(delta(w=EXAMPLE.changes["w"])).to_bytes()
+    end = 8 + int.from_bytes(raw[:8], "little")
+    head = raw[8:end].rstrip()
+    twice = head[:-1] + b"," + json.dumps({key: json.loads(head)[key]})[1:].encode()
+    with pytest.raises(DeltaRefusedError, match="twice"):
+        parse_delta(signed(twice, raw[end:-16]))
+
+
+def test_a_deep_header_is_refused() -> None:
+    with pytest.raises(DeltaRefusedError, match="does not parse"):
+        parse_delta(signed(b"[" * 100_000, b""))
+
+
+def test_a_header_that_claims_to_be_huge_is_not_read() -> None:
+    raw = (2**62).to_bytes(8, "little") + bytes(64)
+    with pytest.raises(DeltaRefusedError, match="claims"):
+        parse_delta(raw)
+
+
+def test_what_would_take_too_much_memory_is_refused_before_it_is_unpacked() -> None:
+    """A few compressed bytes may claim to be a terabyte."""
+    with pytest.raises(DeltaRefusedError, match="of memory"):
+        parse_delta(encode(EXAMPLE).to_bytes(), max_bytes=100)
+
+
+@pytest.mark.skipif(not wire.available(), reason="zstd is not installed")
+@pytest.mark.parametrize("harm", ["longer", "shorter", "not zstd", "two frames"])
+def test_compressed_data_of_another_size_is_refused(harm: str) -> None:
+    """It says its size itself: what it says is not believed."""
+    source = delta(w=change((100_000,), list(range(0, 100_000, 10))))
+    raw = encode(source, Encoding.FLAT, Compression.ZSTD).to_bytes()
+    end = 8 + int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8:end])
+    begin, stop = header["indices:w"]["data_offsets"]
+    values = raw[end:-16][header["values:w"]["data_offsets"][0] : header["values:w"]["data_offsets"][1]]
+    made = {
+        "longer": wire.pack(np.zeros(2**20, np.uint32)).tobytes(),
+        "shorter": wire.pack(np.zeros(10, np.uint32)).tobytes(),
+        "not zstd": bytes(range(200)),
+        "two frames": raw[end + begin : end + stop] * 2,
+    }[harm]
+    header["indices:w"] = {"dtype": "U8", "shape": [len(made)], "data_offsets": [0, len(made)]}
+    header["values:w"]["data_offsets"] = [len(made), len(made) + len(values)]
+    header["digest"]["data_offsets"] = [len(made) + len(values), len(made) + len(values) + 16]
+    says = "says that it decompresses to another size" if harm in {"longer", "shorter"} else "tensor 'w'"
+    with pytest.raises(DeltaRefusedError, match=says):  # refused before it is unpacked, where it says so itself
+        parse_delta(signed(json.dumps(header).encode(), made + values))
+
+
+@given(st.sets(st.integers(0, 400_000), min_size=1, max_size=50))
+def test_gaps_lead_back_to_the_indices(places: set[int]) -> None:
+    indices = np.array(sorted(places), np.uint32)
+    assert np.array_equal(gap.decode(gap.encode(indices), len(indices), 400_001, np.uint32), indices)
+
+
+@pytest.mark.parametrize("index", [0, 65534, 65535, 65536, 131_069, 131_070, 131_071, 2**33])
+def test_gaps_at_the_escape(index: int) -> None:
+    """One token below it, none too many above; also beyond 32 bits."""
+    indices = np.array([index, index + 65535, index + 65536], np.uint64)
+    tokens = gap.encode(indices)
+    assert np.array_equal(gap.decode(tokens, 3, index + 65537, index_type(2**34)), indices)
+    assert len(tokens) == 3 + index // 65535
+
+
+@given(st.lists(st.integers(0, 65535), max_size=20), st.integers(0, 20), st.integers(1, 300_000))
+def test_any_tokens_are_indices_in_order_or_refused(tokens: list[int], count: int, elements: int) -> None:
+    try:
+        indices = gap.decode(np.array(tokens, np.uint16), count, elements, np.uint32)
+    except DeltaRefusedError:
+        return
+    assert len(indices) == count
+    assert np.all(indices[1:] > indices[:-1])
+    assert indices[-1] < elements
+
+
+@given(st.lists(st.sets(st.integers(0, 100)), min_size=1, max_size=5))
+def test_a_union_has_each_index_once_and_in_order(parts: list[set[int]]) -> None:
+    arrays = [np.array(sorted(part), np.uint32) for part in parts]
+    assert union(arrays).tolist() == sorted(set().union(*parts))

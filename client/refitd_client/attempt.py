@@ -28,7 +28,7 @@ from refitd_client.progress import Laps, Progress
 from refitd_client.publication import Publication, StagedPublication
 from refitd_client.run_folder import RunFolder
 from refitd_client.staging import free_bytes, no_space
-from refitd_client.writing import Written, stage_version, write_version
+from refitd_client.writing import VersionWriter, Written
 
 DeltaChoice = Literal["auto", "never"]
 
@@ -62,14 +62,7 @@ class Attempt:
         """Write and commit the version. Nobody was told of it yet."""
         with self._guarded():
             offer = self._offer(weights)
-            written = write_version(
-                self.means.folder,
-                self.order,
-                offer.content,
-                metadata=self.metadata,
-                progress=self.progress,
-                mappings=self.means.mappings,
-            )
+            written = self._writer.write(offer.content)
             self.means.deltas.committed(self._id)
         return self._publication(offer, written)
 
@@ -77,14 +70,7 @@ class Attempt:
         """Take what is needed of the weights. What is returned does the rest, in any thread, and must be called."""
         with self._guarded():
             offer = self._offer(weights)
-            finish = stage_version(
-                self.means.folder,
-                self.order,
-                offer.content,
-                metadata=self.metadata,
-                progress=self.progress,
-                mappings=self.means.mappings,
-            )
+            finish = self._writer.stage(offer.content)
 
         def rest() -> Publication:
             with self._guarded():
@@ -112,6 +98,16 @@ class Attempt:
             path=self.means.folder.folder_of(self.order),
             version_id=self._id,
             outcome=outcome,
+        )
+
+    @property
+    def _writer(self) -> VersionWriter:
+        return VersionWriter(
+            folder=self.means.folder,
+            order=self.order,
+            metadata=self.metadata,
+            progress=self.progress,
+            mappings=self.means.mappings,
         )
 
     @property

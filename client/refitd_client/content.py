@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from refitd_client import header, numpy_tensors, shards, torch_tensors
+from refitd_client import header, numpy_tensors, shard, torch_tensors
 from refitd_client.base_model import BaseModel
 from refitd_client.casts import Casts
 from refitd_client.checkpoint import open_checkpoint
@@ -18,6 +18,7 @@ from refitd_client.contract.manifest import Claims, TensorsSummary
 from refitd_client.contract.slot import ShardLayout
 from refitd_client.errors import InvalidWeightsError
 from refitd_client.header import Entry
+from refitd_client.shards import TensorShards
 from refitd_client.staging import Staging
 from refitd_client.tensors import TensorSource, refused
 from refitd_client.tied import without_second_names
@@ -83,6 +84,7 @@ class Reading:
     check_finite: bool
     casts: Casts
     rename: Rename | None
+    fingerprinted: bool
 
     def content(self, weights: Any) -> Content:
         """See what it is, and check what can be checked without reading tensors.
@@ -111,13 +113,17 @@ class Reading:
         sources = [_source(new, state[old], self.casts) for old, new in names.items()]
         second = [f"^{re.escape(new)}$" for new in second_names(names, second)]
         sources = without_second_names(sources, inventory=inventory, second=second)
-        cut = shards.cut(sources, max_shard_bytes=self.max_shard_bytes, check_finite=self.check_finite)
+        cut = TensorShards(
+            shards=shard.cut(sources, max_shard_bytes=self.max_shard_bytes),
+            check_finite=self.check_finite,
+            fingerprinted=self.fingerprinted,
+        )
         return self._content(cut, ())
 
     def _content(self, weights: Weights, own: Sequence[Path]) -> Content:
         base = self.base_model.companions if self.base_model is not None else []
         companions = {path.name: path for path in [*base, *own]}  # the checkpoint's own win
-        return Content(weights=weights, index=shards.index_json(weights.tensors), companions=list(companions.values()))
+        return Content(weights=weights, index=shard.index_json(weights.tensors), companions=list(companions.values()))
 
 
 def _no_inventory() -> None:

@@ -68,6 +68,7 @@ class WeightPublisher:
         check_finite: bool = True,
         dtype: Any = None,
         rename: Rename | None = None,
+        fingerprints: bool = False,
         delta_rules: DeltaRules | None = None,
         shadow: Literal["gpu", "stream"] = "stream",
         compress_deltas: bool = False,
@@ -90,6 +91,9 @@ class WeightPublisher:
                 Checkpoints in folders keep theirs.
             rename: published names for the trainer's, as a mapping or a function; None leaves a tensor out. Marks of
                 wrappers (`_fsdp_wrapped_module.`, `_orig_mod.`, DDP's `module.`) are taken off before.
+            fingerprints: have each full version's manifest name the tensors' fingerprints, which engines can be held
+                against. Computed on the GPU where tensors are there, else at about 1.5 GB/s a thread. With deltas they
+                are known, and named, in any case; of checkpoints in folders never.
             delta_rules: when a delta is worth it, for `publish(..., delta="auto")`.
             shadow: where the weights published last are kept, for deltas of tensors on a GPU: on the GPU (`gpu`, as
                 much memory again), or in host memory, from where they are streamed over the bus (`stream`).
@@ -100,16 +104,19 @@ class WeightPublisher:
             RunBusyError: another publisher has the run.
             PublishError: `base_model` is no model's folder, or the run's record is damaged.
             StorageError: the run's folder cannot be made, read or locked.
-            ValueError: the URL, the token or `max_shard_bytes` cannot be one.
+            ValueError: the URL, the token, a dtype, `shadow` or `max_shard_bytes` cannot be one.
         """
         if max_shard_bytes is not None and max_shard_bytes <= 0:
             raise ValueError(f"max_shard_bytes is {max_shard_bytes}; a shard takes at least one byte")
+        if shadow not in {"gpu", "stream"}:
+            raise ValueError(f"shadow is {shadow!r}: it is 'gpu' or 'stream'")
         reading = Reading(
             base_model=BaseModel(Path(base_model)) if base_model is not None else None,
             max_shard_bytes=max_shard_bytes,
             check_finite=check_finite,
             casts=casts(dtype),
             rename=rename,
+            fingerprinted=fingerprints,
         )
         connection = None if service_url is None else connect_to(service_url, token=token, token_file=token_file)
         deltas = DeltaMaker(

@@ -28,6 +28,7 @@ from refitd_client.errors import NoSpaceError
 from refitd_client.lock import Lock
 from refitd_client.mapped import Mapped, Mappings
 from refitd_client.progress import Laps, Meter
+from refitd_client.proof import ShardProof
 from refitd_client.slots import LOCK_NAME, open_shard
 
 Take = Callable[[Path], Lock | None]
@@ -97,6 +98,8 @@ class StagedShard:
 class Staging:
     """The folder. `files` are those that are complete and synced; `laps` counts what syncing takes.
 
+    `fingerprints` are those that were asked for, of the tensors in the files.
+
     `recycled` are the files that are there already, because it was a slot.
     """
 
@@ -104,6 +107,7 @@ class Staging:
         """Take over an empty folder, or a slot, whose lock is held."""
         self.path = path
         self.files: dict[str, ManifestFile] = {}
+        self.fingerprints: dict[str, int] = {}
         self.meter = meter
         self.recycled: frozenset[str] = frozenset()
         self._laps = laps
@@ -135,14 +139,15 @@ class Staging:
     def _descriptor(self, name: str) -> int:
         return open_shard(self.path / name) if name in self.recycled else durable.create(self.path / name)
 
-    def seal(self, shard: StagedShard, size: int, digest: str) -> None:
-        """Sync a file that is complete, and take it into the manifest."""
+    def seal(self, shard: StagedShard, size: int, proof: ShardProof) -> None:
+        """Sync a file that is complete, and take what was found out about it into the manifest."""
         with self._laps.lap("sync"):
             if shard.mapped is not None:
                 durable.touch(shard.fd)
             durable.sync(shard.fd)  # of the mapping as well: its pages are the file's
         os.close(self._open.pop(shard.name).fd)
-        self.files[shard.name] = ManifestFile(size=size, digest=digest)
+        self.files[shard.name] = ManifestFile(size=size, digest=proof.digest)
+        self.fingerprints.update(proof.fingerprints)
 
     def close(self) -> None:
         """Close what was not sealed."""

@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 from safetensors.numpy import load_file, save_file
 
 from refitd_client import torch_tensors
-from refitd_client.casts import Casts
+from refitd_client.casts import Casts, casts
 from refitd_client.delta import Change, Delta, DeltaRefusedError, apply, apply_to_checkpoint, changed, device
 from refitd_client.delta.shadow import HostShadow, Shadow
 from refitd_client.fingerprint import fingerprint, fingerprints
@@ -183,3 +183,25 @@ def test_each_shadow_finds_the_same(kind: type[Shadow], monkeypatch: pytest.Monk
         assert (known[name] + change.shift) % 2**64 == fingerprints([state[name]])[0]
         assert np.array_equal(shadow.gather(name, change.indices), change.values)
     assert shadow.find(sources(state)) == {}
+
+
+@pytest.mark.parametrize("kind", [HostShadow, device.DeviceShadow, device.StreamShadow])
+def test_a_shadow_is_of_what_is_published_and_not_of_the_masters(kind: type[Shadow]) -> None:
+    """A master that moves by less than its published dtype can tell has not changed."""
+    masters = {"w": torch.linspace(1, 2, 500), "kept": torch.ones(9)}
+
+    def cast() -> list[TensorSource]:
+        rules = casts({"w": torch.bfloat16})
+        return [torch_tensors.source(name, tensor, rules) for name, tensor in masters.items()]
+
+    shadow = kind()
+    known = shadow.keep(cast())
+    assert known == dict(zip(masters, fingerprints([masters["w"].bfloat16(), masters["kept"]]), strict=True))
+    masters["w"] += 1e-6
+    masters["w"][[7, 400]] = 3
+    found = shadow.find(cast())
+    assert found.keys() == {"w"}
+    assert {7, 400} <= set(found["w"].indices.tolist())
+    assert len(found["w"].indices) < 10
+    assert found["w"].values.dtype == np.uint16
+    assert (known["w"] + found["w"].shift) % 2**64 == fingerprints([masters["w"].bfloat16()])[0]

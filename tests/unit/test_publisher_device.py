@@ -8,13 +8,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import published
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from refitd_client import InvalidWeightsError, Publication, WeightPublisher, cuda, torch_tensors
+from refitd_client.contract.manifest import parse_manifest
 from refitd_client.contract.slot import layout_of, slot_name, slots_path
+from refitd_client.fingerprint import fingerprints, to_texts
 from refitd_client.header import layout
 
 
@@ -123,6 +126,18 @@ def test_into_new_files_and_into_slots(
         hand_back(root, done.path)
     files = len(list((root / slots_path("run")).glob("*/*")))
     assert refuses or len(driver.registered) == files > 1, "each file once"
+
+
+def test_a_cast_is_made_on_the_device(root: Path, driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No tensor that is there goes through host memory, and what arrives is what is published."""
+    monkeypatch.setattr(torch_tensors, "_read", lambda tensor, _: tensor.numpy().view(np.uint8))  # of `here` alone
+    with WeightPublisher(root, "run", max_shard_bytes=4096, dtype=torch.bfloat16, fingerprints=True) as publisher:
+        path = publisher.publish(state(1), step=1).path
+    got = {name: tensor for shard in published.shards(path) for name, tensor in load_file(shard).items()}
+    expected = {name: tensor if name == "here" else tensor.bfloat16() for name, tensor in state(1).items()}
+    assert all(torch.equal(got[name], tensor) for name, tensor in expected.items())
+    found = dict(zip(expected, fingerprints(expected.values()), strict=True))
+    assert parse_manifest((path / "refit.json").read_bytes()).fingerprints == to_texts(found)
 
 
 def test_what_was_registered_is_given_back(root: Path, publisher: WeightPublisher, driver: Driver) -> None:

@@ -85,7 +85,7 @@ def test_publications_are_committed_in_order(run: Path, publisher: WeightPublish
 
 def test_an_error_is_raised_by_the_next_call_which_publishes_nothing(run: Path, publisher: WeightPublisher) -> None:
     publisher.publish(bad(), step=2, block="staged")
-    with pytest.raises(InvalidWeightsError, match="tensor a holds 1 values"):
+    with pytest.raises(InvalidWeightsError, match="tensor a holds 1 value"):
         publisher.publish(durable_effects.weights(3), step=3)
     assert (published.versions(run), published.leftovers(run)) == ([], [])
     publisher.publish(durable_effects.weights(3), step=3)
@@ -201,6 +201,30 @@ def test_a_trainer_killed_between_staging_and_commit_leaves_nothing_visible(run:
 def test_a_trainer_that_ends_without_a_close_has_its_last_version_committed(run: Path) -> None:
     command = [sys.executable, "-c", LEFT, str(Path(__file__).parent), str(run.parent)]
     subprocess.run(command, check=True)
+    published.check(run / "v000001")
+
+
+LATE = dedent("""
+    import sys, threading, time
+    from concurrent.futures import thread as pools
+    import numpy as np
+    from refitd_client import WeightPublisher, shards
+
+    def late(*args, **kwargs):
+        while threading.current_thread() is not threading.main_thread() and not pools._shutdown:
+            time.sleep(0.01)
+        return lanes(*args, **kwargs)
+
+    lanes, shards.in_lanes, shards.lanes_for = shards.in_lanes, late, lambda _: 2
+    publisher = WeightPublisher(sys.argv[1], "run", max_shard_bytes=2**22)
+    publisher.publish({f"t{n}": np.full((1024, 1024), n, np.float32) for n in range(3)}, step=1, block="staged")
+    """)
+
+
+def test_threads_can_still_be_begun_at_the_end_of_the_interpreter(run: Path) -> None:
+    """A pool refuses work then, and the version would be lost without a word."""
+    done = subprocess.run([sys.executable, "-c", LATE, str(run.parent)], check=True, capture_output=True, text=True)
+    assert done.stderr == ""
     published.check(run / "v000001")
 
 

@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -275,6 +276,7 @@ def _hand_back(root: Path, version: Path) -> None:
     slot.mkdir(parents=True)
     for path in _shards(version):
         path.rename(slot / path.name)
+    shutil.rmtree(version)
 
 
 def _shards(folder: Path) -> list[Path]:
@@ -292,6 +294,38 @@ def test_ranks_write_into_a_slot_where_there_is_one(tmp_path: Path) -> None:
     assert list((tmp_path / slots_path("run")).iterdir()) == []
     published.check(tmp_path / "run" / "v000003")
     assert (published.tensors(tmp_path / "run" / "v000003")["w"] == 3).all()
+
+
+def _fail_in_a_slot(rank: int, size: int, root: Path) -> list[Exception | None]:
+    """Rank 1 is late with its part of step 2, and writes it when rank 0 has given the version up."""
+    publisher = ShardedPublisher(root, "run", rank_timeout=1.0)
+    publisher.publish({"w": torch.full((300, 300), 1.0)}, step=1)
+    write_at = durable.write_at
+
+    def late(fd: int, data: memoryview, offset: int) -> None:
+        write_at(fd, data, offset)
+        if rank == 1:
+            while any((root / "run").glob(".incoming-*")):
+                time.sleep(0.01)
+            write_at(fd, data, offset)  # what rank 0 has thrown away
+
+    if rank == 0:
+        _hand_back(root, root / "run" / "v000001")
+    durable.write_at = late
+    error = _attempt(lambda: publisher.publish({"w": torch.full((300, 300), 2.0)}, step=2))
+    publisher.close()
+    return [error]
+
+
+def test_a_slot_that_a_late_rank_may_still_write_to_is_nobody_s_any_more(tmp_path: Path) -> None:
+    """It is thrown away and never handed back: the next version lies in other files."""
+    first, _ = run_ranks(2, tmp_path, _fail_in_a_slot, tmp_path)
+    assert isinstance(first[0], RankLostError)
+    assert "write its part" in str(first[0])
+    assert (_whole(tmp_path / "run"), published.leftovers(tmp_path / "run")) == ([], [])
+    assert list((tmp_path / slots_path("run")).iterdir()) == []
+    assert run_ranks(2, tmp_path, _go_on, tmp_path) == [None, None]
+    assert _whole(tmp_path / "run") == ["v000002"]
 
 
 def _announced(rank: int, size: int, root: Path, url: str) -> tuple[str, Exception | None]:

@@ -20,7 +20,7 @@ from refitd_client.delta.history import History, Since, Step
 from refitd_client.delta.layout import Compression, Encoding
 from refitd_client.delta.plan import DeltaRules, FromBase, Full, plan_delta
 from refitd_client.delta.shadow import Shadows
-from refitd_client.fingerprint import to_text
+from refitd_client.fingerprint import to_texts
 from refitd_client.header import Entry
 from refitd_client.shards import TensorShards
 from refitd_client.tensors import TensorSource
@@ -79,12 +79,12 @@ class DeltaMaker:
         if not isinstance(content.weights, TensorShards):
             self.forget()
             return Offer(content=content, why_full="deltas are made of state dicts and modules, and this is a folder")
-        sources = [source for shard in content.weights.shards for source in shard.sources]
+        sources = content.weights.sources
         memory = self._memory
         if memory is None or not _same(memory, sources):
             why = "the first version of this publisher" if memory is None else "the tensors are not those of the last"
-            return self._begin(content, sources, why)
-        return self._go_on(memory, content, content.weights, sources, version)
+            return self._begin(content, content.weights, why)
+        return self._go_on(memory, content, content.weights, version)
 
     def committed(self, version: str) -> None:
         """What was offered is published."""
@@ -99,17 +99,15 @@ class DeltaMaker:
         memory.since_anchor = 0 if memory.next_is_full else memory.since_anchor + 1
         memory.next = None
 
-    def _begin(self, content: Content, sources: Sequence[TensorSource], why: str) -> Offer:
+    def _begin(self, content: Content, full: TensorShards, why: str) -> Offer:
         self._memory = None  # before the new copy is made: there need not be room for both
-        shadows = Shadows(sources, stream=self._stream)
-        self._memory = _Memory(entries={source.entry.name: source.entry for source in sources}, shadows=shadows)
-        return Offer(content=_in_full(content, shadows), why_full=why)
+        shadows = Shadows(full.sources, stream=self._stream)
+        self._memory = _Memory(entries={source.entry.name: source.entry for source in full.sources}, shadows=shadows)
+        return Offer(content=_in_full(content, full, shadows), why_full=why)
 
-    def _go_on(
-        self, memory: _Memory, content: Content, full: TensorShards, sources: Sequence[TensorSource], version: str
-    ) -> Offer:
+    def _go_on(self, memory: _Memory, content: Content, full: TensorShards, version: str) -> Offer:
         before = dict(memory.shadows.fingerprints)
-        found = memory.shadows.find(sources)
+        found = memory.shadows.find(full.sources)
         step = Step(
             version=version,
             indices={name: change.indices for name, change in found.items()},
@@ -124,7 +122,7 @@ class DeltaMaker:
         if isinstance(planned, Content):
             return Offer(content=planned, density=density)
         why = planned.why if isinstance(planned, Full) else ""
-        return Offer(content=_in_full(content, memory.shadows), why_full=why, density=density)
+        return Offer(content=_in_full(content, full, memory.shadows), why_full=why, density=density)
 
     def _plan(self, memory: _Memory, step: Step, density: float) -> tuple[FromBase | Full, Since | None]:
         base, history = self._ask_base(), memory.history
@@ -166,9 +164,10 @@ def _elements(memory: _Memory) -> int:
     return sum(elements_of(entry.dtype, entry.shape) for entry in memory.entries.values())
 
 
-def _in_full(content: Content, shadows: Shadows) -> Content:
-    return replace(content, claims=Claims(fingerprints=_texts(shadows)))
+def _in_full(content: Content, full: TensorShards, shadows: Shadows) -> Content:
+    """With the fingerprints, which are known without another look at the tensors."""
+    return replace(content, weights=replace(full, fingerprinted=False), claims=Claims(fingerprints=_texts(shadows)))
 
 
 def _texts(shadows: Shadows) -> dict[str, str]:
-    return fitting_fingerprints({name: to_text(found) for name, found in shadows.fingerprints.items()})
+    return fitting_fingerprints(to_texts(shadows.fingerprints))

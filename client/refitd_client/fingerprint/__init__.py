@@ -6,8 +6,8 @@
 'bbe84a0a4d1a6911'
 """
 
-from refitd_client.fingerprint.definition import to_text, width_of
+from refitd_client.fingerprint.definition import to_text, to_texts, width_of
 from refitd_client.fingerprint.host import Bits, bits_of, fingerprint, share, updated
 from refitd_client.fingerprint.tensors import fingerprints
 
-__all__ = ["Bits", "bits_of", "fingerprint", "fingerprints", "share", "to_text", "updated", "width_of"]
+__all__ = ["Bits", "bits_of", "fingerprint", "fingerprints", "share", "to_text", "to_texts", "updated", "width_of"]

@@ -16,6 +16,7 @@ the worst of cases. It finds accidents (a lost, doubled or misplaced update); it
 the keys.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from refitd_client.header import BITS
@@ -88,3 +89,8 @@ def _splitmix(seed: int, count: int) -> int:
     for shift, factor in SPLITMIX:
         x = ((x ^ (x >> shift)) * factor) & MASK
     return x ^ (x >> 31)
+
+
+def to_texts(fingerprints: Mapping[str, int]) -> dict[str, str]:
+    """The same for many tensors, in order of their names."""
+    return {name: to_text(found) for name, found in sorted(fingerprints.items())}

@@ -24,8 +24,13 @@ def bits_of(data: NDArray[np.uint8], width: int) -> Bits:
     return data.view(_TYPES[width])
 
 
-def fingerprint(bits: Bits) -> int:
-    """The fingerprint of a tensor, given as the bits of all its elements in order of index."""
+def fingerprint(bits: Bits, *, first: int = 0) -> int:
+    """The fingerprint of a tensor, given as the bits of all its elements in order of index.
+
+    Or what a part of it adds to that: the elements from `first` on, which is a multiple of `ROW`.
+    """
+    if first % ROW:
+        raise ValueError(f"first is {first}: parts begin at a multiple of {ROW} elements")
     keys = column_keys()
     narrow, spare = np.empty((_ROWS, ROW), bits.dtype), np.empty((_ROWS, ROW), bits.dtype)
     wide = np.empty((_ROWS, ROW), np.uint64)
@@ -36,10 +41,10 @@ def fingerprint(bits: Bits) -> int:
         block = bits[row * ROW : (row + count) * ROW].reshape(count, ROW)
         wide[:count] = _mix(block, narrow[:count], spare[:count])
         sums = np.einsum("ij,j->i", wide[:count], keys)
-        total += int(sums @ row_keys(row, count))
+        total += int(sums @ row_keys(first // ROW + row, count))
     rest = bits[whole * ROW :]
     if len(rest):
-        total += int(share(np.arange(whole * ROW, len(bits), dtype=np.uint64), rest))
+        total += int(share(np.arange(first + whole * ROW, first + len(bits), dtype=np.uint64), rest))
     return total & MASK
 
 

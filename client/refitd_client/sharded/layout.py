@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from refitd_client import shards
+from refitd_client import shard
 from refitd_client.sharded.boxes import Box
 from refitd_client.sharded.claims import Claim, Place, Whole, unite
 from refitd_client.shards import TensorShards
@@ -72,7 +72,7 @@ def lay_out(
     sources = [TensorSource(entry=whole.entry, read=_unread, memory=_memory(whole)) for whole in wholes.values()]
     second = [f"^{re.escape(name)}$" for name, whole in wholes.items() if whole.second]
     sources = without_second_names(sources, inventory=inventory, second=second)
-    cut = shards.cut(sources, max_shard_bytes=max_shard_bytes, check_finite=check_finite)
+    cut = TensorShards(shards=shard.cut(sources, max_shard_bytes=max_shard_bytes), check_finite=check_finite)
     kept = [wholes[source.entry.name] for source in sources]
     return Layout(
         shards=cut,
@@ -100,9 +100,9 @@ def _memory(whole: Whole) -> tuple[str | None, ...] | None:
 
 def _slots(cut: TensorShards) -> dict[str, Slot]:
     slots: dict[str, Slot] = {}
-    for number, shard in enumerate(cut.shards):
-        offset = len(shard.header)
-        for entry in shard.entries:
+    for number, file in enumerate(cut.shards):
+        offset = len(file.header)
+        for entry in file.entries:
             slots[entry.name] = Slot(number, offset)
             offset += entry.nbytes
     return slots

@@ -14,13 +14,13 @@ from refitd_client.contract.naming import Order
 from refitd_client.errors import RankLostError, ServiceError, StepConflictError
 from refitd_client.publication import Publication
 from refitd_client.publisher import WeightPublisher
+from refitd_client.shard import index_json
 from refitd_client.sharded import blame, samples
 from refitd_client.sharded.claims import Claim
 from refitd_client.sharded.crew import Crew
 from refitd_client.sharded.layout import lay_out
 from refitd_client.sharded.messages import Failed, Opening, Published, Refused
 from refitd_client.sharded.shared_shards import Answer, Planned, SharedShards
-from refitd_client.shards import index_json
 
 _log = logging.getLogger("refitd_client")
 

@@ -1,0 +1,179 @@
+"""Deltas together with slots and with publications that end in the background."""
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Event
+
+import durable_effects
+import numpy as np
+import published
+import pytest
+from numpy.typing import NDArray
+from test_delta_publish import serve
+
+from refitd_client import DeltaRules, InvalidWeightsError, Publication, StagedPublication, WeightPublisher, header
+from refitd_client.contract.manifest import parse_manifest
+from refitd_client.contract.slot import layout_of, slot_name, slots_path
+from refitd_client.contract.states import Kind
+from refitd_client.delta import apply, read_delta
+from refitd_client.fingerprint import fingerprint, to_texts
+from refitd_client.header import Entry
+from refitd_client.run_folder import RunFolder
+from support.stand_in_service import StandIn, make_engine, stand_in
+
+State = dict[str, NDArray[np.float32]]
+
+
+@pytest.fixture
+def service() -> Iterator[StandIn]:
+    with stand_in() as service:
+        service.engines = [make_engine(version=None, run="run")]
+        yield service
+
+
+@pytest.fixture
+def publisher(tmp_path: Path, service: StandIn) -> Iterator[WeightPublisher]:
+    rules = DeltaRules(threshold=0.5, anchor_every=2)
+    with WeightPublisher(tmp_path, "run", service.url, max_shard_bytes=256, delta_rules=rules) as publisher:
+        yield publisher
+
+
+def stage(publisher: WeightPublisher, state: State, step: int) -> StagedPublication:
+    return publisher.publish(state, step=step, delta="auto", block="staged")
+
+
+def copied(state: State) -> State:
+    return {name: tensor.copy() for name, tensor in state.items()}
+
+
+def result(publication: Publication, base: State) -> State:
+    """A delta's, which is held against its fingerprints; of a full version what is in it."""
+    if publication.kind is Kind.FULL:
+        published.check(publication.path)
+        return published.tensors(publication.path)
+    state = copied(base)
+    targets = {
+        name: (Entry(name=name, dtype="F32", shape=tensor.shape), tensor.reshape(-1).view(np.uint8))
+        for name, tensor in state.items()
+    }
+    apply(read_delta(publication.path / "weights.refit-delta"), targets)
+    return state
+
+
+def same(one: State, other: State) -> bool:
+    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def test_a_staged_delta_is_of_the_tensors_as_they_were(
+    publisher: WeightPublisher, service: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may change as soon as `publish` returns, and the next delta leads on from there."""
+    state = durable_effects.weights(1)
+    first = stage(publisher, state, 1).committed(30)
+    serve(service, first)
+    before, go = copied(state), Event()
+    record = RunFolder.record
+    monkeypatch.setattr(RunFolder, "record", lambda *args: (go.wait(30), record(*args)))
+    state["a"][0, :2] = 5
+    then = copied(state)
+    staged = stage(publisher, state, 2)
+    state["a"][:] = 77
+    assert not staged.path.exists()
+    go.set()
+    second = staged.committed(30)
+    assert (second.kind, second.base) == (Kind.DELTA, first.version_id)
+    assert same(result(second, before), then)
+    assert {"compare", "stage"} <= second.timings.keys()
+
+
+def test_a_delta_after_a_version_that_failed_in_the_background_is_none(
+    publisher: WeightPublisher, service: StandIn
+) -> None:
+    """What its tensors were compared with was never published."""
+    state = durable_effects.weights(1)
+    serve(service, stage(publisher, state, 1).committed(30))
+    good = copied(state)
+    for tensor in state.values():  # too much for a delta: the full version is found bad when it has been staged
+        tensor.fill(np.inf)
+    failed = stage(publisher, state, 2)
+    with pytest.raises(InvalidWeightsError):
+        failed.committed(30)
+    third = stage(publisher, good, 3).committed(30)
+    assert third.kind is Kind.FULL
+    assert same(result(third, good), good)
+
+
+def test_a_base_that_was_recycled_is_not_what_is_compared_with(
+    tmp_path: Path, publisher: WeightPublisher, service: StandIn
+) -> None:
+    """The copy that finds changes is not a version's files: those are written again meanwhile."""
+    state, counts = durable_effects.weights(1), itertools.count()
+    kinds: list[Kind] = []
+    served: Publication | None = None
+    base = copied(state)
+    inodes: list[set[int]] = []
+    for step in range(1, 8):
+        state["a"].reshape(-1)[next(counts)] += 1
+        publication = stage(publisher, state, step).committed(30)
+        kinds.append(publication.kind)
+        assert same(result(publication, base), state)
+        if publication.kind is Kind.FULL:
+            inodes.append({path.stat().st_ino for path in published.shards(publication.path)})
+        elif served is not None and served.kind is Kind.FULL:
+            hand_back(tmp_path, served.path)
+        served, base = publication, copied(state)
+        serve(service, served)
+    assert kinds == [Kind.FULL, Kind.DELTA] * 3 + [Kind.FULL]
+    assert inodes[0] == inodes[1] == inodes[2], "each full version was written into the files of the one before"
+
+
+def test_a_delta_takes_no_slot(tmp_path: Path, publisher: WeightPublisher, service: StandIn) -> None:
+    """Not even one that has no files, as a delta has no shards."""
+    state = durable_effects.weights(1)
+    serve(service, stage(publisher, state, 1).committed(30))
+    slot = durable_effects.make_slot(tmp_path)
+    empty = slot.parent / slot_name(layout_of([]), "e" * 32)
+    empty.mkdir()
+    state["a"][0, 0] += 1
+    assert stage(publisher, state, 2).committed(30).kind is Kind.DELTA
+    assert sorted((tmp_path / slots_path("run")).iterdir()) == sorted([slot, empty])
+
+
+@pytest.mark.parametrize("block", ["committed", "staged"])
+@pytest.mark.parametrize("recycle", [False, True])
+def test_full_versions_have_fingerprints_when_they_are_asked_for(tmp_path: Path, block: str, recycle: bool) -> None:
+    """Tensors of many pieces, of a part of one, and of nothing."""
+    chance = np.random.default_rng(0)
+    state = {
+        "many": chance.standard_normal((700, 900), dtype=np.float32),
+        "long": chance.integers(0, 2**40, 70_001),
+        "short": np.ones(3, np.float16),
+        "none": np.zeros((0, 4), np.float32),
+    }
+    with WeightPublisher(tmp_path, "run", fingerprints=True) as publisher:
+        if recycle:
+            hand_back(tmp_path, publisher.publish(state, step=1).path)
+        done = publisher.publish(state, step=2, block=block)  # type: ignore[call-overload]
+        path = done.committed(30).path if block == "staged" else done.path
+        assert not recycle or not list((tmp_path / slots_path("run")).iterdir())
+    bits = {name: array.reshape(-1).view(f"u{array.itemsize}") for name, array in state.items()}
+    assert published.check(path).fingerprints == to_texts({name: fingerprint(each) for name, each in bits.items()})
+
+
+def test_full_versions_have_none_when_nobody_asks(tmp_path: Path) -> None:
+    with WeightPublisher(tmp_path, "run") as publisher:
+        path = publisher.publish(durable_effects.weights(1), step=1).path
+    assert parse_manifest((path / "refit.json").read_bytes()).fingerprints == {}
+
+
+def hand_back(root: Path, version: Path) -> None:
+    """As the service does."""
+    shards = published.shards(version)
+    slot = root / slots_path("run") / slot_name(layout_of(map(header.layout, shards)), "f" * 32)
+    slot.mkdir(parents=True)
+    for path in shards:
+        path.rename(slot / path.name)
+    for path in version.iterdir():
+        path.unlink()
+    version.rmdir()

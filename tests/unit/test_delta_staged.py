@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from test_delta_publish import serve
 
-from refitd_client import DeltaRules, InvalidWeightsError, Publication, StagedPublication, WeightPublisher, header
+from refitd_client import DeltaRules, Publication, StagedPublication, StorageError, WeightPublisher, header
 from refitd_client.contract.manifest import parse_manifest
 from refitd_client.contract.slot import layout_of, slot_name, slots_path
 from refitd_client.contract.states import Kind
@@ -88,20 +88,26 @@ def test_a_staged_delta_is_of_the_tensors_as_they_were(
 
 
 def test_a_delta_after_a_version_that_failed_in_the_background_is_none(
-    publisher: WeightPublisher, service: StandIn
+    publisher: WeightPublisher, service: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What its tensors were compared with was never published."""
+    """What its tensors were compared with was never published, and what changed in it would be missing."""
     state = durable_effects.weights(1)
     serve(service, stage(publisher, state, 1).committed(30))
-    good = copied(state)
-    for tensor in state.values():  # too much for a delta: the full version is found bad when it has been staged
-        tensor.fill(np.inf)
-    failed = stage(publisher, state, 2)
-    with pytest.raises(InvalidWeightsError):
-        failed.committed(30)
-    third = stage(publisher, good, 3).committed(30)
+    base = copied(state)
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "record", no_disk)
+        state["a"][0, 0] += 1
+        failed = stage(publisher, state, 2)
+        with pytest.raises(StorageError):
+            failed.committed(30)
+    state["a"][0, 1] += 1
+    third = stage(publisher, state, 3).committed(30)
     assert third.kind is Kind.FULL
-    assert same(result(third, good), good)
+    assert same(result(third, base), state)
+
+
+def no_disk(*_: object) -> None:
+    raise OSError(5, "Input/output error")
 
 
 def test_a_base_that_was_recycled_is_not_what_is_compared_with(

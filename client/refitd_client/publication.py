@@ -23,6 +23,7 @@ class Publication:
 
     `bytes` counts its files, `digest` is the manifest's. `timings` are milliseconds of `write` (copying, checking and
     digesting), `sync`, `commit` and `notice`. `notice_error` is why the service does not know yet, None if it does.
+    `begun` says so where a generation of the run begins with it, None where the run goes on.
     """
 
     run: str
@@ -36,6 +37,7 @@ class Publication:
     notice: Notice
     connection: Connection | None = None
     notice_error: ServiceError | None = field(default=None, compare=False)
+    begun: str | None = None
 
     def wait(self, timeout: float = 60.0, wait_for: WaitFor = "served") -> Served:
         """Wait until engines serve the version, or until the service has found it good (`wait_for="sealed"`).

@@ -117,7 +117,8 @@ class WeightPublisher:
         """Write a version, commit it and tell the service. Returns when it is on stable storage.
 
         A folder's files are cloned or copied, never linked: nothing that the trainer does to its own files or tensors
-        afterwards changes a version. A first step that was published before begins a new generation of the run.
+        afterwards changes a version. A first step that was published before begins a new generation of the run, which
+        is logged as a warning.
 
         Args:
             weights: a state dict of torch tensors or numpy arrays, an `nn.Module` (its parameters and persistent
@@ -137,8 +138,11 @@ class WeightPublisher:
         told = dict(metadata or {})
         with self._turn:
             order = self._folder.place(step)
+            begun = self._folder.begun(order)
             written = self._write(weights, order, told, progress)
-        return self._announce(order, written, told)
+        if begun is not None:
+            _log.warning("%s", begun)
+        return self._announce(order, written, told, begun)
 
     def _write(
         self, weights: Any, order: Order, metadata: dict[str, str], progress: Callable[[Progress], None] | None
@@ -156,7 +160,7 @@ class WeightPublisher:
             return no_space(self._folder.path, needed, free_bytes(self._folder.path))
         return StorageError(f"{self._folder.folder_of(order)} could not be written: {error}")
 
-    def _announce(self, order: Order, written: Written, metadata: dict[str, str]) -> Publication:
+    def _announce(self, order: Order, written: Written, metadata: dict[str, str], begun: str | None) -> Publication:
         run = self._folder.run
         notice = Notice(run=run, step=order.step, path=f"{run}/{version_folder(order)}", metadata=metadata)
         laps = Laps()
@@ -174,6 +178,7 @@ class WeightPublisher:
             notice=notice,
             connection=self._connection,
             notice_error=error,
+            begun=begun,
         )
         if error is not None:
             _report(error, publication)

@@ -116,8 +116,9 @@ def _write_tensor(source: TensorSource, file: StagedFile, check_finite: bool) ->
 def _not_finite(entry: Entry, data: NDArray[np.uint8]) -> InvalidWeightsError:
     chunks = (data[begin : begin + _CHUNK] for begin in range(0, len(data), _CHUNK))
     count = sum(count_nonfinite(entry.dtype, chunk) for chunk in chunks)
+    values = "1 value that is" if count == 1 else f"{count} values that are"
     return refused(
         entry.name,
-        f"holds {count} values that are NaN or infinite: the training step that made it went wrong, and engines would "
-        "answer with noise (check_finite=False publishes it all the same)",
+        f"holds {values} NaN or infinite: the training step that made it went wrong, and engines would answer with "
+        "noise (check_finite=False publishes it all the same)",
     )

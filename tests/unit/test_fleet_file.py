@@ -52,7 +52,7 @@ class Complaints:
         monkeypatch.setattr(fleet, "log", self)
 
     def error(self, _: str, **said: str) -> None:
-        assert set(said) == {"file", "error"}
+        assert set(said) == {"error"}
         self.come.set()
 
 
@@ -158,8 +158,10 @@ async def test_a_broken_file_takes_no_engine_away_and_is_read_again_when_it_is_m
         stage.ledger.put_version(version(1))
         await serving(stage, A)
         assert stage.ledger.fleet_fault is None
+        assert str(file) in (stage.ledger.file_fault or "")
         write(file, "{url: 'http://a:1'}", "{url: 'http://b:1'}")
         await engines_are(stage, A, B)
+        assert stage.ledger.file_fault is None
 
 
 async def test_a_file_that_is_deleted_takes_no_engine_away(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

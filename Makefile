@@ -30,8 +30,8 @@ check: $(READY) ## lint, formatting and types
 	@$(BIN)/ruff format --check client service tests
 	@$(BIN)/pyright
 
-soak: $(READY) ## a million steps of the simulation
-	@REFITD_SIMULATION_STEPS=$${REFITD_SIMULATION_STEPS:-1000000} $(BIN)/python -m pytest tests/simulation -q -s $(ARGS)
+soak: $(READY) ## a million steps of the simulation, on all cores (half an hour on two)
+	@REFITD_SIMULATION_STEPS=$${REFITD_SIMULATION_STEPS:-1000000} REFITD_SIMULATION_SHARES=40 $(BIN)/python -m pytest tests/simulation -q -n auto $(ARGS)
 
 chaos: $(READY) ## kill the real publisher, service and engines at random times, under load (SGLang among them)
 	@tests/sglang/install .venv-sglang

@@ -14,7 +14,7 @@ from support.servers import KIT, SGLANG_VENV, SglangServer
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-collect_ignore = [] if SGLANG_VENV else ["e2e/test_sglang_main_job.py"]
+collect_ignore_glob = [] if SGLANG_VENV else ["e2e/test_sglang_*.py"]
 
 
 @pytest.fixture(scope="session")

@@ -25,6 +25,7 @@ from refitd_client.contract.wire import (
     Engine,
     Event,
     Explanation,
+    Faults,
     NewEngine,
     Notice,
     Page,
@@ -178,6 +179,10 @@ class AsyncRefitClient:
     async def explain(self, subject: str) -> Explanation:
         """Why a version or an engine (by its id) is where it is."""
         return await self._send(routes.explain(subject))
+
+    async def faults(self) -> Faults:
+        """What the service cannot do now, and why."""
+        return await self._send(routes.faults())
 
     async def healthy(self) -> bool:
         """Whether the service answers. Asks once."""

@@ -9,6 +9,7 @@ Whatever stops it before the commit, deltas begin anew: what they were compared 
 """
 
 import errno
+import logging
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ from refitd_client.writing import VersionWriter, Written
 DeltaChoice = Literal["auto", "never"]
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_log = logging.getLogger("refitd_client")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,13 +50,17 @@ class Means:
 
 @dataclass(slots=True, kw_only=True)
 class Attempt:
-    """One version. It is written or staged, once; the next one begins when that has ended."""
+    """One version. It is written or staged, once; the next one begins when that has ended.
+
+    `begun` says that a generation of the run begins with it, and is logged when it has.
+    """
 
     means: Means
     order: Order
     metadata: dict[str, str]
     progress: Callable[[Progress], None] | None
     delta: DeltaChoice
+    begun: str | None
     _laps: Laps = field(default_factory=Laps, init=False)
     _needed: int = field(default=0, init=False)
 
@@ -86,7 +92,7 @@ class Attempt:
             return announce(publication)
         except ServiceProblemError as error:
             if publication.kind is Kind.DELTA and error.problem.slug == "unsupported-kind":
-                self.means.deltas.refuse(f"the service refuses deltas: {error}")
+                self.means.deltas.refuse(f"the service refuses deltas: {error.problem.detail}")
             raise
 
     def staged(self, outcome: Outcome) -> StagedPublication:
@@ -143,6 +149,8 @@ class Attempt:
         return StorageError(f"{folder.folder_of(self.order)} could not be written: {error}")
 
     def _publication(self, offer: Offer, written: Written) -> Publication:
+        if self.begun is not None:
+            _log.warning("%s", self.begun)
         run, manifest = self.means.folder.run, written.manifest
         path = f"{run}/{version_folder(self.order)}"
         return Publication(
@@ -167,4 +175,5 @@ class Attempt:
             why_full=offer.why_full,
             density=offer.density,
             connection=self.means.connection,
+            begun=self.begun,
         )

@@ -26,6 +26,7 @@ from refitd_client.contract.wire import (
     Engine,
     Event,
     Explanation,
+    Faults,
     NewEngine,
     Notice,
     Page,
@@ -174,6 +175,10 @@ class RefitClient:
     def explain(self, subject: str) -> Explanation:
         """Why a version or an engine (by its id) is where it is."""
         return self._send(routes.explain(subject))
+
+    def faults(self) -> Faults:
+        """What the service cannot do now, and why."""
+        return self._send(routes.faults())
 
     def healthy(self) -> bool:
         """Whether the service answers. Asks once."""

@@ -156,8 +156,9 @@ class ServiceProblemError(ServiceError):
         self.problem = problem
 
     def __str__(self) -> str:
-        """The problem in one line."""
-        return f"{self.problem.title}: {self.problem.detail} (HTTP {self.problem.status}, {self.problem.slug})"
+        """The problem in one line, and what stands all the same."""
+        told = f"{self.problem.title}: {self.problem.detail} (HTTP {self.problem.status}, {self.problem.slug})"
+        return told if self.publication is None else f"{told}; the version stands at {self.publication.path}"
 
 
 class UnauthorizedError(ServiceProblemError):

@@ -49,8 +49,9 @@ class ShardProof:
 
 
 def _not_finite(name: str, count: int) -> InvalidWeightsError:
+    values = "1 value that is" if count == 1 else f"{count} values that are"
     return refused(
         name,
-        f"holds {count} values that are NaN or infinite: the training step that made it went wrong, and engines would "
-        "answer with noise (check_finite=False publishes it all the same)",
+        f"holds {values} NaN or infinite: the training step that made it went wrong, and engines would answer with "
+        "noise (check_finite=False publishes it all the same)",
     )

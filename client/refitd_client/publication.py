@@ -33,7 +33,7 @@ class Publication:
     `bytes` counts its files, `digest` is the manifest's. `timings` are milliseconds of `write` (copying, checking and
     digesting), `sync` (added up over threads), `commit` and `notice`, of `stage` where the rest went on without the
     trainer, and of `compare` where a delta was wished for. `notice_error` is why the service does not know yet, None if
-    it does.
+    it does. `begun` says so where a generation of the run begins with it, None where the run goes on.
 
     `kind` and `base` say whether it is a delta, and against which version. Where a delta was wished for, `why_full` is
     the reason for a full version, and `density` the share of all elements that changed since the version before.
@@ -54,6 +54,7 @@ class Publication:
     density: float | None = None
     connection: Connection | None = None
     notice_error: ServiceError | None = field(default=None, compare=False)
+    begun: str | None = None
 
     def wait(self, timeout: float = 60.0, wait_for: WaitFor = "served") -> Served:
         """Wait until engines serve the version, or until the service has found it good (`wait_for="sealed"`).

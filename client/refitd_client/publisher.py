@@ -200,7 +200,8 @@ class WeightPublisher:
         the next call, which waits for the end of the one before it; then nothing of the new step has been written.
 
         A folder's files are cloned or copied, never linked: nothing that the trainer does to its own files or tensors
-        afterwards changes a version. A first step that was published before begins a new generation of the run.
+        afterwards changes a version. A first step that was published before begins a new generation of the run, which
+        is logged as a warning.
 
         Args:
             weights: a state dict of torch tensors or numpy arrays, an `nn.Module` (its parameters and persistent
@@ -230,7 +231,12 @@ class WeightPublisher:
             order = self._folder.place(step)
             self._mappings.prune()
             attempt = Attempt(
-                means=self._means, order=order, metadata=dict(metadata or {}), progress=progress, delta=delta
+                means=self._means,
+                order=order,
+                metadata=dict(metadata or {}),
+                progress=progress,
+                delta=delta,
+                begun=self._folder.begun(order),
             )
             if block == "staged":
                 return attempt.staged(self._background.begin(attempt.stage(weights)))

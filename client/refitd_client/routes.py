@@ -12,6 +12,7 @@ from refitd_client.contract.states import VersionState
 from refitd_client.contract.wire import (
     Engine,
     Explanation,
+    Faults,
     NewEngine,
     Notice,
     Page,
@@ -121,6 +122,11 @@ def reclaim() -> Call[ReclaimPlan]:
 def explain(subject: str) -> Call[Explanation]:
     """Why a version or an engine is where it is."""
     return Call(method="GET", path=_path("explain", subject), result=Explanation)
+
+
+def faults() -> Call[Faults]:
+    """What the service cannot do now."""
+    return Call(method="GET", path="/v1/faults", result=Faults)
 
 
 def events() -> Call[None]:

@@ -66,6 +66,15 @@ class RunFolder:
             raise StepConflictError(f"{self.folder_of(placed)} exists: move it away, or publish a later step")
         return placed
 
+    def begun(self, order: Order) -> str | None:
+        """That a step which was just placed begins a generation of the run, None where it does not."""
+        if self._own is not None or self._found is None or order.generation == self._found.generation:
+            return None
+        return (
+            f"step {order.step} is not above {self._found.step}, the last of run {self.run}: "
+            f"this begins generation {order.generation}, which takes over"
+        )
+
     def folder_of(self, order: Order) -> Path:
         """Where a version goes."""
         return self.path / version_folder(order)

@@ -8,31 +8,35 @@ import asyncio
 import gc
 import random
 import sys
-from pathlib import Path
+from socket import socket
 
 import structlog
 
 from refitd.catalog.catalog import Catalog, CatalogRules
 from refitd.catalog.files import DiskFiles
 from refitd.catalog.references import References
-from refitd.catalog.watch import Watcher
+from refitd.catalog.watch import Watcher, mounts_now
 from refitd.clock import SystemClock
 from refitd.engine.connect import connector
 from refitd.journal.recovery import open_journal
 from refitd.ledger import Ledger
 from refitd.logs import configure_logs
 from refitd.notice.intake import Intake
-from refitd.ownership import StartRefusedError, owned, state_owned
+from refitd.ownership import Hold, StartRefusedError, owned, state_owned
+from refitd.preflight import stranger
 from refitd.reclaim.collector import Collector
 from refitd.reclaim.folders import DiskFolders
 from refitd.rollout.canary import CanaryChecks, Check, OperatorCheck
 from refitd.rollout.conductor import Conductor
 from refitd.rollout.fleet import Fleet
 from refitd.rollout.hosts import guard_of
+from refitd.rollout.record import Source
+from refitd.root_mark import RootGuard, mark_root
 from refitd.settings import Settings
 from refitd.state_folder import check_state_folder
 from refitd.surface.api import build_api
 from refitd.surface.context import Service
+from refitd.surface.listening import listening
 from refitd.surface.server import Server
 
 DRAIN_SECONDS = 20.0
@@ -47,34 +51,48 @@ def serve(settings: Settings) -> int:
     # Threads look at files and write the journal; the loop must not wait for its turn behind them (5 ms by default).
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
-        with owned(settings.root):
-            check_state_folder(
-                settings.state_folder, named=settings.state is not None, mounts=Path("/proc/self/mounts").read_text()
-            )
-            with state_owned(settings.state_folder):
-                asyncio.run(_serve(settings))
+        with owned(settings.root) as hold:
+            check_state_folder(settings.state_folder, named=settings.state is not None, mounts=mounts_now())
+            with state_owned(settings.state_folder), listening(settings.host, settings.port) as sockets:
+                asyncio.run(_serve(settings, hold, sockets))
     except StartRefusedError as error:
         log.error("refitd does not start", reason=str(error))
         return 1
     return 0
 
 
-async def _serve(settings: Settings) -> None:
+async def _serve(settings: Settings, hold: Hold, sockets: list[socket]) -> None:
     journal = await asyncio.to_thread(open_journal, settings.state_folder, settings.root.resolve())
     try:
         ledger = await asyncio.to_thread(Ledger, journal, SystemClock(), settings.rollout_strategy)
+        guard = await asyncio.to_thread(_root_guard, settings, ledger, hold)
         async with asyncio.TaskGroup() as group:
             writing = group.create_task(journal.run(), name="journal")
-            await _run(settings, ledger)
+            await _run(settings, ledger, guard, sockets)
             writing.cancel()
     finally:
         journal.close()
     log.info("stopped")
 
 
-async def _run(settings: Settings, ledger: Ledger) -> None:
+def _root_guard(settings: Settings, ledger: Ledger, hold: Hold) -> RootGuard:
+    """Find out whether the root is the one that the journal is about."""
     root = settings.root.resolve()
-    files = DiskFiles(root)
+    has_versions = bool(ledger.versions)
+    mark = mark_root(root, ledger.origin.root, has_versions=has_versions, mounts=mounts_now())
+    ledger.is_about(mark)
+    guard = RootGuard(root, mark, hold.renew)
+    if (fault := guard()) is not None:
+        log.error("not ready", reason=fault)
+    return guard
+
+
+async def _run(settings: Settings, ledger: Ledger, guard: RootGuard, sockets: list[socket]) -> None:
+    root = settings.root.resolve()
+    by_api = [engine.id for engine in ledger.engines.values() if engine.source is Source.API]
+    if (doubt := await asyncio.to_thread(stranger, settings, by_api)) is not None:
+        log.warning("the canary is not there", reason=doubt)
+    files = DiskFiles(root, guard)
     catalog = Catalog(ledger, files, References(ledger, settings.base_model), CatalogRules.of(settings))
     fleet = Fleet(
         ledger,
@@ -92,7 +110,7 @@ async def _run(settings: Settings, ledger: Ledger) -> None:
     canaries = CanaryChecks(ledger, checks)
     conductor = Conductor(ledger, default_run=settings.run, quorum=settings.quorum)
     collector = Collector(ledger, files, DiskFolders(root), settings)
-    intake = Intake(ledger, files, root, catalog.nudge)
+    intake = Intake(ledger, files, root, catalog.nudge, settings.run)
     watcher = Watcher(root, settings.watch, asyncio.get_running_loop(), catalog.nudge)
     service = Service(settings=settings, ledger=ledger, intake=intake, fleet=fleet, sweeper=collector.sweeper)
     gc.collect()
@@ -101,7 +119,7 @@ async def _run(settings: Settings, ledger: Ledger) -> None:
     async with asyncio.TaskGroup() as group:
         runs = (watcher.run, collector.run, catalog.run, conductor.run, canaries.run, fleet.run)
         parts = [group.create_task(run(), name=run.__qualname__) for run in runs]
-        await Server(build_api(service), settings.host, settings.port).serve()
+        await Server(build_api(service), settings.host, settings.port).serve(sockets)
         await fleet.drain(DRAIN_SECONDS)
         for part in parts:
             part.cancel()

@@ -22,6 +22,7 @@ from refitd.rollout.goals import goals_of_engine, goals_of_run
 from refitd.rollout.plan import Goals
 from refitd.rollout.record import AttemptRecord, EngineRecord, RolloutRecord
 from refitd.rollout.strategy import Strategy, StrategyName
+from refitd.root_mark import RootMark
 from refitd_client.contract.states import EngineState, RolloutState, VersionState
 from refitd_client.contract.wire import Event
 
@@ -35,7 +36,8 @@ class Ledger:
 
     `targets` rings when a run's target, an engine's run or the set of engines changes: what a replica has to hear.
     `loading` holds the open attempt of each engine; `root_fault` says why the root cannot be listed, None while it can;
-    `fleet_fault` why it is not known which engines there are. `origin` says whether the journal is being rebuilt.
+    `fleet_fault` why it is not known which engines there are; `file_fault` why the engines file cannot be used, so that
+    what it said before stays in force. `origin` says whether the journal is being rebuilt.
     """
 
     def __init__(self, journal: Journal, clock: Clock, strategy: Strategy = _ALL) -> None:
@@ -52,6 +54,7 @@ class Ledger:
         self.loading: dict[str, AttemptRecord] = {}
         self.root_fault: str | None = "the root has not been listed yet"
         self.fleet_fault: str | None = "the engines have not been taken in yet"
+        self.file_fault: str | None = None
         self.origin = journal.read(reads.read_origin) or NEW
         self._fingerprints: dict[tuple[str, str], str] = {}
         self._goals: dict[str, Goals] = {}
@@ -247,6 +250,12 @@ class Ledger:
         self.origin = replace(self.origin, rebuilt=True)
         self.journal.append(writes.put_origin(self.origin))
         self.say("journal", "journal", "rebuilt: the root was listed and every engine asked; collecting begins")
+
+    def is_about(self, root: RootMark | None) -> None:
+        """Remember which root this is about."""
+        if root != self.origin.root:
+            self.origin = replace(self.origin, root=root)
+            self.journal.append(writes.put_origin(self.origin))
 
     def say(self, kind: str, subject: str, text: str, **data: Any) -> None:
         """Add to the log of decisions, which is also the event stream."""

@@ -16,9 +16,35 @@ class StartRefusedError(Exception):
     """The service cannot start; the message says why and what to do."""
 
 
+class Hold:
+    """The lock of a root. It goes with the process, however it ends."""
+
+    def __init__(self, root: Path) -> None:
+        """Lock it, or raise StartRefusedError or OSError."""
+        self._path = root / SERVICE_FOLDER / "lock"
+        self._what = f"owns {root}: stop it, or give this one a root of its own"
+        self._handle = _locked(self._path, 0o660, self._what)
+
+    def renew(self) -> str | None:
+        """Lock what lies at the root's path now, if that is another file system than before; why it cannot be."""
+        try:
+            if self._path.exists() and os.path.samestat(self._path.stat(), os.fstat(self._handle)):
+                return None
+            handle = _locked(self._path, 0o660, self._what)
+        except (OSError, StartRefusedError) as error:
+            return f"the root cannot be locked: {error}"
+        self.release()
+        self._handle = handle
+        return None
+
+    def release(self) -> None:
+        """Give it back."""
+        os.close(self._handle)
+
+
 @contextmanager
-def owned(root: Path) -> Generator[Path]:
-    """Own `root` as long as the context lasts. The lock goes with the process, however it ends.
+def owned(root: Path) -> Generator[Hold]:
+    """Own `root` as long as the context lasts.
 
     Raises:
         StartRefusedError: the root is no folder, cannot be written, or another service owns it.
@@ -28,16 +54,15 @@ def owned(root: Path) -> Generator[Path]:
     folder = root / SERVICE_FOLDER
     try:
         folder.mkdir(exist_ok=True, mode=0o770)
-        handle = os.open(folder / "lock", _LOCK_FLAGS, 0o660)
+        hold = Hold(root)
     except OSError as error:
         raise StartRefusedError(f"the service needs to write its folder in the root: {error}") from error
     with suppress(OSError):  # made while there is room: on a full disk it is what makes room
         (folder / TRASH).mkdir(exist_ok=True, mode=0o700)
     try:
-        _lock(handle, f"owns {root}: stop it, or give this one a root of its own")
-        yield folder
+        yield hold
     finally:
-        os.close(handle)
+        hold.release()
 
 
 @contextmanager
@@ -49,14 +74,24 @@ def state_owned(folder: Path) -> Generator[None]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle = os.open(folder / "lock", _LOCK_FLAGS, 0o600)
+        handle = _locked(folder / "lock", 0o600, f"keeps its journal in {folder}: name another folder with --state")
     except OSError as error:
         raise StartRefusedError(f"the service needs to write its state folder: {error}") from error
     try:
-        _lock(handle, f"keeps its journal in {folder}: name another folder with --state")
         yield
     finally:
         os.close(handle)
+
+
+def _locked(path: Path, mode: int, what: str) -> int:
+    """A handle that holds the lock in a file; raises StartRefusedError where another process holds it, or OSError."""
+    handle = os.open(path, _LOCK_FLAGS, mode)
+    try:
+        _lock(handle, what)
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
 
 
 def _lock(handle: int, what: str) -> None:

@@ -9,9 +9,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, SecretStr, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from refitd.engine.address import check_url
 from refitd.engine.allow import parse_allow_list
 from refitd.rollout.strategy import Strategy, StrategyName
 from refitd.tokens import Tokens, tokens_from
@@ -36,6 +37,10 @@ def _size(value: object) -> object:
         raise ValueError(f"{value!r} is not a size: write bytes, or a number with KB, MB, GB, TB, KiB, … TiB") from None
 
 
+def _engines(urls: list[str]) -> list[str]:
+    return [check_url(url) for url in urls]
+
+
 def _run(value: object) -> object:
     return check_run(value) if isinstance(value, str) else value
 
@@ -58,7 +63,9 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="REFITD_", frozen=True, extra="forbid", hide_input_in_errors=True)
 
     root: Path = Field(description="Folder that trainers publish into: <root>/<run>/v000123/")
-    engines: Urls = Field(default=[], description="URLs of the engines (comma-separated in the environment)")
+    engines: Annotated[Urls, AfterValidator(_engines)] = Field(
+        default=[], description="URLs of the engines (comma-separated in the environment)"
+    )
     engines_file: Path | None = Field(
         default=None, description="YAML file of engines: url, run, keys, path map; watched"
     )
@@ -150,9 +157,19 @@ class Settings(BaseSettings):
             )
         if self.canary_check is not None and not self.canary_check.startswith(("http://", "https://")):
             raise ValueError("canary_check must be an http:// or https:// URL")
+        self._check_strategy()
         if self.path_map is not None and not self.path_map.startswith("/"):
             raise ValueError("path_map must be an absolute path")
         return self
+
+    def _check_strategy(self) -> None:
+        """Refuse what the strategy would pass over in silence."""
+        of_canary = [name for name in ("canary", "canary_check") if getattr(self, name) is not None]
+        if of_canary and self.strategy is not StrategyName.CANARY:
+            flag = "--" + of_canary[0].replace("_", "-")
+            raise ValueError(f"{flag} is for --strategy canary, and the strategy is {self.strategy}")
+        if "max_unavailable" in self.model_fields_set and self.strategy is not StrategyName.ROLLING:
+            raise ValueError(f"--max-unavailable is for --strategy rolling, and the strategy is {self.strategy}")
 
     @property
     def rollout_strategy(self) -> Strategy:

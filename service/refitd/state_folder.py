@@ -5,7 +5,7 @@ from pathlib import Path
 from refitd.catalog.watch import file_system_of, wants_polling
 from refitd.ownership import StartRefusedError
 
-_VOLATILE = frozenset({"tmpfs", "ramfs"})
+VOLATILE = frozenset({"tmpfs", "ramfs"})
 
 
 def check_state_folder(folder: Path, *, named: bool, mounts: str) -> None:
@@ -17,7 +17,7 @@ def check_state_folder(folder: Path, *, named: bool, mounts: str) -> None:
     kind = file_system_of(folder.resolve(), mounts)
     if named or kind == "overlay":  # a container's own file system: there is no better place to choose by default
         return
-    if kind in _VOLATILE:
+    if kind in VOLATILE:
         raise StartRefusedError(
             f"the state folder {folder} is on {kind} and gone after a reboot: name one with --state"
         )

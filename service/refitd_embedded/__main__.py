@@ -22,6 +22,8 @@ continuous batching, log-probabilities, weights reloaded between two steps of it
 there is no tokenizer."""
 EPILOG = """\
 examples:
+  python -m refitd_embedded --make-model DIR
+      Write a Qwen2 checkpoint of 400,000 random parameters, to try things with. Its tokens are 0 to 31.
   python -m refitd_embedded --model-path DIR --port 9000
       One engine. Prints "refitd_embedded ready on http://127.0.0.1:9000" once it listens; SIGTERM stops it.
   python -m refitd_embedded --model-path DIR --port 9000 --replicas 64
@@ -44,11 +46,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     torch.set_num_threads(arguments.threads)
     try:
+        if arguments.make_model is not None:
+            return _make_model(arguments.make_model, arguments.random_seed)
         engines = _engines(arguments)
         sockets = _listen(arguments.host, arguments.port, arguments.replicas)
     except (OSError, ValueError, KeyError, CheckpointError) as problem:
         return _fail(f"refitd_embedded: {problem}")
     asyncio.run(_serve(engines, sockets, arguments))
+    return 0
+
+
+def _make_model(folder: Path, seed: int) -> int:
+    from refitd_embedded.demo import policy
+
+    if folder.exists() and any(folder.iterdir()):
+        raise ValueError(f"{folder} is not empty: name a new folder")
+    print(policy.write(policy.fresh(seed), folder))
     return 0
 
 
@@ -126,7 +139,9 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--model-path", type=Path, required=True, metavar="DIR", help="config.json and *.safetensors to start with")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--model-path", type=Path, metavar="DIR", help="config.json and *.safetensors to start with")
+    what.add_argument("--make-model", type=Path, metavar="DIR", help="write a tiny random Qwen2 there, and end")
     add("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
     add("--port", type=int, default=30000, help="port of the first replica; 0 lets the system choose (%(default)s)")
     add("--replicas", type=_positive, default=1, metavar="N", help="engines on consecutive ports (%(default)s)")
@@ -134,7 +149,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--admin-api-key", metavar="KEY", help="bearer token for the routes that change something")
     add("--context-length", type=_positive, metavar="TOKENS", help="prompt and answer together (the model's)")
     add("--max-running-requests", type=_positive, default=128, metavar="N", help="size of the batch (%(default)s)")
-    add("--random-seed", type=int, default=0, metavar="N", help="for requests without a sampling_seed (%(default)s)")
+    seed = "for requests without a sampling_seed, and of a model that is made (%(default)s)"
+    add("--random-seed", type=int, default=0, metavar="N", help=seed)
     add("--threads", type=_positive, default=1, metavar="N", help="torch threads for one forward (%(default)s)")
     add("--load-delay", type=float, default=0.0, metavar="SECONDS", help="make each load take that much longer")
     add("--defects", action="store_true", help="mishandle bad checkpoints as SGLang does (see above)")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from refitd.notice.caps import MAX_CHARACTERS, MAX_ENTRIES
+from refitd.catalog.metadata import MAX_CHARACTERS, MAX_ENTRIES
 from support.checkpoints import publish, tensors
 from support.services import serving
 

@@ -11,12 +11,11 @@ from refitd_client import RefitClient, UnauthorizedError, VersionRejectedError
 from refitd_client.contract.states import EngineState
 from refitd_client.contract.wire import Notice
 from refitd_client.errors import NotFoundError
+from support.bad_checkpoints import DOWN_PROJ, REASONS
 from support.jobs import RUN, Job, Served, running, served_by
 from support.servers import SglangServer
 
 pytestmark = [pytest.mark.sglang, pytest.mark.e2e, pytest.mark.timeout(400)]
-
-DOWN_PROJ = r"model\.layers\.1\.mlp\.down_proj\.weight"
 
 
 @pytest.fixture
@@ -186,22 +185,7 @@ def bystander(sglang: SglangServer, models: Path, tmp_path_factory: pytest.TempP
         yield Bystander(job, models)
 
 
-@pytest.mark.parametrize(
-    ("model", "reason"),
-    [
-        ("bad_empty", r"no \*\.safetensors file"),
-        ("bad_shard2_gone", r"model-00002-of-00002\.safetensors"),
-        ("bad_shape", rf"{DOWN_PROJ}.*BF16 \[64, 100\].*\[64, 128\]"),
-        ("bad_shape_norm", r"model\.norm\.weight.*\[32\].*\[64\]"),
-        ("bad_missing", rf"{DOWN_PROJ}.*missing"),
-        ("bad_extra", r"model\.layers\.1\.mlp\.bogus\.weight"),
-        ("bad_trunc", r"model\.safetensors"),
-        ("bad_shard2_trunc", r"model-00002-of-00002\.safetensors"),
-        ("bad_garbage", r"model\.safetensors"),
-        ("bad_nan", r"model\.norm\.weight.*NaN|NaN.*model\.norm\.weight"),
-        ("b_fp32", r"F32.*BF16"),
-    ],
-)
+@pytest.mark.parametrize(("model", "reason"), REASONS.items())
 def test_a_bad_checkpoint_is_rejected_by_name_and_no_engine_hears_of_it(
     bystander: Bystander, model: str, reason: str
 ) -> None:

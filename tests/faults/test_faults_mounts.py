@@ -1,11 +1,13 @@
 """File systems that vanish under a running service and come back: nothing is deleted, and nothing counts as lost."""
 
+import shutil
 from pathlib import Path
 
 from faults.room import room
 from faults.stand import Subject, id_of, standing, until
+from refitd.fsck.held import still
 from refitd_client.contract.states import VersionState
-from support.jobs import served_by
+from support.jobs import RUN, served_by
 
 KEEP_ONE = ("--keep-last", "1", "--reclaim-interval", "0.5")
 
@@ -40,7 +42,7 @@ def test_a_vanished_mount_of_the_root_deletes_and_loses_nothing_and_is_picked_up
 def test_a_vanished_mount_at_the_start_deletes_nothing_and_is_picked_up_when_it_is_back(
     engine: Subject, tmp_path: Path
 ) -> None:
-    """The mount point itself is an ordinary, empty folder, in which a service makes its own as on a new root."""
+    """The mount point itself is an ordinary, empty folder, in which a trainer publishes as on a new root."""
     with room() as where:
         disk = where.tmpfs(tmp_path / "disk", "size=64m")
         root = where.bind(disk, tmp_path / "root")
@@ -51,14 +53,46 @@ def test_a_vanished_mount_at_the_start_deletes_nothing_and_is_picked_up_when_it_
             stand.refitd.stop()
             where.unmount(root)
             stand.refitd.start()
-            stand.client.reclaim()
+            ready = stand.get("/readyz")
+            assert ready.status_code == 503
+            assert all(word in ready.json()["detail"] for word in ("unmounted", ".refitd/id"))
+            shutil.copytree(engine.model(2), stand.root / RUN / "v000002")
+            refused = stand.ask("POST", "/v1/versions", {"run": RUN, "step": 2})
+            assert (refused.status_code, refused.json()["type"]) == (503, "urn:refitd:problem:not-ready")
+            assert all(line.keep for line in stand.client.reclaim().items)
+            assert [version.state for version in stand.client.versions().items] == [VersionState.SEALED]
             assert engine.serves(1)
             where.bind(disk, root)
-            until(lambda: stand.state_of(1) is VersionState.SEALED)
+            until(lambda: stand.get("/readyz").status_code == 200)
             stand.client.reclaim()
             assert sorted(path.relative_to(kept) for path in kept.rglob("*.safetensors")) == before
             stand.serve(engine.model(2), 2)
             assert engine.serves(2)
+            assert not [event for event in stand.events if "lost" in event.text]
+            assert is_owned(stand.root, stand.refitd.pid)
+
+
+def test_a_root_in_memory_that_a_reboot_has_emptied_is_begun_anew(engine: Subject, tmp_path: Path) -> None:
+    """It is mounted, where it was before, and there is nothing in it: that is how it is, and nobody has to be asked."""
+    with room() as where:
+        root = where.tmpfs(tmp_path / "root", "size=64m")
+        with standing(tmp_path, engine, root=root, seen=where.seen(root), by=where.enter) as stand:
+            stand.serve(engine.model(1), 1)
+            stand.refitd.stop()
+            where.unmount(root)
+            where.tmpfs(root, "size=64m")
+            stand.refitd.start()
+            until(lambda: stand.get("/readyz").status_code == 200)
+            until(lambda: stand.state_of(1) is VersionState.LOST)
+            assert engine.serves(1)
+            stand.serve(engine.model(2), 2)
+            assert engine.serves(2)
+
+
+def is_owned(root: Path, by: int) -> bool:
+    """Whether a process holds the root's lock."""
+    with still(root) as holder:
+        return holder == f"pid {by}"
 
 
 def test_a_vanished_mount_of_the_state_folder_forgets_no_notice_that_was_answered_2xx(

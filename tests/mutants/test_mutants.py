@@ -116,8 +116,8 @@ MUTANTS = [
     Mutant(
         "serves a version that failed validation",
         "service/refitd/catalog/catalog.py",
-        "            case Invalid(_, reason):\n                self._reject(record.id, reason)",
-        "            case Invalid(_, reason):\n                self._move(record.id, VersionState.SEALED, reason)",
+        "            case Invalid(code, reason):\n                self._reject(record.id, reason, code)",
+        "            case Invalid(code, reason):\n                self._move(record.id, VersionState.SEALED, reason)",
         "tests/simulation",
     ),
     Mutant(

@@ -1,6 +1,7 @@
 """The promises under whatever comes, in virtual time: a state machine that Hypothesis drives, and seeds that reproduce.
 
-`make test` takes 10,000 steps or more, `make soak` a million: REFITD_SIMULATION_STEPS says how many.
+`make test` takes 10,000 steps or more, the same each time; `make soak` a million, others each time, in shares that
+run side by side. REFITD_SIMULATION_STEPS says how many steps, REFITD_SIMULATION_SHARES how many shares.
 """
 
 import logging
@@ -21,6 +22,7 @@ from simulation.server import Fault
 from simulation.world import World
 
 STEPS = int(os.environ.get("REFITD_SIMULATION_STEPS", "12000"))
+SHARES = int(os.environ.get("REFITD_SIMULATION_SHARES", "1"))
 RUN_STEPS = 50
 SHRINK = "REFITD_SIMULATION_SHRINK" in os.environ  # minutes, for who looks into a failure
 CALLS = (
@@ -153,12 +155,13 @@ class Everything(RuleBasedStateMachine):
 
 
 @pytest.mark.timeout(24 * 3600)
-def test_every_promise_holds_under_whatever_comes() -> None:
-    runs = -(-STEPS // RUN_STEPS)
+@pytest.mark.parametrize("share", range(SHARES))
+def test_every_promise_holds_under_whatever_comes(share: int) -> None:
+    before, recycled, steps = Everything.steps, Everything.recycled, STEPS // SHARES
     run_state_machine_as_test(
         Everything,
         settings=settings(
-            max_examples=runs,
+            max_examples=-(-steps // RUN_STEPS),
             stateful_step_count=RUN_STEPS,
             deadline=None,
             phases=[Phase.generate, Phase.shrink] if SHRINK else [Phase.generate],
@@ -168,9 +171,9 @@ def test_every_promise_holds_under_whatever_comes() -> None:
             suppress_health_check=list(HealthCheck),
         ),
     )
-    print(f"{Everything.steps} steps, {Everything.recycled} versions were recycled")
-    assert Everything.steps >= min(STEPS, 10_000)
-    assert Everything.recycled > 100 or STEPS < 10_000
+    print(f"{Everything.steps - before} steps, {Everything.recycled - recycled} versions were recycled")
+    assert Everything.steps - before >= min(steps, 10_000)
+    assert Everything.recycled - recycled > 100 or steps < 10_000
 
 
 @pytest.mark.parametrize("seed", range(3))

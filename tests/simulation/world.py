@@ -289,8 +289,8 @@ class World:
             self.disk.remove(paths[index % len(paths)])
 
     def rewrite(self, index: int, make: Make) -> None:
-        """Other bytes at the same path, while nobody reads it."""
-        paths = sorted(set(self.disk.folders) - {server.loading for server in self.servers.values()})
+        """Other bytes at the same path, whoever reads it."""
+        paths = sorted(self.disk.folders)
         if paths:
             path = paths[index % len(paths)]
             self.disk.rewrite(path, make, next(self._contents))

@@ -47,8 +47,9 @@ async def running(
     probe_interval: float = 0.02,
     quorum: int = 1,
     strategy: Strategy = ALL,
+    engines_file: Path | None = None,
 ) -> AsyncIterator[Stage]:
-    """Run a fleet on `engines` (by host name) with a journal in `folder`."""
+    """Run a fleet on `engines` (by host name), or on those of them that a file names, with a journal in `folder`."""
     journal = Journal(folder)
     ledger = Ledger(journal, SystemClock(), strategy)
     lost: set[str] = set()
@@ -62,8 +63,8 @@ async def running(
     fleet = Fleet(
         ledger,
         root="/root",
-        urls=[f"http://{name}:1" for name in engines],
-        engines_file=None,
+        urls=[] if engines_file is not None else [f"http://{name}:1" for name in engines],
+        engines_file=engines_file,
         probe_interval=probe_interval,
         connect=connect,
         check=check,
@@ -76,7 +77,7 @@ async def running(
         writing = group.create_task(journal.run())
         try:
             stage = Stage(ledger=ledger, fleet=fleet, engines=engines, lost=lost)
-            await stage.until(lambda: len(ledger.engines) == len(engines))
+            await stage.until(lambda: engines_file is not None or len(ledger.engines) == len(engines))
             yield stage
         finally:
             for task in tasks:

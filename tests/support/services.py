@@ -102,11 +102,11 @@ async def serving(
         chance=random.Random(),
     )
     collector = Collector(ledger, files, DiskFolders(root), settings)
-    intake = Intake(ledger, files, root, catalog.nudge)
+    intake = Intake(ledger, files, root, catalog.nudge, settings.run)
     service = Service(settings=settings, ledger=ledger, intake=intake, fleet=fleet, sweeper=collector.sweeper)
     api = build_api(service)
     transport = httpx.ASGITransport(app=api, raise_app_exceptions=False)
-    conductor = Conductor(ledger, default_run=None, quorum=1)
+    conductor = Conductor(ledger, default_run=settings.run, quorum=1)
     async with asyncio.TaskGroup() as group, httpx.AsyncClient(transport=transport, base_url="http://refitd") as http:
         tasks = [group.create_task(part()) for part in (catalog.run, conductor.run, fleet.run)]
         writing = group.create_task(journal.run())

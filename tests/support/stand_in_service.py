@@ -22,6 +22,7 @@ from refitd_client.contract.wire import (
     Engine,
     EngineOnVersion,
     Explanation,
+    Faults,
     NewEngine,
     Notice,
     Page,
@@ -81,6 +82,7 @@ class StandIn:
     outcomes: list[WaitOutcome] = field(default_factory=lambda: [WaitOutcome.SERVED])
     plan: ReclaimPlan = field(default_factory=lambda: ReclaimPlan(items=[], freed_bytes=0))
     sentences: list[str] = field(default_factory=lambda: ["It is well."])
+    faults: Faults = field(default_factory=Faults)
     trouble: Problem | None = None
     asked: list[str] = field(default_factory=list)
     bodies: list[Any] = field(default_factory=list)
@@ -198,6 +200,10 @@ def _app(state: StandIn) -> FastAPI:  # noqa: C901 - a table of routes
     @app.post("/v1/reclaim")
     async def reclaim() -> Response:
         return _say(replace(state.plan, done=True))
+
+    @app.get("/v1/faults")
+    async def faults() -> Response:
+        return _say(state.faults)
 
     @app.get("/v1/explain/{subject}")
     async def explain(subject: str) -> Response:

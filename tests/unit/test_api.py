@@ -1,10 +1,13 @@
 """The HTTP API over the real parts of the service; engines are in memory."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from refitd.engine.port import Outcome
 from refitd_client.contract.states import VersionState
 from support.checkpoints import publish, tensors
 from support.services import serving
@@ -251,6 +254,51 @@ async def test_versions_and_engines_explain_themselves(tmp_path: Path) -> None:
         assert any("kept" in sentence for sentence in version)
         engine = (await stage.http.get("/v1/explain/a:1")).json()["sentences"]
         assert any("the target of run run is run~v000001" in sentence for sentence in engine)
+
+
+async def test_an_engine_s_last_load_is_told_in_words(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage:
+        await stage.served(1)
+        record = stage.ledger.engines["a:1"]
+
+        async def told(**changes: Any) -> str:
+            assert record.last_attempt is not None
+            stage.ledger.engines["a:1"] = replace(record, last_attempt=replace(record.last_attempt, **changes))
+            return (await stage.http.get("/v1/explain/a:1")).json()["sentences"][-1]
+
+        assert (await told()).endswith("and went well: what it loaded was proved.")
+        assert (await told(outcome=None)).endswith("and is under way.")
+        refused = await told(outcome="NACK", reason="400 Bad Request")
+        assert refused.endswith("and was refused, which left it as it was: 400 Bad Request.")
+        for outcome in Outcome:
+            assert outcome.name not in await told(outcome=outcome.name)
+
+
+async def test_what_was_rolled_back_from_is_not_called_good(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage:
+        await stage.served(1)
+        await stage.served(2)
+        await stage.http.post("/v1/rollback", json={"run": "run"})
+        sentences = (await stage.http.get("/v1/explain/run~v000002")).json()["sentences"]
+        assert not any("newest good version" in sentence for sentence in sentences)
+
+
+async def test_a_body_that_curl_calls_a_form_is_answered_with_what_to_send(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage:
+        form = {"content-type": "application/x-www-form-urlencoded"}
+        answer = await stage.http.post("/v1/versions", content=b'{"run": "run", "step": 7}', headers=form)
+        assert answer.status_code == 422
+        assert "send the body with content-type: application/json" in answer.json()["detail"]
+        wrong = await stage.http.post("/v1/versions", json={"run": "run"})
+        assert "step" in wrong.json()["detail"]
+
+
+async def test_what_is_wrong_with_root_and_engines_file_can_be_asked(tmp_path: Path) -> None:
+    async with serving(tmp_path, token="secret") as stage:
+        await stage.served(1)
+        assert (await stage.http.get("/v1/faults")).json() == {"root": None, "engines": None}
+        stage.ledger.file_fault = "engines.yaml cannot be read"
+        assert (await stage.http.get("/v1/faults")).json()["engines"] == "engines.yaml cannot be read"
 
 
 async def test_health_readiness_and_metrics_need_no_token(tmp_path: Path) -> None:

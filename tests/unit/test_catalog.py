@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from refitd.catalog.catalog import Catalog, CatalogRules
+from refitd.catalog.fault import Code
 from refitd.catalog.files import DiskFiles
 from refitd.catalog.record import VersionRecord
 from refitd.catalog.references import References
@@ -223,3 +224,18 @@ async def test_a_notice_that_comes_after_the_watch_may_still_allow_missing_tenso
         await stage.verdict("run~v000001", VersionState.REJECTED)
         await stage.intake.take(Notice(run="run", step=1, allow_missing=True))
         await stage.verdict("run~v000001", VersionState.SEALED)
+
+
+async def test_a_folder_of_an_old_generation_that_nobody_ordered_is_refused_by_name_and_not_deleted(
+    tmp_path: Path,
+) -> None:
+    """A trainer without the SDK writes step 50 in a run that was restarted: its folder has no suffix."""
+    async with watching(tmp_path) as stage:
+        publish(stage.root, "run", 41, tensors(1), generation=4)
+        await stage.verdict("run~v000041.g4", VersionState.SEALED)
+        write_shards(stage.root / "run/v000050", tensors(2))
+        late = await stage.verdict("run~v000050", VersionState.REJECTED)
+        assert late.code is Code.OLD_GENERATION
+        assert "call it v000050.g4" in (late.reason or "")
+        publish(stage.root, "run", 40, tensors(3))
+        assert (await stage.verdict("run~v000040", VersionState.SEALED)).owned

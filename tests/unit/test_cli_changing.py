@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from refitd_client.contract.states import VersionState
 from refitd_client.contract.wire import Engine, NewEngine, Problem, Reclaimable, ReclaimPlan, Rollback, Version
 from support.command_line import answer, refitd
 from support.stand_in_service import StandIn, make_engine, make_version, stand_in
@@ -30,6 +31,13 @@ def test_pin_and_unpin(service: StandIn) -> None:
     assert "is pinned" in refitd("pin", "exp~v000001", "--url", service.url).stdout
     assert service.versions[0].pinned
     assert not answer("unpin", "exp~v000001", "--url", service.url, kind=Version).pinned
+
+
+@pytest.mark.parametrize("state", [VersionState.DELETED, VersionState.RETIRED])
+def test_an_unpin_that_comes_too_late_says_so(service: StandIn, state: VersionState) -> None:
+    service.versions = [make_version(1, state=state)]
+    said = refitd("unpin", "exp~v000001", "--url", service.url).stdout
+    assert said == f"exp~v000001 is {state}: there is nothing left to keep.\n"
 
 
 def test_a_version_that_is_not_there_is_said_to_be_so(service: StandIn) -> None:

@@ -9,7 +9,7 @@ from rich.console import Console
 from refitd.cli import render
 from refitd.cli.summary import Summary, newest_good
 from refitd_client.contract.states import EngineState, VersionState
-from refitd_client.contract.wire import Engine, Explanation, Page, Problem, Version
+from refitd_client.contract.wire import Engine, Explanation, Faults, Page, Problem, Version
 from support.command_line import answer, refitd
 from support.stand_in_service import StandIn, make_engine, make_version, on_version, stand_in
 
@@ -58,6 +58,28 @@ class TestStatus:
         result = refitd("status", "--url", service.url)
         assert "exp has no good version yet" in result.stdout
         assert "shape of w" in result.stdout
+
+    def test_what_came_last_stands_first_whatever_its_generation_and_what_is_deleted_is_left_out(
+        self, service: StandIn
+    ) -> None:
+        rejected = make_version(31, state=VersionState.REJECTED, reason="NaN in w", created_at="2026-11-21T13:00:00Z")
+        deleted = make_version(9, generation=4, state=VersionState.DELETED, created_at="2026-11-21T14:00:00Z")
+        served = [make_version(step, generation=3) for step in (1, 2, 3)]
+        service.versions = [deleted, *served, rejected]
+        summary = answer("status", "--limit", "3", "--url", service.url, kind=Summary)
+        assert [version.id for version in summary.versions] == ["exp~v000031", "exp~v000003.g3", "exp~v000002.g3"]
+
+    def test_what_was_rolled_back_from_says_so_where_others_have_a_reason(self, service: StandIn) -> None:
+        service.versions = [make_version(5, barred=True), make_version(4, barred=True, reason="the canary failed")]
+        shown = refitd("status", "--url", service.url).stdout
+        assert line_with(shown, "exp~v000005")[-4:] == ["barred:", "rolled", "back", "from"]
+        assert line_with(shown, "exp~v000004")[-4:] == ["barred:", "the", "canary", "failed"]
+
+    def test_what_is_wrong_with_the_service_itself_is_said(self, service: StandIn) -> None:
+        service.ready, service.faults = False, Faults(root="the root is gone", engines="engines.yaml is no YAML")
+        result = refitd("status", "--url", service.url)
+        assert result.stdout.splitlines()[1:3] == ["the root is gone", "engines.yaml is no YAML"]
+        assert result.exit_code == 3
 
     def test_an_empty_service_says_so(self, service: StandIn) -> None:
         result = refitd("status", "--url", service.url)
@@ -134,6 +156,16 @@ class TestEngines:
         result = refitd("engines", "--url", service.url)
         assert line_with(result.stdout, "engine-0")[3:] == ["QUARANTINED", "paused", "2", "0", "restart", "it"]
         assert result.stdout == refitd("engines", "list", "--url", service.url).stdout
+
+    def test_an_address_is_not_said_twice(self, service: StandIn) -> None:
+        service.engines = [make_engine("127.0.0.1:30000")]
+        service.versions = [make_version(2)]
+        shown = refitd("engines", "--url", service.url).stdout
+        assert line_with(shown, "127.0.0.1") == ["127.0.0.1:30000", "exp", "IN_SYNC", "2", "0", "-"]
+        service.engines.append(make_engine("b"))
+        shown = refitd("engines", "--url", service.url).stdout
+        assert line_with(shown, "127.0.0.1:30000 ")[:3] == ["127.0.0.1:30000", "-", "exp"]
+        assert line_with(shown, "b ")[:2] == ["b", "http://127.0.0.1:30000"]
 
     def test_json_is_the_services_own_document(self, service: StandIn) -> None:
         service.engines = [make_engine()]

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from refitd.cli.flags import PANELS, flag, parameters, settings_from, variable
+from refitd.cli.serve import ENGINES_FILE_HELP
 from refitd.settings import Settings, Watch
 from refitd_client.contract.wire import Problem
 from support.command_line import refitd
@@ -100,6 +101,32 @@ def test_a_rule_over_several_settings_is_told_as_it_is(started: list[Settings]) 
     assert result.exit_code == 2
     assert result.stderr.startswith("host 0.0.0.0 is reachable from other machines")
     assert not started
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (("--engine", "127.0.0.1:33000"), "--engine (REFITD_ENGINES): engine URL '127.0.0.1:33000': write it as http"),
+        (("--engines-file", "/none.yaml"), "--engines-file (REFITD_ENGINES_FILE): the engines file /none.yaml cannot"),
+        (("--base-model", "/none"), "--base-model (REFITD_BASE_MODEL): /none is not a folder"),
+        (("--canary", "a"), "--canary is for --strategy canary"),
+    ],
+)
+def test_what_cannot_work_ends_it_at_once_with_one_line(
+    started: list[Settings], flags: tuple[str, str], named: str
+) -> None:
+    result = refitd("serve", "--root", "/x", *flags)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(named)
+    assert result.stderr.count("\n") == 1
+    assert not started
+
+
+def test_help_shows_an_engines_file(started: list[Settings]) -> None:
+    shown = refitd("serve", "--help", env={"COLUMNS": "120", "TERMINAL_WIDTH": "120"}).output
+    lines = [line.strip() for line in ENGINES_FILE_HELP.splitlines() if line.strip()]
+    assert len(lines) < 12
+    assert all(line in shown for line in lines)
 
 
 def test_json_means_json_logs_unless_told_otherwise(started: list[Settings]) -> None:

@@ -107,7 +107,24 @@ class TestByStep:
         assert result.exit_code == 5
         assert msgspec.json.decode(result.stdout, type=Problem).slug == "timed-out"
 
-    def test_steps_of_an_older_generation_are_not_meant(self, service: StandIn) -> None:
+    @pytest.mark.parametrize(
+        "state", [VersionState.REJECTED, VersionState.RETIRED, VersionState.DELETED, VersionState.LOST]
+    )
+    def test_a_step_that_only_an_older_generation_had_is_not_waited_for(
+        self, service: StandIn, state: VersionState
+    ) -> None:
+        service.versions = [make_version(31, state=state, reason="NaN in w"), make_version(5, generation=2)]
+        result = refitd("wait", "--run", "exp", "--step", "31", "--url", service.url, "--timeout", "600")
+        assert result.exit_code == 1
+        assert f"step 31 of run exp is known only as exp~v000031: {state}: NaN in w" in result.stderr
+
+    def test_a_step_that_is_good_in_an_older_generation_only_is_asked_about(self, service: StandIn) -> None:
+        service.versions = [make_version(31), make_version(5, generation=2)]
+        service.outcomes = [WaitOutcome.SUPERSEDED]
+        result = refitd("wait", "--run", "exp", "--step", "31", "--url", service.url)
+        assert (result.exit_code, result.stdout.split()[0]) == (0, "exp~v000031")
+
+    def test_the_newest_generation_that_has_a_step_is_meant(self, service: StandIn) -> None:
         service.versions = [
             make_version(5),
             make_version(6),
@@ -118,11 +135,14 @@ class TestByStep:
             found = look_for(client, "exp", 5)
             assert found is not None
             assert found.generation == 2
-            assert look_for(client, "exp", 6) is None
+            older = look_for(client, "exp", 6)
+            assert older is not None
+            assert older.generation == 1
             assert look_for(client, "exp", 3) is None
             assert look_for(client, "other", 3) is None
-            service.versions = [make_version(6), make_version(7, generation=2)]
-            assert look_for(client, "exp", 6) is None
+            bad = make_version(4, generation=2, state=VersionState.REJECTED)
+            service.versions = [make_version(4), bad]
+            assert look_for(client, "exp", 4) == bad
 
     def test_a_step_far_down_the_list_is_found(self, service: StandIn) -> None:
         service.versions = [make_version(step) for step in range(450)]
@@ -196,6 +216,24 @@ class TestPublish:
         assert result.exit_code == 0, result.output
         assert (checkpoint.parent / "root/exp/trial/v000007/refit.json").is_file()
         assert "the service was not told" in result.stderr
+
+    @pytest.mark.parametrize("json", [False, True])
+    def test_a_wrong_token_does_not_undo_it_and_where_it_is_is_said(
+        self, service: StandIn, checkpoint: Path, json: bool
+    ) -> None:
+        service.token = "secret"
+        result = refitd(*self.publish(checkpoint, "--url", service.url, *(["--json"] if json else [])))
+        assert result.exit_code == 4
+        path = checkpoint.parent / "root/exp/trial/v000007"
+        assert (path / "refit.json").is_file()
+        said = msgspec.json.decode(result.stdout, type=Problem).detail if json else result.stderr
+        assert f"exp~trial~v000007 is on disk at {path} all the same: the service finds it by watching" in said
+
+    def test_a_step_that_begins_a_generation_says_so_in_one_line(self, service: StandIn, checkpoint: Path) -> None:
+        assert refitd(*self.publish(checkpoint, "--url", service.url)).stderr == ""
+        assert refitd(*self.publish(checkpoint, "--url", service.url)).stderr == (
+            "step 7 is not above 7, the last of run exp/trial: this begins generation 2, which takes over\n"
+        )
 
     def test_a_file_that_is_no_checkpoint_is_named(self, service: StandIn, checkpoint: Path) -> None:
         (checkpoint / "model.safetensors").write_bytes(b"no safetensors at all")

@@ -1,12 +1,13 @@
 """What the demo tells: staleness, whether the reward climbed, and how each row looks."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from refitd_embedded.demo.report import Counts, Row, Summary, summarise, verdict
-from refitd_embedded.demo.table import COLUMNS, JsonLines, LiveTable, PlainLines, cells
+from refitd_embedded.demo.table import COLUMNS, LEGEND, JsonLines, LiveTable, PlainLines, cells, what_next
 
 
 def row(step: int, reward: float, served: int | None = None, **changes: Any) -> Row:
@@ -86,8 +87,18 @@ def test_plain_lines_have_one_head(capsys: pytest.CaptureFixture[str]) -> None:
     plain.row(row(1, 0.2))
     plain.summary(summary(FLAT))
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[:3]] == ["step", "0", "1"]
-    assert lines[4] == verdict(summary(FLAT))
+    assert [line.split()[0] for line in lines[:4]] == ["step", "served", "0", "1"]
+    assert lines[1] == LEGEND
+    assert lines[5] == verdict(summary(FLAT))
+    assert lines[-1] == what_next()
+
+
+def test_the_next_step_enters_the_environment_where_the_shell_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.prefix", str(Path(".venv").resolve()))
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+    assert what_next().endswith(": . .venv/bin/activate; refitd serve --help")
+    monkeypatch.setenv("VIRTUAL_ENV", str(Path(".venv").resolve()))
+    assert what_next().endswith(": refitd serve --help")
 
 
 def test_a_live_table_keeps_its_last_rows_within_the_terminal() -> None:
@@ -105,4 +116,5 @@ def test_a_live_table_keeps_its_last_rows_within_the_terminal() -> None:
     assert len(text.splitlines()) <= 18
     assert " 29 " in text
     assert " 5 " not in text
+    assert LEGEND in text
     assert "climbed" in text

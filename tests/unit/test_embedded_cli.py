@@ -13,6 +13,7 @@ import pytest
 from embedded_kit import checkpoint
 
 from refitd_embedded.__main__ import main
+from refitd_embedded.weights import load
 
 READY = "refitd_embedded ready on "
 
@@ -81,6 +82,16 @@ def test_a_model_that_cannot_be_served_is_one_line(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("refitd_embedded: ")
     assert named in line
+
+
+def test_a_model_to_try_things_with_is_made_and_can_be_served(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--make-model", str(tmp_path / "tiny")]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'tiny'}\n"
+    assert load(tmp_path / "tiny").state_dict()
+    assert main(["--make-model", str(tmp_path / "tiny")]) == 2
+    assert "is not empty" in capsys.readouterr().err
 
 
 def test_a_port_in_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

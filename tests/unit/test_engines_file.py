@@ -1,9 +1,13 @@
 """The engines file and engine URLs."""
 
+import re
+from pathlib import Path
+
 import pytest
 
+from refitd.cli.serve import ENGINES_FILE_HELP
 from refitd.engine.address import AddressRefusedError, check_url, engine_id
-from refitd.engine.engines_file import EnginesFileError, EngineSpec, parse_engines
+from refitd.engine.engines_file import EnginesFile, EnginesFileError, EngineSpec, parse_engines
 
 
 def test_an_engine_is_a_url_and_what_differs_from_the_default() -> None:
@@ -22,17 +26,59 @@ def test_an_empty_file_names_no_engine() -> None:
     ("text", "named"),
     [
         ("engines: [{url: http://a:1}, {url: http://a:1}]", "named twice"),
-        ("engines: [{}]", "engines.0.url"),
-        ("engines: [{url: http://a:1, api_key: secret}]", "api_key"),
-        ("engines: [{url: http://a:1, run: ../x}]", "engines.0.run"),
-        ("- http://a:1", "dictionary"),
+        ("engines: [http://a:1, {}]", "engine 2 has no 'url'"),
+        ("engines: [{url: http://a:1, api_key: secret}]", "engine 1 has 'api_key', which is no key"),
+        ("engines: [{url: http://a:1, run: ../x}]", "engine 1, run: run '../x' is not a safe relative name"),
+        ("engines: [a:1]", "engine 1, url: engine URL 'a:1': write it as http://host:port"),
+        ("engines: [7]", "engine 1 is neither a URL nor a mapping"),
+        ("engines: http://a:1", "the file, engines: Input should be a valid list"),
+        ("replicas: []", "the file has no 'engines'; the file has 'replicas', which is no key"),
+        ("just words", "the file is no mapping"),
         ("engines: [", "not YAML"),
         ("!!python/object/apply:os.system ['true']", "not YAML"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_refused_by_entry_and_field(text: str, named: str) -> None:
-    with pytest.raises(EnginesFileError, match=named):
+def test_a_file_that_cannot_be_used_is_refused_in_one_line_by_file_entry_and_field(text: str, named: str) -> None:
+    with pytest.raises(EnginesFileError, match=re.escape(named)) as caught:
+        parse_engines(text, Path("/etc/engines.yaml"))
+    told = str(caught.value)
+    assert told.startswith("the engines file /etc/engines.yaml cannot be used: ")
+    assert "\n" not in told
+    assert "EngineSpec" not in told
+
+
+@pytest.mark.parametrize("text", ["engines: [{}]", "engines: [{url: http://a:1, key: x}]", "7"])
+def test_whoever_wrote_another_form_is_told_the_keys(text: str) -> None:
+    with pytest.raises(EnginesFileError, match="url, id, run, api_key_file, admin_key_file, root"):
         parse_engines(text)
+
+
+@pytest.mark.parametrize("text", ["[http://a:1, http://b:2]", "engines: [http://a:1, {url: http://b:2}]"])
+def test_a_plain_list_of_urls_will_do(text: str) -> None:
+    assert parse_engines(text) == [EngineSpec(url="http://a:1"), EngineSpec(url="http://b:2")]
+
+
+def test_the_example_in_the_help_is_a_good_file() -> None:
+    _, _, text = ENGINES_FILE_HELP.partition("\n\n")
+    plain, full = parse_engines(text)
+    assert plain == EngineSpec(url="http://10.0.0.7:30000")
+    assert full.model_fields_set == set(EngineSpec.model_fields)
+
+
+def test_a_file_that_is_followed_says_what_is_new_and_complains_of_each_fault_once(tmp_path: Path) -> None:
+    complaints: list[str] = []
+    path = tmp_path / "engines.yaml"
+    file = EnginesFile(path, complaints.append)
+    assert [file.news(), file.news()] == [None, None]
+    path.write_text("- http://a:1\n")
+    assert (file.news(), file.news(), file.fault) == ([EngineSpec(url="http://a:1")], None, None)
+    for text in ("engines: [", "engines: [{}]"):
+        path.write_text(text)
+        assert [file.news(), file.news()] == [None, None]
+        assert file.fault == complaints[-1]
+    assert len(complaints) == 3
+    path.write_text("- http://a:1\n")
+    assert (file.news(), file.fault) == (None, None)
 
 
 @pytest.mark.parametrize(

@@ -266,19 +266,18 @@ def test_a_look_tells_what_is_not_complete_yet(root: Path) -> None:
     folder = two_shards(root)
     halve(folder / TWO)
     seen = examine.structure(root, PATH)
-    assert not seen.complete
     assert seen.reason is not None
     assert TWO in seen.reason
     two_shards(root)
     seen = examine.structure(root, PATH)
-    assert (seen.complete, seen.reason, seen.has_manifest) == (True, None, False)
+    assert (seen.reason, seen.has_manifest) == (None, False)
     assert seen.signature == examine.signature(root, PATH)
 
 
 def test_a_look_does_not_read_weights(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     two_shards(root)
     monkeypatch.setattr(os, "preadv", lambda *_: pytest.fail("read"))
-    assert examine.structure(root, PATH).complete
+    assert examine.structure(root, PATH).faults == ()
 
 
 def test_a_growing_shard_is_incomplete_and_no_error(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,6 +51,17 @@ def test_a_restart_that_reuses_step_numbers_begins_a_generation(tmp_path: Path) 
     assert {published.check(run / name).generation for name in published.versions(run)} == {1, 2, 3}
 
 
+def test_a_generation_that_begins_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever only mistook the step hears of it at once, and the first publication of a run is nothing to hear of."""
+    _publish(tmp_path, 19, 20)
+    assert caplog.messages == []
+    with WeightPublisher(tmp_path, "run") as publisher:
+        begun = [publisher.publish(WEIGHTS, step=step).begun for step in (19, 20)]
+    said = "step 19 is not above 20, the last of run run: this begins generation 2, which takes over"
+    assert begun == [said, None]
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [("WARNING", said)]
+
+
 def test_a_restart_that_goes_on_stays_in_its_generation(tmp_path: Path) -> None:
     """As after a clean shutdown."""
     _publish(tmp_path, 5)

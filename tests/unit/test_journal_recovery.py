@@ -7,11 +7,13 @@ import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
+from refitd.catalog.watch import mounts_now
 from refitd.clock import SystemClock
 from refitd.journal import reads
 from refitd.journal.condition import SIDE_FILES, Corrupt, Missing, Newer, Sound, Unreadable, examine_journal
@@ -22,6 +24,7 @@ from refitd.journal.schema import SCHEMA_VERSION
 from refitd.journal.whereabouts import last_state_folder
 from refitd.ledger import Ledger
 from refitd.ownership import StartRefusedError
+from refitd.root_mark import mark_root
 from support.records import engine, version
 
 NOBODY = 65534
@@ -175,7 +178,10 @@ async def test_a_kill_while_a_journal_is_made_leaves_none(root: Path, state: Pat
 def test_a_first_start_on_a_new_root_rebuilds_nothing(tmp_path: Path, state: Path) -> None:
     root = tmp_path / "root"
     (root / ".refitd").mkdir(parents=True)
-    assert origin_of(open_journal(state, root)) == NEW
+    origin = origin_of(open_journal(state, root))
+    assert origin is not None
+    assert replace(origin, root=None) == NEW
+    assert origin.root == mark_root(root, None, has_versions=True, mounts=mounts_now())
     assert last_state_folder(root) == state
 
 

@@ -83,6 +83,12 @@ def test_any_lease_keeps_any_version_whatever_the_budget(kind: LeaseKind, state:
     assert not decide([held, newest], rules, ages={held.id: 9 * DAY})[0].keep
 
 
+def test_the_newest_is_not_called_good_where_it_was_rolled_back_from() -> None:
+    newest, _ = decide([version(2, barred=True), version(1)], KeepRules(last=1))
+    assert newest.keep
+    assert newest.reasons[0] == "newest version on disk of run exp, though it was rolled back from"
+
+
 def test_a_pin_keeps() -> None:
     verdict, _ = decide([version(1, pinned=True), version(2)], KeepRules(last=1))
     assert verdict.keep
@@ -96,7 +102,7 @@ def test_evidence_stays_for_a_day(state: VersionState) -> None:
     assert decide([bad, version(2)], ages={bad.id: DAY - 1})[0].keep
     verdict = decide([bad, version(2)], ages={bad.id: DAY})[0]
     assert not verdict.keep
-    assert verdict.reasons == (f"{state} more than 86400 s ago, and nobody needs it",)
+    assert verdict.reasons == (f"{state} more than 24 h ago, and nobody needs it",)
 
 
 def test_a_retired_version_goes() -> None:

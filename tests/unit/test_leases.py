@@ -25,12 +25,11 @@ def test_an_engine_leases_what_it_serves_loads_and_may_be_restored_to() -> None:
         state=EngineState.UPDATING,
         serving="exp~v000006",
         loads=(Load(version="exp~v000007", since="2026-11-21T12:00:00Z"),),
-        may_restore="exp~v000005",
     )
-    assert _sentences(engine) == {
+    assert _sentences(engine, runs=(RunView(run="exp", last_good="exp~v000005"),)) == {
         "exp~v000007": ["engine 127.0.0.1:30000 loads it (since 2026-11-21T12:00:00Z)"],
         "exp~v000006": ["engine 127.0.0.1:30000 serves it"],
-        "exp~v000005": ["engine 127.0.0.1:30000 may be restored to it"],
+        "exp~v000005": ["last good version of run exp"],
     }
 
 
@@ -49,8 +48,8 @@ def test_a_load_that_timed_out_keeps_its_lease_beside_the_load_that_repairs_it()
 
 @pytest.mark.parametrize(("gone_for", "serves"), [(0.0, True), (DEAD_AFTER - 1, True), (DEAD_AFTER, False)])
 def test_a_dead_engine_pins_what_it_served_for_a_while_only(gone_for: float, serves: bool) -> None:
-    engine = _engine(state=EngineState.UNREACHABLE, serving="a", may_restore="b", unreachable_for=gone_for)
-    assert set(leases(Views(engines=(engine,)))) == ({"a", "b"} if serves else set())
+    engine = _engine(state=EngineState.UNREACHABLE, serving="a", unreachable_for=gone_for)
+    assert set(leases(Views(engines=(engine,)))) == ({"a"} if serves else set())
 
 
 def test_a_dead_engine_pins_what_it_may_still_be_reading_until_there_is_proof() -> None:

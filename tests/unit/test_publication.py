@@ -266,6 +266,18 @@ def test_wait_gives_up_on_a_service_that_stays_away(tmp_path: Path) -> None:
         publication.wait(0.2)
 
 
+def test_a_token_that_is_refused_says_where_the_version_stands(tmp_path: Path) -> None:
+    """It is published all the same, and the service will find it."""
+    refusing = ScriptedService(_answers(problem(401, "unauthorized")))
+    with refusing as service, pytest.raises(UnauthorizedError) as caught:
+        _publish(tmp_path, service.url)
+    path = tmp_path / "run/v000001"
+    assert caught.value.publication is not None
+    assert caught.value.publication.path == path
+    assert str(caught.value).endswith(f"; the version stands at {path}")
+    assert published.check(path).step == 1
+
+
 def test_wait_raises_what_the_trainer_must_change(tmp_path: Path) -> None:
     """At once."""
     with ScriptedService(_answers(ACCEPTED, problem(401, "unauthorized"))) as service:

@@ -1,10 +1,12 @@
 """Settings: from the environment, with sizes, lists and the rule about listening."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from refitd.rollout.strategy import StrategyName
 from refitd.settings import Settings
 
 
@@ -38,6 +40,34 @@ def test_without_a_token_the_service_listens_on_loopback_only(tmp_path: Path) ->
     with pytest.raises(ValidationError, match="REFITD_TOKEN"):
         Settings(root=tmp_path, host="0.0.0.0")  # noqa: S104 - the point of the test
     assert Settings(root=tmp_path, host="0.0.0.0", token="x")  # noqa: S104 # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:33000", "a:1", "http://a/x", "http://u:p@a"])
+def test_an_engine_that_is_no_url_is_refused(tmp_path: Path, url: str) -> None:
+    with pytest.raises(ValidationError, match="write it as http://host:port"):
+        Settings(root=tmp_path, engines=[url])
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"canary": "a"}, "--canary is for --strategy canary, and the strategy is all"),
+        ({"canary_check": "http://a"}, "--canary-check is for --strategy canary"),
+        ({"max_unavailable": 2}, "--max-unavailable is for --strategy rolling, and the strategy is all"),
+        ({"max_unavailable": 1, "strategy": "canary"}, "--max-unavailable is for --strategy rolling"),
+        ({"canary": "a", "strategy": "rolling"}, "the strategy is rolling"),
+    ],
+)
+def test_what_the_strategy_would_pass_over_is_refused(tmp_path: Path, given: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValidationError, match=named):
+        Settings(root=tmp_path, **given)
+
+
+def test_what_the_strategy_needs_is_taken(tmp_path: Path) -> None:
+    assert (
+        Settings(root=tmp_path, strategy=StrategyName.ROLLING, max_unavailable=2).rollout_strategy.max_unavailable == 2
+    )
+    assert Settings(root=tmp_path, strategy=StrategyName.CANARY, canary="a").rollout_strategy.canary == "a"
 
 
 def test_the_token_does_not_show(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
@@ -274,6 +275,20 @@ async def test_a_body_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) ->
             seen = await engine.probe()
     assert isinstance(seen, Unreached)
     assert "more than 1000 bytes" in seen.reason
+
+
+async def test_files_that_are_rewritten_during_the_load_leave_contents_that_nobody_vouches_for() -> None:
+    """They were looked at before the load; a trainer wrote there again before the engine had read them."""
+
+    async def changed() -> bool:
+        return False
+
+    with scripted_sglang() as sglang:
+        async with speaking_to(sglang) as engine:
+            done = await refit(engine, replace(TARGET, unchanged=changed))
+    assert (done.outcome, done.resumed) == (Outcome.TAINTED, False)
+    assert "its files changed meanwhile" in (done.reason or "")
+    assert RESUME not in sglang.changes
 
 
 @pytest.mark.parametrize("path", [PAUSE, RESUME])

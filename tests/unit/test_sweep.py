@@ -64,9 +64,9 @@ class World:
     async def listing(self) -> Listing | ListingFailed:
         return ListingFailed(self.failure) if self.failure else scan(self.root)
 
-    def retire(self, record: VersionRecord) -> None:
+    def retire(self, record: VersionRecord, why: str) -> None:
         self.log.append(f"retire {record.order.step}")
-        self.records[record.id] = replace(self.records[record.id], state=VersionState.RETIRED)
+        self.records[record.id] = replace(self.records[record.id], state=VersionState.RETIRED, reason=why)
 
     def deleted(self, record: VersionRecord) -> None:
         self.log.append(f"deleted {record.order.step}")
@@ -255,7 +255,7 @@ async def test_a_link_in_place_of_a_version_is_not_even_retired(world: World, tm
 
 async def test_a_retired_version_without_a_folder_is_closed(world: World) -> None:
     """The sweep was killed after the rename and before it wrote that down."""
-    world.retire(world.records[v(1)])
+    world.retire(world.records[v(1)], "nobody needs it")
     (world.root / "exp" / "v000001").rename(world.root / ".away")
     await sweeper(world).run()
     assert world.log[:2] == ["retire 1", "deleted 1"]
@@ -286,7 +286,7 @@ async def test_evidence_ages_by_the_monotonic_clock_from_when_it_was_first_seen(
     clock = StoppedClock()
     sweep = Sweeper(DiskFolders(world.root), world, world, clock, rules=KeepRules(), incoming_ttl=3600.0)
     clock.seconds = 1e6
-    assert line(await sweep.run(), 9).reasons == ["REJECTED: evidence, kept for another 86400 s"]
+    assert line(await sweep.run(), 9).reasons == ["REJECTED: evidence, kept for another 24 h"]
     clock.seconds += 86399
     assert line(await sweep.run(), 9).keep
     clock.seconds += 1

@@ -61,8 +61,8 @@ class World:
         assert isinstance(listing, Listing)
         return listing
 
-    def retire(self, record: VersionRecord) -> None:
-        self.records[record.id] = replace(record, state=VersionState.RETIRED)
+    def retire(self, record: VersionRecord, why: str) -> None:
+        self.records[record.id] = replace(record, state=VersionState.RETIRED, reason=why)
 
     def deleted(self, record: VersionRecord) -> None:
         del self.records[record.id]

@@ -135,6 +135,17 @@ class ReclaimPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Faults:
+    """What the service cannot do now, in sentences: list its root, say which engines there are. None: nothing is wrong.
+
+    Where the engines file cannot be used any more, what it said before stays in force.
+    """
+
+    root: str | None = None
+    engines: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
     """Why a version or an engine is where it is, in sentences, the most important first."""
 

@@ -118,6 +118,7 @@ class Lead:
             notice=publication.notice,
             notice_error=None if notice_error is None else blame.as_service_error(notice_error),
             is_refused=error is not None,
+            begun=publication.begun,
         )
         try:
             self._crew.tell_all([published] * self._crew.size)

@@ -70,6 +70,7 @@ class Published:
     notice: Notice
     notice_error: ServiceError | None
     is_refused: bool
+    begun: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

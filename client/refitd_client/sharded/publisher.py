@@ -210,6 +210,7 @@ class ShardedPublisher:
             notice=published.notice,
             connection=self._connection,
             notice_error=published.notice_error,
+            begun=published.begun,
         )
         if published.notice_error is not None and published.is_refused:
             published.notice_error.publication = publication

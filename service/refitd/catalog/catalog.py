@@ -15,6 +15,7 @@ from refitd.catalog.evidence import Evidence, Structure
 from refitd.catalog.fault import Code
 from refitd.catalog.files import Files, Unreadable
 from refitd.catalog.inventory import Reference
+from refitd.catalog.metadata import LIMITS, completed
 from refitd.catalog.record import VersionRecord
 from refitd.catalog.references import NoReference, References
 from refitd.catalog.scan import Found, ListingFailed
@@ -22,7 +23,7 @@ from refitd.catalog.settle import Complete, Hopeless, Look, Settling, Wait, sett
 from refitd.catalog.validate import Invalid, Options, Unknown, Valid, validate
 from refitd.ledger import Ledger
 from refitd.settings import Settings
-from refitd_client.contract.naming import version_id
+from refitd_client.contract.naming import Order, version_folder, version_id
 from refitd_client.contract.states import VersionState
 
 JUDGES = 2  # versions validated at the same time: each reads its files with several threads
@@ -79,9 +80,17 @@ class Catalog:
 
     async def run(self) -> None:
         """Scan and judge until cancelled."""
+        self._reconsider()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._scan_forever(), name="scan")
             group.create_task(self._judge_forever(group), name="judge")
+
+    def _reconsider(self) -> None:
+        """What was REJECTED for want of a model to hold it against: this start may have been given one."""
+        for version in list(self._ledger.versions.values()):
+            if version.state is VersionState.REJECTED and version.code is Code.NO_REFERENCE:
+                again = replace(version, state=VersionState.ANNOUNCED, reason=None, code=None)
+                self._ledger.put_version(again, "looked at again: there may be a model to hold it against now")
 
     async def check(self, record: VersionRecord) -> bool:
         """Whether a version's files are still those that were sealed; marks it LOST where they are not.
@@ -237,14 +246,27 @@ class Catalog:
             self._move(record.id, VersionState.ANNOUNCED, None)
             return
         match verdict:
+            case Valid() if (late := self._too_late(self._ledger.versions[record.id], evidence)) is not None:
+                self._reject(record.id, late, Code.OLD_GENERATION)
             case Valid():
                 self._seal(record.id, verdict, evidence, (self._ledger.clock.monotonic() - started) * 1000)
-            case Invalid(Code.NO_REFERENCE, reason):
-                self._reject(record.id, reference.reason if isinstance(reference, NoReference) else reason)
-            case Invalid(_, reason):
-                self._reject(record.id, reason)
-            case Unknown(_, reason):
+            case Invalid(Code.NO_REFERENCE as code, reason):
+                self._reject(record.id, reference.reason if isinstance(reference, NoReference) else reason, code)
+            case Invalid(code, reason):
+                self._reject(record.id, reason, code)
+            case Unknown(reason):
                 self._unknown(record.id, reason)
+
+    def _too_late(self, record: VersionRecord, evidence: Evidence) -> str | None:
+        """A folder whose writer knows of no generations may be meant for the current one: it is not retired unasked."""
+        current = max(version.order.generation for version in self._ledger.versions_of(record.run))
+        if record.order.generation == current or (evidence.structure is not None and evidence.structure.has_manifest):
+            return None
+        name = version_folder(Order(current, record.order.step))
+        return (
+            f"{record.path} counts as generation {record.order.generation}, and run {record.run} is at generation "
+            f"{current}: if it belongs there, call it {name}, or publish it with 'refitd publish'"
+        )
 
     def _options(self, record: VersionRecord) -> Options:
         return Options(
@@ -266,17 +288,21 @@ class Catalog:
         self._due[id_] = self._ledger.clock.monotonic() + min(RETRY_SECONDS * 2 ** (tries - 1), LONGEST_RETRY_SECONDS)
         self._move(id_, VersionState.UNKNOWN, reason)
 
-    def _reject(self, id_: str, reason: str) -> None:
+    def _reject(self, id_: str, reason: str, code: Code | None = None) -> None:
         record = self._ledger.versions[id_]
         self._settling.pop(id_, None)
         self._due.pop(id_, None)
         self._tries.pop(id_, None)
-        self._ledger.put_version(replace(record, state=VersionState.REJECTED, reason=reason), f"rejected: {reason}")
+        rejected = replace(record, state=VersionState.REJECTED, reason=reason, code=code)
+        self._ledger.put_version(rejected, f"rejected: {reason}")
 
     def _seal(self, id_: str, verdict: Valid, evidence: Evidence, milliseconds: float) -> None:
         self._tries.pop(id_, None)
         record = self._ledger.versions[id_]
         seen = evidence.structure
+        metadata, notes = _metadata(record, seen), list(verdict.notes)
+        if metadata is None:
+            notes.append(f"the metadata in refit.json is left out: a version's has at most {LIMITS}")
         sealed = replace(
             record,
             state=VersionState.SEALED,
@@ -288,9 +314,17 @@ class Catalog:
             inventory=verdict.inventory,
             signature=None if seen is None else seen.signature,
             owned=seen is not None and seen.has_manifest,
+            metadata=record.metadata if metadata is None else metadata,
             timings={**record.timings, "validate": milliseconds},
         )
-        self._ledger.put_version(sealed, "; ".join([f"sealed: {verdict.bytes} bytes in good order", *verdict.notes]))
+        self._ledger.put_version(sealed, "; ".join([f"sealed: {verdict.bytes} bytes in good order", *notes]))
+
+
+def _metadata(record: VersionRecord, seen: Structure | None) -> dict[str, str] | None:
+    """What notice and manifest say together; None where that is too much."""
+    if seen is None or seen.manifest is None:
+        return record.metadata
+    return completed(record.metadata, seen.manifest.metadata)
 
 
 # Faults of a checkpoint that may just not have been written to its end.

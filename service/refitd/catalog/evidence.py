@@ -30,13 +30,8 @@ class Structure:
     faults: tuple[Fault, ...] = ()
 
     @property
-    def complete(self) -> bool:
-        """Headers, index, manifest and files agree."""
-        return not self.faults
-
-    @property
     def reason(self) -> str | None:
-        """Why it is not complete, None where it is."""
+        """What does not agree, None where headers, index, manifest and files do."""
         return self.faults[0].reason if self.faults else None
 
     @property

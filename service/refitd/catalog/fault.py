@@ -24,6 +24,7 @@ class Code(StrEnum):
     NO_WEIGHTS = "no-weights"
     NOT_REGULAR = "not-regular"  # a link, FIFO, device or folder where a file belongs, or a path out of the root
     NO_REFERENCE = "no-reference"
+    OLD_GENERATION = "old-generation"  # nobody knows whether it was meant to be of the current one
     UNSUPPORTED_KIND = "unsupported-kind"
     CHANGED = "changed"  # while it was looked at
     UNREADABLE = "unreadable"

@@ -1,7 +1,8 @@
 """The port to the files under the root, and the real ones behind it. A simulation can stand behind it as well."""
 
 import asyncio
-from collections.abc import Sequence
+import errno
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
@@ -13,7 +14,7 @@ from refitd.catalog.inventory import Reference
 from refitd.catalog.opening import OpeningRefusedError
 from refitd.catalog.scan import Listing, ListingFailed, scan
 from refitd.catalog.validate import Options
-from refitd_client.contract.naming import SERVICE_FOLDER
+from refitd.root_mark import RootGuard
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +44,16 @@ class Files(Protocol):
         ...
 
 
-class DiskFiles:
-    """The file system. Everything happens in threads."""
+class RootAwayError(OSError):
+    """What lies at the root's path is not the root; the text says why and what to do."""
 
-    def __init__(self, root: Path) -> None:
+
+class DiskFiles:
+    """The file system. Everything happens in threads. `guard` says why what is at the root's path is not the root."""
+
+    def __init__(self, root: Path, guard: Callable[[], str | None] | None = None) -> None:
         self._root = root
+        self._guard = guard or RootGuard(root)
 
     async def scan(self) -> Listing | ListingFailed:
         """See `Files`."""
@@ -56,26 +62,25 @@ class DiskFiles:
     def _scan(self) -> Listing | ListingFailed:
         listing = scan(self._root)
         # Looked at last: a file system that goes away during the scan makes it short, not empty.
-        return listing if self._is_mounted() else ListingFailed(self._vanished())
-
-    def _is_mounted(self) -> bool:
-        """An unmounted file system looks empty. The service's own folder, made at its start, tells the two apart."""
-        return (self._root / SERVICE_FOLDER).is_dir()
-
-    def _vanished(self) -> str:
-        return f"{self._root} has lost its {SERVICE_FOLDER} folder: its file system may be unmounted"
+        fault = self._guard()
+        return listing if fault is None else ListingFailed(fault)
 
     async def signatures(self, paths: Sequence[str]) -> dict[str, str | Unreadable | None]:
         """See `Files`."""
         if not paths:
             return {}
-        return await asyncio.to_thread(lambda: {path: self._signature(path) for path in paths})
+        return await asyncio.to_thread(self._signatures, paths)
+
+    def _signatures(self, paths: Sequence[str]) -> dict[str, str | Unreadable | None]:
+        found = {path: self._signature(path) for path in paths}
+        fault = self._guard()
+        return found if fault is None else dict.fromkeys(paths, Unreadable(fault))
 
     def _signature(self, path: str) -> str | Unreadable | None:
         try:
             return signature(self._root, path)
         except FileNotFoundError:
-            return None if self._is_mounted() else Unreadable(self._vanished())
+            return None
         except OpeningRefusedError as error:
             return f"not a plain folder any more: {error}"  # a signature that no version has
         except OSError as error:
@@ -83,7 +88,12 @@ class DiskFiles:
 
     async def structure(self, path: str) -> Structure:
         """See `Files`."""
-        return await asyncio.to_thread(structure, self._root, path)
+        return await asyncio.to_thread(self._structure, path)
+
+    def _structure(self, path: str) -> Structure:
+        if (fault := self._guard()) is not None:
+            raise RootAwayError(errno.ENODEV, fault)
+        return structure(self._root, path)
 
     async def examine(self, path: str, reference: Reference | None, options: Options) -> Evidence:
         """See `Files`."""

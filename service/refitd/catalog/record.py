@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from refitd.catalog.fault import Code
 from refitd_client.contract.naming import Order, version_id
 from refitd_client.contract.states import Kind, VersionState
 
@@ -13,7 +14,8 @@ class VersionRecord:
     `inventory` is the digest of tensor names, shapes and dtypes; `digest` that of all bytes, `weights`
     that of the weight files, `shards` that of their names and sizes. All are None until known.
     `owned` says that refitd's own publisher wrote it (it has a manifest). `served_at` is when it was first proven on
-    every reachable engine of its run, None before: the newest such version is the last good one.
+    every reachable engine of its run, None before: the newest such version is the last good one. `code` is for programs
+    what `reason` is for people, where validation has REJECTED it.
     """
 
     run: str
@@ -24,6 +26,7 @@ class VersionRecord:
     kind: Kind = Kind.FULL
     base: str | None = None
     reason: str | None = None
+    code: Code | None = None
     bytes: int | None = None
     digest: str | None = None
     weights: str | None = None

@@ -8,6 +8,7 @@ import asyncio
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
@@ -60,26 +61,43 @@ class _Hints(FileSystemEventHandler):
             self._loop.call_soon_threadsafe(self._ring)
 
 
-def file_system_of(path: Path, mounts: str) -> str:
-    """The type of the file system that holds `path`, from the text of /proc/self/mounts; "" where it is not there."""
-    best, kind = "", ""
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """Where a file system is mounted, and its type; empty where nobody knows."""
+
+    point: str = ""
+    kind: str = ""
+
+
+def mounts_now() -> str:
+    """What is mounted, as /proc/self/mounts says it; nothing where there is no such file."""
+    with suppress(OSError):
+        return Path("/proc/self/mounts").read_text()
+    return ""
+
+
+def mount_of(path: Path, mounts: str) -> Mount:
+    """The file system that holds `path`, from the text of /proc/self/mounts."""
+    best = Mount()
     for line in mounts.splitlines():
         fields = line.split()
         if len(fields) < 3:
             continue
         point = fields[1].replace("\\040", " ")
         inside = point == "/" or str(path) == point or str(path).startswith(point + "/")
-        if inside and len(point) >= len(best):
-            best, kind = point, fields[2]
-    return kind
+        if inside and len(point) >= len(best.point):
+            best = Mount(point, fields[2])
+    return best
+
+
+def file_system_of(path: Path, mounts: str) -> str:
+    """The type of the file system that holds `path`, from the text of /proc/self/mounts; "" where it is not there."""
+    return mount_of(path, mounts).kind
 
 
 def root_file_system(root: Path) -> str:
     """The type of the file system that holds the root now, "" where nobody says."""
-    try:
-        return file_system_of(root.resolve(), Path("/proc/self/mounts").read_text())
-    except OSError:
-        return ""
+    return file_system_of(root.resolve(), mounts_now())
 
 
 def wants_polling(kind: str) -> bool:

@@ -13,7 +13,7 @@ from refitd.cli.fsck import fsck
 from refitd.cli.help import help_of
 from refitd.cli.publish import publish
 from refitd.cli.reclaim import reclaim
-from refitd.cli.serve import serve
+from refitd.cli.serve import ENGINES_FILE_HELP, serve
 from refitd.cli.status import status
 from refitd.cli.versions import explain, pin, rollback, unpin, versions
 from refitd.cli.wait import wait
@@ -55,7 +55,8 @@ COMMANDS: Mapping[str, tuple[Callable[..., None], ...]] = {
     "Look": (status, versions, explain, wait),
     "Change": (publish, rollback, pin, unpin, reclaim),
 }
+EPILOGS: Mapping[Callable[..., None], str] = {serve: ENGINES_FILE_HELP + EXIT_CODES_HELP}
 for panel, commands in COMMANDS.items():
     for command in commands:
-        app.command(help=help_of(command), epilog=EXIT_CODES_HELP, rich_help_panel=panel)(command)
+        app.command(help=help_of(command), epilog=EPILOGS.get(command, EXIT_CODES_HELP), rich_help_panel=panel)(command)
 app.add_typer(engines.app, name="engines", rich_help_panel="Look", epilog=EXIT_CODES_HELP)

@@ -1,7 +1,7 @@
 """What becomes of an error: an exit code for scripts and a problem document (RFC 9457) for machines. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from refitd_client.contract.wire import Problem
@@ -57,7 +57,7 @@ def failure_of(error: RefitError | ValueError | OSError) -> Failure:
     """The exit code and the problem that an error stands for. A ValueError is about what the caller typed."""
     match error:
         case ServiceProblemError():
-            return Failure(code=_code_of(error), problem=error.problem)
+            return Failure(code=_code_of(error), problem=_with_what_stands(error))
         case ServiceUnreachableError():
             return _failure(ExitCode.UNREACHABLE, "service-unreachable", "The service cannot be reached", 503, error)
         case WaitTimeoutError():
@@ -85,6 +85,14 @@ def _code_of(error: ServiceProblemError) -> ExitCode:
     if isinstance(error, UnauthorizedError):
         return ExitCode.UNAUTHORISED
     return ExitCode.UNREACHABLE if error.problem.status == 503 else ExitCode.FAILED
+
+
+def _with_what_stands(error: ServiceProblemError) -> Problem:
+    """The problem; where a version was published all the same, with its path."""
+    if (publication := error.publication) is None:
+        return error.problem
+    stands = f"{publication.version_id} is on disk at {publication.path} all the same"
+    return replace(error.problem, detail=f"{error.problem.detail}; {stands}: the service finds it by watching")
 
 
 def _failure(code: ExitCode, slug: str, title: str, status: int, error: Exception) -> Failure:

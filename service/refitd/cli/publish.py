@@ -133,6 +133,8 @@ def _pairs(texts: Sequence[str]) -> dict[str, str]:
 
 
 def _remark(out: Output, publication: Publication) -> None:
+    if publication.begun is not None:
+        out.remark(publication.begun)
     if publication.notice_error is not None:
         out.remark(
             f"the service was not told ({publication.notice_error}); it finds the version by itself when it looks"

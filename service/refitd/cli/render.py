@@ -55,9 +55,14 @@ def versions_table(versions: Iterable[Version]) -> Table:
             size(version.bytes),
             engines_on(version),
             _text(version.created_at),
-            _text(version.reason),
+            _text(why(version)),
         )
     return table
+
+
+def why(version: Version) -> str | None:
+    """Why it is where it is. What a rollback barred has no reason of its own."""
+    return f"barred: {version.reason or 'rolled back from'}" if version.barred else version.reason
 
 
 def version_state(version: Version) -> Text:
@@ -82,11 +87,15 @@ def serves(engine: EngineOnVersion, version: Version) -> bool:
 
 def engines_table(engines: Iterable[Engine], targets: Mapping[str, Version]) -> Table:
     """Engines, one a line. `targets` maps runs to the versions that their engines should serve."""
-    table = _table("ENGINE", "URL", "RUN", "STATE", "STEP", "BEHIND", "WHY", right={"STEP", "BEHIND"})
+    engines = list(engines)
+    # An engine that was given no name is called by its address: to say that twice leaves no room for the reason.
+    urls = any(_address(engine) != engine.id for engine in engines)
+    columns = ("ENGINE", *(("URL",) if urls else ()), "RUN", "STATE", "STEP", "BEHIND", "WHY")
+    table = _table(*columns, right={"STEP", "BEHIND"})
     for engine in engines:
         table.add_row(
             _text(engine.id),
-            _text(engine.url),
+            *((_text(None if _address(engine) == engine.id else engine.url),) if urls else ()),
             _text(engine.run),
             engine_state(engine),
             NOTHING if engine.step is None else str(engine.step),
@@ -94,6 +103,10 @@ def engines_table(engines: Iterable[Engine], targets: Mapping[str, Version]) -> 
             _text(engine.reason),
         )
     return table
+
+
+def _address(engine: Engine) -> str:
+    return engine.url.partition("://")[2]
 
 
 def engine_state(engine: Engine) -> Text:

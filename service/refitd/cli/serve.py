@@ -9,6 +9,20 @@ from refitd.cli.flags import parameters, settings_from
 from refitd.cli.options import Json
 from refitd.cli.output import speaking
 
+ENGINES_FILE_HELP = """\
+The engines file is YAML and is read again when it changes. An entry is a URL, or a mapping:
+
+engines:
+  - http://10.0.0.7:30000
+  - url: http://10.0.0.8:30000
+    id: rollout-1                   # default: host:port
+    run: exp/trial                  # default: --run, or the only run
+    api_key_file: /run/keys/reads   # default: --engine-key-file
+    admin_key_file: /run/keys/admin # default: --engine-admin-key-file
+    root: /mnt/weights              # as it sees the root
+
+"""
+
 
 def serve(**flags: Any) -> None:
     """Run the service until SIGTERM or Ctrl-C.
@@ -25,9 +39,13 @@ def serve(**flags: Any) -> None:
     json = bool(flags.pop("json", False))
     if json and flags.get("log_format") is None:
         flags["log_format"] = "json"
+    # Here, because only this command needs so much of the service.
+    from refitd.preflight import check_start
+
     with speaking(json=json):
         settings = settings_from(flags)
-    # Here, because only this command needs the whole service; and outside of `speaking`: its errors are bugs.
+        check_start(settings)
+    # Outside of `speaking`: its errors are bugs.
     from refitd.app import serve as run_service
 
     raise typer.Exit(run_service(settings))

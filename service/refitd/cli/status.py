@@ -29,6 +29,7 @@ def status(limit: Limit = 5, url: Url = None, token_file: TokenFile = None, json
         out.show(
             summary,
             headline(summary),
+            *(render.sentence(fault, "bold red") for fault in faults(summary)),
             *(run_line(run) for run in summary.runs),
             "",
             render.engines_table(summary.engines, targets)
@@ -45,6 +46,11 @@ def headline(summary: Summary) -> Text:
     """The service in one line."""
     word = Text("ready", style="green") if summary.ready else Text("not ready (see its log)", style="bold red")
     return Text.assemble(("refitd ", "bold"), render.sentence(summary.url), " is ", word)
+
+
+def faults(summary: Summary) -> list[str]:
+    """What is wrong with the service itself, a sentence each."""
+    return [fault for fault in (summary.faults.root, summary.faults.engines) if fault is not None]
 
 
 def run_line(run: RunSummary) -> Text:

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 from refitd_client.client import RefitClient
 from refitd_client.contract.states import EngineState, VersionState
-from refitd_client.contract.wire import Engine, Version
+from refitd_client.contract.wire import Engine, Faults, Version
 
 # Among so many of a run's newest good versions, one is not barred: a rollback seldom goes further.
 _LOOK_BACK = 20
+_PAGE = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,10 +24,11 @@ class RunSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """The answer of `refitd status`. `versions` are the newest."""
+    """The answer of `refitd status`. `versions` are those that came last and are not deleted."""
 
     url: str
     ready: bool
+    faults: Faults
     runs: list[RunSummary]
     engines: list[Engine]
     versions: list[Version]
@@ -34,17 +36,28 @@ class Summary:
 
 def look(client: RefitClient, limit: int) -> Summary:
     """Ask the service for everything that the summary needs."""
-    versions = client.versions(limit=limit).items
+    versions = came_last(client)
     engines = client.engines().items
     names = {version.run for version in versions} | {engine.run for engine in engines if engine.run}
     targets = look_at_targets(client, names)
     return Summary(
         url=client.url,
         ready=client.ready(),
+        faults=client.faults(),
         runs=[summarise(run, targets.get(run), engines) for run in sorted(names)],
         engines=engines,
-        versions=versions,
+        versions=versions[:limit],
     )
+
+
+def came_last(client: RefitClient) -> list[Version]:
+    """The versions that are not deleted, what the service saw last first.
+
+    It lists them by generation and step; there, what an older generation still publishes would stand below all others.
+    """
+    states = [state for state in VersionState if state is not VersionState.DELETED]
+    found = [version for state in states for version in client.versions(state=state, limit=_PAGE).items]
+    return sorted(found, key=lambda version: (version.created_at, version.generation, version.step), reverse=True)
 
 
 def look_at_targets(client: RefitClient, runs: Iterable[str]) -> dict[str, Version]:

@@ -55,7 +55,10 @@ def pin(version_id: VersionId, url: Url = None, token_file: TokenFile = None, js
 def unpin(version_id: VersionId, url: Url = None, token_file: TokenFile = None, json: Json = False) -> None:
     """Leave a version to the keep rules again."""
     with speaking(json=json) as out, connect(url, token_file) as client:
-        out.show(client.unpin(version_id), render.sentence(f"{version_id} is not pinned: the keep rules decide."))
+        version = client.unpin(version_id)
+        gone = version.state in {VersionState.DELETED, VersionState.RETIRED}
+        told = f"is {version.state}: there is nothing left to keep" if gone else "is not pinned: the keep rules decide"
+        out.show(version, render.sentence(f"{version_id} {told}."))
 
 
 def rollback(

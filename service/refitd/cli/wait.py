@@ -46,7 +46,8 @@ def wait(
 
     Ends with 0 when it is served, or when something newer took its place; with 1 when it failed; with 5 when the time
     is up, naming the engines that are late. With --json the answer is printed in each of these cases. A step that
-    nobody has published yet is waited for as well.
+    nobody has published yet is waited for as well; one that only an older generation of the run has is not, where it
+    was rejected, lost or deleted there.
 
     \b
     refitd wait exp~v000123

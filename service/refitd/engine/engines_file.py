@@ -1,19 +1,21 @@
 """The engines file: which engines there are, which run each follows, how to reach it. YAML, read again when it changes.
 
 engines:
+  - http://10.0.0.4:30000              # its URL is all that has to be said
   - url: http://10.0.0.5:30000
     id: rollout-0                      # default: host:port
     run: exp/trial                     # default: the service's --run, or the only run
-    api_key_file: /run/secrets/engine  # reads
-    admin_key_file: /run/secrets/admin # changes
-    root: /mnt/weights                 # where this engine sees the root
+    api_key_file: /run/secrets/engine  # reads; default: --engine-key-file
+    admin_key_file: /run/secrets/admin # changes; default: --engine-admin-key-file
+    root: /mnt/weights                 # where this engine sees the root; default: --path-map
 """
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from refitd.engine.address import check_engine_id, check_url, engine_id
 from refitd_client.contract.naming import check_run
@@ -32,34 +34,106 @@ class EngineSpec(BaseModel):
     root: str | None = None
 
 
+def _entry(value: object) -> object:
+    return {"url": value} if isinstance(value, str) else value
+
+
 class _File(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    engines: list[EngineSpec]
+    engines: list[Annotated[EngineSpec, BeforeValidator(_entry)]]
+
+
+_KEYS = ", ".join(EngineSpec.model_fields)
+_FORM = f"the file is a list named 'engines'; an entry is a URL, or a mapping with 'url' and any of the keys {_KEYS}"
 
 
 class EnginesFileError(ValueError):
     """The engines file cannot be used; the message names the entry and the field."""
 
 
-def parse_engines(text: str) -> list[EngineSpec]:
-    """Read the file's text.
+class EnginesFile:
+    """The file as the service follows it. `fault` says why it cannot be used now, None while it can.
+
+    `complain` hears of each fault once, however often the file is looked at.
+    """
+
+    def __init__(self, path: Path, complain: Callable[[str], None]) -> None:
+        self.path = path
+        self.fault: str | None = None
+        self._complain = complain
+        self._text: str | None = None
+
+    def news(self) -> list[EngineSpec] | None:
+        """What it says, where that is not what it said last; None where it is, or where it cannot be used. Blocks."""
+        try:
+            text = _text_of(self.path)
+            specs = None if text == self._text else parse_engines(text, self.path)
+        except EnginesFileError as error:
+            self._say(str(error))
+            return None
+        self._text, self.fault = text, None
+        return specs
+
+    def _say(self, fault: str) -> None:
+        if fault != self.fault:
+            self.fault = fault
+            self._complain(fault)
+
+
+def read_engines(path: Path) -> list[EngineSpec]:
+    """What a file says now.
+
+    Raises:
+        EnginesFileError: it cannot be used; the message names it.
+    """
+    return parse_engines(_text_of(path), path)
+
+
+def parse_engines(text: str, path: Path | None = None) -> list[EngineSpec]:
+    """Read the file's text. Its path is for the message of an error.
 
     Raises:
         EnginesFileError: it is no YAML, a field is missing or unknown, or two entries name one engine.
     """
+    prefix = "" if path is None else f"the engines file {path} cannot be used: "
     try:
-        data: Any = yaml.safe_load(text)
-        specs = _File.model_validate(data if data is not None else {"engines": []}).engines
+        specs = _File.model_validate(_listed(yaml.safe_load(text))).engines
     except yaml.YAMLError as error:
-        raise EnginesFileError(f"not YAML: {error}") from error
+        raise EnginesFileError(f"{prefix}it is not YAML: {' '.join(str(error).split())}") from error
     except ValidationError as error:
-        raise EnginesFileError("; ".join(_sentence(entry) for entry in error.errors())) from error
+        faults = "; ".join(_sentence(fault) for fault in error.errors())
+        raise EnginesFileError(f"{prefix}{faults} ({_FORM})") from error
     names = [*(spec.id or engine_id(spec.url) for spec in specs), *(spec.url for spec in specs)]
     if twice := {name for name in names if names.count(name) > 1}:
-        raise EnginesFileError(f"named twice: {', '.join(sorted(twice))}")
+        raise EnginesFileError(f"{prefix}named twice: {', '.join(sorted(twice))}")
     return specs
 
 
-def _sentence(error: Any) -> str:
-    return f"{'.'.join(str(part) for part in error['loc'])}: {error['msg']}"
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError as error:
+        raise EnginesFileError(f"the engines file {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise EnginesFileError(f"the engines file {path} cannot be read: it is no text in UTF-8") from error
+
+
+def _listed(data: Any) -> Any:
+    """An empty file names no engine; a bare list is the list of engines."""
+    return {"engines": cast("Any", data) or []} if data is None or isinstance(data, list) else data
+
+
+def _sentence(fault: Any) -> str:
+    first, *rest = [*fault["loc"], ""]
+    where = f"engine {rest[0] + 1}" if first == "engines" and isinstance(rest[0], int) else "the file"
+    key = next((part for part in reversed(fault["loc"]) if isinstance(part, str)), None)
+    match fault["type"]:
+        case "missing":
+            return f"{where} has no '{key}'"
+        case "extra_forbidden":
+            return f"{where} has '{key}', which is no key"
+        case "model_type":
+            return f"{where} is neither a URL nor a mapping" if where != "the file" else "the file is no mapping"
+        case _:
+            return f"{where}, {key}: {fault['msg'].removeprefix('Value error, ')}"

@@ -11,7 +11,7 @@ An engine with known contents is never left paused: `resumed` is False with ACK 
 could not be told, and then the rollout goes on telling it.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Protocol
@@ -36,13 +36,18 @@ class Stage(Enum):
     RESUME = "resume"
 
 
+async def _unchanged() -> bool:
+    return True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """What an engine is to serve: `path` as the engine sees it, `label` the weight_version it gets.
 
     `fingerprint` is what a clean load of this version gave on an engine of the same configuration, None while
     nobody has loaded it; `not_fingerprint` is what the engine's contents before the load gave, when the files differ.
-    `repairs`: the contents before the load are unknown, so that "untouched" is no reason to resume.
+    `repairs`: the contents before the load are unknown, so that "untouched" is no reason to resume. `unchanged` says
+    after the load whether the files are still those that were checked: else nobody knows which ones it read.
     """
 
     path: str
@@ -50,6 +55,7 @@ class Target:
     fingerprint: str | None = None
     not_fingerprint: str | None = None
     repairs: bool = False
+    unchanged: Callable[[], Awaitable[bool]] = field(default=_unchanged, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from refitd.catalog.files import DiskFiles
 from refitd.fsck.compare import compare
 from refitd.fsck.disk import Tell, look_at_disk
 from refitd.fsck.facts import Facts
@@ -13,7 +14,10 @@ from refitd.fsck.held import still
 from refitd.fsck.journal_facts import read_journal
 from refitd.fsck.mend import mend
 from refitd.fsck.roster import Roster, roster_of
+from refitd.journal.condition import Sound
+from refitd.journal.origin import NEW
 from refitd.ownership import StartRefusedError, owned
+from refitd.root_mark import RootGuard
 from refitd.settings import Settings
 
 
@@ -28,10 +32,11 @@ class Wish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The answer."""
+    """The answer. `asked` counts the engines that were asked."""
 
     root: str
     journal: str
+    asked: int
     findings: Sequence[Finding]
 
     @property
@@ -59,15 +64,17 @@ async def check(settings: Settings, wish: Wish, tell: Tell) -> Report:
             facts, roster = await _gather(settings, root, wish, None, tell)
             tell("repairing")
             findings = await mend(settings, compare(facts), roster)
-    return Report(root=str(root), journal=str(facts.journal.path), findings=findings)
+    return Report(root=str(root), journal=str(facts.journal.path), asked=len(facts.engines or ()), findings=findings)
 
 
 async def _gather(settings: Settings, root: Path, wish: Wish, running: str | None, tell: Tell) -> tuple[Facts, Roster]:
     tell("reading the journal")
     journal = await asyncio.to_thread(read_journal, settings.state_folder, root)
     roster = roster_of(settings, journal.engines)
+    origin = journal.condition.origin if isinstance(journal.condition, Sound) else NEW
+    files = DiskFiles(root, RootGuard(root, origin.root))
     disk = await look_at_disk(
-        root, journal.versions.values(), deep=wish.deep, incoming_ttl=settings.incoming_ttl, tell=tell
+        root, files, journal.versions.values(), deep=wish.deep, incoming_ttl=settings.incoming_ttl, tell=tell
     )
     engines = None
     if wish.engines:

@@ -10,7 +10,7 @@ from threading import Event
 
 from refitd.catalog.contents import read_contents
 from refitd.catalog.examine import structure, to_read
-from refitd.catalog.files import DiskFiles, Unreadable
+from refitd.catalog.files import Files, Unreadable
 from refitd.catalog.opening import ChangedError, FileStat, Folder, OpeningRefusedError
 from refitd.catalog.record import VersionRecord
 from refitd.catalog.scan import MAX_DEPTH, Listing
@@ -34,11 +34,10 @@ Tell = Callable[[str], None]
 
 
 async def look_at_disk(
-    root: Path, versions: Iterable[VersionRecord], *, deep: bool, incoming_ttl: float, tell: Tell
+    root: Path, files: Files, versions: Iterable[VersionRecord], *, deep: bool, incoming_ttl: float, tell: Tell
 ) -> DiskFacts:
     """Look. `deep` reads every byte of every sealed version; `tell` hears what is being read."""
     versions = list(versions)
-    files = DiskFiles(root)
     tell("listing the root")
     listing = await files.scan()
     signatures = await files.signatures(sorted({version.path for version in versions}))

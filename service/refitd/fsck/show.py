@@ -30,12 +30,13 @@ def summary(report: Report) -> Text:
     """The report in one line."""
     repaired = sum(finding.repaired for finding in report.findings)
     did = f"{repaired} repaired, " if repaired else ""
+    asked = "" if report.asked else " No engine was asked."
     if not report.open:
-        return Text(f"{did}nothing disagrees.", style="bold green")
+        return Text(f"{did}nothing disagrees.{asked}", style="bold green")
     count = len(report.open)
     mendable = sum(finding.repair is not None and finding.outcome is None for finding in report.open)
     hint = f": --repair can mend {mendable}" if mendable else ""
-    return Text(f"{did}{count} disagreement{'s' * (count > 1)}{hint}.", style="bold")
+    return Text(f"{did}{count} disagreement{'s' * (count > 1)}{hint}.{asked}", style="bold")
 
 
 def document(report: Report) -> dict[str, Any]:
@@ -44,6 +45,7 @@ def document(report: Report) -> dict[str, Any]:
         "root": report.root,
         "journal": report.journal,
         "agrees": not report.open,
+        "engines_asked": report.asked,
         "findings": report.findings,
     }
 

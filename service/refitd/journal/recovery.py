@@ -12,6 +12,7 @@ only the journal could vouch for, so its contents count as unknown until a full 
 """
 
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 from typing import assert_never
 
@@ -19,6 +20,7 @@ import structlog
 from sqlalchemy.exc import DatabaseError
 
 from refitd.catalog.scan import Listing, scan
+from refitd.catalog.watch import mounts_now
 from refitd.journal.aside import move_aside
 from refitd.journal.condition import Corrupt, Missing, Newer, Sound, Unreadable, examine_journal
 from refitd.journal.journal import JOURNAL_NAME, Journal
@@ -26,6 +28,7 @@ from refitd.journal.origin import NEW, Origin
 from refitd.journal.schema import SCHEMA_VERSION
 from refitd.journal.whereabouts import last_state_folder, note_state_folder
 from refitd.ownership import StartRefusedError
+from refitd.root_mark import mark_root
 
 FORGOTTEN = (
     "versions are validated again and every engine is loaded again; pins and rollbacks that the journal knew are gone "
@@ -58,6 +61,14 @@ def open_journal(folder: Path, root: Path) -> Journal:
 
 
 def _origin(path: Path, root: Path) -> Origin:
+    """What is written into a journal at `path` that begins now, about the root as it is."""
+    origin = _began(path, root)
+    if path.exists():
+        return origin  # it knows its root, which may be away now
+    return replace(origin, root=mark_root(root, None, has_versions=False, mounts=mounts_now()))
+
+
+def _began(path: Path, root: Path) -> Origin:
     """How a journal at `path` begins, should there be none when this returns."""
     condition = examine_journal(path, thorough=False)
     match condition:

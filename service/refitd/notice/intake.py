@@ -5,13 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import assert_never
 
-from refitd.catalog.files import Files
+from refitd.catalog.files import Files, RootAwayError
 from refitd.catalog.record import VersionRecord
 from refitd.ledger import Ledger
 from refitd.notice.admit import Conflict, New, Same, Seen, admit
-from refitd.notice.caps import check_caps
+from refitd.notice.caps import check_caps, check_metadata
 from refitd.notice.paths import order_of, relative_path
 from refitd.problem import Kind, ProblemError
+from refitd.rollout.binding import followed, why_unbound
 from refitd_client.contract.naming import NameRefusedError, Order, check_run, check_step, version_folder, version_id
 from refitd_client.contract.states import Kind as VersionKind
 from refitd_client.contract.states import VersionState
@@ -19,13 +20,23 @@ from refitd_client.contract.wire import Notice
 
 
 class Intake:
-    """Admits notices. `nudge` tells the catalog that there is something to look at."""
+    """Admits notices. `nudge` tells the catalog that there is something to look at; `default_run` is the one that
+    engines follow which are bound to none.
+    """
 
-    def __init__(self, ledger: Ledger, files: Files, root: Path, nudge: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        files: Files,
+        root: Path,
+        nudge: Callable[[], None],
+        default_run: str | None = None,
+    ) -> None:
         self._ledger = ledger
         self._files = files
         self._root = root
         self._nudge = nudge
+        self._default_run = default_run
 
     async def take(self, notice: Notice) -> tuple[VersionRecord, bool]:
         """The version that a notice is about, and whether it is new.
@@ -49,7 +60,7 @@ class Intake:
             case Same(record):
                 return await self._again(record, notice), False
             case New():
-                return await self._take(self._new(notice, path, order)), True
+                return await self._take(self._new(notice, path, order), "announced"), True
             case _:
                 assert_never(decision)
 
@@ -65,13 +76,23 @@ class Intake:
                 Kind.UNSUPPORTED_KIND,
                 f"kind {notice.kind.value!r} is not carried out by this service: publish 'full' ones",
             )
-        followed = {engine.run for engine in self._ledger.engines.values()}
-        if followed and None not in followed and notice.run not in followed:
-            raise ProblemError(
-                Kind.RUN_NOT_FOLLOWED,
-                f"the engines follow {', '.join(sorted(r for r in followed if r))} and none follows {notice.run}: "
-                "bind engines to it in the engines file, or start the service with --run",
-            )
+        self._check_followed(notice.run)
+
+    def _check_followed(self, run: str) -> None:
+        """A version that no engine would ever go to is refused, rather than taken and waited for."""
+        runs = {version.run for version in self._ledger.versions.values()} | {run}
+        follow = followed(self._ledger.engines.values(), self._default_run, runs)
+        if not follow or run in follow:
+            return
+        bound = sorted(other for other in follow if other is not None)
+        sentences = [f"no engine follows run {run}"]
+        if bound:
+            sentences.append(f"engines follow {', '.join(bound)}")
+        if None in follow:
+            sentences.append(f"{why_unbound(runs)}; engines that are bound to no run follow none of several")
+        else:
+            sentences.append("bind engines to it in the engines file, or start the service with --run")
+        raise ProblemError(Kind.RUN_NOT_FOLLOWED, "; ".join(sentences))
 
     def _generation_of(self, run: str) -> int:
         """The run's current generation."""
@@ -92,6 +113,8 @@ class Intake:
                 f"{self._root / path} is not there: publish first, then announce; paths are as the "
                 "service sees them, absolute or relative to its root",
             ) from error
+        except RootAwayError as error:
+            raise ProblemError(Kind.NOT_READY, str(error.strerror)) from error
         except OSError as error:
             raise ProblemError(Kind.PATH_UNREADABLE, f"{self._root / path} cannot be read: {error.strerror}") from error
         if not found.signature:
@@ -114,18 +137,32 @@ class Intake:
             metadata=notice.metadata,
         )
 
-    async def _take(self, record: VersionRecord) -> VersionRecord:
-        self._ledger.put_version(record, "announced")
+    async def _take(self, record: VersionRecord, text: str) -> VersionRecord:
+        self._ledger.put_version(record, text)
         self._nudge()  # validation may begin at once; the reply waits for the disk
         await self._ledger.durable()
         return record
 
     async def _again(self, known: VersionRecord, notice: Notice) -> VersionRecord:
-        """What the watch found first is now announced: it need not settle, and may do what the notice allows."""
-        told = replace(known, noticed=True, allow_missing=notice.allow_missing, allow_extra=notice.allow_extra)
-        if told == known or not (known.state.is_open or known.state is VersionState.REJECTED):
+        told = _told(known, notice)
+        if told.metadata != known.metadata:
+            check_metadata(told.metadata)
+        if told == known:
             await self._ledger.durable()
             return known
-        if known.state is VersionState.REJECTED:
-            told = replace(told, state=VersionState.ANNOUNCED, reason=None)
-        return await self._take(replace(told, metadata=notice.metadata))
+        return await self._take(told, "announced" if told.state.is_open else "a notice adds to its metadata")
+
+
+def _told(known: VersionRecord, notice: Notice) -> VersionRecord:
+    """What a notice changes of a version that is known already.
+
+    What the watch found first is now announced: it need not settle, and may do what the notice allows, also where it
+    was rejected without. Once it has its verdict, a notice only adds to its metadata.
+    """
+    if known.state in {VersionState.RETIRED, VersionState.DELETED}:
+        return known
+    described = replace(known, metadata=known.metadata | notice.metadata)
+    told = replace(described, noticed=True, allow_missing=notice.allow_missing, allow_extra=notice.allow_extra)
+    if known.state is VersionState.REJECTED and told != described:
+        return replace(told, state=VersionState.ANNOUNCED, reason=None, code=None)
+    return told if known.state.is_open else described

@@ -123,9 +123,9 @@ class LedgerBooks:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
 
-    def retire(self, record: VersionRecord) -> None:
+    def retire(self, record: VersionRecord, why: str) -> None:
         """See `refitd.reclaim.sweep.Books`."""
-        self._ledger.put_version(replace(record, state=VersionState.RETIRED), "retired: nobody needs it")
+        self._ledger.put_version(replace(record, state=VersionState.RETIRED, reason=why), f"retired: {why}")
 
     def deleted(self, record: VersionRecord) -> None:
         """See `refitd.reclaim.sweep.Books`."""

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from refitd.duration import spoken
 from refitd.reclaim.handle import below, identity_of, made, opened, parts_below
 from refitd.reclaim.outcome import Discarded, Gone, Refused
 from refitd.reclaim.trash import discard
@@ -64,11 +65,6 @@ def survey(root: int, runs: Sequence[str], older_than: float) -> list[Incoming]:
     """
     now = _now(root)
     return [found for run in sorted(runs) for found in _of_run(root, run, older_than, now)]
-
-
-def abandoned(root: int, runs: Sequence[str], older_than: float) -> list[Incoming]:
-    """The incoming folders of the runs that are abandoned; raises as `survey` does."""
-    return [found for found in survey(root, runs, older_than) if found.abandoned]
 
 
 def discard_abandoned(root: int, path: str, older_than: float) -> Discarded | Gone | Refused:
@@ -131,10 +127,10 @@ def _judge(path: str, lock: Lock, content: _Content, older_than: float, now: flo
     if lock is Lock.HELD:
         is_abandoned, reason = False, "its publisher is alive: it holds the lock"
     elif age <= limit:
-        is_abandoned, reason = False, f"last written {age:.0f} s ago: it may be abandoned after {limit:.0f} s"
+        is_abandoned, reason = False, f"last written {spoken(age)} ago: it may be abandoned after {spoken(limit)}"
     else:
         without = "it has no lock" if lock is Lock.MISSING else "its lock is free"
-        is_abandoned, reason = True, f"abandoned: last written {age:.0f} s ago, and {without}"
+        is_abandoned, reason = True, f"abandoned: last written {spoken(age)} ago, and {without}"
     return Incoming(path=path, abandoned=is_abandoned, reason=reason, age=age, bytes=content.bytes)
 
 

@@ -22,6 +22,7 @@ from typing import assert_never
 
 from refitd.catalog.record import VersionRecord
 from refitd.catalog.scan import Listing, ListingFailed
+from refitd.duration import spoken
 from refitd.reclaim.handle import parts_below
 from refitd.reclaim.leases import Lease
 from refitd.reclaim.needs import Need, needs_of
@@ -128,10 +129,16 @@ def _firm(
         if reasons:
             firm[version.id] = reasons
     for newest in _newest(versions, lambda version: version.state is VersionState.SEALED):
-        firm.setdefault(newest.id, []).append(f"newest good version of run {newest.run}")
+        firm.setdefault(newest.id, []).append(_newest_reason(newest))
     for newest in _newest(versions, lambda version: _is_evidence(version, rules, ages)):
         firm.setdefault(newest.id, []).append(_evidence_reason(newest, rules, ages))
     return firm
+
+
+def _newest_reason(version: VersionRecord) -> str:
+    if version.barred:
+        return f"newest version on disk of run {version.run}, though it was rolled back from"
+    return f"newest good version of run {version.run}"
 
 
 def _unready(version: VersionRecord) -> str | None:
@@ -239,12 +246,12 @@ def _is_evidence(version: VersionRecord, rules: KeepRules, ages: Mapping[str, fl
 
 def _evidence_reason(version: VersionRecord, rules: KeepRules, ages: Mapping[str, float]) -> str:
     left = rules.rejected_for - ages.get(version.id, 0.0)
-    return f"{version.state}: evidence, kept for another {left:.0f} s"
+    return f"{version.state}: evidence, kept for another {spoken(left)}"
 
 
 def _why_dropped(version: VersionRecord, rules: KeepRules, *, is_superseded: bool) -> str:
     if version.state in EVIDENCE:
-        return f"{version.state} more than {rules.rejected_for:.0f} s ago, and nobody needs it"
+        return f"{version.state} more than {spoken(rules.rejected_for)} ago, and nobody needs it"
     if version.state is VersionState.RETIRED:
         return "RETIRED: nobody needs it"
     if is_superseded:

@@ -25,7 +25,6 @@ class LeaseKind(Enum):
     SERVING = auto()
     LOADING = auto()
     UNPROVEN = auto()
-    RESTORE = auto()
     NAMED = auto()
     TARGET = auto()
     LAST_GOOD = auto()
@@ -55,8 +54,6 @@ class Lease:
                 return (
                     f"engine {self.holder} may still be reading it: its load timed out and nothing proved that it ended"
                 )
-            case LeaseKind.RESTORE:
-                return f"engine {self.holder} may be restored to it"
             case LeaseKind.NAMED:
                 return f"engine {self.holder} names its folder as what it serves, and may read it again"
             case LeaseKind.TARGET:
@@ -96,7 +93,6 @@ class EngineView:
     state: EngineState
     serving: str | None = None
     loads: tuple[Load, ...] = ()
-    may_restore: str | None = None
     named: tuple[str, ...] = ()
     unreachable_for: float = 0.0
 
@@ -150,8 +146,6 @@ def _of_engine(engine: EngineView, dead_after: float) -> Iterator[tuple[str, Lea
         return
     if engine.serving is not None:
         yield engine.serving, Lease(kind=LeaseKind.SERVING, holder=engine.id)
-    if engine.may_restore is not None:
-        yield engine.may_restore, Lease(kind=LeaseKind.RESTORE, holder=engine.id)
     for version in engine.named:
         if version != engine.serving:
             yield version, Lease(kind=LeaseKind.NAMED, holder=engine.id)

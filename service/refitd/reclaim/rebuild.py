@@ -8,6 +8,7 @@ is under way that the lost journal knew of: a server answers how it was started 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from refitd.duration import spoken
 from refitd.reclaim.leases import DEAD_AFTER, EngineView
 from refitd_client.contract.states import EngineState
 
@@ -36,5 +37,5 @@ def _waits_for(engine: EngineView, dead_after: float) -> str | None:
         return f"engine {engine.id} has not answered yet"
     if engine.state is EngineState.UNREACHABLE and engine.unreachable_for < dead_after:
         left = dead_after - engine.unreachable_for
-        return f"engine {engine.id} cannot be reached: it counts as dead in {left:.0f} s, or take it out of the fleet"
+        return f"engine {engine.id} cannot be reached: it counts as dead in {spoken(left)}, or take it out of the fleet"
     return None

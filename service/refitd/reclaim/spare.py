@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from refitd.catalog.record import VersionRecord
+from refitd.duration import spoken
 from refitd.reclaim.leases import Views, leases
 from refitd.reclaim.slots import Slot
 from refitd_client.contract.states import Kind, VersionState
@@ -92,7 +93,7 @@ def _useless(slot: Slot, newest: Mapping[str, str | None], rules: SlotRules, age
     if newest.get(slot.run) != slot.layout:
         return f"the newest version of run {slot.run} has other tensors, or is none of refitd's"
     if age >= rules.ttl:
-        return f"nobody has taken it for {age:.0f} s"
+        return f"nobody has taken it for {spoken(age)}"
     return None
 
 

@@ -61,7 +61,7 @@ class Facts(Protocol):
 class Books(Protocol):
     """Where it is written down what happens to a version. A change takes effect in memory at once."""
 
-    def retire(self, record: VersionRecord) -> None:
+    def retire(self, record: VersionRecord, why: str) -> None:
         """Make it RETIRED: no rollout, rollback or delta may begin to use it."""
         ...
 
@@ -156,7 +156,7 @@ class Sweeper:
         if now is None or now.keep:
             return _line(now or verdict)
         if now.record.state is not VersionState.RETIRED:
-            self._books.retire(now.record)  # nothing is awaited between the question and this
+            self._books.retire(now.record, "; ".join(now.reasons))  # nothing is awaited between the question and this
         await self._books.durable()
         now = self._verdict_of(record.id, listing)
         if now is None or now.keep:

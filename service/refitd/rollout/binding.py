@@ -4,7 +4,9 @@ An engine bound by hand follows that run. One that is not follows the only run t
 in the same root does not take engines away from the first.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+
+from refitd.rollout.record import EngineRecord
 
 
 def bind(bound: str | None, default: str | None, runs: Collection[str]) -> str | None:
@@ -14,6 +16,11 @@ def bind(bound: str | None, default: str | None, runs: Collection[str]) -> str |
     if default is not None:
         return default
     return next(iter(runs)) if len(runs) == 1 else None
+
+
+def followed(engines: Iterable[EngineRecord], default: str | None, runs: Collection[str]) -> set[str | None]:
+    """The runs that engines follow, or are about to, with `runs` in the root; None among them for those that cannot."""
+    return {bind(None if default is not None and not e.run_named else e.run, default, runs) for e in engines}
 
 
 def why_unbound(runs: Collection[str]) -> str:

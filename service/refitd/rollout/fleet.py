@@ -10,7 +10,7 @@ import structlog
 
 from refitd.catalog.record import VersionRecord
 from refitd.engine.address import AddressRefusedError, check_engine_id, check_url, engine_id
-from refitd.engine.engines_file import EnginesFileError, EngineSpec, parse_engines
+from refitd.engine.engines_file import EnginesFile, EngineSpec
 from refitd.engine.port import Engine
 from refitd.ledger import Ledger
 from refitd.problem import Kind, ProblemError
@@ -45,8 +45,9 @@ class Fleet:
         self._ledger = ledger
         self._root = root
         self._urls = urls
-        self._file = engines_file
-        self._file_text: str | None = None
+        # What was read before stays in force: a slip in an editor takes no engine away.
+        self._file = None if engines_file is None else EnginesFile(engines_file, self._complain)
+        self._has_read = False
         self._probe_interval = probe_interval
         self._connect = connect
         self._check = check
@@ -127,20 +128,15 @@ class Fleet:
     async def _follow_file(self) -> None:
         if self._file is None:
             return
-        try:
-            text = await asyncio.to_thread(self._file.read_text)
-            if text == self._file_text:
-                return
-            specs = {spec.id or engine_id(spec.url): spec for spec in parse_engines(text)}
-        except (OSError, UnicodeDecodeError, EnginesFileError) as error:
-            # What was read before stays in force: a slip in an editor takes no engine away.
-            log.error("the engines file cannot be used", file=str(self._file), error=str(error))
-            if self._file_text is None:
-                self._ledger.fleet_fault = f"the engines file {self._file} cannot be used: {error}"
-            return
-        self._file_text = text
-        self._name(specs, Source.FILE)
-        self._ledger.fleet_fault = None
+        specs = await asyncio.to_thread(self._file.news)
+        self._ledger.file_fault = self._file.fault
+        if specs is not None:
+            self._has_read = True
+            self._name({spec.id or engine_id(spec.url): spec for spec in specs}, Source.FILE)
+        self._ledger.fleet_fault = None if self._has_read else self._file.fault
+
+    def _complain(self, fault: str) -> None:
+        log.error("the engines file cannot be used", error=fault)
 
     def add(self, engine: NewEngine) -> str:
         """Take in an engine that the API names; return its id.
@@ -175,9 +171,9 @@ class Fleet:
         """
         record = self._known(name)
         if record.source is not Source.API:
-            where = (
-                "--engine / REFITD_ENGINES" if record.source is Source.SETTINGS else f"the engines file {self._file}"
-            )
+            where = "--engine / REFITD_ENGINES"
+            if self._file is not None and record.source is Source.FILE:
+                where = f"the engines file {self._file.path}"
             raise ProblemError(Kind.ENGINE_NOT_REMOVABLE, f"engine {name} is named by {where}: take it out there")
         self._named.pop(name, None)
         self._ledger.drop_engine(name)

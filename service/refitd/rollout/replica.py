@@ -208,6 +208,7 @@ class Replica:
             fingerprint=self._fingerprint_of(version.id),
             not_fingerprint=self._fingerprint_of(serving.id) if serving is not None and differs else None,
             repairs=not engine.known,
+            unchanged=lambda: self._check(version),
         )
 
     def _on_stage(self, stage: Stage) -> None:

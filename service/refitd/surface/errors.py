@@ -13,6 +13,7 @@ from refitd.problem import Kind, ProblemError
 
 log = structlog.get_logger("refitd")
 
+_NOT_JSON = "send the body with content-type: application/json (curl -H 'content-type: application/json' -d '{…}')"
 _BY_STATUS = {404: Kind.NOT_FOUND, 405: Kind.METHOD_NOT_ALLOWED, 413: Kind.TOO_LARGE}
 
 
@@ -37,6 +38,11 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _bug)
 
 
+def _is_json(request: Request) -> bool:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
+
+
 async def _problem(request: Request, error: Exception) -> Response:
     if not isinstance(error, ProblemError):
         raise error
@@ -46,6 +52,8 @@ async def _problem(request: Request, error: Exception) -> Response:
 async def _validation(request: Request, error: Exception) -> Response:
     if not isinstance(error, RequestValidationError):
         raise error
+    if not _is_json(request) and any(fault["loc"][:1] == ("body",) for fault in error.errors()):
+        return answer(ProblemError(Kind.BAD_REQUEST, _NOT_JSON), request.url.path)
     faults = "; ".join(f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}" for fault in error.errors())
     return answer(ProblemError(Kind.BAD_REQUEST, faults), request.url.path)
 

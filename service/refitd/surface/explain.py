@@ -1,14 +1,23 @@
 """Why a version or an engine is where it is, in sentences, the most important first. Reads records, asks nobody."""
 
+from collections.abc import Mapping
 from typing import assert_never
 
 from refitd.catalog.record import VersionRecord
+from refitd.engine.port import Outcome
 from refitd.ledger import Ledger
 from refitd.rollout.binding import why_unbound
-from refitd.rollout.record import EngineRecord
+from refitd.rollout.record import AttemptRecord, EngineRecord
 from refitd.rollout.strategy import has_given_up, released, why_waiting
 from refitd_client.contract.states import EngineState, VersionState
 from refitd_client.contract.wire import ReclaimPlan
+
+_ENDED: Mapping[str, str] = {
+    Outcome.ACK.name: "went well: what it loaded was proved",
+    Outcome.NACK.name: "was refused, which left it as it was",
+    Outcome.TAINTED.name: "broke off in the middle, which left contents that nobody can vouch for",
+    Outcome.UNREACHABLE.name: "did not come about, because it could not be reached",
+}
 
 
 def explain_version(record: VersionRecord, ledger: Ledger, plan: ReclaimPlan) -> list[str]:
@@ -59,11 +68,17 @@ def explain_engine(engine: EngineRecord, ledger: Ledger) -> list[str]:
     if engine.resume_owed and engine.known:
         sentences.append("It may still be paused: it is told to resume until it answers.")
     if engine.failures:
-        sentences.append(f"{engine.failures} attempts in a row have failed; the next one waits a while.")
+        failed = "1 attempt has" if engine.failures == 1 else f"{engine.failures} attempts in a row have"
+        sentences.append(f"{failed} failed; the next one waits a while.")
     if engine.last_attempt is not None:
-        attempt = engine.last_attempt
-        sentences.append(f"The last attempt ({attempt.version}) ended {attempt.outcome} at {attempt.started_at}.")
+        sentences.append(_told(engine.last_attempt))
     return sentences
+
+
+def _told(attempt: AttemptRecord) -> str:
+    ended = _ENDED.get(attempt.outcome or "", "is under way")
+    why = f": {attempt.reason}" if attempt.reason else ""
+    return f"Its last load, of {attempt.version}, began at {attempt.started_at} and {ended}{why}."
 
 
 def _turn(engine: EngineRecord, target: VersionRecord, ledger: Ledger) -> list[str]:

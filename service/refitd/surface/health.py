@@ -1,4 +1,4 @@
-"""Liveness, readiness and metrics. Open to everyone: they say nothing secret."""
+"""Liveness, readiness and metrics, open to everyone: they say nothing secret. And faults, which name files."""
 
 from fastapi import APIRouter, Response
 from fastapi.responses import RedirectResponse
@@ -7,6 +7,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from refitd.problem import Kind, ProblemError
 from refitd.surface.context import ServiceOf
 from refitd.surface.metrics import registry_of
+from refitd_client.contract.wire import Faults
 
 router = APIRouter(tags=["health"])
 
@@ -30,6 +31,13 @@ async def readyz(service: ServiceOf) -> dict[str, str]:
     if service.ledger.root_fault is not None:
         raise ProblemError(Kind.NOT_READY, service.ledger.root_fault)
     return {"status": "ready"}
+
+
+@router.get("/v1/faults")
+async def faults(service: ServiceOf) -> Faults:
+    """What cannot be done now, in sentences; null where nothing is wrong."""
+    ledger = service.ledger
+    return Faults(root=ledger.root_fault, engines=ledger.file_fault or ledger.fleet_fault)
 
 
 @router.get("/metrics", response_class=Response)

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from typing import Protocol
 from refitd_embedded.demo.report import Row, Summary, verdict
 
 COLUMNS = ("step", "reward", "served", "staleness", "publish ms", "refit ms", "disk MB", "max |Δ log p|")
+LEGEND = "served 1/1: the step that each engine serves · staleness in steps · publish and refit in ms"
 BAR = 20
 
 
@@ -51,13 +53,13 @@ class PlainLines:
     def row(self, row: Row) -> None:
         """See `Display`."""
         if not self._headed:
-            print(_line(COLUMNS), flush=True)
+            print(_line(COLUMNS), LEGEND, sep="\n", flush=True)
             self._headed = True
         print(_line(cells(row)), flush=True)
 
     def summary(self, summary: Summary) -> None:
         """See `Display`."""
-        print("", *closing(summary), sep="\n", flush=True)
+        print("", *closing(summary), what_next(), sep="\n", flush=True)
 
 
 class LiveTable:
@@ -75,7 +77,7 @@ class LiveTable:
 
     def summary(self, summary: Summary) -> None:
         """See `Display`."""
-        self._end = closing(summary)
+        self._end = [*closing(summary), what_next()]
         self._draw()
 
     def _draw(self) -> None:
@@ -83,10 +85,10 @@ class LiveTable:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(*(column for column in COLUMNS), "", header_style="bold")
+        table = Table(*(column for column in COLUMNS), "", header_style="bold", caption=LEGEND)
         for column in table.columns[:-1]:
             column.justify = "right"
-        for row in self._rows[-max(5, self._height() - 8) :]:
+        for row in self._rows[-max(5, self._height() - 10) :]:
             table.add_row(
                 *cells(row), Text(bar(row.reward), style="green"), style="" if row.staleness == 0 else "yellow"
             )
@@ -135,6 +137,13 @@ def closing(summary: Summary) -> list[str]:
         f"Largest difference of log-probabilities {summary.largest_difference:.1e}, "
         f"largest staleness {summary.largest_staleness}. {summary.seconds:.0f} s.",
     ]
+
+
+def what_next() -> str:
+    """What to try after the demo. `make demo` runs in an environment that the shell has not entered."""
+    is_entered = sys.prefix == sys.base_prefix or os.environ.get("VIRTUAL_ENV") == sys.prefix
+    enter = "" if is_entered else f". {os.path.relpath(sys.prefix)}/bin/activate; "
+    return f"Next, with your own trainer and engines: {enter}refitd serve --help"
 
 
 def _milliseconds(value: float | None) -> str:

@@ -219,13 +219,15 @@ class SglangEngine:
 
     async def _verify(self, target: Target, watch: Stopwatch) -> Refit:
         with watch.during(Stage.VERIFY):
-            info, contents = await asyncio.gather(self._model_info(), self._contents())
+            info, contents, unchanged = await asyncio.gather(self._model_info(), self._contents(), target.unchanged())
         if isinstance(info, str):
             return _tainted(f"loaded, but cannot be verified: {info}", watch)
         if isinstance(contents, NoReply):
             return _tainted(f"loaded, but its tensors cannot be verified: {contents.reason}", watch)
         says = Says(model_path=info.model_path, weight_version=info.weight_version, fingerprint=contents)
         reason = doubt(says, target)
+        if not unchanged:  # a trainer wrote there again, between the last look and the end of the load
+            reason = "loaded, but its files changed meanwhile, or nobody can say whether they did"
         if reason is not None:
             return _tainted(reason, watch)
         self._last = info

@@ -1,0 +1,59 @@
+"""What can be known before the start of settings that name files and engines: whether they can work at all.
+
+`Settings` refuses what contradicts itself. What needs a look at the disk is here, so that only a start looks.
+"""
+
+from collections.abc import Callable, Collection
+from contextlib import suppress
+
+from refitd.catalog.opening import CONFIG_NAME
+from refitd.catalog.reference import ReferenceRefusedError, read_reference
+from refitd.engine.address import engine_id
+from refitd.engine.engines_file import EnginesFileError, read_engines
+from refitd.settings import Settings
+
+
+def check_start(settings: Settings) -> None:
+    """Look at what the settings name, as the service will.
+
+    Raises:
+        ValueError: the engines file or the base model cannot be used; one line for each.
+    """
+    checks: tuple[Callable[[Settings], str | None], ...] = (_engines_file, _base_model)
+    if faults := [fault for check in checks if (fault := check(settings)) is not None]:
+        raise ValueError("\n".join(faults))
+
+
+def stranger(settings: Settings, known: Collection[str]) -> str | None:
+    """That the canary is no engine that anybody named, None where it is one. `known` are those that the API named."""
+    if settings.canary is None:
+        return None
+    names = {*known, *(engine_id(url) for url in settings.engines)}
+    if settings.engines_file is not None:
+        with suppress(EnginesFileError):
+            names |= {spec.id or engine_id(spec.url) for spec in read_engines(settings.engines_file)}
+    if settings.canary in names:
+        return None
+    return f"no engine is called {settings.canary} (--canary), but {', '.join(sorted(names)) or 'there are none yet'}"
+
+
+def _engines_file(settings: Settings) -> str | None:
+    try:
+        if settings.engines_file is not None:
+            read_engines(settings.engines_file)
+    except EnginesFileError as error:
+        return f"--engines-file (REFITD_ENGINES_FILE): {error}"
+    return None
+
+
+def _base_model(settings: Settings) -> str | None:
+    path = settings.base_model
+    if path is None:
+        return None
+    try:
+        read_reference(path)
+    except (OSError, ReferenceRefusedError) as error:
+        return f"--base-model (REFITD_BASE_MODEL): {error}"
+    if not (path / CONFIG_NAME).is_file():
+        return f"--base-model (REFITD_BASE_MODEL): {path} has no {CONFIG_NAME}: name the folder of a whole model"
+    return None

@@ -1,0 +1,60 @@
+"""Settings that name files and engines are looked at before the start."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from refitd.preflight import check_start, stranger
+from refitd.settings import Settings
+from support.checkpoints import write_model
+
+
+def settings(tmp_path: Path, **more: Any) -> Settings:
+    return Settings(root=tmp_path, **more)
+
+
+def test_a_whole_model_and_a_good_engines_file_are_fine(tmp_path: Path) -> None:
+    file = tmp_path / "engines.yaml"
+    file.write_text("- http://a:1\n")
+    check_start(settings(tmp_path, base_model=write_model(tmp_path / "base"), engines_file=file))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "named"),
+    [
+        (lambda base: base.rename(base.with_name("elsewhere")), "is not a folder on this machine"),
+        (lambda base: next(base.glob("*.safetensors")).unlink(), "safetensors"),
+        (lambda base: (base / "config.json").unlink(), "has no config.json"),
+    ],
+)
+def test_a_base_model_that_is_none_is_refused(tmp_path: Path, spoil: Any, named: str) -> None:
+    base = write_model(tmp_path / "base")
+    spoil(base)
+    with pytest.raises(ValueError, match=named) as caught:
+        check_start(settings(tmp_path, base_model=base))
+    assert str(caught.value).startswith("--base-model (REFITD_BASE_MODEL): ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", [None, "engines: [", "engines: [{}]"])
+def test_an_engines_file_that_cannot_be_used_is_refused_in_one_line(tmp_path: Path, text: str | None) -> None:
+    file = tmp_path / "engines.yaml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ValueError, match=str(file)) as caught:
+        check_start(settings(tmp_path, engines_file=file))
+    assert str(caught.value).startswith("--engines-file (REFITD_ENGINES_FILE): ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_canary_that_nobody_named_is_noticed(tmp_path: Path) -> None:
+    file = tmp_path / "engines.yaml"
+    file.write_text("- http://b:1\n- {url: 'http://c:1', id: c}\n")
+
+    def canary(name: str) -> Settings:
+        return settings(tmp_path, engines=["http://a:1"], engines_file=file, strategy="canary", canary=name)
+
+    assert [stranger(canary(name), ["d"]) for name in ("a:1", "b:1", "c", "d")] == [None] * 4
+    assert stranger(canary("nowhere"), ["d"]) == "no engine is called nowhere (--canary), but a:1, b:1, c, d"
+    assert stranger(settings(tmp_path), []) is None

@@ -1,0 +1,70 @@
+"""Verdicts that depend on more than the files: taken again when what they depended on may have changed."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from refitd.catalog.evidence import Evidence
+from refitd.catalog.fault import Code
+from refitd.catalog.record import VersionRecord
+from refitd.journal.packing import pack, unpack
+from refitd_client.contract.states import VersionState
+from support.checkpoints import publish, tensors
+from support.records import version
+from support.services import serving
+
+ID = "run~v000001"
+
+
+async def test_what_was_rejected_for_want_of_a_model_is_looked_at_again_at_the_next_start(tmp_path: Path) -> None:
+    async with serving(tmp_path, base_model=None) as stage:
+        publish(stage.root, "run", 1, tensors(1))
+        await stage.rejected(ID)
+        record = stage.ledger.versions[ID]
+        assert record.code is Code.NO_REFERENCE
+        assert "--base-model" in (record.reason or "")
+    async with serving(tmp_path) as stage:
+        await stage.until(ID, lambda record: record.served_at is not None)
+        record = stage.ledger.versions[ID]
+        assert (record.state, record.code, record.reason) == (VersionState.SEALED, None, None)
+
+
+async def test_what_was_rejected_for_want_of_a_model_is_rejected_again_while_there_is_none(tmp_path: Path) -> None:
+    async with serving(tmp_path, base_model=None) as stage:
+        publish(stage.root, "run", 1, tensors(1))
+        await stage.rejected(ID)
+    async with serving(tmp_path, base_model=None) as stage:
+        await stage.until(ID, lambda record: record.state.is_open)
+        await stage.rejected(ID)
+        assert stage.engines["a"].loads == []
+
+
+async def test_what_was_rejected_for_its_files_stays_rejected_at_the_next_start(tmp_path: Path) -> None:
+    weights = tensors(1)
+    del weights["layer.1.weight"]
+    async with serving(tmp_path) as stage:
+        publish(stage.root, "run", 1, weights)
+        await stage.rejected(ID)
+        assert stage.ledger.versions[ID].code is Code.MISSING_TENSOR
+        before = stage.ledger.versions[ID]
+    async with serving(tmp_path) as stage:
+        publish(stage.root, "run", 2, tensors(2))
+        await stage.until("run~v000002", lambda record: record.served_at is not None)
+        assert stage.ledger.versions[ID] == before
+
+
+def test_a_record_of_before_there_were_codes_can_be_read() -> None:
+    old = msgspec.to_builtins(version(1, state=VersionState.REJECTED, reason="no model"))
+    del old["code"]
+    assert unpack(pack(old), VersionRecord) == version(1, state=VersionState.REJECTED, reason="no model")
+
+
+async def test_why_nobody_can_say_yet_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failure = f"{ID} cannot be read: Input/output error"
+    with monkeypatch.context() as patch:
+        patch.setattr("refitd.catalog.files.examine", lambda *_, **__: Evidence(failure=failure))
+        async with serving(tmp_path) as stage:
+            publish(stage.root, "run", 1, tensors(1))
+            await stage.until(ID, lambda record: record.state is VersionState.UNKNOWN)
+            assert stage.ledger.versions[ID].reason == failure

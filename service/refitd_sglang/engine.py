@@ -19,7 +19,7 @@ from refitd.catalog.reference import ReferenceRefusedError, read_reference
 from refitd.catalog.validate import Options
 from refitd_sglang.answer import Answer
 from refitd_sglang.contents import contents_of, digest
-from refitd_sglang.feeding import Feed
+from refitd_sglang.feeding import Feed, NoRollbackError
 from refitd_sglang.plan import Loader, Plan, anatomy, learned, replay, tensors_of
 from refitd_sglang.ranks import Ranks
 from refitd_sglang.recorder import Recorder
@@ -251,8 +251,9 @@ class Engine:
                 self.touched = True
                 ok, message = call.stock(path or call.path, load_format, call.recapture)
         except Exception as error:  # nothing that a loader raises may reach the scheduler
-            logger.warning("SGLang's update raised %s", type(error).__name__, exc_info=True)
-            return f"{type(error).__name__}: {error}"
+            cause = error.__context__ if isinstance(error, NoRollbackError) and error.__context__ is not None else error
+            logger.warning("a load failed", exc_info=cause)
+            return f"{type(cause).__name__}: {cause}"
         if not ok:
             return message
         if not feed.done:

@@ -84,9 +84,7 @@ class Plugin:
         if engine is None or call is None:
             return stock(updater, *args, **kwargs)
         answer = self._updated(engine, call)
-        log = logger.info if answer.outcome is Outcome.SERVED else logger.error
-        log("%s", answer.message)
-        return answer.outcome is Outcome.SERVED, answer.message
+        return answer.outcome is Outcome.SERVED, answer.message  # SGLang writes what failed into its log
 
     def _updated(self, engine: Any, call: Any) -> Answer:
         try:

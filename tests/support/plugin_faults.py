@@ -1,0 +1,65 @@
+"""A plugin for SGLang that lets the writing of weights fail, as the file FAULT_FILE says.
+
+    copy 3      the third plain copy of the next replay raises
+    loader 3    the loader raises when it has been given three tensors
+    rank 1 …    only on that rank
+    again …     once more when the old weights are put back
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+
+class Injected(RuntimeError):
+    """A fault that a test asked for."""
+
+
+def register() -> None:
+    """The entry point."""
+    import sys
+
+    if "FAULT_FILE" not in os.environ or "sglang.srt.managers.scheduler" not in sys.modules:
+        return
+    from refitd_sglang import engine, feeding
+
+    original_replay, original_given = engine.replay, feeding.Feed._given
+
+    def replay(bound: Any, rest: Any, load: Any) -> None:
+        original_replay(_failing("copy", bound), rest, load)
+
+    def given(self: Any) -> Any:
+        return _failing("loader", original_given(self))
+
+    engine.replay, feeding.Feed._given = replay, given
+
+
+def _failing(what: str, items: Any) -> Any:
+    after = _asked(what)
+    for number, item in enumerate(items):
+        if number == after:
+            raise Injected(f"{what} {number}")
+        yield item
+
+
+def _asked(what: str) -> int | None:
+    """After how many, and strike the request out."""
+    path = Path(os.environ["FAULT_FILE"])
+    try:
+        lines = path.read_text().splitlines()
+    except FileNotFoundError:
+        return None
+    for line in lines:
+        words = line.split()
+        rank = words[1] if words[0] == "rank" else None
+        words = words[2:] if rank is not None else words
+        if words[0] == what and rank in {None, _rank()}:
+            path.write_text("\n".join(each for each in lines if each is not line))
+            return int(words[1])
+    return None
+
+
+def _rank() -> str:
+    import torch
+
+    return str(torch.distributed.get_rank())

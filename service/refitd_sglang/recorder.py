@@ -2,9 +2,9 @@
 
 While `model.load_weights` runs, torch's dispatcher shows every operation. A `copy_` whose source lies in the checkpoint's
 own memory and whose destination lies in the model's is a copy that can be repeated. Everything else that happens to a
-tensor of the checkpoint (a sum, a cast, `.item()`) makes it one that has to go through the loader each time. What
-reads the model itself derives something from it that a copy would leave stale: then nothing is repeated. The same
-holds where threads are started, since the dispatcher shows only what its own thread does.
+tensor of the checkpoint (a sum, a cast, `.item()`) makes it one that has to go through the loader each time. So does
+reading it again in the model: something is derived from it, which a copy would leave stale. Where threads are started
+nothing is repeated, since the dispatcher shows only what its own thread does.
 
 On a GPU a loader may move a tensor to the device before it copies it; such a tensor is followed as the same one.
 """
@@ -33,6 +33,17 @@ class Copy:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     target: torch.Tensor
+
+    @property
+    def begin(self) -> int:
+        """The address of the first byte that it writes."""
+        return self.target.data_ptr()
+
+    @property
+    def end(self) -> int:
+        """The address behind the last byte that it writes."""
+        steps = ((size - 1) * stride for size, stride in zip(self.target.shape, self.target.stride(), strict=True))
+        return self.begin + (sum(steps) + 1) * self.target.element_size()
 
     def source(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """What to copy, as a view of a checkpoint's tensor."""
@@ -96,28 +107,42 @@ class Recorder(TorchDispatchMode):
         if (found := self._origin(tensor)) is not None:
             self.computing.add(found[0])
         elif self._is_model(tensor):
-            if is_write and name in _FILLS:
-                self.written += stretches(*_layout(tensor))
-            else:
-                self.give_up(f"{name} works on the model's own weights")
+            if not (is_write and name in _FILLS):
+                self._read(tensor)
+            if is_write:
+                self._wrote(tensor)
 
     def _copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         origin = self._origin(source)
         if not self._is_model(target):
             self.computing |= {each[0] for each in (origin, self._origin(target)) if each is not None}
-        elif origin is None:
-            self._computed(target, source)
-        elif not self._is_plain(origin[0], target, source):
-            self.computing.add(origin[0])
-            self.written += stretches(*_layout(target))
-        else:
+            if self._is_model(source):
+                self._read(source)
+        elif origin is not None and self._is_plain(origin[0], target, source):
             name, offset = origin
             self.copies.append(Copy(name, offset, tuple(source.shape), source.stride(), target.detach()))
+        else:
+            if origin is not None:
+                self.computing.add(origin[0])
+            elif self._is_model(source):
+                self._read(source)
+            self._wrote(target)
 
-    def _computed(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        if self._is_model(source):
-            self.give_up("the loader copies the model's own weights")
-        self.written += stretches(*_layout(target))
+    def _wrote(self, tensor: torch.Tensor) -> None:
+        self.written += stretches(*_layout(tensor))
+
+    def _read(self, tensor: torch.Tensor) -> None:
+        """Something is derived from weights: what they came from goes through the loader each time, to derive it again.
+
+        Where they did not come from this load, nobody can say what else would have to be done again.
+        """
+        read = Covered(stretches(*_layout(tensor)))
+        begin, end = read.spans[0][0], read.spans[-1][1]
+        sources = [copy for copy in self.copies if copy.begin < end and begin < copy.end]
+        known = Covered([*self.written, *(span for copy in sources for span in stretches(*_layout(copy.target)))])
+        if read.without(known):
+            self.give_up("the loader reads weights that it has not loaded")
+        self.computing |= {copy.name for copy in sources}
 
     def _is_plain(self, name: str, target: torch.Tensor, source: torch.Tensor) -> bool:
         same = target.dtype == source.dtype == self._dtypes[name] and target.shape == source.shape
@@ -190,8 +215,9 @@ def unaccounted(recorder: Recorder, tensors: Iterable[torch.Tensor]) -> int:
 
 
 def overlapping(recorder: Recorder, copies: Iterable[Copy]) -> bool:
-    """Whether anything but a copy writes where these copies write: then their order would matter."""
-    computed = Covered(recorder.written)
+    """Whether anything but these copies writes where they do: then their order would matter."""
+    others = [copy for copy in recorder.copies if copy.name in recorder.computing]
+    computed = Covered([*recorder.written, *(span for copy in others for span in stretches(*_layout(copy.target)))])
     return any(computed.touches(*span) for copy in copies for span in stretches(*_layout(copy.target)))
 
 

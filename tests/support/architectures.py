@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ARCHITECTURES = ("qwen2-tied", "qwen3", "llama", "gemma2", "gemma3", "mixtral", "qwen3-moe")
+ARCHITECTURES = ("qwen2-tied", "qwen3", "llama", "gemma2", "gemma3", "qwen3-moe")
 _SIZES: dict[str, Any] = {
     "vocab_size": 1024,
     "hidden_size": 64,
@@ -39,7 +39,9 @@ def make(folder: Path, architecture: str, seed: int, tokenizer: Path) -> Path:
     for file in tokenizer.glob("token*"):
         shutil.copy(file, folder)
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"torch_dtype": "bfloat16"}))
+    if "hidden_activation" in config:  # SGLang wants the older name beside it
+        config["hidden_act"] = config["hidden_activation"]
+    (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 
@@ -53,7 +55,6 @@ def _maker(architecture: str) -> Callable[[], Any]:
         "llama": lambda: t.LlamaForCausalLM(t.LlamaConfig(**_SIZES)),
         "gemma2": lambda: t.Gemma2ForCausalLM(t.Gemma2Config(**_SIZES | {"tie_word_embeddings": True}, **head)),
         "gemma3": lambda: t.Gemma3ForCausalLM(t.Gemma3TextConfig(**_SIZES | {"tie_word_embeddings": True}, **head)),
-        "mixtral": lambda: t.MixtralForCausalLM(t.MixtralConfig(**_SIZES, num_local_experts=4, num_experts_per_tok=2)),
         "qwen3-moe": lambda: t.Qwen3MoeForCausalLM(t.Qwen3MoeConfig(**_SIZES, **_EXPERTS, **head, num_experts=4)),
     }
     return makers[architecture]

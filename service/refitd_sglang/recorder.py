@@ -22,6 +22,7 @@ from refitd_sglang.spans import Covered, Named, Span, TooManyStretchesError, str
 
 _MOVES = {"aten::_to_copy", "aten::clone", "aten::_pin_memory", "aten::pin_memory"}
 _FILLS = {"aten::fill_", "aten::zero_"}
+_ONE_AT_A_TIME = threading.Lock()  # functions of the standard library are exchanged meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,12 +185,14 @@ class _Threads:
     def begin(self) -> None:
         from concurrent.futures import ThreadPoolExecutor
 
+        _ONE_AT_A_TIME.acquire()
         self._watch(threading.Thread, "start")
         self._watch(ThreadPoolExecutor, "submit")
 
     def end(self) -> None:
         while self._undo:
             self._undo.pop()()
+        _ONE_AT_A_TIME.release()
 
     def _watch(self, kind: type, name: str) -> None:
         original, recorder, mine = getattr(kind, name), self._recorder, threading.get_ident()

@@ -127,7 +127,8 @@ class Engine:
             update = _Update(call, ready, contents_of(self.runner.model), path, self._previous(path))
         with self._timed("load"):
             mine = self._written(update)
-        decision, _ = self._ranks.decide("commit", mine, after_commit)
+        with self._timed("agree"):
+            decision, _ = self._ranks.decide("commit", mine, after_commit)
         match decision.step:
             case Step.KEEP:
                 return self._keep(update)
@@ -304,7 +305,7 @@ class Engine:
         try:
             yield
         finally:
-            self._ms[stage] = round((time.perf_counter() - began) * 1000, 2)
+            self._ms[stage] = round(self._ms.get(stage, 0.0) + (time.perf_counter() - began) * 1000, 2)
 
 
 def _local(path: str, revision: str | None) -> Path:

@@ -2,8 +2,8 @@
 
     Refused, the weights are what they were: … refitd-plugin={"protocol":1,"outcome":"refused",…}
 
-SGLang adds to a message (" Weight version updated to 7.") and joins those of data-parallel ranks (" | "), so the JSON is
-found by its mark and ends where it ends. Both sides use this module; it needs neither torch nor SGLang.
+SGLang adds to a message (" Weight version updated to 7.") and joins those of data-parallel ranks (" | "), so the JSON
+is found by its mark and ends where it ends. Both sides use this module; it needs neither torch nor SGLang.
 """
 
 import json
@@ -53,8 +53,8 @@ class Answer:
 def answers_in(message: str) -> list[Answer]:
     """The answers in a reply's message: one for each data-parallel rank, none where no plugin spoke.
 
-    What is not understood, because it is damaged or of a newer protocol, counts as an unknown outcome: somebody wrote the
-    mark, and not to say that all is well.
+    What is not understood, because it is damaged or of a newer protocol, counts as an unknown outcome: somebody wrote
+    the mark, and not to say that all is well.
     """
     return [_read(part) for part in message.split(MARK)[1:]]
 

@@ -1,14 +1,14 @@
 """A socket in the root, one for each rank, where the service meets the plugin: `<root>/.refitd/engines/<name>.sock`.
 
-SGLang's HTTP routes run in the loop that computes tokens, so what may take long (reading a version) is asked for here, and
-a thread of the plugin does it while the engine serves. One line of JSON is one request, one line one reply:
+SGLang's HTTP routes run in the loop that computes tokens, so what may take long (reading a version) is asked for here,
+and a thread of the plugin does it while the engine serves. One line of JSON is one request, one line one reply:
 
     {"do": "hello"}                                    who is there: versions, rank, process, model, what is served
     {"do": "prepare", "path": "run/v000123", …}        check that version and keep it for the update that will name it
     {"do": "forget"}                                   close what was prepared
 
-Everything is bounded: the length of a line, the number of connections, how long one may be silent. Nothing is unpickled,
-nothing runs in SGLang's threads, and whatever goes wrong here, the engine serves on without a channel.
+Everything is bounded: the length of a line, the number of connections, how long one may be silent. Nothing is
+unpickled, nothing runs in SGLang's threads, and whatever goes wrong here, the engine serves on without a channel.
 """
 
 import logging

@@ -84,7 +84,7 @@ class Desk:
 
 
 def _plan(engine: Engine) -> dict[str, Any] | None:
-    plan = engine.plan
+    plan = engine.loading.plan
     if plan is None:
         return None
     facts = {"replays": plan.replays, "copies": len(plan.copies), "loader": len(plan.residual)}

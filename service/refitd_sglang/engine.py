@@ -1,43 +1,32 @@
 """One rank's part of an update: prepare, commit, restore.
 
 Preparing reads and checks, and touches nothing; it may have been done before, by the channel's thread while the engine
-served. Committing goes through SGLang's own function, with the tensors of the prepared version. What was served before stays
-open until the new version is kept, so that it can be put back whatever became of its folder.
+served. Committing goes through SGLang's own function, with the tensors of the prepared version. What was served before
+stays open until the new version is kept, so that it can be put back whatever became of its folder.
 """
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
-from typing import Any, assert_never
+from typing import assert_never
 
 from refitd.catalog.inventory import Reference
-from refitd.catalog.reference import ReferenceRefusedError, read_reference
 from refitd.catalog.validate import Options
 from refitd_sglang.answer import Answer
 from refitd_sglang.contents import contents_of, digest
-from refitd_sglang.feeding import Feed, NoRollbackError
-from refitd_sglang.plan import Loader, Plan, anatomy, learned, replay, tensors_of
+from refitd_sglang.feeding import Feed
+from refitd_sglang.loading import Call, Loading, idle
 from refitd_sglang.ranks import Ranks
-from refitd_sglang.recorder import Recorder
-from refitd_sglang.source import Source, SourceRefusedError, is_version, mapped, open_version, place_of, started_from
+from refitd_sglang.source import Source, SourceRefusedError, is_version, mapped, open_version, place_of
+from refitd_sglang.startup import folder_of, reference_of, started_from
 from refitd_sglang.transaction import Outcome, Report, State, Step, after_commit, after_prepare, after_restore
 from refitd_sglang.versions import Runner
 
 logger = logging.getLogger("refitd_sglang")
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One call of SGLang's function: `stock` is that function, to be called with a path and a load format."""
-
-    path: str
-    load_format: str
-    recapture: bool
-    stock: Callable[[str, str, bool], tuple[bool, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +48,9 @@ class _Update:
 
     call: Call
     ready: Ready
-    before: dict[str, str]
     model_path: str
-    previous: Source | None
+    before: dict[str, str] = field(default_factory=dict[str, str])
+    previous: Source | None = None
     how: str = ""
     after: str = ""
 
@@ -71,9 +60,9 @@ class Engine:
 
     def __init__(self, runner: Runner, loader: type, ranks: Ranks, *, root: Path | None, check_bytes: bool) -> None:
         self.runner = runner
-        self.plan: Plan | None = None
-        self.touched = False  # whether an update that is going on may have written
-        self._loader, self._ranks, self._root, self._check_bytes = loader, ranks, root, check_bytes
+        self.loading = Loading(runner, loader)
+        self.touched = False  # whether an update that is going on may have written, here or on another rank
+        self._ranks, self._root, self._check_bytes = ranks, root, check_bytes
         self._startup = str(runner.config.model_path)
         self._reference: Reference | None = None
         self._served: Source | None = None
@@ -122,9 +111,7 @@ class Engine:
         return Answer(outcome=outcome, reason=decision.reason, ms=self._ms)
 
     def _commit(self, call: Call, ready: Ready) -> Answer:
-        with self._timed("before"):
-            path = str(self.runner.config.model_path)
-            update = _Update(call, ready, contents_of(self.runner.model), path, self._previous(path))
+        update = _Update(call, ready, str(self.runner.config.model_path))
         with self._timed("load"):
             mine = self._written(update)
         with self._timed("agree"):
@@ -140,8 +127,8 @@ class Engine:
                 outcome = self._ranks.outcome("restore", mine, after_restore)
             case _:
                 assert_never(decision.step)
-        reason = f"{decision.reason}; {mine.reason}" if mine.reason not in {"", decision.reason} else decision.reason
         self._settled(update, outcome)
+        reason = f"{decision.reason}; {mine.reason}" if mine.reason not in {"", decision.reason} else decision.reason
         return Answer(outcome=outcome, reason=reason, how=update.how, version=ready.source.label, ms=self._ms)
 
     def _keep(self, update: _Update) -> Answer:
@@ -150,7 +137,7 @@ class Engine:
         return Answer(outcome=Outcome.SERVED, version=label, how=update.how, contents=update.after, ms=self._ms)
 
     def _settled(self, update: _Update, outcome: Outcome) -> None:
-        self.plan = None  # whatever failed, it may have been the plan
+        self.loading.plan = None  # whatever failed, it may have been the plan
         if outcome is Outcome.UNKNOWN:
             self._served = None
         else:
@@ -164,7 +151,7 @@ class Engine:
             if ready is not None and str(ready.source.place.folder) == str(Path(path).absolute()):
                 if ready.source.is_unchanged():
                     return ready
-                raise SourceRefusedError(f"{path} is not what it was when it was prepared")
+                return f"{path} is not what it was when it was prepared"
             return self._look(path, Options(), self._check_bytes)
         except (SourceRefusedError, OSError) as error:
             return str(error)
@@ -176,12 +163,7 @@ class Engine:
     def _known(self) -> Reference:
         """The model that the server was started with, by its files' headers."""
         if self._reference is None:
-            try:
-                self._reference = read_reference(_local(self._startup, getattr(self.runner.config, "revision", None)))
-            except (ReferenceRefusedError, OSError) as error:
-                raise SourceRefusedError(
-                    f"there is nothing to hold a version against: {error}. Start SGLang on a local folder of safetensors"
-                ) from error
+            self._reference = reference_of(self._startup, self.runner.config)
         return self._reference
 
     def _previous(self, path: str) -> Source | None:
@@ -191,85 +173,32 @@ class Engine:
         try:
             if is_version(path):
                 return mapped(place_of(path, self._root))
-            return started_from(_local(path, getattr(self.runner.config, "revision", None)))
+            return started_from(folder_of(path, self.runner.config))
         except (SourceRefusedError, OSError) as error:
             logger.warning("what is served now could not be put back if the update failed: %s", error)
             return None
 
     def _written(self, update: _Update) -> Report:
-        """Load. Whatever happens ends in a report."""
+        """Load. Whatever happens ends in a report, so that no rank waits for this one."""
+        began = False
         try:
+            with self._timed("before"):
+                idle(self.runner.model)
+                update.before = contents_of(self.runner.model)
+                update.previous = self._previous(update.model_path)
+            began = self.touched = True
             return self._loaded(update)
         except Exception as error:
             logger.warning("refitd could not carry out a load", exc_info=True)
-            return self._report(State.FAILED, f"{type(error).__name__}: {error}")
+            return self._report(State.FAILED if began else State.UNTOUCHED, f"{type(error).__name__}: {error}")
 
     def _loaded(self, update: _Update) -> Report:
-        tensors = update.ready.source.tensors()
-        plan = self._plan(update.ready)
-        feed = self._feed(plan, tensors)
-        update.how = "load" if plan is None else "replay"
-        recorder = self._recorder(update, tensors) if self.plan is None and not update.ready.partial else None
-        found = anatomy(self.runner.model)
-        fault = self._load(update.call, feed, recorder)
-        if fault is None and plan is not None and not plan.proven:
-            fault = self._prove(update.call, plan, tensors)
+        feed, fault = self.loading.load(update.call, update.ready.source, partial=update.ready.partial)
+        update.how = feed.how
         if fault is not None:
             return self._unwritten(update, feed, fault)
-        if recorder is not None:
-            self.plan = learned(update.ready.source.inventory, self.runner.model, found, tensors, recorder)
-            _tell(self.plan)
         update.after = digest(contents_of(self.runner.model))
         return self._report(State.WRITTEN)
-
-    def _plan(self, ready: Ready) -> Plan | None:
-        """The plan to replay, if there is one. One that does not fit any more is thrown away."""
-        if self.plan is not None and not self.plan.fits(ready.source.inventory, self.runner.model):
-            self.plan = None
-        return self.plan if self.plan is not None and self.plan.replays and not ready.partial else None
-
-    def _feed(self, plan: Plan | None, tensors: dict[str, Any]) -> Feed:
-        if plan is None:
-            return Feed(tensors)
-        bound, rest = plan.bind(tensors), plan.rest(tensors)
-
-        def copy(load: Loader) -> None:
-            replay(bound, rest, load)
-
-        return Feed(tensors, copy)
-
-    def _recorder(self, update: _Update, tensors: dict[str, Any]) -> Recorder | None:
-        if update.call.recapture:  # graphs are captured within the same call, and nothing may look on
-            return None
-        return Recorder(tensors, [tensor for _, tensor in tensors_of(self.runner.model)])
-
-    def _load(self, call: Call, feed: Feed, watching: Any = None, path: str | None = None) -> str | None:
-        """One call of SGLang's function; what went wrong, if anything did."""
-        model = self.runner.model
-        load_format = call.load_format if path is None else "auto"
-        try:
-            with feed.through(self._loader, model, watching):
-                self.touched = True
-                ok, message = call.stock(path or call.path, load_format, call.recapture)
-        except Exception as error:  # nothing that a loader raises may reach the scheduler
-            cause = error.__context__ if isinstance(error, NoRollbackError) and error.__context__ is not None else error
-            logger.warning("a load failed", exc_info=cause)
-            return f"{type(cause).__name__}: {cause}"
-        if not ok:
-            return message
-        if not feed.done:
-            return "SGLang did not load the tensors that it was given"
-        return "SGLang has replaced the model" if self.runner.model is not model else None
-
-    def _prove(self, call: Call, plan: Plan, tensors: dict[str, Any]) -> str | None:
-        """Hold a replay against a whole load of the same version."""
-        replayed = contents_of(self.runner.model)
-        fault = self._load(call, Feed(tensors))
-        if fault is None and contents_of(self.runner.model) != replayed:
-            plan.whole = "a replay did not give what the loader gives"
-            logger.warning("%s: every load goes through the loader", plan.whole)
-        plan.proven = True
-        return fault
 
     def _unwritten(self, update: _Update, feed: Feed, fault: str) -> Report:
         same = not feed.begun and contents_of(self.runner.model) == update.before
@@ -288,8 +217,7 @@ class Engine:
             return mine
         if update.previous is None:
             return self._report(State.LOST, "what was served before cannot be read any more")
-        tensors = update.previous.tensors()
-        fault = self._load(update.call, Feed(tensors), path=update.model_path)
+        fault = self.loading.put_back(update.call, update.previous, update.model_path)
         if fault is None and contents_of(self.runner.model) != update.before:
             fault = "its fingerprints are not those of before"
         if fault is not None:
@@ -306,22 +234,3 @@ class Engine:
             yield
         finally:
             self._ms[stage] = round(self._ms.get(stage, 0.0) + (time.perf_counter() - began) * 1000, 2)
-
-
-def _local(path: str, revision: str | None) -> Path:
-    """The folder of a model, also of one that the server was given by its name on the hub."""
-    if Path(path).is_dir():
-        return Path(path)
-    try:
-        from huggingface_hub import snapshot_download
-
-        return Path(snapshot_download(path, revision=revision, local_files_only=True))
-    except Exception as error:  # the hub's library raises many kinds; all mean that it is not here
-        raise SourceRefusedError(f"{path} is not a folder on this machine ({type(error).__name__})") from error
-
-
-def _tell(plan: Plan) -> None:
-    if plan.whole is None:
-        logger.info("refitd learned a load plan: %d copies, %d for the loader", len(plan.copies), len(plan.residual))
-    else:
-        logger.info("refitd loads through the loader each time: %s", plan.whole)

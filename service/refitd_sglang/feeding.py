@@ -1,7 +1,7 @@
 """Gives SGLang's own update function a version's tensors in place of files.
 
-SGLang goes on doing what it does around a load (its refusals, its quantisation's preparations, its own records of what it
-serves), in the way of its release. For the length of one call only two things are other than stock: its loader's
+SGLang goes on doing what it does around a load (its refusals, what its quantisation prepares, its own records of what
+it serves), in the way of its release. For the length of one call only two things are other than stock: its loader's
 iterator yields tensors that are already checked and mapped, and, for a replay, the model's `load_weights` makes the
 plan's copies. Its "rolling back", which would read the version that has just failed once more, is refused.
 """
@@ -23,7 +23,7 @@ class NoRollbackError(Exception):
 
 
 class Feed:
-    """One load. `asked`: SGLang came for the tensors; `begun`: a tensor may have been written; `done`: all were given."""
+    """One load. `asked`: SGLang came for the tensors; `begun`: some may be written; `done`: all were given."""
 
     def __init__(self, tensors: Tensors, copy: Callable[[Loader], None] | None = None) -> None:
         self._tensors = tensors
@@ -51,6 +51,11 @@ class Feed:
         if self._copy is not None:
             self._copy(load)
         self.done = True
+
+    @property
+    def how(self) -> str:
+        """`replay` or `load`."""
+        return "load" if self._copy is None else "replay"
 
     @contextmanager
     def through(self, loader: type, model: Any, watching: Any = None) -> Iterator[None]:

@@ -107,7 +107,7 @@ def _lasting(model: torch.nn.Module) -> Iterable[torch.Tensor]:
     """What a checkpoint may hold: all parameters, and the buffers that are part of the model's state."""
     buffers = dict(model.named_buffers(remove_duplicate=False))
     for module_name, module in model.named_modules(remove_duplicate=False):
-        for name in module._non_persistent_buffers_set:
+        for name in module._non_persistent_buffers_set:  # noqa: SLF001 - torch has no other name for it
             buffers.pop(f"{module_name}.{name}" if module_name else name, None)
     return [*(parameter for _, parameter in model.named_parameters(remove_duplicate=False)), *buffers.values()]
 

@@ -1,8 +1,8 @@
 """SGLang's entry point (`sglang.srt.plugins`, SGLang 0.5.11 and later): `refitd = refitd_sglang.plugin:register`.
 
-One function is wrapped, `update_weights_from_disk` of whatever object has it, and one is looked at, `ModelRunner.__init__`,
-to open the channel before the first update. A folder without `refit.json`, an update that names some tensors only, and
-engines that the plugin does not handle go straight through to SGLang's own function.
+One function is wrapped, `update_weights_from_disk` of whatever object has it, and the end of `ModelRunner.__init__` is
+waited for, to open the channel before the first update. A folder without `refit.json`, an update that names some
+tensors only, and engines that the plugin does not handle go straight through to SGLang's own function.
 """
 
 import logging

@@ -2,8 +2,8 @@
 
 A rank writes its report and reads those of all others. The first to know what follows writes that down too, and
 what is written down first is what everyone does, also a rank that waited too long and gave up: so no two ranks ever do
-different things. Nothing is unpickled, no collective is begun that a missing rank could hang, and SGLang's own groups are
-left alone.
+different things. Nothing is unpickled, no collective is begun that a missing rank could hang, and SGLang's own groups
+are left alone.
 """
 
 import time

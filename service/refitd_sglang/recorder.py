@@ -1,10 +1,10 @@
 """Watches one load: which bytes of the checkpoint went where in the model, and what was not a plain copy.
 
-While `model.load_weights` runs, torch's dispatcher shows every operation. A `copy_` whose source lies in the checkpoint's
-own memory and whose destination lies in the model's is a copy that can be repeated. Everything else that happens to a
-tensor of the checkpoint (a sum, a cast, `.item()`) makes it one that has to go through the loader each time. So does
-reading it again in the model: something is derived from it, which a copy would leave stale. Where threads are started
-nothing is repeated, since the dispatcher shows only what its own thread does.
+While `model.load_weights` runs, torch's dispatcher shows every operation. A `copy_` whose source lies in the memory
+of the checkpoint and whose destination lies in the model's is a copy that can be repeated. Everything else that happens
+to a tensor of the checkpoint (a sum, a cast, `.item()`) makes it one that has to go through the loader each time. So
+does reading it again in the model: something is derived from it, which a copy would leave stale. Where threads are
+started nothing is repeated, since the dispatcher shows only what its own thread does.
 
 On a GPU a loader may move a tensor to the device before it copies it; such a tensor is followed as the same one.
 """
@@ -27,7 +27,7 @@ _ONE_AT_A_TIME = threading.Lock()  # functions of the standard library are excha
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """One plain copy: `shape` and `strides` (in elements) of the source from `offset` (in elements) of tensor `name`."""
+    """One plain copy, of what has `shape` and `strides` and begins at `offset` (both in elements) of tensor `name`."""
 
     name: str
     offset: int
@@ -53,8 +53,8 @@ class Copy:
 
 
 class Recorder(TorchDispatchMode):
-    """Use it as a context around a load. Afterwards: `copies` in their order, `computing` (names of tensors that are not
-    only copied), `written` (stretches of the model that are no copies), and `whole`: why nothing can be repeated.
+    """Use it as a context around a load. Afterwards: `copies` in their order, `computing` (names of tensors that are
+    not only copied), `written` (stretches of the model that are no copies), and `whole`: why nothing can be repeated.
     """
 
     def __init__(self, checkpoint: Mapping[str, torch.Tensor], model: Iterable[torch.Tensor]) -> None:
@@ -91,7 +91,7 @@ class Recorder(TorchDispatchMode):
         self.whole = self.whole or reason
 
     def _see(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        schema = func._schema
+        schema = func._schema  # noqa: SLF001 - what a torch operator is and does is nowhere else
         if schema.name == "aten::copy_":
             self._copy(args[0], args[1])
             return

@@ -6,7 +6,6 @@ is given without touching the file.
 """
 
 import mmap
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,12 +13,10 @@ from typing import Any
 
 from refitd.catalog.evidence import Structure
 from refitd.catalog.examine import examine, signature, structure
-from refitd.catalog.header import Header, HeaderRefusedError, read_header
-from refitd.catalog.inventory import Reference, inventory_of
-from refitd.catalog.layout import IndexRefusedError, lay_out, parse_index
+from refitd.catalog.inventory import Reference
 from refitd.catalog.opening import ChangedError, Folder, OpeningRefusedError
 from refitd.catalog.validate import Invalid, Options, Unknown, judge, validate
-from refitd_client.contract.naming import INDEX_NAME, MANIFEST_NAME, SERVICE_FOLDER, version_id
+from refitd_client.contract.naming import MANIFEST_NAME, SERVICE_FOLDER, version_id
 
 _TORCH = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
@@ -162,31 +159,3 @@ def _map(folder: Folder, seen: Structure, name: str) -> mmap.mmap:
     expected = seen.files[name]
     with folder.open(name, expected) as fd:
         return mmap.mmap(fd, expected.size, access=mmap.ACCESS_COPY)
-
-
-def started_from(folder: Path) -> Source:
-    """The model that a server was started with. The operator named it, so links are followed.
-
-    Raises:
-        SourceRefusedError: it is not made of safetensors files that can be read.
-        OSError: it cannot be read.
-    """
-    names = {file.name for file in folder.iterdir() if not file.name.startswith(".")}
-    try:
-        index = parse_index((folder / INDEX_NAME).read_bytes()) if INDEX_NAME in names else None
-        layout = lay_out(names, index)
-        if layout.faults:
-            raise SourceRefusedError(layout.faults[0].reason)
-        opened = {name: _header_and_map(folder / name) for name in layout.weights}
-    except (HeaderRefusedError, IndexRefusedError) as error:
-        raise SourceRefusedError(f"{folder} cannot be read: {error}") from error
-    headers = {name: header for name, (header, _) in opened.items()}
-    seen = Structure(path=folder.name, files={}, headers=headers, inventory=inventory_of(headers))
-    place = Place(folder.parent, folder.name)
-    return Source(place=place, structure=seen, maps={name: each for name, (_, each) in opened.items()})
-
-
-def _header_and_map(path: Path) -> tuple[Header, mmap.mmap]:
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        return read_header(file.fileno(), size), mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)

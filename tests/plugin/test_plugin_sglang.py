@@ -134,7 +134,7 @@ def test_a_load_that_fails_after_the_first_write_is_undone(server: PluggedSglang
     before = server.state
     server.fault.write_text(fault)
     answer = server.update(version(root, C), "77")
-    assert (answer.outcome, answer.reason) == (Outcome.RESTORED, f"Injected: {fault}")
+    assert (answer.outcome, answer.reason) == (Outcome.RESTORED, f"InjectedError: {fault}")
     assert server.state == before
     assert server.update(version(root, C)).outcome is Outcome.SERVED
 
@@ -144,8 +144,8 @@ def test_what_cannot_be_put_back_is_said_and_the_next_version_repairs_it(server:
     server.fault.write_text("copy 5\nloader 5")
     answer = server.update(version(root, C))
     assert answer.outcome is Outcome.UNKNOWN
-    assert "Injected: copy 5" in answer.reason
-    assert "Injected: loader 5" in answer.reason
+    assert "InjectedError: copy 5" in answer.reason
+    assert "InjectedError: loader 5" in answer.reason
     assert server.update(version(root, B)).outcome is Outcome.SERVED
     assert server.is_running
 

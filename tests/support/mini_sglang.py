@@ -1,6 +1,6 @@
 """As much of SGLang as the plugin touches, with its way of failing, for one rank without a server.
 
-The updater is SGLang's own flow (`model_runner_components/weight_updater.py` in 0.5.23) line by line: the path is set before
+The updater is SGLang's own flow (`model_runner_components/weight_updater.py` in 0.5.23): the path is set before
 anything is read, and a load that fails is "rolled back" onto the files that have just failed.
 """
 

@@ -52,7 +52,6 @@ class PluggedSglang(SglangServer):
         root = {} if self.root is None else {"REFITD_SGLANG_ROOT": str(self.root)}
         return super().environment() | {"PYTHONPATH": path, "FAULT_FILE": str(self.fault)} | root | self._variables
 
-
     @property
     def sockets(self) -> list[Path]:
         """The channels of its ranks."""

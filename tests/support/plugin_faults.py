@@ -1,9 +1,9 @@
 """A plugin for SGLang that lets the writing of weights fail, as the file FAULT_FILE says.
 
-    copy 3      the third plain copy of the next replay raises
-    loader 3    the loader raises when it has been given three tensors
-    rank 1 …    only on that rank
-    again …     once more when the old weights are put back
+copy 3      the third plain copy of the next replay raises
+loader 3    the loader raises when it has been given three tensors
+rank 1 …    only on that rank
+again …     once more when the old weights are put back
 """
 
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 
-class Injected(RuntimeError):
+class InjectedError(RuntimeError):
     """A fault that a test asked for."""
 
 
@@ -21,9 +21,9 @@ def register() -> None:
 
     if "FAULT_FILE" not in os.environ or "sglang.srt.managers.scheduler" not in sys.modules:
         return
-    from refitd_sglang import engine, feeding
+    from refitd_sglang import feeding, loading
 
-    original_replay, original_given = engine.replay, feeding.Feed._given
+    original_replay, original_given = loading.replay, feeding.Feed._given
 
     def replay(bound: Any, rest: Any, load: Any) -> None:
         original_replay(_failing("copy", bound), rest, load)
@@ -31,14 +31,14 @@ def register() -> None:
     def given(self: Any) -> Any:
         return _failing("loader", original_given(self))
 
-    engine.replay, feeding.Feed._given = replay, given
+    loading.replay, feeding.Feed._given = replay, given
 
 
 def _failing(what: str, items: Any) -> Any:
     after = _asked(what)
     for number, item in enumerate(items):
         if number == after:
-            raise Injected(f"{what} {number}")
+            raise InjectedError(f"{what} {number}")
         yield item
 
 

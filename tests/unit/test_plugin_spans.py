@@ -15,7 +15,9 @@ def counted(spans: list[tuple[int, int]]) -> set[int]:
 
 
 @given(SPANS, SPANS, SPAN)
-def test_covered_bytes_are_those_that_one_counts(some: list[tuple[int, int]], others: list[tuple[int, int]], one: tuple[int, int]) -> None:  # noqa: E501
+def test_covered_bytes_are_those_that_one_counts(
+    some: list[tuple[int, int]], others: list[tuple[int, int]], one: tuple[int, int]
+) -> None:
     assert Covered(some).without(Covered(others)) == len(counted(some) - counted(others))
     assert Covered(some).touches(*one) == bool(counted(some) & counted([one]))
 

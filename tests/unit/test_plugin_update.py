@@ -105,12 +105,10 @@ def test_versions_are_served_first_by_the_loader_then_by_replay(root: Path, star
     assert hows == ["load", "replay", "replay"]
     assert len(set(contents)) == 3
     assert rank.path == str(root / "run" / "v000003")
-    assert rank.engine.plan.proven
+    assert rank.engine.loading.plan.proven
 
 
-def test_without_a_manifest_it_is_stock_sglang_and_the_next_update_is_none_the_worse(
-    root: Path, startup: Path
-) -> None:
+def test_without_a_manifest_it_is_stock_sglang_and_the_next_update_is_none_the_worse(root: Path, startup: Path) -> None:
     rank = Rank(startup)
     rank.answer(version(root, 1))
     assert rank.update(startup) == (True, "Succeeded to update model weights.")
@@ -275,15 +273,15 @@ def test_a_replay_that_fails_is_undone_though_the_version_of_before_is_deleted(
     rank = Rank(startup)
     rank.answer(version(root, 1))
     rank.answer(version(root, 2))
-    from refitd_sglang import engine
+    from refitd_sglang import loading
 
-    original = engine.replay
+    original = loading.replay
 
     def failing(bound: Any, rest: Any, load: Any) -> None:
         original(bound[:3], [], load)
         raise RuntimeError("lost the device")
 
-    monkeypatch.setattr(engine, "replay", failing)
+    monkeypatch.setattr(loading, "replay", failing)
     third = version(root, 3)
     shutil.rmtree(root / "run" / "v000002")
     answer = rank.answer(third)
@@ -315,14 +313,14 @@ def test_what_was_not_loaded_from_its_files_is_not_said_to_be_restored(root: Pat
 def test_a_fault_in_the_plugin_itself_reaches_nobody(
     root: Path, startup: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from refitd_sglang import engine
+    from refitd_sglang import engine, loading
 
     rank = Rank(startup)
 
     def broken(*_: Any) -> Any:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(engine, "learned", broken)
+    monkeypatch.setattr(loading, "learned", broken)
     assert rank.answer(version(root, 1)).outcome is Outcome.RESTORED
     assert rank.holds(0)
     monkeypatch.setattr(engine, "contents_of", broken)
@@ -381,7 +379,7 @@ def test_a_tensor_that_may_be_missing_leaves_what_was_there(root: Path, startup:
     rank.engine.prepare(str(part), Options(allow_missing=True))
     assert rank.answer(part).outcome is Outcome.SERVED
     assert values(rank.model) == expected(tiny_weights(1) | {"down.weight": tiny_weights(0)["down.weight"]})
-    assert rank.engine.plan is None
+    assert rank.engine.loading.plan is None
 
 
 def test_a_model_that_nobody_can_look_at_takes_nothing(root: Path, startup: Path) -> None:

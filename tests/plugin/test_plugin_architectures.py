@@ -70,16 +70,17 @@ def test_two_ranks_load_together_and_go_back_together(
             assert server.update(published[number]).outcome is Outcome.SERVED
             assert (server.checksum, server.generate()) == stock[number]
         assert sorted(ask(channel, do="hello")["rank"] for channel in server.sockets) == [0, 1]
-        for fault in ("rank 1 copy 3", "rank 0 copy 3", "rank 0 copy 2\nrank 1 copy 2"):
+        for broken in ((1,), (0,), (0, 1)):
             for number in (0, 1):
                 server.update(published[number])
-            server.fault.write_text(fault)
+            for rank in broken:
+                server.fail("copy 3", rank=rank)
             answer = server.update(published[0])
             assert (answer.outcome, "InjectedError: copy" in answer.reason) == (Outcome.RESTORED, True)
             assert (server.checksum, server.generate()) == stock[1]
         server.update(published[0])
         server.update(published[1])
-        server.fault.write_text("rank 1 copy 2\nrank 1 loader 2")  # and its restore
+        server.fail("copy 2", "loader 2", rank=1)  # and its restore
         assert server.update(published[0]).outcome is Outcome.UNKNOWN
         assert server.update(published[0]).outcome is Outcome.SERVED
         assert (server.checksum, server.generate()) == stock[0]

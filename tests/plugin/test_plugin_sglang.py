@@ -129,10 +129,10 @@ def test_a_version_that_vanishes_after_it_was_prepared_is_refused(server: Plugge
 def test_a_load_that_fails_after_the_first_write_is_undone(server: PluggedSglang, root: Path, fault: str) -> None:
     serving_b(server, root)
     if fault.startswith("loader"):  # a failure makes it learn its plan again, by a load
-        server.fault.write_text("copy 0")
+        server.fail("copy 0")
         assert server.update(version(root, C)).outcome is Outcome.RESTORED
     before = server.state
-    server.fault.write_text(fault)
+    server.fail(fault)
     answer = server.update(version(root, C), "77")
     assert (answer.outcome, answer.reason) == (Outcome.RESTORED, f"InjectedError: {fault}")
     assert server.state == before
@@ -141,7 +141,7 @@ def test_a_load_that_fails_after_the_first_write_is_undone(server: PluggedSglang
 
 def test_what_cannot_be_put_back_is_said_and_the_next_version_repairs_it(server: PluggedSglang, root: Path) -> None:
     serving_b(server, root)
-    server.fault.write_text("copy 5\nloader 5")
+    server.fail("copy 5", "loader 5")
     answer = server.update(version(root, C))
     assert answer.outcome is Outcome.UNKNOWN
     assert "InjectedError: copy 5" in answer.reason

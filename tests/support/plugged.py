@@ -33,14 +33,14 @@ def install(site: Path) -> Path:
 
 
 class PluggedSglang(SglangServer):
-    """SGLang on a model, with the plugin on or off. `fault` is the file that the second plugin obeys."""
+    """SGLang on a model, with the plugin on or off."""
 
     name = "sglang-plugged"
 
     def __init__(self, folder: Path, model: Path, *flags: str, root: Path | None = None, **variables: str) -> None:
         super().__init__(folder, model, *flags)
         self.root = root
-        self.fault = folder / "fault"
+        self._fault = folder / "fault"
         self._site = install(folder / "site")
         self._variables = variables
 
@@ -50,7 +50,11 @@ class PluggedSglang(SglangServer):
         folders = [*extra, self._site, *(REPOSITORY / name for name in ("client", "service", "tests"))]
         path = os.pathsep.join(str(folder) for folder in folders)
         root = {} if self.root is None else {"REFITD_SGLANG_ROOT": str(self.root)}
-        return super().environment() | {"PYTHONPATH": path, "FAULT_FILE": str(self.fault)} | root | self._variables
+        return super().environment() | {"PYTHONPATH": path, "FAULT_FILE": str(self._fault)} | root | self._variables
+
+    def fail(self, *faults: str, rank: int = 0) -> None:
+        """Let one rank fail: see `support.plugin_faults`."""
+        self._fault.with_suffix(f".{rank}").write_text("\n".join(faults))
 
     @property
     def sockets(self) -> list[Path]:

@@ -44,22 +44,20 @@ def _failing(what: str, items: Any) -> Any:
 
 def _asked(what: str) -> int | None:
     """After how many, and strike the request out."""
-    path = Path(os.environ["FAULT_FILE"])
+    path = Path(os.environ["FAULT_FILE"]).with_suffix(f".{_rank()}")
     try:
         lines = path.read_text().splitlines()
     except FileNotFoundError:
         return None
     for line in lines:
-        words = line.split()
-        rank = words[1] if words[0] == "rank" else None
-        words = words[2:] if rank is not None else words
-        if words[0] == what and rank in {None, _rank()}:
+        asked, number = line.split()
+        if asked == what:
             path.write_text("\n".join(each for each in lines if each is not line))
-            return int(words[1])
+            return int(number)
     return None
 
 
-def _rank() -> str:
+def _rank() -> int:
     import torch
 
-    return str(torch.distributed.get_rank())
+    return torch.distributed.get_rank()

@@ -60,8 +60,9 @@ def test_what_a_loader_computes_goes_through_it_and_the_rest_is_copied() -> None
 
 
 def test_a_cast_is_not_a_copy() -> None:
-    weights = tiny_weights(1) | {"norm.weight": torch.randn(4)}
-    assert "norm.weight" in learn(TinyModel(), weights).residual
+    weights = tiny_weights(1) | {"down.weight": torch.randn(4, 6)}
+    plan = learn(TinyModel(), weights)
+    assert (plan.whole, plan.residual) == (None, ("down.weight", "norm.weight"))
 
 
 def test_tensors_that_wait_for_each_other_go_through_the_loader_together() -> None:

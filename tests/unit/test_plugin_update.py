@@ -328,6 +328,41 @@ def test_a_fault_in_the_plugin_itself_reaches_nobody(
     assert rank.holds(0)
 
 
+def test_a_replay_that_gives_something_else_is_noticed_undone_and_not_done_again(root: Path, startup: Path) -> None:
+    class Counting(TinyModel):
+        def load_weights(self, weights: Any) -> None:
+            weights = dict(weights)
+            super().load_weights(weights.items())
+            self.norm.data.copy_(weights["norm.weight"] * len(weights))
+
+    rank = Rank(startup)
+    rank.model.__class__ = Counting
+    for step, how in ((1, "load"), (2, "replay"), (3, "load")):
+        assert rank.answer(version(root, step)).how == how
+        fresh = Counting()
+        fresh.load_weights(tiny_weights(step))
+        assert values(rank.model) == values(fresh)
+    assert rank.engine.loading.plan.whole == "a replay did not give what the loader gives"
+
+
+def test_a_version_that_changes_while_it_is_looked_at_is_refused(
+    root: Path, startup: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from refitd_sglang import source
+
+    rank, one = Rank(startup), version(root, 1)
+    original = source.examine
+
+    def examine(*args: Any) -> Any:
+        found = original(*args)
+        sign(one, "run", 1)
+        return found
+
+    monkeypatch.setattr(source, "examine", examine)
+    answer = rank.answer(one)
+    assert (answer.outcome, "changed while it was looked at" in answer.reason) == (Outcome.REFUSED, True)
+
+
 def test_sglang_that_does_not_take_the_tensors_is_not_trusted(root: Path, startup: Path) -> None:
     rank = Rank(startup)
     rank.updater.loader.load_weights_and_postprocess = lambda *_: None
@@ -447,6 +482,20 @@ def test_a_rank_that_is_not_heard_of_makes_the_engine_unknown_and_nobody_writes(
     answer = members[0].answer(version(root, 1))
     assert (answer.outcome, "rank 1" in answer.reason) == (Outcome.UNKNOWN, True)
     assert members[0].holds(0)
+
+
+def test_a_store_that_is_gone_while_ranks_decide_makes_the_engine_unknown(
+    root: Path, startup: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members = group(startup, monkeypatch)
+    first = members[0].engine
+
+    def gone(*_: Any) -> Any:
+        raise RuntimeError("the store is gone")
+
+    monkeypatch.setattr(first._ranks, "decide", gone)
+    answer = members[0].answer(version(root, 1))
+    assert (answer.outcome, answer.reason) == (Outcome.UNKNOWN, "RuntimeError: the store is gone")
 
 
 def test_the_stand_in_has_the_layout_that_is_known() -> None:

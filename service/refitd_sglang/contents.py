@@ -31,7 +31,7 @@ def digest(contents: dict[str, str]) -> str:
 def _of_bytes(tensors: Sequence[torch.Tensor]) -> Iterable[int]:
     for tensor in tensors:
         flat = tensor.contiguous().reshape(-1).view(torch.uint8).cpu()
-        yield xxhash.xxh3_64_intdigest(flat.numpy())
+        yield xxhash.xxh3_64_intdigest(memoryview(flat.numpy()))
 
 
 def _chosen() -> Callable[[Sequence[Any]], Iterable[int]]:

@@ -156,7 +156,7 @@ class Recorder(TorchDispatchMode):
         if origin is None or not plain or not (source.is_contiguous() and result.is_contiguous()):
             return False
         storage = result.untyped_storage()
-        self._moved[storage.data_ptr()] = (StorageWeakRef(storage), origin[0], origin[1] - result.storage_offset())
+        self._moved[storage.data_ptr()] = (StorageWeakRef(storage), origin[0], origin[1] - int(result.storage_offset()))
         return True
 
     def _origin(self, tensor: torch.Tensor) -> tuple[str, int] | None:
@@ -165,7 +165,7 @@ class Recorder(TorchDispatchMode):
             return None
         moved = self._moved.get(tensor.untyped_storage().data_ptr())
         if moved is not None and not moved[0].expired():
-            return moved[1], moved[2] + tensor.storage_offset()
+            return moved[1], moved[2] + int(tensor.storage_offset())
         found = self._checkpoint.at(tensor.data_ptr()) if tensor.device.type == "cpu" else None
         if found is None:
             return None

@@ -1,0 +1,21 @@
+"""The part of refitd that runs inside SGLang, as a plugin: an update of the weights becomes a transaction.
+
+    plugin       SGLang's entry point: one function is wrapped, or nothing at all
+    versions     what each release of SGLang looks like, as far as the plugin touches it
+    desk         what the channel answers
+    engine       one rank's part of an update: prepare, commit, restore
+    loading      one load, by the model's loader or by the plan
+    transaction  what the ranks decide together, and what came of it: pure
+    ranks        how they hear of each other
+    source       a version on disk: looked at, checked, mapped; `startup` the model that the server began with
+    recorder     watches one load; `plan` replays it as plain copies ever after
+    feeding      gives SGLang's own update function tensors in place of files
+    contents     fingerprints of what is in memory
+    channel      a socket in the root, where the service says what comes next
+    answer       what the reply to the service says, for people and for programs
+
+Nothing of SGLang or torch is imported before SGLang has loaded it.
+"""
+
+PROTOCOL = 1
+"""The version of what is said over the channel and in answers. It changes when a reader would have to."""

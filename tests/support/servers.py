@@ -48,6 +48,10 @@ class Server:
         """Its command line."""
         raise NotImplementedError
 
+    def environment(self) -> dict[str, str]:
+        """What its process finds in the environment."""
+        return _environment()
+
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
@@ -74,7 +78,7 @@ class Server:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=_environment(),
+            env=self.environment(),
             process_group=0,
         )
         self._reader = threading.Thread(target=self._read, args=(self._process, self._up), daemon=True)

@@ -1,0 +1,77 @@
+"""What the reply to `/update_weights_from_disk` says: a sentence for people, and the same for programs behind it.
+
+    Refused, the weights are what they were: … refitd-plugin={"protocol":1,"outcome":"refused",…}
+
+SGLang adds to a message (" Weight version updated to 7.") and joins those of data-parallel ranks (" | "), so the JSON
+is found by its mark and ends where it ends. Both sides use this module; it needs neither torch nor SGLang.
+"""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from refitd_sglang import PROTOCOL
+from refitd_sglang.transaction import Outcome
+
+MARK = "refitd-plugin="
+MAX_REASON = 600  # characters
+
+_SENTENCES = {
+    Outcome.SERVED: "Succeeded to update model weights.",  # SGLang's own: who waits for it finds it
+    Outcome.REFUSED: "Refused, the weights are what they were",
+    Outcome.RESTORED: "Failed, and the weights of before were put back",
+    Outcome.UNKNOWN: "Failed, and nobody knows what the weights are",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What one update came to. `how`: `replay` or `load`; `contents`: digest of rank 0's fingerprints; times in ms."""
+
+    outcome: Outcome
+    reason: str = ""
+    plugin: str = ""
+    version: str = ""
+    how: str = ""
+    contents: str = ""
+    ms: dict[str, float] = field(default_factory=dict[str, float])
+
+    @property
+    def message(self) -> str:
+        """The text of the reply."""
+        sentence = _SENTENCES[self.outcome]
+        reason = _short(self.reason)
+        said = f"{sentence}: {reason}" if reason and self.outcome is not Outcome.SERVED else sentence
+        return f"{said} {MARK}{json.dumps(self._facts(reason), separators=(',', ':'))}"
+
+    def _facts(self, reason: str) -> dict[str, Any]:
+        facts = {"protocol": PROTOCOL, "outcome": self.outcome.value, "plugin": self.plugin}
+        rest = {"reason": reason, "version": self.version, "how": self.how, "contents": self.contents}
+        return facts | {key: value for key, value in rest.items() if value} | ({"ms": self.ms} if self.ms else {})
+
+
+def answers_in(message: str) -> list[Answer]:
+    """The answers in a reply's message: one for each data-parallel rank, none where no plugin spoke.
+
+    What is not understood, because it is damaged or of a newer protocol, counts as an unknown outcome: somebody wrote
+    the mark, and not to say that all is well.
+    """
+    return [_read(part) for part in message.split(MARK)[1:]]
+
+
+def _read(text: str) -> Answer:
+    try:
+        facts, _ = json.JSONDecoder().raw_decode(text)
+        if facts["protocol"] != PROTOCOL:
+            return Answer(outcome=Outcome.UNKNOWN, reason=f"the plugin speaks protocol {facts['protocol']!r:.20}")
+        words = {key: str(facts.get(key, "")) for key in ("reason", "plugin", "version", "how", "contents")}
+        ms = {str(stage): float(value) for stage, value in facts.get("ms", {}).items()}
+        return Answer(outcome=Outcome(facts["outcome"]), ms=ms, **words)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return Answer(outcome=Outcome.UNKNOWN, reason="the plugin's answer cannot be read")
+
+
+def _short(reason: str) -> str:
+    """On one line, and without a mark of its own: a reason may quote names that somebody chose."""
+    line = " ".join(reason.replace(MARK, "").split())
+    return line if len(line) <= MAX_REASON else f"{line[: MAX_REASON - 1]}…"

@@ -1,0 +1,144 @@
+"""A socket in the root, one for each rank, where the service meets the plugin: `<root>/.refitd/engines/<name>.sock`.
+
+SGLang's HTTP routes run in the loop that computes tokens, so what may take long (reading a version) is asked for here,
+and a thread of the plugin does it while the engine serves. One line of JSON is one request, one line one reply:
+
+    {"do": "hello"}                                    who is there: versions, rank, process, model, what is served
+    {"do": "prepare", "path": "run/v000123", …}        check that version and keep it for the update that will name it
+    {"do": "forget"}                                   close what was prepared
+
+Everything is bounded: the length of a line, the number of connections, how long one may be silent. Nothing is
+unpickled, nothing runs in SGLang's threads, and whatever goes wrong here, the engine serves on without a channel.
+"""
+
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from refitd_client.contract.naming import SERVICE_FOLDER
+
+logger = logging.getLogger("refitd_sglang")
+
+ENGINES_FOLDER = "engines"
+MAX_LINE = 64 * 2**10
+MAX_CONNECTIONS = 8
+SILENT_SECONDS = 60.0
+_RETRY_SECONDS = 2.0
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Request(msgspec.Struct, forbid_unknown_fields=True):
+    """One line of the service. `path` is relative to the root; the `allow_…` are what the notice allows."""
+
+    do: Literal["hello", "prepare", "forget"]
+    path: str = ""
+    allow_missing: bool = False
+    allow_extra: bool = False
+    allow_dtype_cast: bool = False
+    check: Literal["bytes", "headers"] | None = None
+
+
+Reply = dict[str, Any]
+Handler = Callable[[Request], Reply]
+
+
+class Channel:
+    """Listens in a thread of its own until the process ends. `rank` is part of the socket's name."""
+
+    def __init__(self, root: Path, rank: int, handle: Handler) -> None:
+        self.root = root
+        self.name = f"{rank}-{os.getpid()}-{secrets.token_hex(4)}.sock"
+        self._handle = handle
+        self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
+
+    def open(self) -> None:
+        """Start to listen, now or as soon as the root has the service's folder."""
+        threading.Thread(target=self._run, name="refitd-channel", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self._listen()
+            except FileNotFoundError:  # the service has not made its folder yet, or the root is not mounted yet
+                time.sleep(_RETRY_SECONDS)
+            except Exception as error:
+                logger.warning("refitd has no channel in %s: %s", self.root, error)
+                return
+
+    def _listen(self) -> None:
+        folder = _engines_folder(self.root)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            try:
+                listener.bind(f"/proc/self/fd/{folder}/{self.name}")  # a socket's own path may have 107 bytes only
+                os.chmod(self.name, 0o660, dir_fd=folder)
+                listener.listen(MAX_CONNECTIONS)
+                while True:
+                    self._accept(listener)
+            finally:
+                with suppress(OSError):
+                    os.unlink(self.name, dir_fd=folder)
+                os.close(folder)
+
+    def _accept(self, listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        if not self._slots.acquire(blocking=False):
+            connection.close()
+            return
+        threading.Thread(target=self._serve, args=(connection,), name="refitd-channel-line", daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            connection.settimeout(SILENT_SECONDS)
+            with connection, connection.makefile("rb") as lines:
+                while line := lines.readline(MAX_LINE + 1):
+                    connection.sendall(msgspec.json.encode(self._answer(line)) + b"\n")
+                    if len(line) > MAX_LINE:
+                        return  # the rest of it would be taken for a request
+        except OSError:
+            pass  # it went away, or was silent for too long
+        except Exception:
+            logger.warning("refitd's channel lost a connection", exc_info=True)
+        finally:
+            self._slots.release()
+
+    def _answer(self, line: bytes) -> Reply:
+        if len(line) > MAX_LINE:
+            return refused(f"a line has at most {MAX_LINE} bytes")
+        try:
+            request = msgspec.json.decode(line, type=Request)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            return refused(f"not a request: {error}")
+        try:
+            return self._handle(request)
+        except Exception as error:
+            logger.warning("refitd could not answer %s", request.do, exc_info=True)
+            return refused(f"{type(error).__name__}: {error}")
+
+
+def refused(reason: str) -> Reply:
+    """A reply that says no."""
+    return {"ok": False, "reason": reason[:1000]}
+
+
+def _engines_folder(root: Path) -> int:
+    """A descriptor of `<root>/.refitd/engines`, made if only that last part is missing. Links are not followed."""
+    top = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        service = os.open(SERVICE_FOLDER, _FOLDER, dir_fd=top)
+    finally:
+        os.close(top)
+    try:
+        with suppress(FileExistsError):
+            os.mkdir(ENGINES_FOLDER, 0o770, dir_fd=service)
+        return os.open(ENGINES_FOLDER, _FOLDER, dir_fd=service)
+    finally:
+        os.close(service)

@@ -1,0 +1,147 @@
+"""The load plan: learned from one load, replayed as plain copies by all that follow.
+
+    learn    the loader does its work under the recorder, then each copy that it made is held against what it copied
+    replay   the copies again, from another version's tensors; what the loader computes goes through it once more
+
+A plan belongs to one model object at fixed addresses and to one inventory of tensors. It is thrown away when either
+changes. Where the loader does not account for every byte by copies, the first replay is followed by a whole load and
+held against it; a plan that fails once is not tried again.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+
+import torch
+
+from refitd_sglang.recorder import Copy, Recorder, overlapping, unaccounted
+
+_COMPARED_AT_ONCE = 2**23  # elements: what a comparison takes beside the weights is a few times 8 M
+Tensors = Mapping[str, torch.Tensor]
+Loader = Callable[[Iterator[tuple[str, torch.Tensor]]], object]
+
+
+@dataclass(slots=True, kw_only=True)
+class Plan:
+    """`whole` says why every load goes through the loader; None where `copies` do it, and the loader for `residual`.
+
+    `proven`: a replay gives what a whole load gives. It is known where every byte is a copy.
+    """
+
+    inventory: str
+    anatomy: "Anatomy"
+    copies: tuple[Copy, ...] = ()
+    residual: tuple[str, ...] = ()
+    whole: str | None = None
+    proven: bool = False
+
+    @property
+    def replays(self) -> bool:
+        """Whether there is anything to be gained."""
+        return self.whole is None
+
+    def fits(self, inventory: str, model: torch.nn.Module) -> bool:
+        """Whether it was learned from tensors of the same names, shapes and dtypes, and for this model as it is now."""
+        return self.inventory == inventory and self.anatomy == anatomy(model)
+
+    def bind(self, tensors: Tensors) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """(destination, source) of each copy, ready to be made."""
+        return [(copy.target, copy.source(tensors)) for copy in self.copies]
+
+    def rest(self, tensors: Tensors) -> list[tuple[str, torch.Tensor]]:
+        """What the loader has to load, by name."""
+        return [(name, tensors[name]) for name in self.residual]
+
+
+@dataclass(frozen=True, slots=True)
+class Anatomy:
+    """Where a model's tensors are. Equal as long as the model is the same and none of them was replaced."""
+
+    model: int
+    tensors: tuple[tuple[str, int, tuple[int, ...], tuple[int, ...], torch.dtype], ...] = field(repr=False)
+
+
+def anatomy(model: torch.nn.Module) -> Anatomy:
+    """Look at a model."""
+    return Anatomy(
+        id(model),
+        tuple(
+            (name, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+            for name, tensor in tensors_of(model)
+        ),
+    )
+
+
+def tensors_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """All parameters and buffers, under each of their names."""
+    return chain(model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
+
+
+def learned(inventory: str, model: torch.nn.Module, before: Anatomy, tensors: Tensors, recorder: Recorder) -> Plan:
+    """Make a plan of what the recorder saw of a load that went well."""
+    plan = Plan(inventory=inventory, anatomy=anatomy(model))
+    if "load_weights" in vars(model):
+        recorder.give_up("another extension has replaced the model's load_weights")
+    if plan.anatomy != before:
+        recorder.give_up("the load replaced tensors of the model")
+    if recorder.whole is None:
+        _judge(plan, model, tensors, recorder)
+    plan.whole = recorder.whole
+    return plan
+
+
+def _judge(plan: Plan, model: torch.nn.Module, tensors: Tensors, recorder: Recorder) -> None:
+    plan.copies = tuple(copy for copy in recorder.copies if copy.name not in recorder.computing)
+    copied = {copy.name for copy in plan.copies}
+    missed = unaccounted(recorder, _lasting(model))
+    computed = set(tensors) - copied if missed else recorder.computing
+    plan.residual = tuple(name for name in tensors if name in computed)  # in the checkpoint's order
+    plan.proven = not plan.residual and not missed
+    if overlapping(recorder, plan.copies):
+        recorder.give_up("the loader writes twice to the same place")
+    elif not all(same_bits(target, source) for target, source in plan.bind(tensors)):
+        recorder.give_up("something changes the weights after the loader has copied them")
+
+
+def _lasting(model: torch.nn.Module) -> Iterable[torch.Tensor]:
+    """What a checkpoint may hold: all parameters, and the buffers that are part of the model's state."""
+    buffers = dict(model.named_buffers(remove_duplicate=False))
+    for module_name, module in model.named_modules(remove_duplicate=False):
+        for name in module._non_persistent_buffers_set:  # noqa: SLF001 - torch has no other name for it
+            buffers.pop(f"{module_name}.{name}" if module_name else name, None)
+    return [*(parameter for _, parameter in model.named_parameters(remove_duplicate=False)), *buffers.values()]
+
+
+def same_bits(target: torch.Tensor, source: torch.Tensor) -> bool:
+    """Whether two tensors are equal bit for bit, wherever they are. NaN equals itself, and 0 is not -0."""
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[target.element_size()]
+    some, other = target.detach(), source
+    if some.dim() == 0:
+        some, other = some.reshape(1), other.reshape(1)
+    rows = max(1, _COMPARED_AT_ONCE // max(1, some[:1].numel()))
+    return all(
+        torch.equal(some[at : at + rows].view(bits), other[at : at + rows].to(some.device).view(bits))
+        for at in range(0, some.shape[0], rows)
+    )
+
+
+def replay(
+    bound: Iterable[tuple[torch.Tensor, torch.Tensor]],
+    rest: Iterable[tuple[str, torch.Tensor]],
+    load: Loader,
+) -> None:
+    """Make the copies, and let the loader do what it has to compute. When this returns the device has done it.
+
+    Raises:
+        Exception: whatever a copy or the loader raises; then the model holds a mixture.
+    """
+    device = None
+    with torch.no_grad():
+        for target, source in bound:
+            target.copy_(source, non_blocking=True)
+            device = target.device
+    waiting = list(rest)
+    if waiting:
+        load(iter(waiting))
+    if device is not None and device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,115 @@
+"""What the ranks of an engine decide together, and what came of an update. Pure.
+
+    prepare    each rank: READY or REFUSED             all ready, of one version → commit; otherwise nobody writes
+    commit     each rank: WRITTEN, UNTOUCHED, FAILED   all written → keep; all untouched → refuse; otherwise → restore
+    restore    each rank: UNTOUCHED, RESTORED, LOST    what the engine serves is as well known as its worst rank
+
+Every rank computes the same from the same reports. A report that does not come stands for a rank of which nobody knows
+what it does: it may be a stock server that loads by itself.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class State(StrEnum):
+    """Where one rank stands after its part of a phase."""
+
+    READY = "ready"  # everything was checked, nothing is written
+    REFUSED = "refused"  # something is wrong with the version, nothing is written
+    WRITTEN = "written"  # all of the new version, none of the old
+    UNTOUCHED = "untouched"  # it came to nothing before the first write
+    FAILED = "failed"  # it came to nothing after the first write
+    RESTORED = "restored"  # the fingerprints are those of before
+    LOST = "lost"  # nobody knows what it holds
+
+
+class Outcome(StrEnum):
+    """What an update left behind, the best first."""
+
+    SERVED = "served"  # the new version, on every rank
+    REFUSED = "refused"  # the old one: nothing was written
+    RESTORED = "restored"  # the old one: it was put back, and its fingerprints say so
+    UNKNOWN = "unknown"
+
+
+class Step(StrEnum):
+    """What every rank does next."""
+
+    COMMIT = "commit"
+    KEEP = "keep"
+    REFUSE = "refuse"
+    RESTORE = "restore"
+    ABANDON = "abandon"  # stop, and tell that the contents are unknown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a rank tells the others. `version` is the digest of what it is about to load."""
+
+    rank: int
+    state: State
+    reason: str = ""
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What is done next, and the sentence that says why where it is not the good way."""
+
+    step: Step
+    reason: str = ""
+
+
+Reports = Sequence[Report | None]
+
+
+def after_prepare(reports: Reports) -> Decision:
+    """Commit only if everyone is ready for the same version."""
+    if (absent := _absent(reports)) is not None:
+        return Decision(Step.ABANDON, absent)
+    if refused := [each for each in _present(reports) if each.state is not State.READY]:
+        return Decision(Step.REFUSE, _said(refused, reports))
+    if len({each.version for each in _present(reports)}) > 1:
+        return Decision(Step.REFUSE, "the ranks do not see the same version: is every rank's root the same folder?")
+    return Decision(Step.COMMIT)
+
+
+def after_commit(reports: Reports) -> Decision:
+    """Keep only what is whole on every rank."""
+    if (absent := _absent(reports)) is not None:
+        return Decision(Step.RESTORE, absent)
+    present = _present(reports)
+    if all(each.state is State.WRITTEN for each in present):
+        return Decision(Step.KEEP)
+    wrong = [each for each in present if each.state is not State.WRITTEN]
+    touched = any(each.state is not State.UNTOUCHED for each in present)
+    return Decision(Step.RESTORE if touched else Step.REFUSE, _said(wrong, reports))
+
+
+def after_restore(reports: Reports) -> Outcome:
+    """The engine's contents are as well known as those of its worst rank."""
+    states = {None if each is None else each.state for each in reports}
+    if not states <= {State.UNTOUCHED, State.RESTORED}:
+        return Outcome.UNKNOWN
+    return Outcome.RESTORED if State.RESTORED in states else Outcome.REFUSED
+
+
+def _absent(reports: Reports) -> str | None:
+    silent = [str(rank) for rank, each in enumerate(reports) if each is None]
+    if not silent:
+        return None
+    return f"nothing was heard from rank {', '.join(silent)}: is the plugin installed and on for every rank?"
+
+
+def _present(reports: Reports) -> list[Report]:
+    return [each for each in reports if each is not None]
+
+
+def _said(some: Sequence[Report], reports: Reports) -> str:
+    """One sentence where all say the same; otherwise the first, and whose it is."""
+    first = some[0]
+    if len(reports) == 1 or (len(some) == len(reports) and len({each.reason for each in some}) == 1):
+        return first.reason
+    return f"rank {first.rank}: {first.reason}"

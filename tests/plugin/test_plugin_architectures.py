@@ -1,0 +1,86 @@
+"""Load plans of real loaders, on every rank: what a replay leaves is what a stock load leaves."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from refitd_client import WeightPublisher
+from refitd_sglang.transaction import Outcome
+from support.architectures import ARCHITECTURES, make
+from support.plugged import PluggedSglang, ask
+
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
+
+RUN = "run"
+DERIVED = {"gemma2": 9}  # each of its norms is read again in the model, and goes through the loader
+TWO = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
+
+
+def versions(root: Path, *models: Path) -> list[Path]:
+    """One version of each model."""
+    (root / ".refitd").mkdir(parents=True)
+    with WeightPublisher(root, RUN) as publisher:
+        for step, model in enumerate(models, start=1):
+            publisher.publish(model, step=step)
+    return [root / RUN / f"v{step:06d}" for step in range(1, len(models) + 1)]
+
+
+def stock_states(server: PluggedSglang, *models: Path) -> list[tuple[str, list[int]]]:
+    """What stock SGLang serves of each."""
+    found: list[tuple[str, list[int]]] = []
+    for model in models:
+        assert server.load(model)[0]
+        found.append((server.checksum, server.generate()))
+    return found
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_replay_leaves_what_a_stock_load_leaves(architecture: str, models: Path, tmp_path: Path) -> None:
+    pair = [make(tmp_path / f"{seed}", architecture, seed, models / "model_a") for seed in (1, 2)]
+    published = versions(tmp_path / "root", *pair)
+    with PluggedSglang(tmp_path, pair[0], root=tmp_path / "root", TORCHDYNAMO_DISABLE="1") as server:
+        stock = stock_states(server, *pair)
+        assert stock[0] != stock[1]
+        for number, how in ((0, "load"), (1, "replay"), (0, "replay")):
+            answer = server.update(published[number])
+            assert (answer.outcome, answer.how) == (Outcome.SERVED, how)
+            assert (server.checksum, server.generate()) == stock[number]
+        plan = ask(server.sockets[0], do="hello")["plan"]
+    assert (plan["replays"], plan["proven"], plan["loader"]) == (True, True, DERIVED.get(architecture, 0))
+
+
+@pytest.fixture
+def two_ranks(models: Path, tmp_path: Path) -> Callable[[Path], PluggedSglang]:
+    if not os.environ.get("REFITD_SGLANG_TRITON"):
+        pytest.skip("tensor parallelism needs the real triton: REFITD_SGLANG_TRITON names the folder it is in")
+    flags = ("--tp", "2")
+    return lambda root: PluggedSglang(tmp_path, models / "model_a", *flags, root=root, TORCHDYNAMO_DISABLE="1", **TWO)
+
+
+def test_two_ranks_load_together_and_go_back_together(
+    two_ranks: Callable[[Path], PluggedSglang], models: Path, tmp_path: Path
+) -> None:
+    pair = models / "model_a", models / "model_b"
+    published = versions(tmp_path / "root", *pair)
+    with two_ranks(tmp_path / "root") as server:
+        stock = stock_states(server, *pair)
+        for number in (0, 1, 0, 1):
+            assert server.update(published[number]).outcome is Outcome.SERVED
+            assert (server.checksum, server.generate()) == stock[number]
+        assert sorted(ask(channel, do="hello")["rank"] for channel in server.sockets) == [0, 1]
+        for broken in ((1,), (0,), (0, 1)):
+            for number in (0, 1):
+                server.update(published[number])
+            for rank in broken:
+                server.fail("copy 3", rank=rank)
+            answer = server.update(published[0])
+            assert (answer.outcome, "InjectedError: copy" in answer.reason) == (Outcome.RESTORED, True)
+            assert (server.checksum, server.generate()) == stock[1]
+        server.update(published[0])
+        server.update(published[1])
+        server.fail("copy 2", "loader 2", rank=1)  # and its restore
+        assert server.update(published[0]).outcome is Outcome.UNKNOWN
+        assert server.update(published[0]).outcome is Outcome.SERVED
+        assert (server.checksum, server.generate()) == stock[0]

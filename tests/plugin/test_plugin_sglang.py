@@ -1,0 +1,177 @@
+"""The plugin in a real SGLang: what a stock server serves, dies of or mixes up, and what it does instead."""
+
+import shutil
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from refitd_client import WeightPublisher
+from refitd_sglang.transaction import Outcome
+from support.forged import forge
+from support.plugged import PluggedSglang, ask
+
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
+
+RUN = "exp/trial"
+A, B, C = 1, 2, 3
+STEPS = {A: "model_a", B: "model_b", C: "model_a"}
+BAD = [
+    "bad_empty",
+    "bad_shard2_gone",
+    "bad_trunc",
+    "bad_garbage",
+    "bad_shard2_trunc",
+    "bad_shape_norm",
+    "bad_shape",
+    "bad_missing",
+    "bad_extra",
+    "bad_nan",
+    "b_fp32",
+    "b_only_lm_head",
+]
+
+
+@pytest.fixture(scope="module")
+def root(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A root with good versions of both models, and bad ones from step 100 on."""
+    root = tmp_path_factory.mktemp("root")
+    (root / ".refitd").mkdir()
+    with WeightPublisher(root, RUN) as publisher:
+        for step, model in STEPS.items():
+            publisher.publish(models / model, step=step)
+    for step, model in enumerate(BAD, start=100):
+        forge(root, RUN, step, models / model)
+    return root
+
+
+@pytest.fixture(scope="module")
+def server(root: Path, models: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[PluggedSglang]:
+    with PluggedSglang(tmp_path_factory.mktemp("plugged"), models / "model_a", root=root) as server:
+        yield server
+
+
+def version(root: Path, step: int) -> Path:
+    return root / RUN / f"v{step:06d}"
+
+
+def serving_b(server: PluggedSglang, root: Path) -> None:
+    """Bring the server to B, with a plan learned."""
+    for step in (A, B, A, B):
+        assert server.update(version(root, step), str(step)).outcome is Outcome.SERVED
+
+
+def test_a_version_is_served_as_a_stock_load_serves_it_by_the_loader_and_by_replay(
+    server: PluggedSglang, root: Path, models: Path
+) -> None:
+    stock = {}
+    for model in ("model_a", "model_b"):
+        assert server.load(models / model) == (
+            True,
+            "Succeeded to update model weights. Weight version updated to 1.",
+        )
+        stock[model] = server.checksum, server.generate()
+    assert stock["model_a"] != stock["model_b"]
+    hows = set()
+    for step in (A, B, A, B):
+        answer = server.update(version(root, step), str(step))
+        assert (answer.outcome, answer.version) == (Outcome.SERVED, f"exp~trial~v{step:06d}")
+        assert (server.checksum, server.generate()) == stock[STEPS[step]]
+        assert server.labels == (str(version(root, step)), str(step))
+        hows.add(answer.how)
+    assert hows == {"load", "replay"}
+
+
+@pytest.mark.parametrize(("number", "model"), list(enumerate(BAD)), ids=BAD)
+def test_a_bad_version_is_refused_and_generation_goes_on_as_it_was(
+    server: PluggedSglang, root: Path, number: int, model: str
+) -> None:
+    serving_b(server, root)
+    before, long = server.state, server.generate(200)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(server.generate, 200)
+        server.pause()
+        answer = server.update(version(root, 100 + number))
+        server.resume()
+        assert running.result() == long
+    assert (answer.outcome, bool(answer.reason)) == (Outcome.REFUSED, True)
+    assert server.state == before
+
+
+def test_a_damaged_byte_is_refused(server: PluggedSglang, root: Path) -> None:
+    before = server.state
+    damaged = root / RUN / "v000090"
+    shutil.copytree(version(root, B), damaged)
+    for shard in damaged.glob("*.safetensors"):
+        data = bytearray(shard.read_bytes())
+        data[-2] ^= 4
+        shard.write_bytes(data)
+    answer = server.update(damaged)
+    assert (answer.outcome, "its bytes were damaged" in answer.reason) == (Outcome.REFUSED, True)
+    assert server.state == before
+
+
+def test_a_version_that_vanishes_after_it_was_prepared_is_refused(server: PluggedSglang, root: Path) -> None:
+    gone = root / RUN / "v000091"
+    shutil.copytree(version(root, B), gone)
+    server.update(version(root, A))
+    before = server.state
+    (channel,) = server.sockets
+    assert ask(channel, do="prepare", path=f"{RUN}/v000091")["ok"]
+    for shard in gone.glob("*.safetensors"):
+        shard.unlink()
+    assert server.update(gone).outcome is Outcome.REFUSED
+    assert server.state == before
+
+
+@pytest.mark.parametrize("fault", ["copy 1", "copy 20", "loader 0", "loader 5"])
+def test_a_load_that_fails_after_the_first_write_is_undone(server: PluggedSglang, root: Path, fault: str) -> None:
+    serving_b(server, root)
+    if fault.startswith("loader"):  # a failure makes it learn its plan again, by a load
+        server.fail("copy 0")
+        assert server.update(version(root, C)).outcome is Outcome.RESTORED
+    before = server.state
+    server.fail(fault)
+    answer = server.update(version(root, C), "77")
+    assert (answer.outcome, answer.reason) == (Outcome.RESTORED, f"InjectedError: {fault}")
+    assert server.state == before
+    assert server.update(version(root, C)).outcome is Outcome.SERVED
+
+
+def test_what_cannot_be_put_back_is_said_and_the_next_version_repairs_it(server: PluggedSglang, root: Path) -> None:
+    serving_b(server, root)
+    server.fail("copy 5", "loader 5")
+    answer = server.update(version(root, C))
+    assert answer.outcome is Outcome.UNKNOWN
+    assert "InjectedError: copy 5" in answer.reason
+    assert "InjectedError: loader 5" in answer.reason
+    assert server.update(version(root, B)).outcome is Outcome.SERVED
+    assert server.is_running
+
+
+def test_the_channel_says_who_is_there_and_prepares_while_the_engine_serves(server: PluggedSglang, root: Path) -> None:
+    serving_b(server, root)
+    (channel,) = server.sockets
+    hello = ask(channel, do="hello")
+    assert (hello["protocol"], hello["state"], hello["sglang"]) == (1, "on", "0.5.23")
+    assert (hello["port"], hello["rank"], hello["ranks"]) == (server.port, 0, 1)
+    assert (hello["served"], hello["plan"]["proven"]) == ("exp~trial~v000002", True)
+    assert hello["pid"] == server.scheduler.pid
+    ready = ask(channel, do="prepare", path=f"{RUN}/v000003")
+    assert (ready["ok"], ready["version"]) == (True, "exp~trial~v000003")
+    refused = ask(channel, do="prepare", path=f"{RUN}/v{100 + BAD.index('bad_trunc'):06d}")
+    assert (refused["ok"], "torn-file" in refused["reason"]) == (False, True)
+    assert not ask(channel, do="prepare", path="../../etc")["ok"]
+    assert server.update(version(root, C)).outcome is Outcome.SERVED
+
+
+def test_switched_off_it_is_stock_sglang(root: Path, models: Path, tmp_path: Path) -> None:
+    with PluggedSglang(tmp_path, models / "model_a", root=root, REFITD_SGLANG="off") as server:
+        others = set(server.sockets)
+        ok, message = server.load(version(root, B))
+        assert (ok, message) == (True, "Succeeded to update model weights. Weight version updated to 1.")
+        ok, message = server.load(version(root, 100 + BAD.index("bad_missing")))
+        assert (ok, "refitd" in message) == (True, False)  # half a checkpoint, as ever
+        assert set(server.sockets) == others
+        assert b"refitd" not in server.log.read_bytes().split(b"ready to roll")[1]

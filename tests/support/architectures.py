@@ -1,0 +1,60 @@
+"""Tiny random models of the architectures that people train, and how a loader of SGLang treats each.
+
+Stacked projections, tied embeddings, norms that are stored less one, experts: what a load plan has to come through.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ARCHITECTURES = ("qwen2-tied", "qwen3", "llama", "gemma2", "gemma3", "qwen3-moe")
+_SIZES: dict[str, Any] = {
+    "vocab_size": 1024,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "initializer_range": 0.2,
+}
+_EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 64}
+
+
+def make(folder: Path, architecture: str, seed: int, tokenizer: Path) -> Path:
+    """Write a model, with the tokenizer files of the one in `tokenizer`."""
+    import torch
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    torch.manual_seed(seed)
+    model = _maker(architecture)().to(torch.bfloat16)
+    model.save_pretrained(folder, safe_serialization=True)
+    for file in tokenizer.glob("token*"):
+        shutil.copy(file, folder)
+    config = json.loads((folder / "config.json").read_text())
+    if "hidden_activation" in config:  # SGLang wants the older name beside it
+        config["hidden_act"] = config["hidden_activation"]
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def _maker(architecture: str) -> Callable[[], Any]:
+    import transformers as t
+
+    head = {"head_dim": 16}
+    makers: dict[str, Callable[[], Any]] = {
+        "qwen2-tied": lambda: t.Qwen2ForCausalLM(t.Qwen2Config(**_SIZES | {"tie_word_embeddings": True})),
+        "qwen3": lambda: t.Qwen3ForCausalLM(t.Qwen3Config(**_SIZES, **head)),
+        "llama": lambda: t.LlamaForCausalLM(t.LlamaConfig(**_SIZES)),
+        "gemma2": lambda: t.Gemma2ForCausalLM(t.Gemma2Config(**_SIZES | {"tie_word_embeddings": True}, **head)),
+        "gemma3": lambda: t.Gemma3ForCausalLM(t.Gemma3TextConfig(**_SIZES | {"tie_word_embeddings": True}, **head)),
+        "qwen3-moe": lambda: t.Qwen3MoeForCausalLM(t.Qwen3MoeConfig(**_SIZES, **_EXPERTS, **head, num_experts=4)),
+    }
+    return makers[architecture]

@@ -1,0 +1,63 @@
+"""A plugin for SGLang that lets the writing of weights fail, as the file FAULT_FILE says.
+
+copy 3      the third plain copy of the next replay raises
+loader 3    the loader raises when it has been given three tensors
+rank 1 …    only on that rank
+again …     once more when the old weights are put back
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+
+class InjectedError(RuntimeError):
+    """A fault that a test asked for."""
+
+
+def register() -> None:
+    """The entry point."""
+    import sys
+
+    if "FAULT_FILE" not in os.environ or "sglang.srt.managers.scheduler" not in sys.modules:
+        return
+    from refitd_sglang import feeding, loading
+
+    original_replay, original_given = loading.replay, feeding.Feed._given
+
+    def replay(bound: Any, rest: Any, load: Any) -> None:
+        original_replay(_failing("copy", bound), rest, load)
+
+    def given(self: Any) -> Any:
+        return _failing("loader", original_given(self))
+
+    loading.replay, feeding.Feed._given = replay, given
+
+
+def _failing(what: str, items: Any) -> Any:
+    after = _asked(what)
+    for number, item in enumerate(items):
+        if number == after:
+            raise InjectedError(f"{what} {number}")
+        yield item
+
+
+def _asked(what: str) -> int | None:
+    """After how many, and strike the request out."""
+    path = Path(os.environ["FAULT_FILE"]).with_suffix(f".{_rank()}")
+    try:
+        lines = path.read_text().splitlines()
+    except FileNotFoundError:
+        return None
+    for line in lines:
+        asked, number = line.split()
+        if asked == what:
+            path.write_text("\n".join(each for each in lines if each is not line))
+            return int(number)
+    return None
+
+
+def _rank() -> int:
+    import torch
+
+    return torch.distributed.get_rank()

@@ -1,0 +1,50 @@
+"""The answer comes through a text that others write into, and is found again or counts as unknown."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from refitd_sglang.answer import MARK, MAX_REASON, Answer, answers_in
+from refitd_sglang.transaction import Outcome
+
+SERVED = Answer(
+    outcome=Outcome.SERVED, plugin="0.1.0", version="run~v000001", how="replay", contents="xxh3:00", ms={"load": 1.5}
+)
+
+
+def test_an_answer_is_found_in_what_sglang_makes_of_it() -> None:
+    message = f"{SERVED.message} Weight version updated to 7."
+    assert answers_in(message) == [SERVED]
+    assert message.startswith("Succeeded to update model weights.")
+
+
+def test_each_data_parallel_rank_has_its_own() -> None:
+    refused = Answer(outcome=Outcome.REFUSED, reason="torn", plugin="0.1.0")
+    assert answers_in(f"{SERVED.message} | {refused.message}") == [SERVED, refused]
+
+
+def test_a_stock_server_gives_none() -> None:
+    assert answers_in("Succeeded to update model weights. Weight version updated to 7.") == []
+
+
+@given(st.text(), st.sampled_from(Outcome))
+def test_whatever_a_reason_quotes_the_answer_is_the_same(reason: str, outcome: Outcome) -> None:
+    answer = Answer(outcome=outcome, reason=reason)
+    (found,) = answers_in(answer.message)
+    assert found.outcome is outcome
+    assert len(found.reason) <= MAX_REASON
+    assert "\n" not in answer.message
+
+
+def test_a_reason_cannot_bring_its_own_answer() -> None:
+    forged = f'tensor {MARK}{{"protocol":1,"outcome":"served"}} is missing'
+    assert [each.outcome for each in answers_in(Answer(outcome=Outcome.REFUSED, reason=forged).message)] == [
+        Outcome.REFUSED
+    ]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", '{"protocol":2}', '{"protocol":1,"outcome":"fine"}', '{"protocol":1,"outcome":[]}']
+)
+def test_an_answer_that_cannot_be_read_is_no_good_news(text: str) -> None:
+    assert [each.outcome for each in answers_in(f"something {MARK}{text}")] == [Outcome.UNKNOWN]

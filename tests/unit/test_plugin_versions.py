@@ -1,0 +1,115 @@
+"""Only a layout that is known is taken, and where none is, nothing is wrapped."""
+
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from refitd_sglang import plugin, versions
+from refitd_sglang.versions import FUNCTION, Aside, Layout, Runner, find_layout, layout_of
+from support.mini_sglang import Updater, make_loader
+
+
+class Unknown:
+    """Releases that nobody has looked at."""
+
+    class MoreArguments:
+        def update_weights_from_disk(self, model_path: str, load_format: str, manifest: str) -> None:
+            """It calls _get_weights_iterator and load_weights_and_postprocess."""
+
+    class FewerArguments:
+        def update_weights_from_disk(self, request: Any) -> None:
+            """It calls _get_weights_iterator and load_weights_and_postprocess."""
+
+    class AnotherWay:
+        def update_weights_from_disk(self, model_path: str, load_format: str) -> None:
+            """It has a way of its own."""
+
+
+@pytest.mark.parametrize("owner", [Unknown.MoreArguments, Unknown.FewerArguments, Unknown.AnotherWay])
+def test_a_function_that_is_not_the_known_one_is_left_alone(owner: type) -> None:
+    assert isinstance(layout_of("sglang", owner, make_loader()), Aside)
+
+
+@pytest.fixture
+def sglang(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Modules in place of SGLang's, and what is registered with it."""
+    registered: list[str] = []
+    hooks = SimpleNamespace(register=lambda target, hook, kind: registered.append(target))
+    content: dict[str, dict[str, Any]] = {
+        "sglang.srt.model_loader.loader": {"DefaultModelLoader": make_loader()},
+        "sglang.srt.model_executor.model_runner": {"ModelRunner": Updater},
+        "sglang.srt.plugins.hook_registry": {
+            "HookRegistry": hooks,
+            "HookType": SimpleNamespace(AROUND="around", AFTER="after"),
+        },
+        "sglang.srt.managers.scheduler": {},
+    }
+    for name, members in content.items():
+        parts = name.split(".")
+        for length in range(1, len(parts) + 1):
+            part = ".".join(parts[:length])
+            if part not in sys.modules:
+                monkeypatch.setitem(sys.modules, part, ModuleType(part))
+        vars(sys.modules[name]).update(members)
+    return SimpleNamespace(registered=registered)
+
+
+def test_the_runner_of_older_releases_is_found(sglang: SimpleNamespace) -> None:
+    layout = find_layout()
+    assert isinstance(layout, Layout)
+    assert layout.target == f"sglang.srt.model_executor.model_runner.Updater.{FUNCTION}"
+
+
+def test_the_component_of_newer_releases_comes_first(sglang: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    component = ModuleType(versions._COMPONENT)
+    component.WeightUpdater = type("WeightUpdater", (), {FUNCTION: Updater.update_weights_from_disk})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, versions._COMPONENT, component)
+    layout = find_layout()
+    assert isinstance(layout, Layout)
+    assert layout.module == versions._COMPONENT
+
+
+def test_a_layout_that_is_known_is_wrapped_once(sglang: SimpleNamespace) -> None:
+    plugin.register()
+    assert [name.rsplit(".", 1)[1] for name in sglang.registered] == [FUNCTION, "__init__"]
+
+
+@pytest.mark.parametrize("setting", [("REFITD_SGLANG", "off"), ("REFITD_SGLANG_WAIT", "soon")])
+def test_nothing_is_wrapped_when_it_is_off_or_cannot_be_understood(
+    sglang: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, setting: tuple[str, str]
+) -> None:
+    monkeypatch.setenv(*setting)
+    plugin.register()
+    assert sglang.registered == []
+
+
+def test_nothing_is_wrapped_in_an_unknown_release_and_it_is_said_once(
+    sglang: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    module = sys.modules["sglang.srt.model_executor.model_runner"]
+    monkeypatch.setattr(module, "ModelRunner", Unknown.AnotherWay)
+    plugin.register()
+    assert sglang.registered == []
+    assert len([record for record in caplog.records if "stands aside" in record.message]) == 1
+
+
+def test_a_process_without_weights_is_left_alone(sglang: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "sglang.srt.managers.scheduler")
+    plugin.register()
+    assert sglang.registered == []
+
+
+@pytest.mark.parametrize(
+    ("args", "aside"),
+    [
+        ({}, False),
+        ({"pp_size": 2}, True),
+        ({"speculative_algorithm": "EAGLE"}, True),
+        ({"speculative_algorithm": "NGRAM"}, False),
+    ],
+)
+def test_engines_whose_parts_are_updated_in_turn_are_left_to_sglang(args: dict[str, Any], aside: bool) -> None:
+    updater = Updater(model=None, model_config=SimpleNamespace(), loader=object, server_args=SimpleNamespace(**args))
+    assert (Runner(updater).aside() is not None) == aside

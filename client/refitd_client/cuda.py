@@ -29,19 +29,17 @@ class DeviceCopies:
         self._streams: dict[Any, Any] = {}
         self._buffers: list[_Buffer] = []
 
-    def copy(self, source: TensorSource, file: StagedShard, offset: int) -> None:
-        """Begin to copy a tensor's bytes to a place in a file. It must not change before `synchronize`."""
-        if source.entry.nbytes == 0:
-            return
+    def copy(self, source: TensorSource, begin: int, end: int, file: StagedShard, offset: int) -> None:
+        """Begin to copy bytes of a tensor to a place in a file. It must not change before `synchronize`."""
         with self._torch.cuda.stream(self._stream_of(source.place)):  # a cast, too, is made and let go of there
-            flat = source.tensor().contiguous().reshape(-1).view(self._torch.uint8)
-            if file.mapped is not None and file.mapped.register(register):
+            flat = source.tensor().contiguous().reshape(-1).view(self._torch.uint8)[begin:end]
+            if file.mapped is not None and is_direct(file):
                 file.mapped.tensor[offset : offset + flat.numel()].copy_(flat, non_blocking=True)
             else:
                 self._through_buffers(flat, file, offset)
 
     def mark(self) -> Callable[[], None]:
-        """What waits until all copies that were begun have arrived."""
+        """What waits until all copies that were begun have arrived. Partly filled buffers are written for it."""
         self._flush()
         events: list[Any] = []
         for device, stream in self._streams.items():
@@ -105,6 +103,11 @@ def pinned(count: int) -> Any:
     """Memory that a GPU copies to without a detour."""
     torch: Any = sys.modules["torch"]
     return torch.empty(count, dtype=torch.uint8, pin_memory=True)
+
+
+def is_direct(file: StagedShard) -> bool:
+    """Whether a GPU writes into a file by itself. The first time, that takes registering it."""
+    return file.mapped is not None and file.mapped.register(register)
 
 
 def register(memory: Any) -> tuple[Any, Callable[[], None]] | None:

@@ -10,6 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+Rule = tuple[int, int]
+"""A mask and a pattern: an element is NaN or infinite if its bits under the mask are the pattern."""
+
+NO_RULE: Rule = (0, 1)
+"""What no element is."""
+
 _RULES: dict[str, tuple[type[np.unsignedinteger[Any]], int, int]] = {
     "F64": (np.uint64, 0x7FF0_0000_0000_0000, 0x7FF0_0000_0000_0000),
     "F32": (np.uint32, 0x7F80_0000, 0x7F80_0000),
@@ -22,13 +28,18 @@ _RULES: dict[str, tuple[type[np.unsignedinteger[Any]], int, int]] = {
     "F8_E8M0": (np.uint8, 0xFF, 0xFF),
 }
 
-
 _SIGNED: dict[type[np.unsignedinteger[Any]], type[np.signedinteger[Any]]] = {
     np.uint64: np.int64,
     np.uint32: np.int32,
     np.uint16: np.int16,
     np.uint8: np.int8,
 }
+
+
+def rule_of(dtype: str) -> Rule:
+    """How a safetensors `dtype` tells, on whichever device: the same rule as here."""
+    _, *rule = _RULES.get(dtype, (np.uint8, *NO_RULE))
+    return rule[0], rule[1]
 
 
 def any_nonfinite(dtype: str, data: NDArray[np.uint8]) -> bool:

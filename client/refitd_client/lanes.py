@@ -27,16 +27,60 @@ def in_lanes(jobs: Sequence[Job], *, lanes: int, idle: Callable[[], None] | None
     Raises:
         BaseException: the first that a job raised.
     """
+    if lanes > 1 and len(jobs) > 1:
+        Lanes(jobs, lanes).join(idle)
+        return
     work = _Work(jobs)
-    if lanes == 1 or len(jobs) < 2:
-        work.lane()
-    else:
-        _run([Thread(target=work.lane, name=f"refitd-publish_{lane}") for lane in range(lanes)], work.stop, idle)
+    work.lane()
     try:
-        if work.failure is not None:
-            raise work.failure
+        work.end()
     finally:
         del work  # the error knows this frame, and would be kept by it
+
+
+class Lanes:
+    """Jobs that go on while their caller does something else. `join` must be called.
+
+    They have threads of their own: a pool takes nothing any more while the interpreter waits for what goes on at its
+    end.
+    """
+
+    def __init__(self, jobs: Sequence[Job], lanes: int) -> None:
+        """Begin."""
+        self._work = _Work(jobs)
+        self._threads: list[Thread] = []
+        try:
+            for lane in range(lanes):
+                thread = Thread(target=self._work.lane, name=f"refitd-publish_{lane}")
+                thread.start()
+                self._threads.append(thread)
+        except BaseException:
+            self.stop()
+            self._wait()
+            raise
+
+    def stop(self) -> None:
+        """Have the jobs end early."""
+        self._work.stop.set()
+
+    def join(self, idle: Callable[[], None] | None = None) -> None:
+        """Wait for all. Nothing runs any more when this returns or raises, as `in_lanes` does."""
+        try:
+            for thread in self._threads:
+                while thread.is_alive():
+                    thread.join(None if idle is None else _TELL_SECONDS)
+                    if idle is not None:
+                        idle()
+        except BaseException:
+            self.stop()
+            raise
+        finally:
+            self._wait()
+        self._work.end()
+
+    def _wait(self) -> None:
+        for thread in self._threads:
+            thread.join()
 
 
 class _Work:
@@ -60,28 +104,17 @@ class _Work:
             except BaseException as error:  # raised where all of it was asked for
                 self._fail(error)
 
+    def end(self) -> None:
+        """Raise the first error, once."""
+        failure, self.failure = self.failure, None
+        try:
+            if failure is not None:
+                raise failure
+        finally:
+            del failure  # the error knows this frame, and would be kept by it
+
     def _fail(self, error: BaseException) -> None:
         with self._turn:
             if not self.stop.is_set():
                 self.failure = error
                 self.stop.set()
-
-
-def _run(threads: Sequence[Thread], stop: Event, idle: Callable[[], None] | None) -> None:
-    """Threads of their own: a pool takes nothing any more while the interpreter waits for what goes on at its end."""
-    begun: list[Thread] = []
-    try:
-        for thread in threads:
-            thread.start()
-            begun.append(thread)
-        for thread in begun:
-            while thread.is_alive():
-                thread.join(None if idle is None else _TELL_SECONDS)
-                if idle is not None:
-                    idle()
-    except BaseException:
-        stop.set()
-        raise
-    finally:
-        for thread in begun:
-            thread.join()

@@ -17,7 +17,7 @@ PIECE = 2**19
 
 
 class ShardProof:
-    """Takes the bytes of a shard in order, each tensor in pieces of `PIECE` bytes."""
+    """Takes the bytes of a shard in order, those of a tensor in host memory in pieces of `PIECE` bytes."""
 
     def __init__(self, head: bytes, *, check_finite: bool, fingerprinted: Iterable[str]) -> None:
         """`head` are the bytes before the tensors; `fingerprinted` the tensors whose fingerprints are wanted."""
@@ -31,6 +31,10 @@ class ShardProof:
         """As the manifest has it."""
         return f"xxh3:{self._hasher.hexdigest()}"
 
+    def digest_alone(self, data: NDArray[np.uint8]) -> None:
+        """Take bytes, of any number of tensors, that have been looked at where they came from."""
+        self._hasher.update(data.data)
+
     def add(self, entry: Entry, begin: int, piece: NDArray[np.uint8]) -> None:
         """Take the bytes of a tensor from its byte `begin` on.
 
@@ -40,7 +44,7 @@ class ShardProof:
         if self._check_finite and any_nonfinite(entry.dtype, piece):
             self._bad += count_nonfinite(entry.dtype, piece)
         if self._bad and begin + len(piece) == entry.nbytes:
-            raise _not_finite(entry.name, self._bad)
+            raise not_finite(entry.name, self._bad)
         self._hasher.update(piece.data)
         if entry.name in self.fingerprints:
             width = width_of(entry.dtype)
@@ -48,7 +52,8 @@ class ShardProof:
             self.fingerprints[entry.name] = (self.fingerprints[entry.name] + more) % 2**64
 
 
-def _not_finite(name: str, count: int) -> InvalidWeightsError:
+def not_finite(name: str, count: int) -> InvalidWeightsError:
+    """The error for a tensor with so many values that are NaN or infinite."""
     values = "1 value that is" if count == 1 else f"{count} values that are"
     return refused(
         name,

@@ -1,8 +1,8 @@
 """Tensors written as the shards of a version, by several threads.
 
-Two ways. Where the caller waits for the commit, and the tensors are in host memory, each piece is checked, digested and
-written while it is in the processor's cache. Else the bytes go into the files first (from there on the caller may
-change its tensors), and are checked and digested as they lie in the files.
+Where the caller waits for the commit each piece is checked, digested and written while it is in the processor's cache.
+Where it does not, the bytes go into the files first (from there on the caller may change its tensors), and are checked
+and digested as they lie in the files. Tensors on GPUs go another way: `sending`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,11 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refitd_client.contract.slot import ShardLayout
-from refitd_client.cuda import DeviceCopies
-from refitd_client.fingerprint import fingerprints
 from refitd_client.header import Entry
 from refitd_client.lanes import in_lanes, lanes_for
-from refitd_client.proof import PIECE, ShardProof
+from refitd_client.proof import PIECE
+from refitd_client.sending import Checks, Sending
 from refitd_client.shard import Shard
 from refitd_client.staging import StagedShard, Staging
 from refitd_client.tensors import HOST, TensorSource
@@ -67,47 +66,37 @@ class TensorShards:
             InvalidWeightsError: a tensor holds a value that is not finite.
             NoSpaceError: there is no room for them.
         """
+        self._require_space(staging)
         if self._has_cuda:
-            self._stage(staging, wait=False)()
+            sending = Sending(staging, self.shards, self._checks)
+            sending.send()
+            sending.finish()
         else:
-            self._require_space(staging)
             self._share_out(staging, [partial(self._write_through, staging, shard) for shard in self.shards])
 
     def stage(self, staging: Staging) -> Rest:
         """Copy the tensors into the files, and return what is left to do: to check, to digest and to sync them.
 
-        The tensors may change as soon as this returns. It raises NoSpaceError, the rest InvalidWeightsError.
+        The tensors may change as soon as this returns. It raises NoSpaceError; where a tensor is not finite, it or the
+        rest raises InvalidWeightsError.
         """
-        return self._stage(staging, wait=True)
-
-    def _stage(self, staging: Staging, *, wait: bool) -> Rest:
         self._require_space(staging)
+        if self._has_cuda:
+            sending = Sending(staging, self.shards, self._checks)
+            sending.send()
+            sending.arrive()
+            return sending.finish
         pairs = [(shard, staging.open_shard(shard.name)) for shard in self.shards]
-        if not self._has_cuda:
-            self._share_out(staging, [partial(_fill, staging, shard, file) for shard, file in pairs])
-            return partial(self._share_out, staging, [partial(self._seal, staging, *pair, _nothing) for pair in pairs])
-        copies = DeviceCopies()
-        try:
-            arrivals = [_fill_from_devices(copies, staging, shard, file) for shard, file in pairs]
-            if self.fingerprinted:
-                staging.fingerprints.update(_on_gpus(self.sources))
-        except BaseException:
-            copies.synchronize()  # they write into the slot, which goes away now
-            raise
-        if wait:
-            copies.synchronize()
-        jobs = [partial(self._seal, staging, *pair, there) for pair, there in zip(pairs, arrivals, strict=True)]
-        return partial(self._finish_copies, copies, staging, jobs)
+        self._share_out(staging, [partial(_fill, staging, shard, file) for shard, file in pairs])
+        return partial(self._share_out, staging, [partial(self._seal, staging, *pair) for pair in pairs])
+
+    @property
+    def _checks(self) -> Checks:
+        return Checks(finite=self.check_finite, fingerprints=self.fingerprinted)
 
     @property
     def _has_cuda(self) -> bool:
         return any(source.place != HOST for source in self.sources)
-
-    def _finish_copies(self, copies: DeviceCopies, staging: Staging, jobs: Sequence[Callable[[Event], None]]) -> None:
-        try:
-            self._share_out(staging, jobs)
-        finally:
-            copies.synchronize()
 
     def _require_space(self, staging: Staging) -> None:
         if not staging.recycled:
@@ -118,7 +107,7 @@ class TensorShards:
         in_lanes(jobs, lanes=lanes, idle=staging.meter.tell if staging.meter.is_watched else None)
 
     def _write_through(self, staging: Staging, shard: Shard, stop: Event) -> None:
-        file, proof = staging.open_shard(shard.name), self._proof(shard)
+        file, proof = staging.open_shard(shard.name), self._checks.proof(shard)
         _put_header(staging, shard, file)
         for offset, source in shard.placed:
             for begin, piece in _pieces(source.read(), stop):
@@ -127,9 +116,8 @@ class TensorShards:
                 staging.meter.add(len(piece))
         staging.seal(file, shard.size, proof)
 
-    def _seal(self, staging: Staging, shard: Shard, file: StagedShard, arrived: Rest, stop: Event) -> None:
-        arrived()
-        proof = self._proof(shard)
+    def _seal(self, staging: Staging, shard: Shard, file: StagedShard, stop: Event) -> None:
+        proof = self._checks.proof(shard)
         for offset, source in shard.placed:
             for begin in range(0, source.entry.nbytes, PIECE):
                 if stop.is_set():
@@ -137,14 +125,6 @@ class TensorShards:
                 piece = file.get(offset + begin, min(PIECE, source.entry.nbytes - begin))
                 proof.add(source.entry, begin, piece)
         staging.seal(file, shard.size, proof)
-
-    def _proof(self, shard: Shard) -> ShardProof:
-        here = [source.entry.name for source in shard.sources if self.fingerprinted and source.place == HOST]
-        return ShardProof(shard.header, check_finite=self.check_finite, fingerprinted=here)
-
-
-def _nothing() -> None:
-    """There is nothing to wait for."""
 
 
 def _put_header(staging: Staging, shard: Shard, file: StagedShard) -> None:
@@ -156,25 +136,9 @@ def _put_header(staging: Staging, shard: Shard, file: StagedShard) -> None:
 def _fill(staging: Staging, shard: Shard, file: StagedShard, stop: Event) -> None:
     _put_header(staging, shard, file)
     for offset, source in shard.placed:
-        _fill_one(staging, file, offset, source, stop)
-
-
-def _fill_one(staging: Staging, file: StagedShard, offset: int, source: TensorSource, stop: Event) -> None:
-    for begin, piece in _pieces(source.read(), stop):
-        file.put(offset + begin, piece)
-        staging.meter.add(len(piece))
-
-
-def _fill_from_devices(copies: DeviceCopies, staging: Staging, shard: Shard, file: StagedShard) -> Rest:
-    """Begin the copies of a shard. What is returned waits until they have arrived."""
-    _put_header(staging, shard, file)
-    for offset, source in shard.placed:
-        if source.place == HOST:
-            _fill_one(staging, file, offset, source, Event())
-        else:
-            copies.copy(source, file, offset)
-            staging.meter.add(source.entry.nbytes)
-    return copies.mark()
+        for begin, piece in _pieces(source.read(), stop):
+            file.put(offset + begin, piece)
+            staging.meter.add(len(piece))
 
 
 def _pieces(data: NDArray[np.uint8], stop: Event) -> Iterator[tuple[int, NDArray[np.uint8]]]:
@@ -182,11 +146,3 @@ def _pieces(data: NDArray[np.uint8], stop: Event) -> Iterator[tuple[int, NDArray
         if stop.is_set():
             raise InterruptedError("another part of this publication has failed")
         yield begin, data[begin : begin + PIECE]
-
-
-def _on_gpus(sources: Sequence[TensorSource]) -> dict[str, int]:
-    """The fingerprints of the tensors that are there, by name. Their copies go on meanwhile."""
-    there = [source for source in sources if source.place != HOST]
-    return dict(
-        zip((source.entry.name for source in there), fingerprints(source.tensor() for source in there), strict=True)
-    )

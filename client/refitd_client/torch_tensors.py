@@ -42,13 +42,15 @@ def source(name: str, tensor: Any, casts: Casts) -> TensorSource:
     why = refusal(tensor)
     if why is not None:
         raise refused(name, why)
-    dtype = casts.target(name, str(tensor.dtype).removeprefix("torch."))
+    own = str(tensor.dtype).removeprefix("torch.")
+    dtype = casts.target(name, own)
     return TensorSource(
         entry=entry_of(name, dtype, tuple(tensor.shape)),
         read=partial(_read, tensor, dtype),
         memory=memory_of(tensor),
         place=str(tensor.device) if on_gpu(tensor) else HOST,
         tensor=partial(_as_published, tensor, dtype),
+        is_view=dtype == own and tensor.is_contiguous() and not tensor.is_neg(),
     )
 
 

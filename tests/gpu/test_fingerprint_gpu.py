@@ -1,4 +1,4 @@
-"""On a GPU: the triton kernel, torch's operations and numpy compute the same fingerprints; shadows find the same.
+"""On a GPU: the triton kernels, torch's operations and numpy find the same fingerprints, NaN and changes.
 
     PYTHONPATH=client python -m pytest -c /dev/null --rootdir . --noconftest tests/gpu -q -s
 
@@ -18,10 +18,13 @@ pytest.importorskip("triton")
 
 from refitd_client import torch_tensors  # noqa: E402
 from refitd_client.casts import Casts  # noqa: E402
-from refitd_client.delta import device  # noqa: E402
-from refitd_client.delta.shadow import Shadow  # noqa: E402
-from refitd_client.fingerprint import fingerprints, kernel, twin  # noqa: E402
+from refitd_client.delta import compare, device, stream  # noqa: E402
+from refitd_client.delta.shadow import HostShadow, Shadow  # noqa: E402
+from refitd_client.fingerprint import fingerprints, kernel, scan, twin  # noqa: E402
 from refitd_client.fingerprint.definition import ROW  # noqa: E402
+from refitd_client.fingerprint.rows import Part, Rows  # noqa: E402
+from refitd_client.finite import NO_RULE, rule_of  # noqa: E402
+from refitd_client.tensors import DTYPES as NAMES  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 DTYPES = [torch.uint8, torch.float8_e4m3fn, torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.bool]
@@ -35,9 +38,10 @@ def random_tensor(dtype: Any, count: int) -> Any:
 
 
 def by_kernel(tensor: Any) -> int:
-    out = torch.zeros(1, dtype=torch.int64, device="cuda")
-    kernel.add_fingerprint(twin.flat_bits(tensor), out)
-    return twin.to_int(out[0])
+    out = torch.zeros((1, 2), dtype=torch.int64, device="cuda")
+    bits = twin.flat_bits(tensor)
+    kernel.add_scan(Rows([Part(number=0, now=bits, elements=bits.numel())]), out)
+    return twin.to_int(out[0, 0])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -67,46 +71,94 @@ def test_many_tensors_on_two_places_come_back_in_order() -> None:
     assert fingerprints(mixed) == fingerprints([each.cpu() for each in tensors])
 
 
-@pytest.mark.parametrize("kind", [device.DeviceShadow, device.StreamShadow])
-def test_a_shadow_finds_what_changed(kind: type[Shadow], monkeypatch: pytest.MonkeyPatch) -> None:
-    """In several groups and chunks; three times, so that every buffer is used again."""
-    monkeypatch.setattr(device, "_BATCH", 2**20)
-    monkeypatch.setattr(device, "_CHUNK", 2**20)
+@pytest.mark.parametrize("dtype", DTYPES[:-1], ids=str)
+def test_what_is_not_finite_is_counted_as_on_the_host(dtype: Any) -> None:
+    """Random bits hold some of everything; tensors that begin anywhere, and of all lengths, in one launch."""
+    rule = rule_of(NAMES[str(dtype).removeprefix("torch.")])
+    tensors = [random_tensor(dtype, count)[skip:] for count in (7, ROW, 5 * ROW + 16, 999_999) for skip in (0, 1, 3)]
+    found = scan((tensor, rule) for tensor in tensors)
+    assert found == scan((tensor.cpu(), rule) for tensor in tensors)
+    assert rule == NO_RULE or sum(each.nonfinite for each in found) > 0
+
+
+def changing_state() -> dict[str, Any]:
+    """Aligned and not, cut into several parts, of several widths, transposed, empty."""
     state = {f"w{n}": torch.randn(1000, 777 + n, device="cuda", dtype=torch.bfloat16) for n in range(7)}
     state["f"] = torch.randn(300, 300, device="cuda").T
-    sources = [torch_tensors.source(name, tensor, Casts()) for name, tensor in state.items()]
-    shadow = kind()
-    known = shadow.keep(sources)
+    state["odd"] = torch.randn(100_001, device="cuda", dtype=torch.float16)[1:]
+    state["bytes"] = torch.randint(0, 200, (70_000,), device="cuda", dtype=torch.uint8)
+    state["long"] = torch.randn(20_000, device="cuda", dtype=torch.float64)
+    state["empty"] = torch.empty(0, 3, device="cuda")
+    return state
+
+
+@pytest.mark.parametrize("kind", [device.DeviceShadow, stream.StreamShadow])
+@pytest.mark.parametrize("share", [0.01, 0.9])
+def test_a_shadow_finds_what_changed(kind: type[Shadow], share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the one in host memory does. In several parts and chunks; three times, so that every room is used again."""
+    monkeypatch.setattr(stream, "CHUNK", 2**20)
+    monkeypatch.setattr(device, "LONGEST", 2**18)
+    monkeypatch.setattr(compare, "_ROOM", 2**20)
+    state = changing_state()
+    shadow, host = kind(), HostShadow()
+    known = shadow.keep(sources_of(state))
+    assert known == host.keep(sources_of({name: tensor.cpu() for name, tensor in state.items()}))
     for turn in range(3):
-        old = {name: tensor.clone() for name, tensor in state.items()}
         for tensor in state.values():
-            tensor.copy_(torch.where(torch.rand(tensor.shape, device="cuda") < 0.01, tensor + 1 + turn, tensor))
-        found = shadow.find(sources)
-        for name, tensor in state.items():
-            now, before = (twin.flat_bits(each).cpu().numpy() for each in (tensor, old[name]))
-            expected = np.flatnonzero(now != before)
-            assert np.array_equal(found[name].indices, expected)
-            assert np.array_equal(found[name].values.view(now.dtype), now[expected])
-            known[name] = (known[name] + found[name].shift) % 2**64
-            assert np.array_equal(shadow.gather(name, found[name].indices), found[name].values)
-        assert known == dict(zip(state, fingerprints(list(state.values())), strict=True))
+            tensor.copy_(torch.where(torch.rand(tensor.shape, device="cuda") < share, tensor + 1 + turn, tensor))
+        state["w3"][turn, 3] = float("nan")
+        changes = shadow.find(sources_of(state), 2**62)
+        expected = host.find(sources_of({name: tensor.cpu() for name, tensor in state.items()}), 2**62)
+        assert changes.count == expected.count > 0
+        assert changes.shifts == expected.shifts
+        assert changes.nonfinite == expected.nonfinite
+        assert changes.found.keys() == expected.found.keys()
+        for name, found in expected.found.items():
+            assert np.array_equal(changes.found[name].indices, found.indices), name
+            assert np.array_equal(changes.found[name].values, found.values), name
+        where = {name: found.indices for name, found in expected.found.items()}
+        gathered = shadow.gather(where)
+        assert all(np.array_equal(gathered[name], found.values) for name, found in expected.found.items())
+    shadow.close()
+
+
+@pytest.mark.parametrize("kind", [device.DeviceShadow, stream.StreamShadow])
+def test_with_too_many_changes_the_shadow_is_brought_up_to_date_all_the_same(kind: type[Shadow]) -> None:
+    state = changing_state()
+    shadow = kind()
+    known = shadow.keep(sources_of(state))
+    for tensor in state.values():
+        tensor.add_(1)
+    changes = shadow.find(sources_of(state), 1000)
+    assert changes.count > 1000
+    assert changes.found == {}
+    now = dict(zip(state, fingerprints(list(state.values())), strict=True))
+    assert {name: (known[name] + changes.shifts.get(name, 0)) % 2**64 for name in state} == now
+    assert shadow.find(sources_of(state), 1000).count == 0
+    shadow.close()
+
+
+def sources_of(state: dict[str, Any]) -> list[Any]:
+    return [torch_tensors.source(name, tensor, Casts()) for name, tensor in state.items()]
 
 
 def test_rates() -> None:
     """Shown and not judged: 3 GB of bf16 in 300 tensors, 1 % changed."""
     state = {f"w{n}": torch.randn(5_000_000, device="cuda", dtype=torch.bfloat16) for n in range(300)}
-    sources = [torch_tensors.source(name, tensor, Casts()) for name, tensor in state.items()]
+    sources = sources_of(state)
     size = sum(tensor.nbytes for tensor in state.values())
-    for name, work in [("fingerprints", lambda: fingerprints(list(state.values())))]:
-        print(f"\n{name}: {_milliseconds(work)} ms for {size / 1e9:.2f} GB")
-    for kind in (device.DeviceShadow, device.StreamShadow):
+    rule = rule_of("BF16")
+    look = _milliseconds(lambda: scan((tensor, rule) for tensor in state.values()))
+    print(f"\nfingerprints and NaN: {look} ms for {size / 1e9:.2f} GB")
+    for kind in (device.DeviceShadow, stream.StreamShadow):
         shadow = kind()
         shadow.keep(sources)
 
         def turn(shadow: Shadow = shadow) -> None:
-            shadow.find(sources)
+            shadow.find(sources, 2**62)
 
         print(f"{kind.__name__}.find: {_milliseconds(turn, lambda: _change(state))} ms")
+        shadow.close()
 
 
 def _change(state: dict[str, Any]) -> None:

@@ -156,14 +156,15 @@ def test_without_registration_copies_go_through_buffers(
         hand_back(root, path)
 
 
-def test_no_memory_of_the_gpu_is_taken_for_contiguous_tensors(root: Path, publisher: WeightPublisher) -> None:
+def test_next_to_no_memory_of_the_gpu_is_taken_for_contiguous_tensors(root: Path, publisher: WeightPublisher) -> None:
+    """A table of what the kernel looks at: 4 bytes for 4096 elements."""
     weights = {f"w{number}": torch.randn(1024, 1024, device="cuda") for number in range(64)}
     hand_back(root, publisher.publish(weights, step=1).path)
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     publisher.publish(weights, step=2)
-    assert torch.cuda.max_memory_allocated() == before
+    assert torch.cuda.max_memory_allocated() - before <= 2**18
 
 
 def test_tensors_of_several_gpus_go_into_one_version(root: Path, publisher: WeightPublisher) -> None:

@@ -13,7 +13,17 @@ from safetensors.numpy import load_file, save_file
 
 from refitd_client import torch_tensors
 from refitd_client.casts import Casts, casts
-from refitd_client.delta import Change, Delta, DeltaRefusedError, apply, apply_to_checkpoint, changed, device
+from refitd_client.delta import (
+    Change,
+    Delta,
+    DeltaRefusedError,
+    apply,
+    apply_to_checkpoint,
+    changed,
+    compare,
+    device,
+    stream,
+)
 from refitd_client.delta.shadow import HostShadow, Shadow
 from refitd_client.fingerprint import fingerprint, fingerprints
 from refitd_client.header import Entry
@@ -27,6 +37,7 @@ pairs = st.sampled_from([np.uint8, np.uint16, np.uint32, np.uint64]).flatmap(
         )
     )
 )
+ALL = 2**62
 DTYPE = {1: "U8", 2: "BF16", 4: "F32", 8: "F64"}
 
 
@@ -155,16 +166,18 @@ def some_state() -> dict[str, torch.Tensor]:
     }
 
 
-@pytest.mark.parametrize("kind", [HostShadow, device.DeviceShadow, device.StreamShadow])
+@pytest.mark.parametrize("kind", [HostShadow, device.DeviceShadow, stream.StreamShadow])
 def test_each_shadow_finds_the_same(kind: type[Shadow], monkeypatch: pytest.MonkeyPatch) -> None:
     """Those for tensors on a GPU as well: their operations run on any device. In small groups and chunks."""
-    monkeypatch.setattr(device, "_BATCH", 2**10)
-    monkeypatch.setattr(device, "_CHUNK", 2**10)
+    monkeypatch.setattr(stream, "CHUNK", 2**15)
+    monkeypatch.setattr(stream, "LONGEST", 2**12)
+    monkeypatch.setattr(device, "LONGEST", 2**12)
+    monkeypatch.setattr(compare, "_ROOM", 60)
     state = some_state()
     shadow = kind()
     known = shadow.keep(sources(state))
     assert known == dict(zip(state, fingerprints(list(state.values())), strict=True))
-    assert shadow.find(sources(state)) == {}
+    assert shadow.find(sources(state), ALL).count == 0
     state["w"][0, 0] = 7
     state["w"][299, 39] = -7
     state["w"][100:110, 3] += 1
@@ -172,7 +185,10 @@ def test_each_shadow_finds_the_same(kind: type[Shadow], monkeypatch: pytest.Monk
     state["flags"][49] = True
     state["long"][3] = -1
     state["one"].fill_(2.0)
-    found = shadow.find(sources(state))
+    changes = shadow.find(sources(state), ALL)
+    found = changes.found
+    assert changes.count == sum(len(each.indices) for each in found.values())
+    assert found.keys() == changes.shifts.keys()
     assert found.keys() == {"w", "transposed", "flags", "long", "one"}
     assert found["w"].indices.tolist() == [0, *range(4003, 4403, 40), 11999]
     assert found["w"].indices.dtype == np.uint32
@@ -180,12 +196,13 @@ def test_each_shadow_finds_the_same(kind: type[Shadow], monkeypatch: pytest.Monk
     for name, change in found.items():
         bits = state[name].contiguous().reshape(-1).view(torch.uint8).numpy().view(change.values.dtype)
         assert np.array_equal(change.values, bits[change.indices])
-        assert (known[name] + change.shift) % 2**64 == fingerprints([state[name]])[0]
-        assert np.array_equal(shadow.gather(name, change.indices), change.values)
-    assert shadow.find(sources(state)) == {}
+        assert (known[name] + changes.shifts[name]) % 2**64 == fingerprints([state[name]])[0]
+    gathered = shadow.gather({name: change.indices for name, change in found.items()})
+    assert all(np.array_equal(gathered[name], change.values) for name, change in found.items())
+    assert shadow.find(sources(state), ALL).found == {}
 
 
-@pytest.mark.parametrize("kind", [HostShadow, device.DeviceShadow, device.StreamShadow])
+@pytest.mark.parametrize("kind", [HostShadow, device.DeviceShadow, stream.StreamShadow])
 def test_a_shadow_is_of_what_is_published_and_not_of_the_masters(kind: type[Shadow]) -> None:
     """A master that moves by less than its published dtype can tell has not changed."""
     masters = {"w": torch.linspace(1, 2, 500), "kept": torch.ones(9)}
@@ -199,9 +216,10 @@ def test_a_shadow_is_of_what_is_published_and_not_of_the_masters(kind: type[Shad
     assert known == dict(zip(masters, fingerprints([masters["w"].bfloat16(), masters["kept"]]), strict=True))
     masters["w"] += 1e-6
     masters["w"][[7, 400]] = 3
-    found = shadow.find(cast())
+    changes = shadow.find(cast(), ALL)
+    found = changes.found
     assert found.keys() == {"w"}
     assert {7, 400} <= set(found["w"].indices.tolist())
     assert len(found["w"].indices) < 10
     assert found["w"].values.dtype == np.uint16
-    assert (known["w"] + found["w"].shift) % 2**64 == fingerprints([masters["w"].bfloat16()])[0]
+    assert (known["w"] + changes.shifts["w"]) % 2**64 == fingerprints([masters["w"].bfloat16()])[0]

@@ -4,8 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
-
 from refitd_client.content import Content
 from refitd_client.contract.manifest import Claims, DeltaFacts
 from refitd_client.contract.naming import DELTA_NAME
@@ -13,8 +11,8 @@ from refitd_client.contract.slot import ShardLayout
 from refitd_client.contract.states import Kind
 from refitd_client.delta.change import Delta, elements_of
 from refitd_client.delta.layout import Compression, Encoding
+from refitd_client.delta.shadow import Changes
 from refitd_client.delta.writer import EncodedDelta, encode
-from refitd_client.finite import count_nonfinite
 from refitd_client.header import Entry
 from refitd_client.staging import Staging
 from refitd_client.tensors import refused
@@ -78,15 +76,13 @@ def content_of(
     return Content(weights=weights, index=b"", companions=(), claims=claims)
 
 
-def check_finite(delta: Delta) -> None:
+def check_finite(changes: Changes) -> None:
     """See that no changed element is NaN or infinite; the others were looked at when they were published.
 
     Raises:
         InvalidWeightsError: one is. It names the tensor.
     """
-    for name, change in delta.changes.items():
-        count = count_nonfinite(change.dtype, np.ascontiguousarray(change.values).view(np.uint8))
-        if count:
-            raise refused(
-                name, f"has {count} changed values that are NaN or infinite: the training step that made it went wrong"
-            )
+    for name, count in changes.nonfinite.items():
+        raise refused(
+            name, f"has {count} changed values that are NaN or infinite: the training step that made it went wrong"
+        )

@@ -19,8 +19,9 @@ from refitd_client.delta.content import check_finite, content_of
 from refitd_client.delta.history import History, Since, Step
 from refitd_client.delta.layout import Compression, Encoding
 from refitd_client.delta.plan import DeltaRules, FromBase, Full, plan_delta
-from refitd_client.delta.shadow import Shadows
-from refitd_client.fingerprint import to_texts
+from refitd_client.delta.served import Asked
+from refitd_client.delta.shadow import Changes, Shadows
+from refitd_client.fingerprint import Bits, to_texts
 from refitd_client.header import Entry
 from refitd_client.shards import TensorShards
 from refitd_client.tensors import TensorSource
@@ -61,10 +62,12 @@ class DeltaMaker:
     def refuse(self, why: str) -> None:
         """Make no more deltas: the service does not carry them out."""
         self._refused = why
-        self._memory = None
+        self.forget()
 
     def forget(self) -> None:
         """The shadow may not be what was published last any more."""
+        if self._memory is not None:
+            self._memory.shadows.close()
         self._memory = None
 
     def offer(self, content: Content, version: str) -> Offer:
@@ -100,32 +103,37 @@ class DeltaMaker:
         memory.next = None
 
     def _begin(self, content: Content, full: TensorShards, why: str) -> Offer:
-        self._memory = None  # before the new copy is made: there need not be room for both
+        self.forget()  # before the new copy is made: there need not be room for both
         shadows = Shadows(full.sources, stream=self._stream)
         self._memory = _Memory(entries={source.entry.name: source.entry for source in full.sources}, shadows=shadows)
         return Offer(content=_in_full(content, full, shadows), why_full=why)
 
     def _go_on(self, memory: _Memory, content: Content, full: TensorShards, version: str) -> Offer:
+        asked = Asked(self._ask_base)
         before = dict(memory.shadows.fingerprints)
-        found = memory.shadows.find(full.sources)
+        changes = memory.shadows.find(full.sources, most=int(self._rules.threshold * _elements(memory)))
+        if full.check_finite:
+            check_finite(changes)
         step = Step(
             version=version,
-            indices={name: change.indices for name, change in found.items()},
-            before={name: before[name] for name in found},
+            indices={name: found.indices for name, found in changes.found.items()},
+            before={name: before[name] for name in changes.found},
         )
-        density = sum(len(change.indices) for change in found.values()) / max(1, _elements(memory))
-        planned, since = self._plan(memory, step, density)
+        density = changes.count / max(1, _elements(memory))
+        planned, since = self._plan(memory, step, density, asked.answer())
         memory.next = None if density > self._rules.threshold else step  # indices of everything are not worth keeping
         if isinstance(planned, FromBase) and since is not None:
-            planned = self._delta(memory, since, planned.base, version, check=full.check_finite)
+            planned = self._delta(memory, since, planned.base, version, changes)
         memory.next_is_full = not isinstance(planned, Content)
         if isinstance(planned, Content):
             return Offer(content=planned, density=density)
         why = planned.why if isinstance(planned, Full) else ""
         return Offer(content=_in_full(content, full, memory.shadows), why_full=why, density=density)
 
-    def _plan(self, memory: _Memory, step: Step, density: float) -> tuple[FromBase | Full, Since | None]:
-        base, history = self._ask_base(), memory.history
+    def _plan(
+        self, memory: _Memory, step: Step, density: float, base: str | Full
+    ) -> tuple[FromBase | Full, Since | None]:
+        history = memory.history
         if isinstance(base, str) and (history is None or not history.knows(base)):
             base = Full(f"{base}, which engines serve, is not among the last versions of this publisher")
         if isinstance(base, Full) or history is None or density > self._rules.threshold:
@@ -134,26 +142,34 @@ class DeltaMaker:
         since = history.since(base, step)
         return plan_delta(base, since.changed / max(1, _elements(memory)), memory.since_anchor, self._rules), since
 
-    def _delta(self, memory: _Memory, since: Since, base: str, version: str, *, check: bool) -> Content | Full:
+    def _delta(self, memory: _Memory, since: Since, base: str, version: str, changes: Changes) -> Content | Full:
         shadows = memory.shadows
-        changes = {
-            name: Change(
-                dtype=memory.entries[name].dtype,
-                shape=memory.entries[name].shape,
-                indices=indices,
-                values=shadows.gather(name, indices),
-                base=since.before[name],
-                result=shadows.fingerprints[name],
-            )
-            for name, indices in since.indices.items()
-        }
-        delta = Delta(base=base, version=version, changes=changes)
-        if check:
-            check_finite(delta)
+        values = _values(since, changes, shadows)
+        delta = Delta(
+            base=base,
+            version=version,
+            changes={
+                name: Change(
+                    dtype=memory.entries[name].dtype,
+                    shape=memory.entries[name].shape,
+                    indices=indices,
+                    values=values[name],
+                    base=since.before[name],
+                    result=shadows.fingerprints[name],
+                )
+                for name, indices in since.indices.items()
+            },
+        )
         try:
             return content_of(delta, list(memory.entries.values()), _texts(shadows), *self._wire)
         except DeltaRefusedError as error:
             return Full(str(error))
+
+
+def _values(since: Since, changes: Changes, shadows: Shadows) -> dict[str, Bits]:
+    """What is now where anything changed since the base. What changed in this step alone was found with its values."""
+    new = {name: found.values for name, found in changes.found.items() if since.indices[name] is found.indices}
+    return new | shadows.gather({name: at for name, at in since.indices.items() if name not in new})
 
 
 def _same(memory: _Memory, sources: Sequence[TensorSource]) -> bool:

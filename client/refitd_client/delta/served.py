@@ -1,5 +1,8 @@
 """The service is asked what engines serve: it is what a delta has to lead from."""
 
+from collections.abc import Callable
+from threading import Thread
+
 from refitd_client.connection import Connection
 from refitd_client.delta.plan import Full, last_served
 from refitd_client.errors import ServiceError
@@ -18,3 +21,28 @@ def ask_base(connection: Connection | None, run: str) -> str | Full:
             return last_served(client.engines().items, run)
     except (ServiceError, OSError, ValueError) as error:
         return Full(f"the service did not say what engines serve: {error}")
+
+
+class Asked:
+    """The question on its way, while the weights are compared."""
+
+    def __init__(self, ask: Callable[[], str | Full]) -> None:
+        """Ask, in a thread of its own."""
+        self._ask = ask
+        self._answer: str | Full = Full("nobody answered")
+        self._failure: BaseException | None = None
+        self._thread = Thread(target=self._run, name="refitd-base", daemon=True)
+        self._thread.start()
+
+    def answer(self) -> str | Full:
+        """Wait for the answer. Raises what asking raised."""
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+        return self._answer
+
+    def _run(self) -> None:
+        try:
+            self._answer = self._ask()
+        except BaseException as error:  # raised where it was asked
+            self._failure = error

@@ -13,7 +13,7 @@ They are copies of its own, never a version's files: those may be recycled and w
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -21,16 +21,37 @@ import numpy as np
 from refitd_client.delta.change import Indices
 from refitd_client.delta.find import changed
 from refitd_client.fingerprint import Bits, bits_of, fingerprint, share, width_of
+from refitd_client.finite import any_nonfinite, count_nonfinite
 from refitd_client.tensors import HOST, TensorSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Found:
-    """One tensor's changes since the shadow: where, what is there now, and what is to be added to the fingerprint."""
+    """One tensor's changes since the shadow: where, and what is there now."""
 
     indices: Indices
     values: Bits
-    shift: int
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Changes:
+    """What changed since the shadow: so many elements, and by tensor.
+
+    `found` has the tensors that changed; nothing where more elements did than were asked for. `shifts` are what is to
+    be added to their fingerprints, `nonfinite` how many of their changed elements are NaN or infinite.
+    """
+
+    count: int = 0
+    found: dict[str, Found] = field(default_factory=dict[str, Found])
+    shifts: dict[str, int] = field(default_factory=dict[str, int])
+    nonfinite: dict[str, int] = field(default_factory=dict[str, int])
+
+    def add(self, other: "Changes", most: int) -> None:
+        """Take over those of other tensors. With more than `most` elements together, where they are is dropped."""
+        self.count += other.count
+        self.found = {} if self.count > most else self.found | other.found
+        self.shifts |= other.shifts
+        self.nonfinite |= other.nonfinite
 
 
 class Shadow(Protocol):
@@ -40,12 +61,19 @@ class Shadow(Protocol):
         """Take copies, and give the tensors' fingerprints."""
         ...
 
-    def find(self, sources: Sequence[TensorSource]) -> dict[str, Found]:
-        """The tensors that changed. From here on the shadow holds what they are now."""
+    def find(self, sources: Sequence[TensorSource], most: int) -> Changes:
+        """What changed. From here on the shadow holds what the tensors are now.
+
+        Where more than `most` elements changed nobody wants to know which.
+        """
         ...
 
-    def gather(self, name: str, indices: Indices) -> Bits:
-        """The shadow's bits at some indices of a tensor."""
+    def gather(self, wanted: Mapping[str, Indices]) -> dict[str, Bits]:
+        """The shadow's bits at some indices of some tensors."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the copies."""
         ...
 
 
@@ -60,24 +88,37 @@ class HostShadow:
         self._copies = {source.entry.name: _bits(source).copy() for source in sources}
         return {name: fingerprint(bits) for name, bits in self._copies.items()}
 
-    def find(self, sources: Sequence[TensorSource]) -> dict[str, Found]:
+    def find(self, sources: Sequence[TensorSource], most: int) -> Changes:
         """As `Shadow`."""
-        looked = {source.entry.name: self._find(source) for source in sources}
-        return {name: found for name, found in looked.items() if found is not None}
+        changes = Changes()
+        for source in sources:
+            changes.add(self._find(source), most)
+        return changes
 
-    def gather(self, name: str, indices: Indices) -> Bits:
+    def gather(self, wanted: Mapping[str, Indices]) -> dict[str, Bits]:
         """As `Shadow`."""
-        return self._copies[name][indices]
+        return {name: self._copies[name][indices] for name, indices in wanted.items()}
 
-    def _find(self, source: TensorSource) -> Found | None:
-        now, copy = _bits(source), self._copies[source.entry.name]
+    def close(self) -> None:
+        """As `Shadow`."""
+        self._copies.clear()
+
+    def _find(self, source: TensorSource) -> Changes:
+        name, dtype = source.entry.name, source.entry.dtype
+        now, copy = _bits(source), self._copies[name]
         indices = changed(copy, now)
         if len(indices) == 0:
-            return None
+            return Changes()
         values = now[indices]
-        shift = share(indices, values) - share(indices, copy[indices])
+        shift = (share(indices, values) - share(indices, copy[indices])) % 2**64
         copy[indices] = values
-        return Found(indices=indices, values=values, shift=shift)
+        data = values.view(np.uint8)
+        return Changes(
+            count=len(indices),
+            found={name: Found(indices=indices, values=values)},
+            shifts={name: shift},
+            nonfinite={name: count_nonfinite(dtype, data)} if any_nonfinite(dtype, data) else {},
+        )
 
 
 class Shadows:
@@ -99,25 +140,34 @@ class Shadows:
         homes = {source.entry.name: source.place for source in sources}
         return homes == self._home
 
-    def find(self, sources: Sequence[TensorSource]) -> dict[str, Found]:
-        """What changed, by name."""
-        found: dict[str, Found] = {}
+    def find(self, sources: Sequence[TensorSource], most: int) -> Changes:
+        """What changed, as `Shadow.find` says it."""
+        changes = Changes()
         for place, part in _by_place(sources).items():
-            found |= self._parts[place].find(part)
-        for name, change in found.items():
-            self.fingerprints[name] = (self.fingerprints[name] + change.shift) % 2**64
-        return found
+            changes.add(self._parts[place].find(part, most), most)
+        for name, shift in changes.shifts.items():
+            self.fingerprints[name] = (self.fingerprints[name] + shift) % 2**64
+        return changes
 
-    def gather(self, name: str, indices: Indices) -> Bits:
-        """What a tensor's elements are now."""
-        return self._parts[self._home[name]].gather(name, indices)
+    def gather(self, wanted: Mapping[str, Indices]) -> dict[str, Bits]:
+        """What tensors' elements are now, by name."""
+        gathered: dict[str, Bits] = {}
+        for place, part in self._parts.items():
+            gathered |= part.gather({name: at for name, at in wanted.items() if self._home[name] == place})
+        return gathered
+
+    def close(self) -> None:
+        """Let go of all copies."""
+        for part in self._parts.values():
+            part.close()
 
     def _shadow_for(self, place: str) -> Shadow:
         if place == HOST:
             return HostShadow()
-        from refitd_client.delta import device
+        from refitd_client.delta.device import DeviceShadow
+        from refitd_client.delta.stream import StreamShadow
 
-        return device.StreamShadow() if self._stream else device.DeviceShadow()
+        return StreamShadow() if self._stream else DeviceShadow()
 
 
 def _by_place(sources: Sequence[TensorSource]) -> Mapping[str, list[TensorSource]]:

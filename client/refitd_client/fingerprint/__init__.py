@@ -8,6 +8,18 @@
 
 from refitd_client.fingerprint.definition import to_text, to_texts, width_of
 from refitd_client.fingerprint.host import Bits, bits_of, fingerprint, share, updated
-from refitd_client.fingerprint.tensors import fingerprints
+from refitd_client.fingerprint.tensors import Scan, fingerprints, scan
 
-__all__ = ["Bits", "bits_of", "fingerprint", "fingerprints", "share", "to_text", "to_texts", "updated", "width_of"]
+__all__ = [
+    "Bits",
+    "Scan",
+    "bits_of",
+    "fingerprint",
+    "fingerprints",
+    "scan",
+    "share",
+    "to_text",
+    "to_texts",
+    "updated",
+    "width_of",
+]

@@ -1,10 +1,10 @@
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false
-# ruff: noqa: ANN001, ANN202, N803 - triton has constants in capitals, and reads annotations as its own
-"""Fingerprints on an NVIDIA GPU: one pass over the tensor, one addition to memory for each of a thousand programs.
+# ruff: noqa: ANN001, ANN201, ANN202, N803 - triton has constants in capitals, and reads annotations as its own
+"""Fingerprints on an NVIDIA GPU, and how many elements are NaN or infinite: one pass, one launch for many tensors.
 
-Each program takes every thousandth row and keeps one sum for each column, Σ Q(row) · m(bits); the column's own key R
-is multiplied in once, at the end. So an element costs one 64-bit multiply-add beside its bijection. Needs triton, which
-comes with torch's builds for CUDA. `twin.py` says the same in torch's operations.
+Each program takes some rows that follow each other and keeps one sum for each column, Σ Q(row) · m(bits); the column's
+own key R is multiplied in at the end of a tensor. So an element costs one 64-bit multiply-add beside its bijection.
+Needs triton, which comes with torch's builds for CUDA. `twin.py` says the same in torch's operations.
 """
 
 from typing import Any
@@ -14,33 +14,36 @@ import triton
 import triton.language as tl
 
 from refitd_client.fingerprint.definition import COLUMN_SEED, MIXES, ROW, ROW_SEED, SPLITMIX, WEYL
+from refitd_client.fingerprint.rows import FIELDS, Rows
 
 _PROGRAMS = 1056  # eight for each of an H200's 132 processors
 
-_UNSIGNED = {1: tl.uint8, 2: tl.uint16, 4: tl.uint32, 8: tl.uint64}
+UNSIGNED = {1: tl.uint8, 2: tl.uint16, 4: tl.uint32, 8: tl.uint64}
 
 
-def add_fingerprint(bits: Any, out: Any) -> None:
-    """Add the fingerprint of `bits` (from `twin.flat_bits`, on a GPU) to the int64 at `out`. Does not wait."""
-    if bits.numel() == 0:
-        return
-    rows = triton.cdiv(bits.numel(), ROW)
-    width = bits.element_size()
+def add_scan(rows: Rows, out: Any) -> None:
+    """Add fingerprints of parts, and how many of their elements are not finite, to `out[number]`: two int64."""
+    with torch.cuda.device(rows.device):
+        _scan[(min(len(rows), _PROGRAMS),)](
+            rows.table, rows.owner, out, len(rows), FIELDS=FIELDS, ALIGNED=rows.is_aligned, **constants(rows.width)
+        )
+
+
+def constants(width: int) -> dict[str, Any]:
+    """What kernels are compiled for, beside their own: the bijection and keys of elements of a width in bytes."""
     mix = MIXES[width]
     (shift_1, factor_1), (shift_2, factor_2) = mix.rounds
-    with torch.cuda.device(bits.device):
-        _sum_rows[(min(rows, _PROGRAMS),)](
-            bits, out, bits.numel(), rows,
-            BITS=_UNSIGNED[width], WORK=tl.uint64 if width == 8 else tl.uint32, SIZE=8 * width, ROW=ROW,
-            SEED=mix.seed, SHIFT_1=shift_1, FACTOR_1=factor_1, SHIFT_2=shift_2, FACTOR_2=factor_2, LAST=mix.last,
-            WEYL=WEYL, ROW_SEED=ROW_SEED, COLUMN_SEED=COLUMN_SEED, SPLIT_1=SPLITMIX[0][1], SPLIT_2=SPLITMIX[1][1],
-            num_warps=8,
-        )  # fmt: skip
+    return {
+        "BITS": UNSIGNED[width], "WORK": tl.uint64 if width == 8 else tl.uint32, "SIZE": 8 * width, "ROW": ROW,
+        "SEED": mix.seed, "SHIFT_1": shift_1, "FACTOR_1": factor_1, "SHIFT_2": shift_2, "FACTOR_2": factor_2,
+        "LAST": mix.last, "WEYL": WEYL, "ROW_SEED": ROW_SEED, "COLUMN_SEED": COLUMN_SEED,
+        "SPLIT_1": SPLITMIX[0][1], "SPLIT_2": SPLITMIX[1][1], "num_warps": 8,
+    }  # fmt: skip
 
 
 @triton.jit
-def _sum_rows(
-    bits, out, count, rows,
+def _scan(
+    table, owner, out, rows, FIELDS: tl.constexpr, ALIGNED: tl.constexpr,
     BITS: tl.constexpr, WORK: tl.constexpr, SIZE: tl.constexpr, ROW: tl.constexpr,
     SEED: tl.constexpr, SHIFT_1: tl.constexpr, FACTOR_1: tl.constexpr,
     SHIFT_2: tl.constexpr, FACTOR_2: tl.constexpr, LAST: tl.constexpr,
@@ -48,21 +51,48 @@ def _sum_rows(
     SPLIT_1: tl.constexpr, SPLIT_2: tl.constexpr,
 ):  # fmt: skip
     column = tl.arange(0, ROW)
-    sums = tl.zeros([ROW], dtype=tl.uint64)
-    row = tl.program_id(0).to(tl.int64)  # 32 bits are too few for the elements of large tensors
-    while row < rows:
-        at = row * ROW + column
-        inside = at < count
-        x = tl.load(bits + at, mask=inside, other=0).to(BITS, bitcast=True).to(WORK)
-        x ^= SEED
-        x = _narrowed((x ^ (x >> SHIFT_1)) * FACTOR_1, SIZE)
-        x = _narrowed((x ^ (x >> SHIFT_2)) * FACTOR_2, SIZE)
-        x ^= x >> LAST
-        wide = tl.where(inside, x.to(tl.uint64), tl.zeros([ROW], dtype=tl.uint64))
-        sums += wide * _key(row.to(tl.uint64), ROW_SEED, WEYL, SPLIT_1, SPLIT_2)
-        row += tl.num_programs(0)
-    total = tl.sum(sums * _key(column.to(tl.uint64), COLUMN_SEED, WEYL, SPLIT_1, SPLIT_2), axis=0)
-    tl.atomic_add(out, total.to(tl.int64, bitcast=True))
+    each = tl.cdiv(rows, tl.num_programs(0))
+    row = tl.program_id(0).to(tl.int64) * each  # 32 bits are too few for the elements of large tensors
+    end = tl.minimum(row + each, rows)
+    while row < end:
+        line = table + tl.load(owner + row) * FIELDS
+        now = tl.load(line).to(tl.pointer_type(BITS))
+        count = tl.load(line + 2)
+        if ALIGNED:
+            now = tl.multiple_of(now, 16)
+            count = tl.multiple_of(count, 16)
+        first_row = tl.load(line + 3) // ROW
+        begin = tl.load(line + 4)
+        mask = tl.load(line + 5).to(WORK)
+        pattern = tl.load(line + 6).to(WORK)
+        number = tl.load(line + 7)
+        stop = tl.minimum(end, begin + tl.cdiv(count, ROW))
+        sums = tl.zeros([ROW], dtype=tl.uint64)
+        bad = tl.zeros([ROW], dtype=tl.int32)
+        while row < stop:
+            at = (row - begin) * ROW + column
+            inside = at < count
+            x = tl.load(now + at, mask=inside, other=0).to(WORK)
+            bad += (inside & ((x & mask) == pattern)).to(tl.int32)
+            wide = mixed(x, SIZE, SEED, SHIFT_1, FACTOR_1, SHIFT_2, FACTOR_2, LAST).to(tl.uint64)
+            wide = tl.where(inside, wide, tl.zeros([ROW], dtype=tl.uint64))
+            sums += wide * key((row - begin + first_row).to(tl.uint64), ROW_SEED, WEYL, SPLIT_1, SPLIT_2)
+            row += 1
+        total = tl.sum(sums * key(column.to(tl.uint64), COLUMN_SEED, WEYL, SPLIT_1, SPLIT_2), axis=0)
+        tl.atomic_add(out + 2 * number, total.to(tl.int64, bitcast=True))
+        tl.atomic_add(out + 2 * number + 1, tl.sum(bad, axis=0).to(tl.int64))
+
+
+@triton.jit
+def mixed(
+    x, SIZE: tl.constexpr, SEED: tl.constexpr, SHIFT_1: tl.constexpr, FACTOR_1: tl.constexpr,
+    SHIFT_2: tl.constexpr, FACTOR_2: tl.constexpr, LAST: tl.constexpr,
+):  # fmt: skip
+    """The bijection m, of bits in a type of at least 32."""
+    x ^= SEED
+    x = _narrowed((x ^ (x >> SHIFT_1)) * FACTOR_1, SIZE)
+    x = _narrowed((x ^ (x >> SHIFT_2)) * FACTOR_2, SIZE)
+    return x ^ (x >> LAST)
 
 
 @triton.jit
@@ -74,7 +104,8 @@ def _narrowed(x, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _key(number, SEED: tl.constexpr, WEYL: tl.constexpr, SPLIT_1: tl.constexpr, SPLIT_2: tl.constexpr):
+def key(number, SEED: tl.constexpr, WEYL: tl.constexpr, SPLIT_1: tl.constexpr, SPLIT_2: tl.constexpr):
+    """Q or R, by the seed."""
     x = (number + 1) * WEYL + SEED
     x = (x ^ (x >> 30)) * SPLIT_1
     x = (x ^ (x >> 27)) * SPLIT_2

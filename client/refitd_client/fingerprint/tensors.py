@@ -1,4 +1,4 @@
-"""The fingerprints of torch tensors, wherever they are: on the GPU by the kernel, in host memory by numpy.
+"""What is found out about torch tensors where they are: on the GPU by the kernel, in host memory by numpy.
 
 No tensor leaves its device. Nothing is imported that the process does not have: who passes a tensor has torch, and who
 passes one on a GPU has a CUDA context.
@@ -6,59 +6,104 @@ passes one on a GPU has a CUDA context.
 
 import importlib.util
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
 
 from refitd_client.fingerprint import host
+from refitd_client.finite import NO_RULE, Rule
+
+_BATCH = 2**28  # bytes of tensors that are looked at in one launch: of casts, so much is in memory at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """One tensor: its fingerprint, and how many elements are NaN or infinite by the rule that was given."""
+
+    fingerprint: int
+    nonfinite: int
 
 
 def fingerprints(tensors: Iterable[Any]) -> list[int]:
-    """The fingerprints of dense tensors, in their order. Waits for the GPU once, however many there are.
+    """The fingerprints of dense tensors, in their order. As `scan`."""
+    return [found.fingerprint for found in scan((tensor, NO_RULE) for tensor in tensors)]
 
-    Each tensor is taken when it is its turn, and let go of then.
+
+def scan(tensors: Iterable[tuple[Any, Rule]]) -> list[Scan]:
+    """Look at dense tensors, each with its dtype's rule for NaN and infinity. The results are in their order.
+
+    Every byte is read once. Waits for the GPU once, however many tensors there are. Each tensor is taken when it is its
+    turn, and let go of soon.
     """
+    found: dict[int, Scan] = {}
+    sums: list[tuple[Sequence[int], Any]] = []
+    for batch in _batches(tensors):
+        for device in dict.fromkeys(bits.device for _, bits, _ in batch):
+            here = [(number, bits, rule) for number, bits, rule in batch if bits.device == device]
+            if device.type == "cpu":
+                found |= {number: _on_host(bits, rule) for number, bits, rule in here}
+            else:
+                sums.append(([number for number, _, _ in here], _on_device([each[1:] for each in here])))
+    for numbers, out in sums:
+        prints, bad = out.cpu().numpy().T.copy()
+        found |= {
+            number: Scan(int(each), int(count))
+            for number, each, count in zip(numbers, prints.view(np.uint64), bad, strict=True)
+        }
+    return [found[number] for number in range(len(found))]
+
+
+def has_triton() -> bool:
+    """Whether kernels can be compiled here."""
+    return _is_installed("triton")
+
+
+def _batches(tensors: Iterable[tuple[Any, Rule]]) -> Iterator[list[tuple[int, Any, Rule]]]:
+    """Numbered bits, of `_BATCH` bytes together or little more."""
     from refitd_client.fingerprint import twin
 
-    torch: Any = sys.modules["torch"]
-    found: list[Any] = []
-    for tensor in tensors:
-        bits: Any = twin.flat_bits(tensor)
-        if bits.device.type == "cpu":
-            found.append(host.fingerprint(_unsigned(bits)))
-        elif bits.is_cuda and _has_triton():
-            found.append(_by_kernel(bits, torch.zeros(1, dtype=torch.int64, device=bits.device)))
-        else:
-            found.append(twin.fingerprint(bits))
-    return _gathered(found)
+    batch: list[tuple[int, Any, Rule]] = []
+    for number, (tensor, rule) in enumerate(tensors):
+        batch.append((number, twin.flat_bits(tensor), rule))
+        if sum(bits.nbytes for _, bits, _ in batch) >= _BATCH:
+            yield batch
+            batch = []
+    yield batch
 
 
-def _by_kernel(bits: Any, out: Any) -> Any:
-    from refitd_client.fingerprint import kernel
-
-    kernel.add_fingerprint(bits, out)
-    return out[0]
-
-
-def _gathered(found: list[Any]) -> list[int]:
-    """One copy for all results of a device: each alone would wait for the device."""
-    torch: Any = sys.modules["torch"]
-    numbers = {place: each for place, each in enumerate(found) if isinstance(each, int)}
-    devices = {each.device for each in found if not isinstance(each, int)}
-    for device in devices:
-        places = [place for place, each in enumerate(found) if place not in numbers and each.device == device]
-        together = torch.stack([found[place] for place in places]).cpu().numpy().view(np.uint64)
-        numbers |= dict(zip(places, map(int, together), strict=True))
-    return [numbers[place] for place in range(len(found))]
-
-
-def _unsigned(bits: Any) -> host.Bits:
+def _on_host(bits: Any, rule: Rule) -> Scan:
     array = bits.numpy()
-    return array.view(f"u{array.itemsize}")
+    elements: host.Bits = array.view(f"u{array.itemsize}")
+    mask, pattern = rule
+    bad = 0 if rule == NO_RULE else int(np.count_nonzero((elements & elements.dtype.type(mask)) == pattern))
+    return Scan(host.fingerprint(elements), bad)
+
+
+def _on_device(items: Sequence[tuple[Any, Rule]]) -> Any:
+    """Two int64 for each tensor, on the device."""
+    torch: Any = sys.modules["torch"]
+    device = items[0][0].device
+    out = torch.zeros((len(items), 2), dtype=torch.int64, device=device)
+    if device.type == "cuda" and has_triton():
+        from refitd_client.fingerprint import kernel
+        from refitd_client.fingerprint.rows import Part, Rows, alike
+
+        whole = [
+            Part(number=number, now=bits, rule=rule, elements=bits.numel()) for number, (bits, rule) in enumerate(items)
+        ]
+        for parts in alike(whole):
+            kernel.add_scan(Rows(parts), out)
+    else:
+        from refitd_client.fingerprint import twin
+
+        for number, (bits, rule) in enumerate(items):
+            twin.add_scan(bits, rule, out[number])
+    return out
 
 
 @cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
+def _is_installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None

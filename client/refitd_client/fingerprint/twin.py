@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from refitd_client.fingerprint.definition import COLUMN_SEED, MASK, MIXES, ROW, ROW_SEED, SPLITMIX, WEYL
+from refitd_client.finite import NO_RULE, Rule
 
 _ROWS = 4096  # in a block: 16 M elements
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -19,6 +20,20 @@ def flat_bits(tensor: Any) -> Any:
     """A tensor's elements as integers of their width, one after the other; a view where the tensor is contiguous."""
     flat = tensor.detach().resolve_neg().contiguous().reshape(-1)
     return flat.view(_INTEGERS[flat.element_size()])
+
+
+def add_scan(bits: Any, rule: Rule, out: Any) -> None:
+    """Add to two int64 a tensor's fingerprint, and how many elements are NaN or infinite by the rule."""
+    out[0] += fingerprint(bits)
+    out[1] += nonfinite(bits, rule).sum()
+
+
+def nonfinite(bits: Any, rule: Rule) -> Any:
+    """Which elements are NaN or infinite by the rule of their dtype, as booleans."""
+    if rule == NO_RULE:
+        return torch.zeros_like(bits, dtype=torch.bool)
+    mask, pattern = (_of_type(number, bits.dtype) for number in rule)
+    return (bits & mask) == pattern
 
 
 def fingerprint(bits: Any) -> Any:
@@ -66,6 +81,11 @@ def _mix(bits: Any) -> Any:
 
 def _shifted(x: Any, shift: int, size: int) -> Any:
     return (x >> shift) & (2 ** (size - shift) - 1)
+
+
+def _of_type(number: int, dtype: Any) -> int:
+    """The number of these bits in a type of torch's, all of which but uint8 have a sign."""
+    return number if number <= torch.iinfo(dtype).max else number - 2 ** (8 * dtype.itemsize)
 
 
 def _signed(number: int) -> int:

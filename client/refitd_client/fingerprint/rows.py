@@ -1,0 +1,102 @@
+# pyright: basic
+"""Parts of many tensors on one GPU as one list of rows of `ROW` elements, for one launch of a kernel over all of them.
+
+    table[part]    addresses, count, place in the tensor, rule for NaN: `FIELDS` numbers, in the order of `Part.fields`
+    owner[row]     the part that a row is of
+
+What it takes on the GPU is an owner's 4 bytes a row, 1/2048 of 16-bit tensors, for as long as the list is used.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import torch
+
+from refitd_client.fingerprint.definition import ROW
+from refitd_client.finite import NO_RULE, Rule
+
+FIELDS = 8
+_ALIGNMENT = 16  # bytes that a thread takes at a time, and elements of a count, where all addresses allow it
+_SHORT = 2**32  # elements whose flat indices take 32 bits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Part:
+    """Elements of tensor `number` from its element `first` on, which is a multiple of `ROW`.
+
+    `now` are their bits (from `twin.flat_bits`), `base` those to compare them with, if any, on the same device.
+    `elements` is how many the whole tensor has: its parts are alike, so that they are looked at in their order.
+    """
+
+    number: int
+    now: Any
+    base: Any = None
+    first: int = 0
+    rule: Rule = NO_RULE
+    elements: int
+
+    @property
+    def count(self) -> int:
+        """How many elements."""
+        return self.now.numel()
+
+    @property
+    def rows(self) -> int:
+        """How many rows, the last of which may be short."""
+        return -(-self.count // ROW)
+
+    @property
+    def key(self) -> tuple[int, bool, bool]:
+        """Parts with the same one can be in one list: width, width of indices, whether 16 bytes are read at a time."""
+        is_aligned = not any(each % _ALIGNMENT for each in (*self._addresses, self.elements))
+        return self.now.element_size(), self.elements > _SHORT, is_aligned
+
+    @property
+    def _addresses(self) -> tuple[int, int]:
+        return self.now.data_ptr(), 0 if self.base is None else self.base.data_ptr()
+
+    def fields(self, begin: int) -> tuple[int, ...]:
+        """Its line of the table, if its first row is row `begin` of the list."""
+        mask, pattern = (_signed(number) for number in self.rule)
+        return *self._addresses, self.count, self.first, begin, mask, pattern, self.number
+
+
+class Rows:
+    """The list, on the parts' device. `begins[part]` is the part's first row; the last is how many there are."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        """All parts have elements, and the same `key`."""
+        self.parts = parts
+        self.width, self.has_long_index, self.is_aligned = parts[0].key
+        self.device = parts[0].now.device
+        counts = [part.rows for part in parts]
+        self.begins = [0, *np.cumsum(counts).tolist()]
+        self.table = on_device([part.fields(begin) for part, begin in zip(parts, self.begins, strict=False)], self)
+        numbers = torch.arange(len(parts), dtype=torch.int32, device=self.device)
+        self.owner = numbers.repeat_interleave(on_device(counts, self), output_size=len(self))
+
+    def __len__(self) -> int:
+        return self.begins[-1]
+
+
+def alike(parts: Iterable[Part]) -> Iterator[list[Part]]:
+    """Parts that have elements, those that can be in one list together."""
+    for _, same in groupby(sorted((part for part in parts if part.count), key=_key), _key):
+        yield list(same)
+
+
+def _key(part: Part) -> tuple[int, bool, bool]:
+    return part.key
+
+
+def on_device(numbers: Any, rows: Rows) -> Any:
+    """64-bit numbers, sent without waiting for what the device does."""
+    here = torch.from_numpy(np.array(numbers, dtype=np.int64))
+    return here.pin_memory().to(rows.device, non_blocking=True) if rows.device.type == "cuda" else here
+
+
+def _signed(number: int) -> int:
+    return number - 2**64 if number >= 2**63 else number

@@ -1,0 +1,83 @@
+"""`make bench-gpu`: publishing from one GPU, and what engines make of it; prints a table, writes JSON.
+
+    python tests/bench/gpu/main.py [--models 1.5B 7B] [--only SCENARIO …] [--out FILE] [--folder DIR]
+        [--engine URL --engine-model DIR]
+
+DIR is on a tmpfs, /dev/shm by default. With `--engine`, a running SGLang with the weights of `--engine-model`, the
+whole loop is measured as well. Exit status 1 when a limit is missed. `plot.py` draws the JSON.
+"""
+
+import argparse
+import json
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from bus import bus
+from deltas import deltas
+from full import full
+from machine import machine
+from rows import Row
+from setting import Setting
+from shapes import MODELS
+
+SCENARIOS: dict[str, Callable[[Setting], list[Row]]] = {"bus": bus, "full": full, "delta": deltas}
+"""In this order, for each model. `bus` comes first: limits are multiples of its copy."""
+
+
+def main() -> int:
+    """Run the scenarios."""
+    arguments = _arguments()
+    rows: list[Row] = []
+    for model in arguments.models:
+        weights = MODELS[model].weights()
+        with tempfile.TemporaryDirectory(prefix="refitd-bench-", dir=arguments.folder) as folder:
+            setting = Setting(model=model, weights=weights, folder=Path(folder), rounds=arguments.rounds)
+            for name, scenario in SCENARIOS.items():
+                if name in arguments.only or name == "bus":
+                    rows += _shown(scenario(setting))
+                    _write(arguments.out, rows)
+        del weights, setting
+        torch.cuda.empty_cache()
+    return 0 if all(row.limit is None or row.p50 <= row.limit for row in rows) else 1
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=["1.5B", "7B"])
+    parser.add_argument("--only", nargs="*", choices=SCENARIOS, default=list(SCENARIOS))
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--out", type=Path, help="where to write the JSON")
+    parser.add_argument("--folder", type=Path, default=Path("/dev/shm"), help="a folder on a tmpfs")  # noqa: S108
+    return parser.parse_args()
+
+
+def _write(out: Path | None, rows: list[Row]) -> None:
+    """After each scenario: a run that is cut off leaves what it had."""
+    if out is None:
+        return
+    out.parent.mkdir(parents=True, exist_ok=True)
+    command = f"make bench-gpu ARGS={shlex.quote(shlex.join(sys.argv[1:]))}"
+    out.write_text(
+        json.dumps({"command": command} | machine() | {"rows": [asdict(row) for row in rows]}, indent=1) + "\n"
+    )
+
+
+def _shown(rows: list[Row]) -> list[Row]:
+    for row in rows:
+        limit = "" if row.limit is None else f"≤ {row.limit:g} {'met' if row.p50 <= row.limit else 'MISSED'}"
+        stages = " ".join(f"{name} {value:g}" for name, value in row.stages.items())
+        spread = f"{row.p50:>9g} {row.unit:<2} [{row.min:g}, {row.max:g}] n={row.n}"
+        sys.stdout.write(
+            f"{row.model:<5}{row.name:<46}{spread:<38}{limit:<18}{row.note}{stages}"[:width].rstrip() + "\n"
+        )
+    sys.stdout.flush()
+    return rows
+
+
+if __name__ == "__main__":
+    sys.exit(main())

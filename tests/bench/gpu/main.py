@@ -72,9 +72,8 @@ def _shown(rows: list[Row]) -> list[Row]:
         limit = "" if row.limit is None else f"≤ {row.limit:g} {'met' if row.p50 <= row.limit else 'MISSED'}"
         stages = " ".join(f"{name} {value:g}" for name, value in row.stages.items())
         spread = f"{row.p50:>9g} {row.unit:<2} [{row.min:g}, {row.max:g}] n={row.n}"
-        sys.stdout.write(
-            f"{row.model:<5}{row.name:<46}{spread:<38}{limit:<18}{row.note}{stages}"[:width].rstrip() + "\n"
-        )
+        line = f"{row.model:<5}{row.name:<46}{spread:<38}{limit:<18}{row.note}{stages}"
+        sys.stdout.write(line.rstrip() + "\n")
     sys.stdout.flush()
     return rows
 

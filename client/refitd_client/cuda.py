@@ -32,7 +32,7 @@ class DeviceCopies:
     def copy(self, source: TensorSource, begin: int, end: int, file: StagedShard, offset: int) -> None:
         """Begin to copy bytes of a tensor to a place in a file. It must not change before `synchronize`."""
         with self._torch.cuda.stream(self._stream_of(source.place)):  # a cast, too, is made and let go of there
-            flat = source.tensor().contiguous().reshape(-1).view(self._torch.uint8)[begin:end]
+            flat = source.tensor().contiguous().view(-1).view(self._torch.uint8)[begin:end]
             if file.mapped is not None and is_direct(file):
                 file.mapped.tensor[offset : offset + flat.numel()].copy_(flat, non_blocking=True)
             else:

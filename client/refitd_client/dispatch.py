@@ -1,14 +1,12 @@
-"""In which order the bytes of a version's shards go over the bus. Pure.
+"""How the bytes of a version's shards go over the bus: in the order of the file, cut where the blocks of digests end.
 
-A file's digest has to be computed from its first byte to its last, by one thread, which takes longer than the bus. So
-the files are sent side by side, chunk by chunk, a file to each thread: all threads have work from the first chunk on,
-and when the last chunk has arrived a chunk is all that is left to digest. The largest file comes first until it is no
-longer the largest, since its thread has the most to do.
+So each block is whole after some piece, and can be digested while the next ones are on their way.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from refitd_client.contract.digest import BLOCK
 from refitd_client.shard import Shard
 from refitd_client.tensors import TensorSource
 
@@ -22,57 +20,23 @@ class Piece:
     end: int
     offset: int
 
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Pieces that lie one after the other in their file."""
-
-    pieces: Sequence[Piece]
-
     @property
-    def begin(self) -> int:
-        """Its first byte in the file."""
-        return self.pieces[0].offset
-
-    @property
-    def size(self) -> int:
-        """Its bytes."""
-        return sum(piece.end - piece.begin for piece in self.pieces)
+    def stop(self) -> int:
+        """Where it ends in the file."""
+        return self.offset + self.end - self.begin
 
 
-def chunks(shard: Shard, most: int) -> list[Chunk]:
-    """A shard's tensors in chunks of at most `most` bytes. One that would be made anew for each piece is never cut."""
-    made: list[list[Piece]] = []
-    room = 0
-    for piece in _pieces(shard, most):
-        size = piece.end - piece.begin
-        if not made or size > room:
-            made.append([])
-            room = most
-        made[-1].append(piece)
-        room -= size
-    return [Chunk(pieces) for pieces in made]
-
-
-def turns(sizes: Sequence[Sequence[int]], lanes: int) -> Iterator[int]:
-    """Whose chunk is next, again and again, if each file has chunks of some sizes, and `lanes` files are read at once.
-
-    Files are begun in their order. Of those that were begun, the one with the most left is next.
-    """
-    left = [sum(each) for each in sizes]
-    coming = [iter(each) for each in sizes]
-    waiting = [number for number, each in enumerate(sizes) if each]
-    while waiting:
-        number = max(waiting[:lanes], key=lambda number: left[number])
-        left[number] -= next(coming[number])
-        if not left[number]:
-            waiting.remove(number)
-        yield number
-
-
-def _pieces(shard: Shard, most: int) -> Iterator[Piece]:
+def pieces(shard: Shard) -> Iterator[Piece]:
+    """A shard's tensors. One that would be made anew for each piece is never cut."""
     for offset, source in shard.placed:
         size = source.entry.nbytes
-        step = most if source.is_view else size
-        for begin in range(0, size, max(1, step)):
-            yield Piece(source, begin, min(begin + step, size), offset + begin)
+        begin = 0
+        while begin < size:
+            end = min(size, begin + BLOCK - (offset + begin) % BLOCK) if source.is_view else size
+            yield Piece(source, begin, end, offset + begin)
+            begin = end
+
+
+def blocks(size: int) -> list[tuple[int, int]]:
+    """Where the blocks of a file begin and end."""
+    return [(begin, min(begin + BLOCK, size)) for begin in range(0, max(1, size), BLOCK)]

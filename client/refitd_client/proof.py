@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
+from refitd_client.contract.digest import FileDigest
 from refitd_client.errors import InvalidWeightsError
 from refitd_client.fingerprint import bits_of, fingerprint, width_of
 from refitd_client.finite import any_nonfinite, count_nonfinite
@@ -17,23 +17,20 @@ PIECE = 2**19
 
 
 class ShardProof:
-    """Takes the bytes of a shard in order, those of a tensor in host memory in pieces of `PIECE` bytes."""
+    """Takes the bytes of a shard in order, each tensor in pieces of `PIECE` bytes."""
 
     def __init__(self, head: bytes, *, check_finite: bool, fingerprinted: Iterable[str]) -> None:
         """`head` are the bytes before the tensors; `fingerprinted` the tensors whose fingerprints are wanted."""
         self.fingerprints = dict.fromkeys(fingerprinted, 0)
-        self._hasher = xxhash.xxh3_128(head)
+        self._digest = FileDigest()
+        self._digest.update(head)
         self._check_finite = check_finite
         self._bad = 0  # elements of the tensor that is passing
 
     @property
     def digest(self) -> str:
         """As the manifest has it."""
-        return f"xxh3:{self._hasher.hexdigest()}"
-
-    def digest_alone(self, data: NDArray[np.uint8]) -> None:
-        """Take bytes, of any number of tensors, that have been looked at where they came from."""
-        self._hasher.update(data.data)
+        return self._digest.text
 
     def add(self, entry: Entry, begin: int, piece: NDArray[np.uint8]) -> None:
         """Take the bytes of a tensor from its byte `begin` on.
@@ -45,7 +42,7 @@ class ShardProof:
             self._bad += count_nonfinite(entry.dtype, piece)
         if self._bad and begin + len(piece) == entry.nbytes:
             raise not_finite(entry.name, self._bad)
-        self._hasher.update(piece.data)
+        self._digest.update(piece.data)
         if entry.name in self.fingerprints:
             width = width_of(entry.dtype)
             more = fingerprint(bits_of(piece, width), first=begin // width)

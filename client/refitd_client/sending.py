@@ -1,95 +1,77 @@
-"""Shards whose tensors are on GPUs, on their way into the files: sent in chunks, each digested as it arrives.
+"""Shards whose tensors are on GPUs, on their way into the files: each block is digested when it has arrived.
 
-    this thread      sends chunk after chunk, in the order of `dispatch`; then has the GPUs look at the tensors
+    this thread      sends all tensors; has the GPUs look at them, once, for NaN and fingerprints; waits for both
     the bus          brings them into the files
-    lanes            one a file: wait for the file's next chunk, digest it, and in the end sync the file
+    lanes            wait for a block, digest it; the last of a file syncs it
 
-The tensors are read once by the GPU, which finds NaN and infinity and computes fingerprints, and the files once by the
-lanes, for their digests.
+The lanes begin when all is sent: threads that wait for the bus would hold up the one that feeds it.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from queue import Empty, SimpleQueue
-from threading import Event
+from threading import Event, Lock
 
 import numpy as np
 
+from refitd_client.contract.digest import digest_of_block, joined
 from refitd_client.cuda import DeviceCopies, is_direct
-from refitd_client.dispatch import Chunk, chunks, turns
-from refitd_client.fingerprint import scan
+from refitd_client.dispatch import Piece, blocks, pieces
+from refitd_client.fingerprint import Look, begin_scan
 from refitd_client.finite import NO_RULE, rule_of
-from refitd_client.lanes import Lanes, lanes_for
+from refitd_client.lanes import Job, Lanes, lanes_for
 from refitd_client.proof import PIECE, ShardProof, not_finite
 from refitd_client.shard import Shard
 from refitd_client.staging import StagedShard, Staging
 from refitd_client.tensors import HOST, TensorSource
 
-CHUNK = 16 * 2**20
-"""Bytes that are sent at a time: 0.3 ms on the bus, and few enough waits for each of them to cost nothing."""
-_LOOK_SECONDS = 0.5  # who waits for a chunk looks so often whether there will be any
-
 Rest = Callable[[], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checks:
-    """What is to be found out about the tensors."""
-
-    finite: bool
-    fingerprints: bool
-
-    def proof(self, shard: Shard) -> ShardProof:
-        """What is found out about a shard as its bytes pass on the host."""
-        here = [source.entry.name for source in shard.sources if self.fingerprints and source.place == HOST]
-        return ShardProof(shard.header, check_finite=self.finite, fingerprinted=here)
-
-
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """One file. What was sent of it waits in `sent`, with what waits for its arrival; None is the end."""
+@dataclass(slots=True, kw_only=True)
+class _File:
+    """One file: the digests of its blocks, and how many jobs are left."""
 
     shard: Shard
     file: StagedShard
-    chunks: Sequence[Chunk]
-    sent: "SimpleQueue[tuple[Chunk, Rest] | None]"
+    blocks: Sequence[tuple[int, int]]
+    digests: list[bytes] = field(init=False)
+    left: int = field(init=False)
+    turn: Lock = field(default_factory=Lock)
 
-    def following(self, stop: Event) -> tuple[Chunk, Rest] | None:
-        """Wait for the next chunk. None at the end, and when all is to stop."""
-        while not stop.is_set():
-            try:
-                return self.sent.get(timeout=_LOOK_SECONDS)
-            except Empty:
-                continue
-        return None
+    def __post_init__(self) -> None:
+        self.digests = [b""] * len(self.blocks)
+        self.left = len(self.blocks) + len(self.here)
+
+    @property
+    def here(self) -> list[tuple[int, TensorSource]]:
+        """Its tensors from host memory, and where they lie."""
+        return [(offset, source) for offset, source in self.shard.placed if source.place == HOST]
 
 
 class Sending:
-    """The shards of one version. After `send`, `finish` or `abandon` must be called, in any thread."""
+    """The shards of one version. `finish` must be called, in any thread."""
 
-    def __init__(self, staging: Staging, shards: Sequence[Shard], checks: Checks) -> None:
-        """Open the files."""
-        self._staging = staging
-        self._checks = checks
-        self._copies = DeviceCopies()
-        self._lines = [_line(staging, shard) for shard in shards]
-        self._lanes: Lanes | None = None
-
-    def send(self) -> None:
-        """Begin all copies, and the lanes; see what the tensors are.
+    def __init__(self, staging: Staging, shards: Sequence[Shard], *, check_finite: bool, fingerprinted: bool) -> None:
+        """Begin everything.
 
         Raises:
-            InvalidWeightsError: one on a GPU holds a value that is not finite.
+            InvalidWeightsError: a tensor on a GPU holds a value that is not finite. Nothing is written any more then.
         """
+        self._staging = staging
+        self._check_finite = check_finite
+        self._fingerprinted = fingerprinted
+        self._copies = DeviceCopies()
+        self._lanes: Lanes | None = None
         try:
-            count = lanes_for(len(self._lines))
-            self._lanes = Lanes([partial(self._digest, line) for line in self._lines], count)
-            self._send(count)
-            self._look([source for line in self._lines for source in line.shard.sources if source.place != HOST])
+            jobs = [job for shard in shards for job in self._send(shard)]
+            look = self._begin_look([source for shard in shards for source in shard.sources if source.place != HOST])
+            self._lanes = Lanes(jobs, max(1, lanes_for(len(jobs)) - 1))  # a processor is left to the trainer
+            look()
         except BaseException:
-            self.abandon()
+            self._abandon()
             raise
 
     def arrive(self) -> None:
@@ -105,82 +87,86 @@ class Sending:
         finally:
             self._copies.synchronize()
 
-    def abandon(self) -> None:
-        """Have everything end early. Nothing is written any more when this returns."""
+    def _abandon(self) -> None:
+        """Have everything end early: what is written to goes away now."""
         if self._lanes is not None:
             self._lanes.stop()
-            self._end_lines()
             with suppress(Exception):  # what went wrong first is being raised
                 self._lanes.join()
         self._copies.synchronize()
 
-    def _send(self, lanes: int) -> None:
-        coming = [iter(line.chunks) for line in self._lines]
-        try:
-            for number in turns([[chunk.size for chunk in line.chunks] for line in self._lines], lanes):
-                line, chunk = self._lines[number], next(coming[number])
-                self._send_chunk(line.file, chunk)
-                line.sent.put((chunk, self._copies.mark()))
-        finally:
-            self._end_lines()
+    def _send(self, shard: Shard) -> list[Job]:
+        """Begin the copies of a shard. What is returned digests its blocks, in the order in which they arrive."""
+        opened = self._staging.open_shard(shard.name)
+        opened.put(0, np.frombuffer(shard.header, dtype=np.uint8))
+        file = _File(shard=shard, file=opened, blocks=blocks(shard.size))
+        ends = [end for _, end in file.blocks]
+        arrivals: list[Rest] = []
+        for piece in pieces(shard):
+            self._send_piece(opened, piece)
+            whole = bisect_right(ends, piece.stop) if is_direct(opened) else 0  # buffers are waited for in the end
+            if whole > len(arrivals):
+                arrivals += [self._copies.mark()] * (whole - len(arrivals))
+        if len(arrivals) < len(ends):
+            arrivals += [self._copies.mark()] * (len(ends) - len(arrivals))
+        self._staging.meter.add(shard.size)
+        jobs: list[Job] = [partial(self._digest, file, number, arrived) for number, arrived in enumerate(arrivals)]
+        return jobs + [partial(self._look_here, file, *placed) for placed in file.here]
 
-    def _send_chunk(self, file: StagedShard, chunk: Chunk) -> None:
-        for piece in chunk.pieces:
-            if piece.source.place == HOST:
-                file.put(piece.offset, piece.source.read()[piece.begin : piece.end])
-            else:
-                self._copies.copy(piece.source, piece.begin, piece.end, file, piece.offset)
-        self._staging.meter.add(chunk.size)
+    def _send_piece(self, file: StagedShard, piece: Piece) -> None:
+        if piece.source.place == HOST:
+            file.put(piece.offset, piece.source.read()[piece.begin : piece.end])
+        else:
+            self._copies.copy(piece.source, piece.begin, piece.end, file, piece.offset)
 
-    def _end_lines(self) -> None:
-        for line in self._lines:
-            line.sent.put(None)
+    def _begin_look(self, sources: Sequence[TensorSource]) -> Rest:
+        """Have the GPUs look at their tensors while the copies go on. What is returned waits for what they find."""
+        if not self._check_finite and not self._fingerprinted:
+            return _nothing
+        scanned = begin_scan(
+            Look(source.tensor(), rule_of(source.entry.dtype) if self._check_finite else NO_RULE, source.is_view)
+            for source in sources
+        )
 
-    def _look(self, sources: Sequence[TensorSource]) -> None:
-        """Have the GPUs look at their tensors while the copies go on."""
-        if not self._checks.finite and not self._checks.fingerprints:
-            return
-        rules = [rule_of(source.entry.dtype) if self._checks.finite else NO_RULE for source in sources]
-        found = scan((source.tensor(), rule) for source, rule in zip(sources, rules, strict=True))
-        for source, each in zip(sources, found, strict=True):
-            if each.nonfinite:
-                raise not_finite(source.entry.name, each.nonfinite)
-        if self._checks.fingerprints:
-            names = (source.entry.name for source in sources)
-            self._staging.fingerprints.update(zip(names, (each.fingerprint for each in found), strict=True))
+        def look() -> None:
+            found = scanned()
+            for source, each in zip(sources, found, strict=True):
+                if each.nonfinite:
+                    raise not_finite(source.entry.name, each.nonfinite)
+            if self._fingerprinted:
+                names = (source.entry.name for source in sources)
+                self._staging.fingerprints.update(zip(names, (each.fingerprint for each in found), strict=True))
 
-    def _digest(self, line: _Line, stop: Event) -> None:
-        proof, left = self._checks.proof(line.shard), len(line.chunks)
-        while (sent := line.following(stop)) is not None:
-            chunk, arrived = sent
-            arrived()
+        return look
+
+    def _digest(self, file: _File, number: int, arrived: Rest, stop: Event) -> None:
+        arrived()
+        if not stop.is_set():
+            begin, end = file.blocks[number]
+            file.digests[number] = digest_of_block(file.file.get(begin, end - begin))
+            self._done(file)
+
+    def _look_here(self, file: _File, offset: int, source: TensorSource, stop: Event) -> None:
+        """Check a tensor that came from host memory, as it lies in the file."""
+        entry = source.entry
+        proof = ShardProof(
+            b"", check_finite=self._check_finite, fingerprinted=[entry.name] if self._fingerprinted else []
+        )
+        for begin in range(0, entry.nbytes, PIECE):
             if stop.is_set():
                 return
-            _take(line.file, chunk, proof)
-            left -= 1
-        if left == 0:  # else something has failed
-            self._staging.seal(line.file, line.shard.size, proof)
+            proof.add(entry, begin, file.file.get(offset + begin, min(PIECE, entry.nbytes - begin)))
+        self._staging.fingerprints.update(proof.fingerprints)
+        self._done(file)
+
+    def _done(self, file: _File) -> None:
+        """One job of a file is. The last one seals it."""
+        with file.turn:
+            file.left -= 1
+            is_last = file.left == 0
+        if is_last:
+            self._staging.seal(file.file, file.shard.size, joined(file.digests))
 
 
-def _line(staging: Staging, shard: Shard) -> _Line:
-    file = staging.open_shard(shard.name)
-    file.put(0, np.frombuffer(shard.header, dtype=np.uint8))
-    staging.meter.add(len(shard.header))
-    most = CHUNK if is_direct(file) else shard.size  # through buffers it goes file by file
-    return _Line(shard, file, chunks(shard, most), SimpleQueue())
-
-
-def _take(file: StagedShard, chunk: Chunk, proof: ShardProof) -> None:
-    """Digest a chunk that has arrived; look at tensors from host memory as well."""
-    if all(piece.source.place != HOST for piece in chunk.pieces):
-        step = CHUNK if file.mapped is not None else PIECE
-        for begin in range(chunk.begin, chunk.begin + chunk.size, step):
-            proof.digest_alone(file.get(begin, min(step, chunk.begin + chunk.size - begin)))
-        return
-    for piece in chunk.pieces:
-        for begin in range(piece.begin, piece.end, PIECE):
-            data = file.get(piece.offset + begin - piece.begin, min(PIECE, piece.end - begin))
-            if piece.source.place == HOST:
-                proof.add(piece.source.entry, begin, data)
-            else:
-                proof.digest_alone(data)
+def _nothing() -> None:
+    """Nobody asked for anything."""

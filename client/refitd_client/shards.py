@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from refitd_client.contract.slot import ShardLayout
 from refitd_client.header import Entry
 from refitd_client.lanes import in_lanes, lanes_for
-from refitd_client.proof import PIECE
-from refitd_client.sending import Checks, Sending
+from refitd_client.proof import PIECE, ShardProof
+from refitd_client.sending import Sending
 from refitd_client.shard import Shard
 from refitd_client.staging import StagedShard, Staging
 from refitd_client.tensors import HOST, TensorSource
@@ -68,9 +68,7 @@ class TensorShards:
         """
         self._require_space(staging)
         if self._has_cuda:
-            sending = Sending(staging, self.shards, self._checks)
-            sending.send()
-            sending.finish()
+            self._sent(staging).finish()
         else:
             self._share_out(staging, [partial(self._write_through, staging, shard) for shard in self.shards])
 
@@ -82,17 +80,19 @@ class TensorShards:
         """
         self._require_space(staging)
         if self._has_cuda:
-            sending = Sending(staging, self.shards, self._checks)
-            sending.send()
+            sending = self._sent(staging)
             sending.arrive()
             return sending.finish
         pairs = [(shard, staging.open_shard(shard.name)) for shard in self.shards]
         self._share_out(staging, [partial(_fill, staging, shard, file) for shard, file in pairs])
-        return partial(self._share_out, staging, [partial(self._seal, staging, *pair) for pair in pairs])
+        return partial(self._share_out, staging, [partial(self._prove, staging, *pair) for pair in pairs])
 
-    @property
-    def _checks(self) -> Checks:
-        return Checks(finite=self.check_finite, fingerprints=self.fingerprinted)
+    def _sent(self, staging: Staging) -> Sending:
+        return Sending(staging, self.shards, check_finite=self.check_finite, fingerprinted=self.fingerprinted)
+
+    def _proof(self, shard: Shard) -> ShardProof:
+        names = [source.entry.name for source in shard.sources] if self.fingerprinted else []
+        return ShardProof(shard.header, check_finite=self.check_finite, fingerprinted=names)
 
     @property
     def _has_cuda(self) -> bool:
@@ -107,24 +107,29 @@ class TensorShards:
         in_lanes(jobs, lanes=lanes, idle=staging.meter.tell if staging.meter.is_watched else None)
 
     def _write_through(self, staging: Staging, shard: Shard, stop: Event) -> None:
-        file, proof = staging.open_shard(shard.name), self._checks.proof(shard)
+        file, proof = staging.open_shard(shard.name), self._proof(shard)
         _put_header(staging, shard, file)
         for offset, source in shard.placed:
             for begin, piece in _pieces(source.read(), stop):
                 file.put(offset + begin, piece)  # first: it fetches the piece from memory faster than a check does
                 proof.add(source.entry, begin, piece)
                 staging.meter.add(len(piece))
-        staging.seal(file, shard.size, proof)
+        _seal(staging, shard, file, proof)
 
-    def _seal(self, staging: Staging, shard: Shard, file: StagedShard, stop: Event) -> None:
-        proof = self._checks.proof(shard)
+    def _prove(self, staging: Staging, shard: Shard, file: StagedShard, stop: Event) -> None:
+        proof = self._proof(shard)
         for offset, source in shard.placed:
             for begin in range(0, source.entry.nbytes, PIECE):
                 if stop.is_set():
                     return
                 piece = file.get(offset + begin, min(PIECE, source.entry.nbytes - begin))
                 proof.add(source.entry, begin, piece)
-        staging.seal(file, shard.size, proof)
+        _seal(staging, shard, file, proof)
+
+
+def _seal(staging: Staging, shard: Shard, file: StagedShard, proof: ShardProof) -> None:
+    staging.fingerprints.update(proof.fingerprints)
+    staging.seal(file, shard.size, proof.digest)
 
 
 def _put_header(staging: Staging, shard: Shard, file: StagedShard) -> None:

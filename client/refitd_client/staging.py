@@ -18,17 +18,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from refitd_client import durable
+from refitd_client.contract.digest import FileDigest
 from refitd_client.contract.manifest import ManifestFile
 from refitd_client.contract.naming import INCOMING_PREFIX
 from refitd_client.errors import NoSpaceError
 from refitd_client.lock import Lock
 from refitd_client.mapped import Mapped, Mappings
 from refitd_client.progress import Laps, Meter
-from refitd_client.proof import ShardProof
 from refitd_client.slots import LOCK_NAME, open_shard
 
 Take = Callable[[Path], Lock | None]
@@ -44,7 +43,7 @@ class StagedFile:
         self.fd = fd
         self._meter = meter
         self._size = 0
-        self._hasher = xxhash.xxh3_128()
+        self._digest = FileDigest()
 
     def write(self, data: bytes | memoryview) -> None:
         """Append bytes."""
@@ -53,13 +52,13 @@ class StagedFile:
 
     def count(self, data: bytes | memoryview) -> None:
         """Digest bytes that are in the file already, as those of a clone are."""
-        self._hasher.update(data)
+        self._digest.update(data)
         self._size += len(data)
         self._meter.add(len(data))
 
     def entry(self) -> ManifestFile:
         """What the manifest says of it."""
-        return ManifestFile(size=self._size, digest=f"xxh3:{self._hasher.hexdigest()}")
+        return ManifestFile(size=self._size, digest=self._digest.text)
 
 
 class StagedShard:
@@ -139,15 +138,14 @@ class Staging:
     def _descriptor(self, name: str) -> int:
         return open_shard(self.path / name) if name in self.recycled else durable.create(self.path / name)
 
-    def seal(self, shard: StagedShard, size: int, proof: ShardProof) -> None:
-        """Sync a file that is complete, and take what was found out about it into the manifest."""
+    def seal(self, shard: StagedShard, size: int, digest: str) -> None:
+        """Sync a file that is complete; its size and digest go into the manifest."""
         with self._laps.lap("sync"):
             if shard.mapped is not None:
                 durable.touch(shard.fd)
             durable.sync(shard.fd)  # of the mapping as well: its pages are the file's
         os.close(self._open.pop(shard.name).fd)
-        self.files[shard.name] = ManifestFile(size=size, digest=proof.digest)
-        self.fingerprints.update(proof.fingerprints)
+        self.files[shard.name] = ManifestFile(size=size, digest=digest)
 
     def close(self) -> None:
         """Close what was not sealed."""

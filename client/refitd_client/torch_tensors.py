@@ -44,13 +44,14 @@ def source(name: str, tensor: Any, casts: Casts) -> TensorSource:
         raise refused(name, why)
     own = str(tensor.dtype).removeprefix("torch.")
     dtype = casts.target(name, own)
+    is_view = dtype == own and tensor.is_contiguous() and not tensor.is_neg()
     return TensorSource(
         entry=entry_of(name, dtype, tuple(tensor.shape)),
         read=partial(_read, tensor, dtype),
         memory=memory_of(tensor),
         place=str(tensor.device) if on_gpu(tensor) else HOST,
-        tensor=partial(_as_published, tensor, dtype),
-        is_view=dtype == own and tensor.is_contiguous() and not tensor.is_neg(),
+        tensor=tensor.detach if is_view else partial(_as_published, tensor, dtype),
+        is_view=is_view,
     )
 
 

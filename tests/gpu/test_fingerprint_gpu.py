@@ -20,7 +20,7 @@ from refitd_client import torch_tensors  # noqa: E402
 from refitd_client.casts import Casts  # noqa: E402
 from refitd_client.delta import compare, device, stream  # noqa: E402
 from refitd_client.delta.shadow import HostShadow, Shadow  # noqa: E402
-from refitd_client.fingerprint import fingerprints, kernel, scan, twin  # noqa: E402
+from refitd_client.fingerprint import Look, fingerprints, kernel, scan, twin  # noqa: E402
 from refitd_client.fingerprint.definition import ROW  # noqa: E402
 from refitd_client.fingerprint.rows import Part, Rows  # noqa: E402
 from refitd_client.finite import NO_RULE, rule_of  # noqa: E402
@@ -76,8 +76,8 @@ def test_what_is_not_finite_is_counted_as_on_the_host(dtype: Any) -> None:
     """Random bits hold some of everything; tensors that begin anywhere, and of all lengths, in one launch."""
     rule = rule_of(NAMES[str(dtype).removeprefix("torch.")])
     tensors = [random_tensor(dtype, count)[skip:] for count in (7, ROW, 5 * ROW + 16, 999_999) for skip in (0, 1, 3)]
-    found = scan((tensor, rule) for tensor in tensors)
-    assert found == scan((tensor.cpu(), rule) for tensor in tensors)
+    found = scan(Look(tensor, rule) for tensor in tensors)
+    assert found == scan(Look(tensor.cpu(), rule) for tensor in tensors)
     assert rule == NO_RULE or sum(each.nonfinite for each in found) > 0
 
 
@@ -148,7 +148,7 @@ def test_rates() -> None:
     sources = sources_of(state)
     size = sum(tensor.nbytes for tensor in state.values())
     rule = rule_of("BF16")
-    look = _milliseconds(lambda: scan((tensor, rule) for tensor in state.values()))
+    look = _milliseconds(lambda: scan(Look(tensor, rule) for tensor in state.values()))
     print(f"\nfingerprints and NaN: {look} ms for {size / 1e9:.2f} GB")
     for kind in (device.DeviceShadow, stream.StreamShadow):
         shadow = kind()

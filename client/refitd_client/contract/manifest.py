@@ -1,7 +1,7 @@
 """`refit.json`, the manifest of a version: what was published, file by file, so that damage shows in time.
 
     {"format": 1, "run": "exp/trial", "generation": 1, "step": 123, "kind": "full", "base": null,
-     "files": {"model-00001-of-00001.safetensors": {"size": 3087467144, "digest": "xxh3:…32 hex digits…"}, …},
+     "files": {"model-00001-of-00001.safetensors": {"size": 3087467144, "digest": "xxh3-16m:…32 hex digits…"}, …},
      "tensors": {"count": 338, "bytes": 3087428608, "dtypes": {"BF16": 338}}, "created_at": "2026-11-21T12:00:00Z"}
 
 A version that is a delta names its base and says where its changes are; its `tensors` are those of the model that
@@ -10,7 +10,7 @@ results, as its `fingerprints` are (docs/delta-format.md has both):
     "kind": "delta", "base": "exp~trial~v000122", "fingerprints": {"model.norm.weight": "53e0a1d1c2f5b7aa", …},
     "delta": {"file": "weights.refit-delta", "encoding": "flat", "compression": "none", "tensors": 301, "changed": …}
 
-Digests are XXH3-128 (https://xxhash.com) of the whole file: they find damage, they do not keep out a forger.
+Digests are XXH3-128, large files' by blocks (`contract/digest.py`): they find damage, they do not keep out a forger.
 """
 
 from dataclasses import dataclass, field
@@ -36,7 +36,7 @@ class ManifestRefusedError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestFile:
-    """One file of a version: its size in bytes and its digest (`xxh3:` and 32 hex digits)."""
+    """One file of a version: its size in bytes and its digest (`contract/digest.py`)."""
 
     size: int
     digest: str

@@ -16,6 +16,8 @@ from refitd_client.fingerprint.definition import COLUMN_SEED, ROW, SPLITMIX, WEY
 from refitd_client.fingerprint.kernel import constants, key, mixed
 from refitd_client.fingerprint.rows import FIELDS, Rows
 
+_SPAN, _WARPS = 512, 4  # elements that a program takes at a time, and by how many: more take registers from others
+
 
 def count(rows: Rows, begin: int, end: int, counts: Any) -> None:
     """Write how many elements changed in each of the rows from `begin` to `end` to `counts` (int32 a row)."""
@@ -47,7 +49,7 @@ def take(
             rows.table, rows.owner, starts, keys, sums, indices if has_output else sums, values if has_output else sums,
             begin, FIELDS=FIELDS, ALIGNED=rows.is_aligned, OUTPUT=has_output, UPDATE=update,
             INDEX=tl.int64 if has_output and indices.dtype == torch.int64 else tl.int32,
-            **constants(rows.width) | {"num_warps": 16},  # with 8 a thread takes so many registers that half would run
+            SPAN=_SPAN, **constants(rows.width) | {"num_warps": _WARPS},
         )  # fmt: skip
 
 
@@ -88,6 +90,7 @@ def _count(
 def _take(
     table, owner, starts, keys, sums, indices, values, first,
     FIELDS: tl.constexpr, ALIGNED: tl.constexpr, OUTPUT: tl.constexpr, UPDATE: tl.constexpr, INDEX: tl.constexpr,
+    SPAN: tl.constexpr,
     BITS: tl.constexpr, WORK: tl.constexpr, SIZE: tl.constexpr, ROW: tl.constexpr,
     SEED: tl.constexpr, SHIFT_1: tl.constexpr, FACTOR_1: tl.constexpr,
     SHIFT_2: tl.constexpr, FACTOR_2: tl.constexpr, LAST: tl.constexpr,
@@ -98,36 +101,46 @@ def _take(
     start = tl.load(starts + row)
     if tl.load(starts + row + 1) > start:  # else nothing of it is read
         line = table + tl.load(owner + row) * FIELDS
-        now = tl.load(line).to(tl.pointer_type(BITS))
-        base = tl.load(line + 1).to(tl.pointer_type(BITS))
-        elements = tl.load(line + 2)
+        here = (row - tl.load(line + 4)).to(tl.int64) * ROW
+        now = tl.load(line).to(tl.pointer_type(BITS)) + here
+        base = tl.load(line + 1).to(tl.pointer_type(BITS)) + here
+        elements = tl.minimum(tl.load(line + 2) - here, ROW).to(
+            tl.int32
+        )  # from here on 32 bits do, and fewer registers
         if ALIGNED:
             now = tl.multiple_of(now, 16)
             base = tl.multiple_of(base, 16)
             elements = tl.multiple_of(elements, 16)
-        first_element = tl.load(line + 3)
-        number = tl.load(line + 7)
-        column = tl.arange(0, ROW)
-        here = row - tl.load(line + 4)
-        at = here * ROW + column
-        inside = at < elements
-        new = tl.load(now + at, mask=inside, other=0)
-        old = tl.load(base + at, mask=inside, other=0)
-        changed = new != old
-        if UPDATE:
-            tl.store(base + at, new, mask=changed)
-        if OUTPUT:
-            place = start - tl.load(starts + first) + tl.cumsum(changed.to(tl.int32), axis=0) - 1
-            tl.store(indices + place, (first_element + at).to(INDEX), mask=changed)
-            tl.store(values + place, new.to(values.dtype.element_ty, bitcast=True), mask=changed)
-        wide = new.to(WORK)
-        is_bad = changed & ((wide & tl.load(line + 5).to(WORK)) == tl.load(line + 6).to(WORK))
-        after = mixed(wide, SIZE, SEED, SHIFT_1, FACTOR_1, SHIFT_2, FACTOR_2, LAST).to(tl.uint64)
-        before = mixed(old.to(WORK), SIZE, SEED, SHIFT_1, FACTOR_1, SHIFT_2, FACTOR_2, LAST).to(tl.uint64)
-        # The bijection is one: what did not change, or is outside, differs by 0.
-        shift = tl.sum((after - before) * tl.load(keys + column).to(tl.uint64, bitcast=True), axis=0)
-        shift *= key((here + first_element // ROW).to(tl.uint64), ROW_SEED, WEYL, SPLIT_1, SPLIT_2)
-        tl.atomic_add(sums + 2 * number, shift.to(tl.int64, bitcast=True))
-        bad = tl.sum(is_bad.to(tl.int32), axis=0)
-        if bad > 0:
-            tl.atomic_add(sums + 2 * number + 1, bad.to(tl.int64))
+        first_element = tl.load(line + 3) + here
+        mask = tl.load(line + 5).to(WORK)
+        pattern = tl.load(line + 6).to(WORK)
+        room = start - tl.load(starts + first)
+        place = 0
+        shifts = tl.zeros([SPAN], dtype=tl.uint64)
+        bad = tl.zeros([SPAN], dtype=tl.int32)
+        for begin in range(0, ROW, SPAN):
+            column = begin + tl.arange(0, SPAN)
+            inside = column < elements
+            new = tl.load(now + column, mask=inside, other=0)
+            old = tl.load(base + column, mask=inside, other=0)
+            changed = new != old
+            if UPDATE:
+                tl.store(base + column, new, mask=changed)
+            if OUTPUT:
+                count = changed.to(tl.int32)
+                target = place + tl.cumsum(count, axis=0) - 1
+                tl.store(indices + room + target, first_element.to(INDEX) + column, mask=changed)
+                tl.store(values + room + target, new.to(values.dtype.element_ty, bitcast=True), mask=changed)
+                place += tl.sum(count, axis=0)
+            wide = new.to(WORK)
+            bad += (changed & ((wide & mask) == pattern)).to(tl.int32)
+            after = mixed(wide, SIZE, SEED, SHIFT_1, FACTOR_1, SHIFT_2, FACTOR_2, LAST).to(tl.uint64)
+            before = mixed(old.to(WORK), SIZE, SEED, SHIFT_1, FACTOR_1, SHIFT_2, FACTOR_2, LAST).to(tl.uint64)
+            # The bijection is one: what did not change, or is outside, differs by 0.
+            shifts += (after - before) * tl.load(keys + column).to(tl.uint64, bitcast=True)
+        row_key = key((first_element // ROW).to(tl.uint64), ROW_SEED, WEYL, SPLIT_1, SPLIT_2)
+        sums += 2 * tl.load(line + 7)
+        tl.atomic_add(sums, (tl.sum(shifts, axis=0) * row_key).to(tl.int64, bitcast=True))
+        wrong = tl.sum(bad, axis=0)
+        if wrong > 0:
+            tl.atomic_add(sums + 1, wrong.to(tl.int64))

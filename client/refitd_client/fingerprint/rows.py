@@ -9,7 +9,6 @@ What it takes on the GPU is an owner's 4 bytes a row, 1/2048 of 16-bit tensors, 
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -84,12 +83,11 @@ class Rows:
 
 def alike(parts: Iterable[Part]) -> Iterator[list[Part]]:
     """Parts that have elements, those that can be in one list together."""
-    for _, same in groupby(sorted((part for part in parts if part.count), key=_key), _key):
-        yield list(same)
-
-
-def _key(part: Part) -> tuple[int, bool, bool]:
-    return part.key
+    found: dict[tuple[int, bool, bool], list[Part]] = {}
+    for part in parts:
+        if part.count:
+            found.setdefault(part.key, []).append(part)
+    yield from found.values()
 
 
 def on_device(numbers: Any, rows: Rows) -> Any:

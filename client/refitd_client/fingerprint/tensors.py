@@ -6,22 +6,29 @@ passes one on a GPU has a CUDA context.
 
 import importlib.util
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cache
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from refitd_client.fingerprint import host
 from refitd_client.finite import NO_RULE, Rule
 
-_BATCH = 2**28  # bytes of tensors that are looked at in one launch: of casts, so much is in memory at a time
+_MADE = 2**28  # bytes of casts' results that are there at a time
+_BATCH = 2**30  # bytes of tensors that are looked at in one launch: it takes 1/2048 of them beside the tensors
 
 
-@dataclass(frozen=True, slots=True)
-class Scan:
-    """One tensor: its fingerprint, and how many elements are NaN or infinite by the rule that was given."""
+class Look(NamedTuple):
+    """A dense tensor, and its dtype's rule for NaN and infinity. It `is_view` if it was not made to be looked at."""
+
+    tensor: Any
+    rule: Rule = NO_RULE
+    is_view: bool = False
+
+
+class Scan(NamedTuple):
+    """A tensor's fingerprint, and how many elements are NaN or infinite by the rule that was given."""
 
     fingerprint: int
     nonfinite: int
@@ -29,30 +36,37 @@ class Scan:
 
 def fingerprints(tensors: Iterable[Any]) -> list[int]:
     """The fingerprints of dense tensors, in their order. As `scan`."""
-    return [found.fingerprint for found in scan((tensor, NO_RULE) for tensor in tensors)]
+    return [found.fingerprint for found in scan(Look(tensor) for tensor in tensors)]
 
 
-def scan(tensors: Iterable[tuple[Any, Rule]]) -> list[Scan]:
-    """Look at dense tensors, each with its dtype's rule for NaN and infinity. The results are in their order.
+def scan(looks: Iterable[Look]) -> list[Scan]:
+    """Look at tensors. The results are in their order.
 
     Every byte is read once. Waits for the GPU once, however many tensors there are. Each tensor is taken when it is its
     turn, and let go of soon.
     """
+    return begin_scan(looks)()
+
+
+def begin_scan(looks: Iterable[Look]) -> Callable[[], list[Scan]]:
+    """As `scan`. What is returned waits for the GPU, and must be called before the tensors change."""
     found: dict[int, Scan] = {}
     sums: list[tuple[Sequence[int], Any]] = []
-    for batch in _batches(tensors):
+    for batch in _batches(looks):
         for device in dict.fromkeys(bits.device for _, bits, _ in batch):
             here = [(number, bits, rule) for number, bits, rule in batch if bits.device == device]
             if device.type == "cpu":
                 found |= {number: _on_host(bits, rule) for number, bits, rule in here}
             else:
                 sums.append(([number for number, _, _ in here], _on_device([each[1:] for each in here])))
+    return partial(_results, found, sums)
+
+
+def _results(found: dict[int, Scan], sums: Sequence[tuple[Sequence[int], Any]]) -> list[Scan]:
     for numbers, out in sums:
         prints, bad = out.cpu().numpy().T.copy()
-        found |= {
-            number: Scan(int(each), int(count))
-            for number, each, count in zip(numbers, prints.view(np.uint64), bad, strict=True)
-        }
+        for number, each, count in zip(numbers, prints.view(np.uint64).tolist(), bad.tolist(), strict=True):
+            found[number] = Scan(each, count)
     return [found[number] for number in range(len(found))]
 
 
@@ -61,16 +75,20 @@ def has_triton() -> bool:
     return _is_installed("triton")
 
 
-def _batches(tensors: Iterable[tuple[Any, Rule]]) -> Iterator[list[tuple[int, Any, Rule]]]:
-    """Numbered bits, of `_BATCH` bytes together or little more."""
+def _batches(looks: Iterable[Look]) -> Iterator[list[tuple[int, Any, Rule]]]:
+    """Numbered bits, of `_BATCH` bytes together or little more, and of `_MADE` that take memory of their own."""
     from refitd_client.fingerprint import twin
 
     batch: list[tuple[int, Any, Rule]] = []
-    for number, (tensor, rule) in enumerate(tensors):
-        batch.append((number, twin.flat_bits(tensor), rule))
-        if sum(bits.nbytes for _, bits, _ in batch) >= _BATCH:
+    size = made = 0
+    for number, (tensor, rule, is_view) in enumerate(looks):
+        bits: Any = twin.flat_bits(tensor)
+        batch.append((number, bits, rule))
+        size += bits.nbytes
+        made += 0 if is_view else bits.nbytes
+        if size >= _BATCH or made >= _MADE:
             yield batch
-            batch = []
+            batch, size, made = [], 0, 0
     yield batch
 
 

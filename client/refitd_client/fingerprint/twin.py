@@ -18,7 +18,10 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 def flat_bits(tensor: Any) -> Any:
     """A tensor's elements as integers of their width, one after the other; a view where the tensor is contiguous."""
-    flat = tensor.detach().resolve_neg().contiguous().reshape(-1)
+    flat = tensor.detach()
+    if not flat.is_contiguous() or flat.is_neg():
+        flat = flat.resolve_neg().contiguous()
+    flat = flat.view(-1)
     return flat.view(_INTEGERS[flat.element_size()])
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from refitd_client import durable
+from refitd_client.contract.digest import FileDigest
 from refitd_client.contract.manifest import ManifestFile
 from refitd_client.errors import InvalidWeightsError
 from refitd_client.finite import any_nonfinite, count_nonfinite
@@ -101,12 +101,12 @@ def digest(folder: Path, names: Sequence[str], reader: Reader) -> dict[str, Mani
 def _digest(path: Path) -> ManifestFile:
     with ExitStack() as stack:
         fd = _open(stack, path, os.O_RDONLY)
-        hasher, size = xxhash.xxh3_128(), 0
+        found, size = FileDigest(), 0
         buffer = memoryview(bytearray(PIECE_BYTES))
         while count := os.readv(fd, [buffer]):
-            hasher.update(buffer[:count])
+            found.update(buffer[:count])
             size += count
-    return ManifestFile(size=size, digest=f"xxh3:{hasher.hexdigest()}")
+    return ManifestFile(size=size, digest=found.text)
 
 
 def _open(stack: ExitStack, path: Path, flags: int) -> int:

@@ -10,11 +10,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Event
 
-import xxhash
-
 from refitd.catalog.header import Header
 from refitd.catalog.nonfinite import NonFinite, Search
 from refitd.catalog.opening import FileStat, Folder, check_unchanged
+from refitd_client.contract.digest import FileDigest
 
 CHUNK_BYTES = 2**20
 MAX_THREADS = 8  # a file's digest is computed in its order, so threads share out files
@@ -26,7 +25,7 @@ class ReadingStoppedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What the bytes of some files are: `xxh3:` digests by file name, and the tensors with non-finite values."""
+    """What the bytes of some files are: digests by file name, and the tensors with non-finite values."""
 
     digests: Mapping[str, str]
     non_finite: tuple[NonFinite, ...]
@@ -55,7 +54,7 @@ class _Reading:
             raise
 
     def _pass(self, fd: int, size: int, search: Search) -> str:
-        hasher, position = xxhash.xxh3_128(), 0
+        digest, position = FileDigest(), 0
         chunk = memoryview(bytearray(min(CHUNK_BYTES, size)))
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
         while position < size:
@@ -63,10 +62,10 @@ class _Reading:
                 raise ReadingStoppedError
             data = chunk[: search.boundary(min(position + CHUNK_BYTES, size)) - position]
             _fill(fd, data, position)
-            hasher.update(data)
+            digest.update(data)
             search.look(data, position)
             position += len(data)
-        return f"xxh3:{hasher.hexdigest()}"
+        return digest.text
 
 
 def _fill(fd: int, data: memoryview, position: int) -> None:

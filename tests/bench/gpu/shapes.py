@@ -66,5 +66,5 @@ def change(weights: Weights, share: float) -> None:
         bits = tensor.view(-1).view(torch.int16)
         count = max(1, round(bits.numel() * share))
         at = torch.randint(0, bits.numel(), (count,), device=bits.device)
-        bits[at] += torch.randint(0, 2, (count,), device=bits.device, dtype=torch.int16) * 2 - 1
+        bits[at] ^= 1
     torch.cuda.synchronize()

@@ -1,0 +1,57 @@
+"""Digests of files: XXH3-128 (https://xxhash.com), by blocks, so that several threads can share a large file.
+
+    up to 16 MiB    xxh3:…       the XXH3-128 of the file
+    above           xxh3-16m:…   the XXH3-128 of the XXH3-128s, 16 bytes each, of its blocks of 16 MiB, the last shorter
+
+In hexadecimal digits, and inside in the canonical order of bytes. One thread digests what it has to fetch from memory
+at 7 GB/s, a bus brings 55 GB/s: a digest of a whole large file would be ready long after the file has arrived.
+
+Digests find damage; they do not keep out a forger.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+BLOCK = 2**24
+
+
+class FileDigest:
+    """Takes the bytes of a file in order, in any pieces."""
+
+    def __init__(self) -> None:
+        """Nothing yet."""
+        self._blocks: list[bytes] = []
+        self._hasher = xxhash.xxh3_128()
+        self._room = BLOCK
+
+    def update(self, data: bytes | memoryview) -> None:
+        """Take the bytes that follow."""
+        view = memoryview(data)
+        while view:
+            if not self._room:
+                self._blocks.append(self._hasher.digest())
+                self._hasher.reset()
+                self._room = BLOCK
+            piece, view = view[: self._room], view[self._room :]
+            self._hasher.update(piece)
+            self._room -= len(piece)
+
+    @property
+    def text(self) -> str:
+        """Of the bytes so far, as the manifest has it."""
+        return joined([*self._blocks, self._hasher.digest()])
+
+
+def digest_of_block(data: NDArray[np.uint8]) -> bytes:
+    """Of a block, for `joined`."""
+    return xxhash.xxh3_128_digest(data.data)
+
+
+def joined(blocks: Sequence[bytes]) -> str:
+    """The digest of a file, as the manifest has it, from those of its blocks. An empty file has one empty block."""
+    if len(blocks) == 1:
+        return f"xxh3:{blocks[0].hex()}"
+    return f"xxh3-16m:{xxhash.xxh3_128_hexdigest(b''.join(blocks))}"

@@ -1,10 +1,12 @@
 """`block="staged"`: the trainer goes on, and nothing is lost, mixed up or kept from it."""
 
+import gc
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import wait
 from pathlib import Path
 from textwrap import dedent
 
@@ -226,6 +228,37 @@ def test_threads_can_still_be_begun_at_the_end_of_the_interpreter(run: Path) -> 
     done = subprocess.run([sys.executable, "-c", LATE, str(run.parent)], check=True, capture_output=True, text=True)
     assert done.stderr == ""
     published.check(run / "v000001")
+
+
+FAILS = dedent("""
+    import sys
+    import numpy as np
+    from refitd_client import WeightPublisher
+
+    publisher = WeightPublisher(sys.argv[1], "run")
+    publisher.publish({"w": np.full(4, np.nan, np.float32)}, step=1, block="staged")
+    """)
+
+
+def test_an_error_at_the_end_of_the_interpreter_is_logged(run: Path) -> None:
+    """Nobody is left to hear of it in another way."""
+    done = subprocess.run([sys.executable, "-c", FAILS, str(run.parent)], check=True, capture_output=True, text=True)
+    assert "nobody waited for it: tensor w holds 4 values that are NaN or infinite" in done.stderr
+    assert published.leftovers(run) == []
+
+
+def test_an_error_is_logged_when_the_publisher_is_let_go_of(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """And not again, when somebody has heard of it."""
+    for heard in (True, False):
+        publisher = WeightPublisher(run.parent, "run")
+        publication = publisher.publish({"w": np.full(4, np.nan, np.float32)}, step=1, block="staged")
+        if heard:
+            with pytest.raises(InvalidWeightsError):
+                publication.committed()
+        wait([publication.outcome._future])
+        del publisher, publication
+        gc.collect()
+        assert ("nobody waited for it" in caplog.text) is not heard
 
 
 def test_progress_is_told_in_the_trainer_s_thread_alone(publisher: WeightPublisher) -> None:

@@ -104,9 +104,7 @@ def _take(
         here = (row - tl.load(line + 4)).to(tl.int64) * ROW
         now = tl.load(line).to(tl.pointer_type(BITS)) + here
         base = tl.load(line + 1).to(tl.pointer_type(BITS)) + here
-        elements = tl.minimum(tl.load(line + 2) - here, ROW).to(
-            tl.int32
-        )  # from here on 32 bits do, and fewer registers
+        elements = tl.minimum(tl.load(line + 2) - here, ROW).to(tl.int32)  # 32 bits do from here on
         if ALIGNED:
             now = tl.multiple_of(now, 16)
             base = tl.multiple_of(base, 16)

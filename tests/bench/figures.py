@@ -5,7 +5,7 @@ import subprocess
 import sys
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +54,18 @@ def report(figures: list[Figure], command: str) -> dict[str, Any]:
             "system": f"{platform.system()} {platform.release().partition('-')[0]} {platform.machine()}",
             "python": sys.version.split()[0],
         },
-        "software": {name: version(name) for name in ("refitd", "httpx", "fastapi", "uvicorn", "torch", "safetensors")},
+        "software": {
+            name: _version(name) for name in ("refitd", "httpx", "fastapi", "uvicorn", "torch", "safetensors")
+        },
         "figures": [asdict(figure) | {"met": figure.met} for figure in figures],
     }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:  # run from a checkout
+        return None
 
 
 def _commit() -> str:

@@ -20,6 +20,7 @@ import torch
 from bus import bus
 from deltas import deltas
 from full import full
+from loop import loop
 from machine import machine
 from rows import Row
 from setting import Setting
@@ -27,6 +28,9 @@ from shapes import MODELS
 
 SCENARIOS: dict[str, Callable[[Setting], list[Row]]] = {"bus": bus, "full": full, "delta": deltas}
 """In this order, for each model. `bus` comes first: limits are multiples of its copy."""
+
+WITH_ENGINE: dict[str, Callable[[Setting], list[Row]]] = {"loop": loop}
+"""Once, with the engine's own model."""
 
 
 def main() -> int:
@@ -43,13 +47,26 @@ def main() -> int:
                     _write(arguments.out, rows)
         del weights, setting
         torch.cuda.empty_cache()
+    if arguments.engine is not None:
+        with tempfile.TemporaryDirectory(prefix="refitd-bench-", dir=arguments.folder) as folder:
+            setting = Setting(
+                model="", weights={}, folder=Path(folder), rounds=arguments.rounds, engine=arguments.engine,
+                engine_model=arguments.engine_model,
+            )  # fmt: skip
+            for name, scenario in WITH_ENGINE.items():
+                if name in arguments.only:
+                    rows += _shown(scenario(setting))
+                    _write(arguments.out, rows)
     return 0 if all(row.limit is None or row.p50 <= row.limit for row in rows) else 1
 
 
 def _arguments() -> argparse.Namespace:
+    every = [*SCENARIOS, *WITH_ENGINE]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=["1.5B", "7B"])
-    parser.add_argument("--only", nargs="*", choices=SCENARIOS, default=list(SCENARIOS))
+    parser.add_argument("--models", nargs="*", choices=MODELS, default=["1.5B", "7B"])
+    parser.add_argument("--only", nargs="*", choices=every, default=every)
+    parser.add_argument("--engine", help="URL of a running SGLang")
+    parser.add_argument("--engine-model", type=Path, help="folder of the model that it was started with")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--out", type=Path, help="where to write the JSON")
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm"), help="a folder on a tmpfs")  # noqa: S108

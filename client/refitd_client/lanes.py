@@ -4,8 +4,8 @@ numpy, xxhash and the kernel let go of the interpreter's lock while they copy, d
 """
 
 import os
-from collections import deque
 from collections.abc import Callable, Sequence
+from queue import SimpleQueue
 from threading import Event, Lock, Thread
 
 MAX_LANES = 16
@@ -27,45 +27,54 @@ def in_lanes(jobs: Sequence[Job], *, lanes: int, idle: Callable[[], None] | None
     Raises:
         BaseException: the first that a job raised.
     """
-    if lanes > 1 and len(jobs) > 1:
-        Lanes(jobs, lanes).join(idle)
-        return
-    work = _Work(jobs)
-    work.lane()
-    try:
-        work.end()
-    finally:
-        del work  # the error knows this frame, and would be kept by it
+    crew = Lanes(lanes if lanes > 1 and len(jobs) > 1 else 0)
+    for job in jobs:
+        crew.add(job)
+    crew.join(idle)
 
 
 class Lanes:
-    """Jobs that go on while their caller does something else. `join` must be called.
+    """Threads that do jobs, in the order in which they are added, while their caller does something else.
 
-    They have threads of their own: a pool takes nothing any more while the interpreter waits for what goes on at its
-    end.
+    They are threads of their own: a pool takes nothing any more while the interpreter waits for what goes on at its
+    end. They end after `close`, or `join`, which also says what went wrong.
     """
 
-    def __init__(self, jobs: Sequence[Job], lanes: int) -> None:
-        """Begin."""
-        self._work = _Work(jobs)
+    def __init__(self, lanes: int) -> None:
+        """Begin. Without any lane the jobs are done by whoever joins."""
+        self._stop = Event()
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._turn = Lock()
+        self._failure: BaseException | None = None
         self._threads: list[Thread] = []
         try:
             for lane in range(lanes):
-                thread = Thread(target=self._work.lane, name=f"refitd-publish_{lane}")
+                thread = Thread(target=self._lane, name=f"refitd-publish_{lane}")
                 thread.start()
                 self._threads.append(thread)
         except BaseException:
             self.stop()
-            self._wait()
+            self._end()
             raise
 
+    def add(self, job: Job) -> None:
+        """Have one more job done."""
+        self._jobs.put(job)
+
+    def close(self) -> None:
+        """Add no more: the threads end when they have done what there is."""
+        self._jobs.put(None)
+
     def stop(self) -> None:
-        """Have the jobs end early."""
-        self._work.stop.set()
+        """Have the jobs end early, and begin no others."""
+        self._stop.set()
 
     def join(self, idle: Callable[[], None] | None = None) -> None:
         """Wait for all. Nothing runs any more when this returns or raises, as `in_lanes` does."""
+        self.close()
         try:
+            if not self._threads:
+                self._lane()
             for thread in self._threads:
                 while thread.is_alive():
                     thread.join(None if idle is None else _TELL_SECONDS)
@@ -75,46 +84,30 @@ class Lanes:
             self.stop()
             raise
         finally:
-            self._wait()
-        self._work.end()
-
-    def _wait(self) -> None:
-        for thread in self._threads:
-            thread.join()
-
-
-class _Work:
-    """Jobs that wait for a lane, and the first error."""
-
-    def __init__(self, jobs: Sequence[Job]) -> None:
-        self.stop = Event()
-        self.failure: BaseException | None = None
-        self._jobs = deque(jobs)
-        self._turn = Lock()
-
-    def lane(self) -> None:
-        """Do jobs until there are none, or one failed."""
-        while self._jobs and not self.stop.is_set():
-            try:
-                job = self._jobs.popleft()
-            except IndexError:  # another lane was faster
-                return
-            try:
-                job(self.stop)
-            except BaseException as error:  # raised where all of it was asked for
-                self._fail(error)
-
-    def end(self) -> None:
-        """Raise the first error, once."""
-        failure, self.failure = self.failure, None
+            self._end()
+        failure, self._failure = self._failure, None
         try:
             if failure is not None:
                 raise failure
         finally:
             del failure  # the error knows this frame, and would be kept by it
 
+    def _end(self) -> None:
+        self.close()
+        for thread in self._threads:
+            thread.join()
+
+    def _lane(self) -> None:
+        """Do jobs until there will be no more, or one failed."""
+        while (job := self._jobs.get()) is not None and not self._stop.is_set():
+            try:
+                job(self._stop)
+            except BaseException as error:  # raised where all of it was asked for
+                self._fail(error)
+        self._jobs.put(None)  # for the next lane
+
     def _fail(self, error: BaseException) -> None:
         with self._turn:
-            if not self.stop.is_set():
-                self.failure = error
-                self.stop.set()
+            if not self._stop.is_set():
+                self._failure = error
+                self._stop.set()

@@ -4,7 +4,7 @@
     the bus          brings them into the files
     lanes            wait for a block, digest it; the last of a file syncs it
 
-The lanes begin when all is sent: threads that wait for the bus would hold up the one that feeds it.
+The lanes begin when half is sent: threads that wait for the bus hold up the one that feeds it.
 """
 
 from bisect import bisect_right
@@ -65,10 +65,16 @@ class Sending:
         self._fingerprinted = fingerprinted
         self._copies = DeviceCopies()
         self._lanes: Lanes | None = None
+        self._waiting: list[Job] = []
         try:
-            jobs = [job for shard in shards for job in self._send(shard)]
-            look = self._begin_look([source for shard in shards for source in shard.sources if source.place != HOST])
-            self._lanes = Lanes(jobs, max(1, lanes_for(len(jobs)) - 1))  # a processor is left to the trainer
+            look = _nothing
+            for number, shard in enumerate(shards):
+                self._waiting += self._send(shard)
+                if number == 0:  # the bus has something to do
+                    look = self._begin_look([each for shard in shards for each in shard.sources if each.place != HOST])
+                if number >= len(shards) // 2:
+                    self._work()
+            self._work().close()
             look()
         except BaseException:
             self._abandon()
@@ -86,6 +92,15 @@ class Sending:
                 self._lanes.join(meter.tell if meter.is_watched else None)
         finally:
             self._copies.synchronize()
+
+    def _work(self) -> Lanes:
+        """Give the lanes what was sent. Not at once: they are faster than the bus, and hold up whoever feeds it."""
+        if self._lanes is None:
+            self._lanes = Lanes(max(1, lanes_for(len(self._waiting)) - 1))  # a processor is left to the trainer
+        for job in self._waiting:
+            self._lanes.add(job)
+        self._waiting.clear()
+        return self._lanes
 
     def _abandon(self) -> None:
         """Have everything end early: what is written to goes away now."""

@@ -13,9 +13,11 @@ nothing, and are written in place. Nothing else is in it, so that what has a nam
 import logging
 import os
 import uuid
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from threading import Event
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,12 +27,15 @@ from refitd_client.contract.digest import FileDigest
 from refitd_client.contract.manifest import ManifestFile
 from refitd_client.contract.naming import INCOMING_PREFIX
 from refitd_client.errors import NoSpaceError
+from refitd_client.lanes import Job, in_lanes, lanes_for
 from refitd_client.lock import Lock
 from refitd_client.mapped import Mapped, Mappings
 from refitd_client.progress import Laps, Meter
 from refitd_client.slots import LOCK_NAME, open_shard
 
 Take = Callable[[Path], Lock | None]
+
+_THREADS_FROM = 8 * 2**20  # bytes that are worth starting threads for
 
 _log = logging.getLogger("refitd_client")
 
@@ -49,6 +54,23 @@ class StagedFile:
         """Append bytes."""
         durable.write(self.fd, data)
         self.count(data)
+
+    def write_all(self, parts: Sequence[memoryview], beside: Sequence[Job] = ()) -> None:
+        """Append parts, and digest them meanwhile; `beside` is done meanwhile as well."""
+        jobs: list[Job] = [partial(self._write_all, parts), partial(self._count_all, parts), *beside]
+        in_lanes(jobs, lanes=lanes_for(len(jobs)) if sum(map(len, parts)) >= _THREADS_FROM else 1)
+
+    def _write_all(self, parts: Sequence[memoryview], stop: Event) -> None:
+        for part in parts:
+            if stop.is_set():
+                return
+            durable.write(self.fd, part)
+
+    def _count_all(self, parts: Sequence[memoryview], stop: Event) -> None:
+        for part in parts:
+            if stop.is_set():
+                return
+            self.count(part)
 
     def count(self, data: bytes | memoryview) -> None:
         """Digest bytes that are in the file already, as those of a clone are."""

@@ -203,6 +203,23 @@ def test_each_shadow_finds_the_same(kind: type[Shadow], monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("kind", [HostShadow, device.DeviceShadow, stream.StreamShadow])
+def test_with_too_many_changes_a_shadow_is_brought_up_to_date_all_the_same(kind: type[Shadow]) -> None:
+    """Nobody wants to know which, and everybody how many, what the fingerprints are, and that none is NaN."""
+    state = some_state()
+    shadow = kind()
+    known = shadow.keep(sources(state))
+    state["w"] += 1
+    state["transposed"][3, 4] = float("inf")
+    changes = shadow.find(sources(state), 5)
+    assert changes.count > 5
+    assert changes.found == {}
+    assert changes.nonfinite == {"transposed": 1}
+    now = {name: (known[name] + changes.shifts.get(name, 0)) % 2**64 for name in known} | changes.anew
+    assert now == dict(zip(state, fingerprints(list(state.values())), strict=True))
+    assert shadow.find(sources(state), 5).count == 0
+
+
+@pytest.mark.parametrize("kind", [HostShadow, device.DeviceShadow, stream.StreamShadow])
 def test_a_shadow_is_of_what_is_published_and_not_of_the_masters(kind: type[Shadow]) -> None:
     """A master that moves by less than its published dtype can tell has not changed."""
     masters = {"w": torch.linspace(1, 2, 500), "kept": torch.ones(9)}

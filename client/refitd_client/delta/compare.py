@@ -5,10 +5,12 @@
     sum up    where the changes of each row go; the totals come to the host, which makes room for them
     take      indices and values, close together and in order; what they add to fingerprints; which are not finite
 
-Indices and values are gathered on the device in rooms of at most `_ROOM` bytes, and sent to page-locked host memory.
+Indices and values are gathered on the device in rooms of at most `_ROOM` bytes, and sent to page-locked host memory on
+a stream of their own, so that nothing that is computed waits behind them.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -27,21 +29,27 @@ LONGEST = 2**23
 
 
 class Comparison:
-    """Of some tensors, by number, list by list. Nothing is kept of the changes when they are more than `most`."""
+    """Of some tensors, by number. Nothing is taken any more when more than `most` elements changed."""
 
     def __init__(self, device: Any, tensors: int, most: int, *, expected: int = 0) -> None:
         """`expected` changes are made room for at once."""
         self.count = 0
+        self.out = Side(device)
         self._most = most
-        self._kernels = twin
+        self.kernels: Any = twin
         if device.type == "cuda" and has_triton():
             from refitd_client.delta import kernel
 
-            self._kernels = kernel
-        self._keys = self._kernels.column_keys(device)
+            self.kernels = kernel
+        self._keys = self.kernels.column_keys(device)
         self._sums = torch.zeros((tensors, 2), dtype=torch.int64, device=device)
         self._indices, self._values = (Arena(expected, is_pinned=device.type == "cuda") for _ in range(2))
         self._found: dict[int, list[tuple[Span, Span]]] = {}
+
+    @property
+    def is_too_much(self) -> bool:
+        """Whether more elements changed than anybody wants to know of: the base is not up to date then."""
+        return self.count > self._most
 
     def run(self, tally: "Tally", begin: int, end: int, *, update: bool) -> list[int]:
         """Compare the parts from `begin` to `end` of a list; say how many elements changed in each.
@@ -49,21 +57,20 @@ class Comparison:
         With `update` their base becomes what is there now.
         """
         rows = tally.rows
-        counts = tally.totals(begin, end, self._kernels)
+        counts = tally.totals(begin, end, self.kernels)
         self.count += sum(counts)
-        if self.count > self._most:
-            self._found.clear()
-            self._take(tally, rows.begins[begin], rows.begins[end], (None, None), update=update)
-            return counts
-        if any(counts):
-            self._reserve(rows, sum(counts))
-            for low, high in _groups(counts, _ROOM // sum(kind.itemsize for kind in _types(rows))):
+        if any(counts) and not self.is_too_much:
+            index, value = _types(rows)
+            self._indices.reserve(sum(counts), index)
+            self._values.reserve(sum(counts), value)
+            for low, high in _groups(counts, _ROOM // (index.itemsize + value.itemsize)):
                 self._extract(tally, begin + low, begin + high, counts[low:high], update=update)
         return counts
 
     def changes(self, names: Sequence[str]) -> Changes:
         """All that was found, by the names of the tensors. Waits until it is there."""
         sums = self._sums.cpu().numpy()
+        self.out.wait()
         shifts, bad = sums[:, 0].view(np.uint64), sums[:, 1]
         return Changes(
             count=self.count,
@@ -72,20 +79,20 @@ class Comparison:
             nonfinite={names[number]: int(bad[number]) for number in np.flatnonzero(bad).tolist()},
         )
 
-    def _reserve(self, rows: Rows, count: int) -> None:
-        index, value = _types(rows)
-        self._indices.reserve(count, index)
-        self._values.reserve(count, value)
-
     def _extract(self, tally: "Tally", begin: int, end: int, counts: Sequence[int], *, update: bool) -> None:
         """Take the changes of some parts that fit a room."""
         total = sum(counts)
         if total == 0:
             return
         rows = tally.rows
-        rooms = [torch.empty(total, dtype=kind, device=rows.device) for kind in _types(rows)]
-        self._take(tally, rows.begins[begin], rows.begins[end], rooms, update=update)
-        indices, values = self._indices.fill(rooms[0]), self._values.fill(rooms[1])
+        index, value = _types(rows)
+        rooms = [torch.empty(total, dtype=kind, device=rows.device) for kind in (index, value, value)]
+        self.kernels.take(
+            rows, rows.begins[begin], rows.begins[end], starts=tally.starts, keys=self._keys, sums=self._sums,
+            rooms=rooms, update=update,
+        )  # fmt: skip
+        with self.out.after_this(rooms[:2]):
+            indices, values = self._indices.fill(rooms[0]), self._values.fill(rooms[1])
         ends = np.cumsum(counts).tolist()
         for part, low, high in zip(rows.parts[begin:end], [0, *ends], ends, strict=False):
             if low < high:
@@ -98,12 +105,27 @@ class Comparison:
             indices, values = before[0].and_on(indices), before[1].and_on(values)
         spans.append((indices, values))
 
-    def _take(self, tally: "Tally", begin: int, end: int, rooms: Sequence[Any], *, update: bool) -> None:
-        indices, values = rooms
-        self._kernels.take(
-            tally.rows, begin, end, starts=tally.starts, keys=self._keys, sums=self._sums,
-            indices=indices, values=values, update=update,
-        )  # fmt: skip
+
+class Side:
+    """A stream beside the current one. Without a GPU everything happens at once."""
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def after_this(self, used: Sequence[Any] = ()) -> Any:
+        """A block on this stream, after what the current one has been given. `used` may be let go of meanwhile."""
+        if self._stream is None:
+            return nullcontext()
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        for tensor in used:
+            tensor.record_stream(self._stream)
+        return torch.cuda.stream(self._stream)
+
+    def wait(self) -> None:
+        """Until nothing is under way."""
+        if self._stream is not None:
+            self._stream.synchronize()
 
 
 class Tally:
@@ -115,15 +137,19 @@ class Tally:
         self.starts = torch.zeros(len(rows) + 1, dtype=torch.int64, device=rows.device)
         self._counts = torch.empty(len(rows), dtype=torch.int32, device=rows.device)
         self._begins = on_device(rows.begins, rows)
+        self._here = torch.empty(len(rows.begins), dtype=torch.int64, pin_memory=rows.device.type == "cuda")
 
     def totals(self, begin: int, end: int, kernels: Any) -> list[int]:
         """Count the changes of the parts from `begin` to `end`. Those before have been counted."""
         low, high = self.rows.begins[begin], self.rows.begins[end]
         kernels.count(self.rows, low, high, self._counts)
         torch.cumsum(self._counts[low:high], 0, out=self.starts[low + 1 : high + 1])
-        self.starts[low + 1 : high + 1] += self.starts[low]
-        ends = self.starts[self._begins[begin : end + 1]]
-        here = torch.empty(ends.shape, dtype=ends.dtype, pin_memory=ends.is_cuda).copy_(ends)  # waits
+        if begin:
+            self.starts[low + 1 : high + 1] += self.starts[low]
+        here = self._here[begin : end + 1]
+        kernels.report(self.starts, self._begins[begin : end + 1], here)
+        if self.starts.is_cuda:
+            torch.cuda.current_stream(self.starts.device).synchronize()
         return here.diff().tolist()
 
 

@@ -51,8 +51,10 @@ class DeltaWeights:
             NoSpaceError: there is no room for it.
         """
         staging.require_space(self.size)
+        digests: list[bytes] = []
         with staging.file(DELTA_NAME) as file:
-            self.encoded.write(file.write)
+            file.write_all(self.encoded.parts(), [lambda _: digests.append(self.encoded.digest())])
+            file.write(digests[0])
 
 
 def content_of(

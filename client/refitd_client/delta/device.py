@@ -10,7 +10,7 @@ import torch
 from refitd_client.delta.change import Indices
 from refitd_client.delta.compare import LONGEST, Comparison, Tally
 from refitd_client.delta.shadow import Changes
-from refitd_client.fingerprint import Bits, fingerprints, twin
+from refitd_client.fingerprint import Bits, Look, fingerprints, scan, twin
 from refitd_client.fingerprint.rows import Part, Rows, alike
 from refitd_client.finite import rule_of
 from refitd_client.tensors import TensorSource
@@ -35,6 +35,10 @@ class DeviceShadow:
         for batch in batches(sources, _BATCH):
             for parts in alike(self._parts(batch)):
                 comparison.run(Tally(Rows(parts)), 0, len(parts), update=True)
+        if comparison.is_too_much:
+            for source in sources:
+                self._copies[source.entry.name].copy_(twin.flat_bits(source.tensor()))
+            return anew(sources, comparison.count)
         return comparison.changes([source.entry.name for source in sources])
 
     def gather(self, wanted: Mapping[str, Indices]) -> dict[str, Bits]:
@@ -53,6 +57,22 @@ class DeviceShadow:
         copy = self._copies[name]
         array = copy[torch.from_numpy(indices.astype(np.int64)).to(copy.device)].cpu().numpy()
         return array.view(f"u{array.itemsize}")
+
+
+def anew(sources: Sequence[TensorSource], count: int) -> Changes:
+    """What there is to say of tensors of which so many elements changed that they are looked at as a whole."""
+    names = [source.entry.name for source in sources]
+    found = dict(zip(names, scan(looks(sources)), strict=True))
+    return Changes(
+        count=count,
+        anew={name: each.fingerprint for name, each in found.items()},
+        nonfinite={name: each.nonfinite for name, each in found.items() if each.nonfinite},
+    )
+
+
+def looks(sources: Sequence[TensorSource]) -> Iterator[Look]:
+    """Tensors to be looked at for NaN as well."""
+    return (Look(source.tensor(), rule_of(source.entry.dtype), source.is_view) for source in sources)
 
 
 def device_of(tensors: Iterable[Any]) -> Any:

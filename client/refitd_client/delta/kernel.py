@@ -3,9 +3,11 @@
 """Comparison on an NVIDIA GPU: a count for each row, then the changes of all rows, close together and in order.
 
 Between the two, the counts are summed up, so that each row knows where its changes go. Both read what is compared, at
-the memory's speed; the second does all the rest in the same pass. `twin.py` says the same in torch's operations.
+the memory's speed, and no more: what changes do to the fingerprints is computed from the changes. `twin.py` says the
+same in torch's operations.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,7 +18,8 @@ from refitd_client.fingerprint.definition import COLUMN_SEED, ROW, SPLITMIX, WEY
 from refitd_client.fingerprint.kernel import constants, key, mixed
 from refitd_client.fingerprint.rows import FIELDS, Rows
 
-_SPAN, _WARPS = 512, 4  # elements that a program takes at a time, and by how many: more take registers from others
+_SPAN, _WARPS = 512, 4  # elements that a program takes at a time, and by how many warps
+_FOUND = 64  # changes that a program takes at a time: a row of 4096 elements has 41 when 1 % did
 
 
 def count(rows: Rows, begin: int, end: int, counts: Any) -> None:
@@ -26,8 +29,14 @@ def count(rows: Rows, begin: int, end: int, counts: Any) -> None:
         _count[(end - begin,)](rows.table, rows.owner, counts, begin, FIELDS=FIELDS, ALIGNED=rows.is_aligned, **taken)
 
 
+def report(starts: Any, begins: Any, out: Any) -> None:
+    """Write `starts` at some places to `out` in page-locked host memory. It does not queue behind copies there."""
+    with torch.cuda.device(starts.device):
+        _report[(triton.cdiv(len(begins), 256),)](starts, begins, out, len(begins), BLOCK=256)
+
+
 def take(
-    rows: Rows, begin: int, end: int, *, starts: Any, keys: Any, sums: Any, indices: Any, values: Any, update: bool
+    rows: Rows, begin: int, end: int, *, starts: Any, keys: Any, sums: Any, rooms: Sequence[Any], update: bool
 ) -> None:
     """Extract the changes of some rows.
 
@@ -39,17 +48,21 @@ def take(
         keys: R of each column (`column_keys`).
         sums: two int64 for each tensor; what changes add to its fingerprint, and how many changed elements are NaN or
             infinite, are added to them.
-        indices: has room for the flat indices from `starts[begin]` on, as int32 or int64; None to write none.
-        values: the same for the bits that are there now.
+        rooms: for what is from `starts[begin]` on: flat indices as int32 or int64, the bits that are there now, and
+            those that were.
         update: make the base what is there now.
     """
-    has_output = indices is not None
+    indices, values, olds = rooms
+    shape = {name: value for name, value in constants(rows.width).items() if name in {"BITS", "ROW"}}
     with torch.cuda.device(rows.device):
         _take[(end - begin,)](
-            rows.table, rows.owner, starts, keys, sums, indices if has_output else sums, values if has_output else sums,
-            begin, FIELDS=FIELDS, ALIGNED=rows.is_aligned, OUTPUT=has_output, UPDATE=update,
-            INDEX=tl.int64 if has_output and indices.dtype == torch.int64 else tl.int32,
-            SPAN=_SPAN, **constants(rows.width) | {"num_warps": _WARPS},
+            rows.table, rows.owner, starts, indices, values, olds, begin, FIELDS=FIELDS, ALIGNED=rows.is_aligned,
+            UPDATE=update, INDEX=tl.int64 if indices.dtype == torch.int64 else tl.int32, SPAN=_SPAN, num_warps=_WARPS,
+            **shape,
+        )  # fmt: skip
+        _add[(end - begin,)](
+            rows.table, rows.owner, starts, keys, sums, indices, values, olds, begin, FIELDS=FIELDS, FOUND=_FOUND,
+            **constants(rows.width) | {"num_warps": 1},
         )  # fmt: skip
 
 
@@ -87,15 +100,17 @@ def _count(
 
 
 @triton.jit
+def _report(starts, begins, out, count, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    tl.store(out + at, tl.load(starts + tl.load(begins + at, mask=inside, other=0), mask=inside), mask=inside)
+
+
+@triton.jit
 def _take(
-    table, owner, starts, keys, sums, indices, values, first,
-    FIELDS: tl.constexpr, ALIGNED: tl.constexpr, OUTPUT: tl.constexpr, UPDATE: tl.constexpr, INDEX: tl.constexpr,
-    SPAN: tl.constexpr,
-    BITS: tl.constexpr, WORK: tl.constexpr, SIZE: tl.constexpr, ROW: tl.constexpr,
-    SEED: tl.constexpr, SHIFT_1: tl.constexpr, FACTOR_1: tl.constexpr,
-    SHIFT_2: tl.constexpr, FACTOR_2: tl.constexpr, LAST: tl.constexpr,
-    WEYL: tl.constexpr, ROW_SEED: tl.constexpr, COLUMN_SEED: tl.constexpr,
-    SPLIT_1: tl.constexpr, SPLIT_2: tl.constexpr,
+    table, owner, starts, indices, values, olds, first,
+    FIELDS: tl.constexpr, ALIGNED: tl.constexpr, UPDATE: tl.constexpr, INDEX: tl.constexpr,
+    BITS: tl.constexpr, ROW: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) + first
     start = tl.load(starts + row)
@@ -109,34 +124,60 @@ def _take(
             now = tl.multiple_of(now, 16)
             base = tl.multiple_of(base, 16)
             elements = tl.multiple_of(elements, 16)
-        first_element = tl.load(line + 3) + here
-        mask = tl.load(line + 5).to(WORK)
-        pattern = tl.load(line + 6).to(WORK)
+        first_element = (tl.load(line + 3) + here).to(INDEX)
         room = start - tl.load(starts + first)
         place = 0
-        shifts = tl.zeros([SPAN], dtype=tl.uint64)
-        bad = tl.zeros([SPAN], dtype=tl.int32)
         for begin in range(0, ROW, SPAN):
             column = begin + tl.arange(0, SPAN)
             inside = column < elements
             new = tl.load(now + column, mask=inside, other=0)
             old = tl.load(base + column, mask=inside, other=0)
             changed = new != old
+            found = changed.to(tl.int32)
+            target = place + tl.cumsum(found, axis=0) - 1
+            tl.store(indices + room + target, first_element + column, mask=changed)
+            tl.store(values + room + target, new.to(values.dtype.element_ty, bitcast=True), mask=changed)
+            tl.store(olds + room + target, old.to(values.dtype.element_ty, bitcast=True), mask=changed)
             if UPDATE:
                 tl.store(base + column, new, mask=changed)
-            if OUTPUT:
-                count = changed.to(tl.int32)
-                target = place + tl.cumsum(count, axis=0) - 1
-                tl.store(indices + room + target, first_element.to(INDEX) + column, mask=changed)
-                tl.store(values + room + target, new.to(values.dtype.element_ty, bitcast=True), mask=changed)
-                place += tl.sum(count, axis=0)
-            wide = new.to(WORK)
-            bad += (changed & ((wide & mask) == pattern)).to(tl.int32)
-            after = mixed(wide, SIZE, SEED, SHIFT_1, FACTOR_1, SHIFT_2, FACTOR_2, LAST).to(tl.uint64)
-            before = mixed(old.to(WORK), SIZE, SEED, SHIFT_1, FACTOR_1, SHIFT_2, FACTOR_2, LAST).to(tl.uint64)
-            # The bijection is one: what did not change, or is outside, differs by 0.
-            shifts += (after - before) * tl.load(keys + column).to(tl.uint64, bitcast=True)
-        row_key = key((first_element // ROW).to(tl.uint64), ROW_SEED, WEYL, SPLIT_1, SPLIT_2)
+            place += tl.sum(found, axis=0)
+
+
+@triton.jit
+def _add(
+    table, owner, starts, keys, sums, indices, values, olds, first, FIELDS: tl.constexpr, FOUND: tl.constexpr,
+    BITS: tl.constexpr, WORK: tl.constexpr, SIZE: tl.constexpr, ROW: tl.constexpr,
+    SEED: tl.constexpr, SHIFT_1: tl.constexpr, FACTOR_1: tl.constexpr,
+    SHIFT_2: tl.constexpr, FACTOR_2: tl.constexpr, LAST: tl.constexpr,
+    WEYL: tl.constexpr, ROW_SEED: tl.constexpr, COLUMN_SEED: tl.constexpr,
+    SPLIT_1: tl.constexpr, SPLIT_2: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) + first
+    start = tl.load(starts + row)
+    end = tl.load(starts + row + 1)
+    if end > start:
+        line = table + tl.load(owner + row) * FIELDS
+        number = tl.load(line + 3) // ROW + row - tl.load(line + 4)
+        mask = tl.load(line + 5).to(WORK)
+        pattern = tl.load(line + 6).to(WORK)
+        room = start - tl.load(starts + first)
+        count = (end - start).to(tl.int32)
+        shifts = tl.zeros([FOUND], dtype=tl.uint64)
+        bad = tl.zeros([FOUND], dtype=tl.int32)
+        begin = 0
+        while begin < count:
+            at = begin + tl.arange(0, FOUND)
+            inside = at < count
+            begin += FOUND
+            column = tl.load(indices + room + at, mask=inside, other=0) % ROW
+            new = tl.load(values + room + at, mask=inside, other=0).to(BITS, bitcast=True).to(WORK)
+            old = tl.load(olds + room + at, mask=inside, other=0).to(BITS, bitcast=True).to(WORK)
+            bad += (inside & ((new & mask) == pattern)).to(tl.int32)
+            after = mixed(new, SIZE, SEED, SHIFT_1, FACTOR_1, SHIFT_2, FACTOR_2, LAST).to(tl.uint64)
+            before = mixed(old, SIZE, SEED, SHIFT_1, FACTOR_1, SHIFT_2, FACTOR_2, LAST).to(tl.uint64)
+            # What is outside differs by 0.
+            shifts += (after - before) * tl.load(keys + column, mask=inside, other=0).to(tl.uint64, bitcast=True)
+        row_key = key(number.to(tl.uint64), ROW_SEED, WEYL, SPLIT_1, SPLIT_2)
         sums += 2 * tl.load(line + 7)
         tl.atomic_add(sums, (tl.sum(shifts, axis=0) * row_key).to(tl.int64, bitcast=True))
         wrong = tl.sum(bad, axis=0)

@@ -38,12 +38,14 @@ class Changes:
     """What changed since the shadow: so many elements, and by tensor.
 
     `found` has the tensors that changed; nothing where more elements did than were asked for. `shifts` are what is to
-    be added to their fingerprints, `nonfinite` how many of their changed elements are NaN or infinite.
+    be added to their fingerprints, `anew` fingerprints that were computed again, `nonfinite` how many of their changed
+    elements are NaN or infinite.
     """
 
     count: int = 0
     found: dict[str, Found] = field(default_factory=dict[str, Found])
     shifts: dict[str, int] = field(default_factory=dict[str, int])
+    anew: dict[str, int] = field(default_factory=dict[str, int])
     nonfinite: dict[str, int] = field(default_factory=dict[str, int])
 
     def add(self, other: "Changes", most: int) -> None:
@@ -51,6 +53,7 @@ class Changes:
         self.count += other.count
         self.found = {} if self.count > most else self.found | other.found
         self.shifts |= other.shifts
+        self.anew |= other.anew
         self.nonfinite |= other.nonfinite
 
 
@@ -147,6 +150,7 @@ class Shadows:
             changes.add(self._parts[place].find(part, most), most)
         for name, shift in changes.shifts.items():
             self.fingerprints[name] = (self.fingerprints[name] + shift) % 2**64
+        self.fingerprints |= changes.anew
         return changes
 
     def gather(self, wanted: Mapping[str, Indices]) -> dict[str, Bits]:

@@ -23,9 +23,9 @@ import torch
 from refitd_client import cuda
 from refitd_client.delta.change import Indices
 from refitd_client.delta.compare import LONGEST, Comparison, Tally
-from refitd_client.delta.device import batches, parts_of
+from refitd_client.delta.device import anew, batches, looks, parts_of
 from refitd_client.delta.shadow import Changes
-from refitd_client.fingerprint import Bits, fingerprints, twin
+from refitd_client.fingerprint import Bits, scan, twin
 from refitd_client.fingerprint.rows import Part, Rows, alike
 from refitd_client.tensors import TensorSource
 
@@ -51,11 +51,8 @@ class StreamShadow:
         for source in sources:
             self._copies[source.entry.name] = self._region.tensor[end : end + source.entry.nbytes]
             end += _room_of(source)
-        try:
-            found = fingerprints(self._copied(source) for source in sources)
-        finally:
-            self._region.wait()
-        return dict(zip(self._copies, found, strict=True))
+        self._keep(sources)
+        return {name: found.fingerprint for name, found in zip(self._copies, scan(looks(sources)), strict=True)}
 
     def find(self, sources: Sequence[TensorSource], most: int) -> Changes:
         """As `Shadow`."""
@@ -69,6 +66,10 @@ class StreamShadow:
                     _compare(parts, lane, comparison)
             finally:
                 lane.wait()  # what is under way goes to and from the region, and from the batch
+                comparison.out.wait()
+        if comparison.is_too_much:
+            self._keep(sources)
+            return anew(sources, comparison.count)
         self._expected = min(most, comparison.count * 5 // 4)
         return comparison.changes([source.entry.name for source in sources])
 
@@ -87,11 +88,16 @@ class StreamShadow:
         longest = min(LONGEST, CHUNK // bits.element_size())
         return parts_of(number, source, bits, self._copies[source.entry.name], longest)
 
-    def _copied(self, source: TensorSource) -> Any:
-        bits = twin.flat_bits(source.tensor())
-        copy = self._copies[source.entry.name].view(bits.dtype)
-        self._copies[source.entry.name] = copy.copy_(bits, non_blocking=True)
-        return bits
+    def _keep(self, sources: Sequence[TensorSource]) -> None:
+        """Copy all that there is."""
+        try:
+            for source in sources:
+                bits = twin.flat_bits(source.tensor())
+                copy = self._copies[source.entry.name].view(bits.dtype)
+                self._copies[source.entry.name] = copy.copy_(bits, non_blocking=True)
+        finally:
+            if self._region is not None:
+                self._region.wait()
 
 
 class _Region:
@@ -117,27 +123,27 @@ def _nothing() -> None:
 
 
 class _Lane:
-    """Two rooms on the device, and a stream for each direction of the bus. Without a GPU everything happens at once."""
+    """Two rooms on the device, and the stream that fills them in turns. Without a GPU everything happens at once."""
 
     def __init__(self, device: Any) -> None:
         self._device = device
         self._is_cuda = device.type == "cuda"
         self.rooms = [torch.empty(CHUNK + _ALIGNMENT, dtype=torch.uint8, device=device) for _ in range(2)]
         if self._is_cuda:
-            self._in, self._out = torch.cuda.Stream(device), torch.cuda.Stream(device)
+            self._stream = torch.cuda.Stream(device)
             self._free = [torch.cuda.current_stream(device).record_event() for _ in range(2)]
 
     def bring(self, number: int, runs: Sequence[tuple[Any, Any]]) -> Any:
-        """Send copies, as bytes, on their way into the places in room `number` that they are for."""
+        """Send copies on their way into the places in room `number` that they are for."""
         if not self._is_cuda:
             for there, here in runs:
                 there.copy_(here)
             return None
-        with torch.cuda.stream(self._in):
-            self._in.wait_event(self._free[number])
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_event(self._free[number])
             for there, here in runs:
                 there.copy_(here, non_blocking=True)
-            return self._in.record_event()
+            return self._stream.record_event()
 
     def arrived(self, sign: Any) -> None:
         """Have the current stream wait for what was brought."""
@@ -149,22 +155,10 @@ class _Lane:
         if self._is_cuda:
             self._free[number] = torch.cuda.current_stream(self._device).record_event()
 
-    def take_back(self, pairs: Sequence[tuple[Any, Any]]) -> None:
-        """Send tensors into their copies, which have arrived."""
-        if not self._is_cuda:
-            for copy, now in pairs:
-                copy.copy_(now)
-            return
-        self._out.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._out):
-            for copy, now in pairs:
-                copy.copy_(now, non_blocking=True)
-
     def wait(self) -> None:
         """Until nothing is under way."""
         if self._is_cuda:
-            self._in.synchronize()
-            self._out.synchronize()
+            self._stream.synchronize()
 
 
 def _compare(parts: Sequence[Part], lane: _Lane, comparison: Comparison) -> None:
@@ -179,7 +173,11 @@ def _compare(parts: Sequence[Part], lane: _Lane, comparison: Comparison) -> None
             coming = lane.bring((number + 1) % 2, _runs(copies, moved, chunks[number + 1]))
         counts = comparison.run(tally, begin, end, update=False)
         lane.done(number % 2)
-        lane.take_back([(copies[at], moved[at].now) for at, count in enumerate(counts, begin) if count])
+        if not comparison.is_too_much:
+            with comparison.out.after_this():
+                for at, count in enumerate(counts, begin):
+                    if count:
+                        copies[at].copy_(moved[at].now, non_blocking=True)
 
 
 def _in_rooms(parts: Sequence[Part], lane: _Lane) -> tuple[list[tuple[int, int]], list[Part]]:

@@ -1,6 +1,7 @@
 # pyright: basic
 """The comparison in torch's operations, on any device: the twin that the kernels are held against."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,8 +18,13 @@ def count(rows: Rows, begin: int, end: int, counts: Any) -> None:
         counts[low:high] = changed.reshape(-1, ROW).sum(1)
 
 
+def report(starts: Any, begins: Any, out: Any) -> None:
+    """As `kernel.report`."""
+    out.copy_(starts[begins])
+
+
 def take(
-    rows: Rows, begin: int, end: int, *, starts: Any, keys: Any, sums: Any, indices: Any, values: Any, update: bool
+    rows: Rows, begin: int, end: int, *, starts: Any, keys: Any, sums: Any, rooms: Sequence[Any], update: bool
 ) -> None:
     """As `kernel.take`; `keys` are not needed."""
     for part, low, high in _within(rows, begin, end):
@@ -28,10 +34,9 @@ def take(
         at, after, before = local + span.start + part.first, new[local], old[local]
         sums[part.number, 0] += twin.share(at, after) - twin.share(at, before)
         sums[part.number, 1] += twin.nonfinite(after, part.rule).sum()
-        if indices is not None:
-            place = slice(*(starts[[low, high]] - starts[begin]).tolist())
-            indices[place] = at
-            values[place] = after
+        place = slice(*(starts[[low, high]] - starts[begin]).tolist())
+        for room, found in zip(rooms, (at, after, before), strict=True):
+            room[place] = found
         if update:
             old[local] = after
 

@@ -1,6 +1,6 @@
 """A delta as the bytes of its file."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,25 +43,24 @@ class EncodedDelta:
         """The bytes of the file."""
         return len(self.head) + sum(array.nbytes for array in self.arrays) + DIGEST_ENTRY.nbytes
 
-    def write(self, write: Callable[[bytes | memoryview], None]) -> None:
-        """Hand the file's bytes to `write`, in order."""
+    def parts(self) -> list[memoryview]:
+        """The file's bytes but for the digest at its end, in order."""
+        found = [memoryview(self.head)]
+        for array in self.arrays:
+            data = array.view(np.uint8).data
+            found += [data[begin : begin + _CHUNK] for begin in range(0, len(data), _CHUNK)]
+        return found
+
+    def digest(self) -> bytes:
+        """The file's last bytes."""
         hasher = xxhash.xxh3_128()
-        for part in self._parts():
+        for part in self.parts():
             hasher.update(part)
-            write(part)
-        write(hasher.digest())
+        return hasher.digest()
 
     def to_bytes(self) -> bytes:
         """The whole file. Takes as much memory again."""
-        parts = bytearray()
-        self.write(parts.extend)
-        return bytes(parts)
-
-    def _parts(self) -> Iterable[bytes | memoryview]:
-        yield self.head
-        for array in self.arrays:
-            data = array.view(np.uint8).data
-            yield from (data[begin : begin + _CHUNK] for begin in range(0, len(data), _CHUNK))
+        return b"".join([*self.parts(), self.digest()])
 
 
 def encode(

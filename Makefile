@@ -3,7 +3,7 @@
 #   TORCH=skip, TORCH_INDEX=URL   another build of torch than the CPU one: see deploy/install-torch
 #   ARGS='-k rollback -x'         further arguments of pytest, of the demo or of the benchmark
 .DEFAULT_GOAL := help
-.PHONY: help demo test check soak chaos bench sglang clean
+.PHONY: help demo test check soak chaos bench bench-gpu density sglang clean
 .DELETE_ON_ERROR:
 
 PYTHON ?=
@@ -15,7 +15,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 help: ## show this list
-	@awk -F ':[^#]*## ' '/^[a-z]+:[^#]*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':[^#]*## ' '/^[a-z-]+:[^#]*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(READY) ## watch two engines follow a trainer that really learns, on this machine
 	@$(BIN)/refitd demo $(ARGS)
@@ -39,6 +39,14 @@ chaos: $(READY) ## kill the real publisher, service and engines at random times,
 
 bench: $(READY) ## measure publishing, loading and the service itself
 	@$(BIN)/python tests/bench/main.py $(ARGS)
+
+bench-gpu: $(READY) ## measure publishing from one NVIDIA GPU (TORCH_INDEX=… for a torch with CUDA; ARGS='--engine URL …')
+	@PYTHONPATH=tests/bench $(BIN)/python tests/bench/gpu/main.py --out docs/benchmarks/gpu.json $(ARGS); met=$$?; \
+	$(BIN)/python -m pip install -qq -c constraints.txt -e '.[bench]' && \
+	$(BIN)/python tests/bench/gpu/plot.py docs/benchmarks/gpu.json docs/benchmarks/gpu.svg && exit $$met
+
+density: $(READY) ## fine-tune a small model and count the weights that change in a step
+	@$(BIN)/python tests/bench/density.py $(ARGS)
 
 sglang: $(READY) ## run the contract tests against a real SGLang, on the CPU (1.8 GB the first time)
 	@tests/sglang/install .venv-sglang

@@ -12,13 +12,20 @@ locks, whose content does not matter.
 import fcntl
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from refitd_client.mapped import Mapped
+
+class Bytes(Protocol):
+    """A file in memory: its content."""
+
+    @property
+    def bytes(self) -> NDArray[np.uint8]:
+        """All of it."""
+        ...
+
 
 _FICLONE = 0x40049409  # linux/fs.h: share the blocks of another file, copy on write
 
@@ -54,6 +61,37 @@ def create(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
+def create_nameless(folder: Path) -> int:
+    """Open a new file that is in no folder yet. If it never gets a name it goes with the descriptor.
+
+    Raises:
+        OSError: the file system has no such files, or anything else.
+    """
+    return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
+
+
+def give_name(fd: int, path: Path) -> None:
+    """Put a nameless file into a folder.
+
+    Raises:
+        FileExistsError: there is something of that name.
+    """
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:  # with a folder's descriptor, so that Python calls linkat(2), which follows the link in /proc
+        os.link(f"/proc/self/fd/{fd}", path.name, dst_dir_fd=folder, follow_symlinks=True)
+    finally:
+        os.close(folder)
+
+
+def reserve(fd: int, size: int) -> None:
+    """Have blocks for the first `size` bytes of a file, which has at least that size then; its content stays.
+
+    Raises:
+        OSError: the file system has not so much room.
+    """
+    os.posix_fallocate(fd, 0, size)
+
+
 def write(fd: int, data: bytes | memoryview) -> None:
     """Write all of `data`; the kernel may take it in parts."""
     view = memoryview(data)
@@ -69,7 +107,7 @@ def write_at(fd: int, data: bytes | memoryview, offset: int) -> None:
         view, offset = view[count:], offset + count
 
 
-def overwrite(file: "Mapped", data: NDArray[np.uint8], offset: int) -> None:
+def overwrite(file: Bytes, data: NDArray[np.uint8], offset: int) -> None:
     """Write into a mapped file; it must have the room."""
     file.bytes[offset : offset + len(data)] = data
 

@@ -37,6 +37,7 @@ from refitd_client.errors import RefitError
 from refitd_client.mapped import Mappings
 from refitd_client.progress import Progress
 from refitd_client.publication import Publication, StagedPublication
+from refitd_client.reserve import Reserve
 from refitd_client.run_folder import RunFolder
 from refitd_client.trainer_names import Rename
 
@@ -119,14 +120,15 @@ class WeightPublisher:
             fingerprinted=fingerprints,
         )
         connection = None if service_url is None else connect_to(service_url, token=token, token_file=token_file)
+        self._folder = RunFolder(Path(root).absolute(), run)
         deltas = DeltaMaker(
             delta_rules or DeltaRules(),
             partial(ask_base, connection, run),
+            Reserve(self._folder.path),
             stream=shadow == "stream",
             compress=compress_deltas,
         )
         self._turn = threading.Lock()
-        self._folder = RunFolder(Path(root).absolute(), run)
         self._background = Background()
         self._mappings = Mappings()
         self._means = Means(

@@ -11,11 +11,14 @@ nothing, and are written in place. Nothing else is in it, so that what has a nam
 """
 
 import logging
+import mmap
 import os
 import uuid
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from threading import Event
 
@@ -41,12 +44,13 @@ _log = logging.getLogger("refitd_client")
 
 
 class StagedFile:
-    """A file of the version, digested as it is written."""
+    """A file of the version, digested as it is written. With `has_room` it is on a tmpfs and has blocks already."""
 
-    def __init__(self, fd: int, meter: Meter) -> None:
-        """Take over a new, empty file."""
+    def __init__(self, fd: int, meter: Meter, *, has_room: bool = False) -> None:
+        """Take over a new file, of which nothing was written."""
         self.fd = fd
         self._meter = meter
+        self._has_room = has_room
         self._size = 0
         self._digest = FileDigest()
 
@@ -56,11 +60,21 @@ class StagedFile:
         self.count(data)
 
     def write_all(self, parts: Sequence[memoryview], beside: Sequence[Job] = ()) -> None:
-        """Append parts, and digest them meanwhile; `beside` is done meanwhile as well."""
-        jobs: list[Job] = [partial(self._write_all, parts), partial(self._count_all, parts), *beside]
-        in_lanes(jobs, lanes=lanes_for(len(jobs)) if sum(map(len, parts)) >= _THREADS_FROM else 1)
+        """Write the file's first bytes, and digest them meanwhile; `beside` is done meanwhile as well."""
+        size = sum(map(len, parts))
+        writing = self._filling(parts, size) if self._has_room and size else [partial(self._append_all, parts)]
+        jobs: list[Job] = [partial(self._count_all, parts), *beside, *writing]
+        in_lanes(jobs, lanes=lanes_for(len(jobs)) if size >= _THREADS_FROM else 1)
+        os.lseek(self.fd, size, os.SEEK_SET)
 
-    def _write_all(self, parts: Sequence[memoryview], stop: Event) -> None:
+    def _filling(self, parts: Sequence[memoryview], size: int) -> list[Job]:
+        """Fill the room, by any number of threads: to write to a file they would have to wait for each other."""
+        durable.reserve(self.fd, size)  # no page may be missing: who writes to it through a mapping would be killed
+        file = _Room(np.frombuffer(mmap.mmap(self.fd, size, flags=mmap.MAP_SHARED), np.uint8))
+        ends = list(accumulate(map(len, parts)))
+        return [partial(_fill, file, part, end - len(part)) for part, end in zip(parts, ends, strict=True)]
+
+    def _append_all(self, parts: Sequence[memoryview], stop: Event) -> None:
         for part in parts:
             if stop.is_set():
                 return
@@ -81,6 +95,18 @@ class StagedFile:
     def entry(self) -> ManifestFile:
         """What the manifest says of it."""
         return ManifestFile(size=self._size, digest=self._digest.text)
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """A file's blocks, mapped for as long as somebody fills them."""
+
+    bytes: NDArray[np.uint8]
+
+
+def _fill(file: _Room, part: memoryview, offset: int, stop: Event) -> None:
+    if not stop.is_set():
+        durable.overwrite(file, np.frombuffer(part, np.uint8), offset)
 
 
 class StagedShard:
@@ -137,12 +163,18 @@ class Staging:
         self._open: dict[str, StagedShard] = {}
 
     @contextmanager
-    def file(self, name: str) -> Generator[StagedFile, None, None]:
-        """Write one file of the version; it is synced at the end of the block."""
-        fd = self._descriptor(name)
+    def file(self, name: str, reserved: int | None = None) -> Generator[StagedFile, None, None]:
+        """Write one file of the version; it is synced at the end of the block.
+
+        `reserved` is one with room and without a name (`Reserve`), which is taken over.
+        """
+        fd = self._descriptor(name) if reserved is None else reserved
         try:
-            staged = StagedFile(fd, self.meter)
+            staged = StagedFile(fd, self.meter, has_room=reserved is not None)
             yield staged
+            if reserved is not None:
+                durable.resize(fd, staged.entry().size)
+                durable.give_name(fd, self.path / name)
             with self._laps.lap("sync"):
                 durable.sync(fd)  # by the descriptor that wrote: another one may not hear of a failed write-back
         finally:

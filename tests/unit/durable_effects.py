@@ -17,6 +17,9 @@ from refitd_client.contract.slot import layout_of, slot_name, slots_path
 LEAVES = (
     "make_folder",
     "create",
+    "create_nameless",
+    "give_name",
+    "reserve",
     "write",
     "write_at",
     "overwrite",

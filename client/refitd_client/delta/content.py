@@ -14,6 +14,7 @@ from refitd_client.delta.layout import Compression, Encoding
 from refitd_client.delta.shadow import Changes
 from refitd_client.delta.writer import EncodedDelta, encode
 from refitd_client.header import Entry
+from refitd_client.reserve import Reserve
 from refitd_client.staging import Staging
 from refitd_client.tensors import refused
 
@@ -24,6 +25,7 @@ class DeltaWeights:
 
     encoded: EncodedDelta
     entries: Sequence[Entry]
+    reserve: Reserve | None = None
 
     @property
     def tensors(self) -> dict[str, list[Entry]]:
@@ -50,15 +52,24 @@ class DeltaWeights:
         Raises:
             NoSpaceError: there is no room for it.
         """
-        staging.require_space(self.size)
+        reserved = None if self.reserve is None else self.reserve.take()
+        if reserved is None:
+            staging.require_space(self.size)
         digests: list[bytes] = []
-        with staging.file(DELTA_NAME) as file:
+        with staging.file(DELTA_NAME, reserved) as file:
             file.write_all(self.encoded.parts(), [lambda _: digests.append(self.encoded.digest())])
             file.write(digests[0])
+        if self.reserve is not None:
+            self.reserve.expect(self.size)
 
 
 def content_of(
-    delta: Delta, entries: Sequence[Entry], fingerprints: dict[str, str], encoding: Encoding, compression: Compression
+    delta: Delta,
+    entries: Sequence[Entry],
+    fingerprints: dict[str, str],
+    encoding: Encoding,
+    compression: Compression,
+    reserve: Reserve | None = None,
 ) -> Content:
     """The content of a version that is a delta. It has neither index nor companions: those are its base's.
 
@@ -73,7 +84,7 @@ def content_of(
         changed=delta.changed,
         elements=sum(elements_of(entry.dtype, entry.shape) for entry in entries),
     )
-    weights = DeltaWeights(encoded=encode(delta, encoding, compression), entries=entries)
+    weights = DeltaWeights(encoded=encode(delta, encoding, compression), entries=entries, reserve=reserve)
     claims = Claims(kind=Kind.DELTA, base=delta.base, fingerprints=fingerprints, delta=facts)
     return Content(weights=weights, index=b"", companions=(), claims=claims)
 

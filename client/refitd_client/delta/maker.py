@@ -23,6 +23,7 @@ from refitd_client.delta.served import Asked
 from refitd_client.delta.shadow import Changes, Shadows
 from refitd_client.fingerprint import Bits, to_texts
 from refitd_client.header import Entry
+from refitd_client.reserve import Reserve
 from refitd_client.shards import TensorShards
 from refitd_client.tensors import TensorSource
 
@@ -51,9 +52,12 @@ class _Memory:
 class DeltaMaker:
     """One for a publisher. `ask_base` says what engines serve, or why nothing can be counted on."""
 
-    def __init__(self, rules: DeltaRules, ask_base: Callable[[], str | Full], *, stream: bool, compress: bool) -> None:
+    def __init__(
+        self, rules: DeltaRules, ask_base: Callable[[], str | Full], reserve: Reserve, *, stream: bool, compress: bool
+    ) -> None:
         self._rules = rules
         self._ask_base = ask_base
+        self._reserve = reserve
         self._stream = stream
         self._wire = (Encoding.GAP, Compression.ZSTD) if compress else (Encoding.FLAT, Compression.NONE)
         self._memory: _Memory | None = None
@@ -66,6 +70,7 @@ class DeltaMaker:
 
     def forget(self) -> None:
         """The shadow may not be what was published last any more."""
+        self._reserve.close()
         if self._memory is not None:
             self._memory.shadows.close()
         self._memory = None
@@ -110,6 +115,7 @@ class DeltaMaker:
 
     def _go_on(self, memory: _Memory, content: Content, full: TensorShards, version: str) -> Offer:
         asked = Asked(self._ask_base)
+        self._reserve.begin()
         before = dict(memory.shadows.fingerprints)
         changes = memory.shadows.find(full.sources, most=int(self._rules.threshold * _elements(memory)))
         if full.check_finite:
@@ -127,6 +133,7 @@ class DeltaMaker:
         memory.next_is_full = not isinstance(planned, Content)
         if isinstance(planned, Content):
             return Offer(content=planned, density=density)
+        self._reserve.close()
         why = planned.why if isinstance(planned, Full) else ""
         return Offer(content=_in_full(content, full, memory.shadows), why_full=why, density=density)
 
@@ -161,7 +168,7 @@ class DeltaMaker:
             },
         )
         try:
-            return content_of(delta, list(memory.entries.values()), _texts(shadows), *self._wire)
+            return content_of(delta, list(memory.entries.values()), _texts(shadows), *self._wire, self._reserve)
         except DeltaRefusedError as error:
             return Full(str(error))
 

@@ -32,6 +32,7 @@ from refitd.rollout.fleet import Fleet
 from refitd.rollout.hosts import guard_of
 from refitd.rollout.record import Source
 from refitd.root_mark import RootGuard, mark_root
+from refitd.root_threads import RootThreads
 from refitd.settings import Settings
 from refitd.state_folder import check_state_folder
 from refitd.surface.api import build_api
@@ -92,8 +93,9 @@ async def _run(settings: Settings, ledger: Ledger, guard: RootGuard, sockets: li
     by_api = [engine.id for engine in ledger.engines.values() if engine.source is Source.API]
     if (doubt := await asyncio.to_thread(stranger, settings, by_api)) is not None:
         log.warning("the canary is not there", reason=doubt)
-    files = DiskFiles(root, guard)
-    catalog = Catalog(ledger, files, References(ledger, settings.base_model), CatalogRules.of(settings))
+    threads = RootThreads()
+    files = DiskFiles(root, guard, threads)
+    catalog = Catalog(ledger, files, References(ledger, settings.base_model, threads), CatalogRules.of(settings))
     fleet = Fleet(
         ledger,
         root=settings.path_map or str(root),
@@ -109,7 +111,7 @@ async def _run(settings: Settings, ledger: Ledger, guard: RootGuard, sockets: li
         checks.append(OperatorCheck(settings.canary_check))
     canaries = CanaryChecks(ledger, checks)
     conductor = Conductor(ledger, default_run=settings.run, quorum=settings.quorum)
-    collector = Collector(ledger, files, DiskFolders(root), settings)
+    collector = Collector(ledger, files, DiskFolders(root, threads), settings)
     intake = Intake(ledger, files, root, catalog.nudge, settings.run)
     watcher = Watcher(root, settings.watch, asyncio.get_running_loop(), catalog.nudge)
     service = Service(settings=settings, ledger=ledger, intake=intake, fleet=fleet, sweeper=collector.sweeper)

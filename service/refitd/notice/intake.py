@@ -13,6 +13,7 @@ from refitd.notice.caps import check_caps, check_metadata
 from refitd.notice.paths import order_of, relative_path
 from refitd.problem import Kind, ProblemError
 from refitd.rollout.binding import followed, why_unbound
+from refitd.root_threads import RootHangsError
 from refitd_client.contract.naming import NameRefusedError, Order, check_run, check_step, version_folder, version_id
 from refitd_client.contract.states import Kind as VersionKind
 from refitd_client.contract.states import VersionState
@@ -115,6 +116,8 @@ class Intake:
             ) from error
         except RootAwayError as error:
             raise ProblemError(Kind.NOT_READY, str(error.strerror)) from error
+        except RootHangsError as error:
+            raise ProblemError(Kind.NOT_READY, str(error)) from error
         except OSError as error:
             raise ProblemError(Kind.PATH_UNREADABLE, f"{self._root / path} cannot be read: {error.strerror}") from error
         if not found.signature:

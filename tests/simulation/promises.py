@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from refitd.catalog.scan import Listing
+from refitd.rollout.plan import repair_with
 from refitd_client.contract.naming import Order, version_id
 from refitd_client.contract.states import EngineState, VersionState
 
@@ -190,8 +191,8 @@ class Promises:
         for engine in ledger.engines.values():
             server = self._world.servers[engine.id.removesuffix(":1")]
             state = f"{engine.id} is {engine.state} ({engine.reason}), target {target.id if target else None}"
-            goals = ledger.goals(RUN)
-            nothing_to_repair_with = not engine.known and goals.loadable is None and goals.last_good is None
+            # A fleet with a canary repairs nobody with what no canary has tried.
+            nothing_to_repair_with = not engine.known and repair_with(ledger.goals_of(engine)) is None
             assert not server.paused or nothing_to_repair_with, f"9: left paused: {state}"
             if target is not None and target.state is VersionState.SEALED:
                 assert engine.serving == target.id, f"11: does not serve the target: {state}"

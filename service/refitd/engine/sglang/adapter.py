@@ -225,11 +225,9 @@ class SglangEngine:
         if isinstance(contents, NoReply):
             return _tainted(f"loaded, but its tensors cannot be verified: {contents.reason}", watch)
         says = Says(model_path=info.model_path, weight_version=info.weight_version, fingerprint=contents)
-        reason = doubt(says, target)
-        if not unchanged:  # a trainer wrote there again, between the last look and the end of the load
-            reason = "loaded, but its files changed meanwhile, or nobody can say whether they did"
+        reason = doubt(says, target, unchanged=unchanged)
         if reason is not None:
-            return _tainted(reason, watch)
+            return _tainted(f"loaded, but {reason}", watch)
         self._last = info
         with watch.during(Stage.RESUME):
             resumed = await asyncio.shield(self.resume())

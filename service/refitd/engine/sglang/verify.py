@@ -18,12 +18,19 @@ class Says:
     fingerprint: str | None
 
 
-def doubt(says: Says, target: Target) -> str | None:
-    """Why the engine does not serve the target, None where it does as far as can be proved."""
+def doubt(says: Says, target: Target, *, unchanged: bool) -> str | None:
+    """Why the engine does not serve the target, None where it does as far as can be proved.
+
+    `unchanged` says that the files are still those that were checked. Where they are not, a trainer may have written
+    there between the last look and the end of the load, and only a clean load's record proves what was read.
+    """
     if says.model_path != target.path:
         return f"it says that it serves {says.model_path}, not {target.path}"
     if says.weight_version != target.label:
         return f"it says weight_version {says.weight_version!r}, not {target.label!r}"
+    is_proved = says.fingerprint is not None and says.fingerprint == target.fingerprint
+    if not unchanged and not is_proved:
+        return "its files changed meanwhile, or nobody can say whether they did"
     if says.fingerprint is None:
         return None
     if target.fingerprint is not None and says.fingerprint != target.fingerprint:

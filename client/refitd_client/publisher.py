@@ -106,6 +106,15 @@ class WeightPublisher:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def begins(self, step: int) -> str | None:
+        """Say, in a sentence, that publishing this step now would begin a generation of the run; None if it would not.
+
+        Raises:
+            StepConflictError, NameRefusedError: the step cannot be published.
+            PublishError: this publisher is closed.
+        """
+        return self._folder.begun(self._folder.place(operator.index(step)))
+
     def publish(
         self,
         weights: "Mapping[str, Any] | torch.nn.Module | str | os.PathLike[str]",

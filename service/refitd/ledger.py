@@ -28,6 +28,18 @@ from refitd_client.contract.wire import Event
 
 _ALL = Strategy()
 
+# States that somebody may want to be woken for.
+_GRAVE = frozenset(
+    {
+        VersionState.REJECTED,
+        VersionState.LOST,
+        EngineState.NACKED,
+        EngineState.TAINTED,
+        EngineState.QUARANTINED,
+        EngineState.UNREACHABLE,
+    }
+)
+
 log = structlog.get_logger("refitd")
 
 
@@ -262,7 +274,8 @@ class Ledger:
         self._seq += 1
         event = Event(seq=self._seq, at=self.clock.now(), kind=kind, subject=subject, text=text, data=data)
         self.journal.append(writes.put_event(event))
-        log.info(text, kind=kind, subject=subject, **data)
+        tell = log.warning if data.get("state") in _GRAVE else log.info
+        tell(text, kind=kind, subject=subject, **data)
         self.bell.ring()
 
     @property

@@ -16,6 +16,7 @@ class SimulatedEngine:
         self.paused = False
         self.down = False
         self.loads: list[str] = []
+        self.probes = 0
         self.resumes = 0
         self.script: list[Refit] = []
         self.contents: str | None = None
@@ -24,6 +25,7 @@ class SimulatedEngine:
         self.fault: str | None = None
 
     async def probe(self) -> Reached | Unreached:
+        self.probes += 1
         if self.down:
             return Unreached(reason="connection refused")
         return Reached(
@@ -52,7 +54,7 @@ class SimulatedEngine:
         return refit
 
     async def fingerprint(self) -> str | None:
-        return self.contents
+        return None if self.down else self.contents
 
     async def trial(self, label: str) -> str | None:
         return self.fault

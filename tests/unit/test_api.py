@@ -236,6 +236,21 @@ async def test_an_engine_url_that_is_not_one_is_refused(tmp_path: Path, url: str
         assert (answer.status_code, answer.json()["type"]) == (422, "urn:refitd:problem:bad-engine-url")
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/versions", {"run": "run", "step": 1, "allow_mising": True}),
+        ("/v1/engines", {"url": "http://127.0.0.1:1", "name": "a"}),
+        ("/v1/rollback", {"run": "run", "version": "run~v000001"}),
+    ],
+)
+async def test_a_field_that_nobody_knows_is_refused_by_name(tmp_path: Path, path: str, body: dict[str, object]) -> None:
+    async with serving(tmp_path) as stage:
+        answer = await stage.http.post(path, json=body)
+        assert (answer.status_code, answer.json()["type"]) == (422, "urn:refitd:problem:bad-request")
+        assert [*body][-1] in answer.json()["detail"]
+
+
 async def test_a_resync_loads_an_engine_again(tmp_path: Path) -> None:
     async with serving(tmp_path) as stage:
         await stage.served(1)

@@ -202,12 +202,15 @@ async def test_one_engine_alone_is_its_own_canary_and_serves_nothing_unchecked(t
 @pytest.mark.parametrize(("status", "good"), [(204, True), (422, False)])
 async def test_the_operator_has_a_say_in_the_check_of_a_canary(status: int, good: bool) -> None:
     with serve(answer(status, "BLEU fell by half")) as server:
-        fault = await OperatorCheck(server.url)(NEW, engine("a"))
+        fault = await OperatorCheck(server.url)(NEW, engine("a"), pytest.fail)
     assert (fault is None) is good
     assert good or "BLEU fell by half" in (fault or "")
 
 
 async def test_an_operator_s_check_that_is_down_is_a_no_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(canary, "CHECK_SECONDS", 0.05)
-    fault = await OperatorCheck("http://127.0.0.1:9/")(NEW, engine("a"))
+    told: list[str] = []
+    fault = await OperatorCheck("http://127.0.0.1:9/")(NEW, engine("a"), told.append)
     assert "said nothing within" in (fault or "")
+    assert told
+    assert all("http://127.0.0.1:9/: it cannot be asked" in trouble for trouble in told)

@@ -4,11 +4,13 @@ Times of day are RFC 3339 strings in UTC and for display only. Durations in `tim
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from refitd_client.contract.states import EngineState, Kind, VersionState, WaitOutcome
 
 ItemT = TypeVar("ItemT")
+
+STRICT = {"extra": "forbid"}  # of request bodies: a slip in the name of a field must not pass for its default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +20,8 @@ class Notice:
     `path` is absolute or relative to the root; without one it is where the SDK would have published the step.
     `allow_missing` and `allow_extra` let the checkpoint have fewer or more tensors than the engines' model.
     """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = STRICT
 
     run: str
     step: int
@@ -101,6 +105,8 @@ class Engine:
 class NewEngine:
     """The body of POST /v1/engines. `run` may be left out where there is one run."""
 
+    __pydantic_config__: ClassVar[dict[str, str]] = STRICT
+
     url: str
     id: str | None = None
     run: str | None = None
@@ -109,6 +115,8 @@ class NewEngine:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollback:
     """The body of POST /v1/rollback. `to` is a version id; without it, the last good one before the current."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = STRICT
 
     run: str
     to: str | None = None

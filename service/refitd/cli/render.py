@@ -105,6 +105,9 @@ def engines_table(engines: Iterable[Engine], targets: Mapping[str, Version]) -> 
     return table
 
 
+_UNKNOWN = frozenset({EngineState.TAINTED, EngineState.QUARANTINED, EngineState.PROBING, EngineState.UNREACHABLE})
+
+
 def _address(engine: Engine) -> str:
     return engine.url.partition("://")[2]
 
@@ -122,7 +125,7 @@ def steps_behind(engine: Engine, target: Version | None) -> str:
     if engine.version == target.id:
         return "0"
     if engine.step is None:
-        return "start-up weights"
+        return "unknown contents" if engine.state in _UNKNOWN else "start-up weights"
     served = parse_version_id(engine.version or "")
     if served is not None and served[1].generation != target.generation:
         return "other generation"

@@ -62,8 +62,12 @@ class LedgerFacts:
             run=run,
             target=None if target is None else target.id,
             last_good=None if good is None else good.id,
-            rolling_back=rolling and any(version.barred for version in self._ledger.versions_of(run)),
+            rolling_back=rolling and target is not None and self._was_left(run, target),
         )
+
+    def _was_left(self, run: str, target: VersionRecord) -> bool:
+        """Whether something newer than the target was rolled back from."""
+        return any(version.barred and version.order > target.order for version in self._ledger.versions_of(run))
 
     def _engine(self, engine: EngineRecord) -> EngineView:
         since = engine.unreachable_since

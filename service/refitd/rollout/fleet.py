@@ -14,6 +14,7 @@ from refitd.engine.engines_file import EnginesFile, EngineSpec
 from refitd.engine.port import Engine
 from refitd.ledger import Ledger
 from refitd.problem import Kind, ProblemError
+from refitd.rollout.canary import Tell
 from refitd.rollout.record import EngineRecord, Source
 from refitd.rollout.replica import Replica
 from refitd.rollout.roster import Named, reconcile
@@ -178,7 +179,7 @@ class Fleet:
         self._named.pop(name, None)
         self._ledger.drop_engine(name)
 
-    async def trial(self, version: VersionRecord, engine: EngineRecord) -> str | None:
+    async def trial(self, version: VersionRecord, engine: EngineRecord, _: Tell) -> str | None:
         """Ask an engine that serves a version for a few tokens; see `refitd.rollout.canary.Check`."""
         if engine.id not in self._replicas:
             return f"engine {engine.id} was removed"
@@ -188,9 +189,14 @@ class Fleet:
         """Load an engine again.
 
         Raises:
-            ProblemError: there is none.
+            ProblemError: there is none, or nothing is left to load that would not take it back.
         """
-        self._known(name)
+        record = self._known(name)
+        goals = self._ledger.goals_of(record)
+        if record.known and goals.target is not None and record.serving == goals.target.id != _id(goals.loadable):
+            back = "" if goals.loadable is None else f"; a resync would take it back to {goals.loadable.id}"
+            now = f"engine {name} serves {record.serving}, whose files are lost{back}"
+            raise ProblemError(Kind.VERSION_NOT_GOOD, f"{now}: publish a newer step, or roll back")
         if name in self._replicas:
             self._replicas[name].resync()
 
@@ -205,6 +211,10 @@ class Fleet:
             replica.stop()
         if tasks := set(self._tasks.values()):
             await asyncio.wait(tasks, timeout=grace)
+
+
+def _id(version: VersionRecord | None) -> str | None:
+    return None if version is None else version.id
 
 
 def _spec_of(record: EngineRecord) -> EngineSpec:

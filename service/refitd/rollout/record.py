@@ -66,6 +66,9 @@ class EngineRecord:
     last_attempt: AttemptRecord | None = None
 
 
+NOT_SENT = "NOT_SENT"  # the outcome of an attempt of which the engine never heard
+
+
 class CheckState(StrEnum):
     """How far the check of a canary is."""
 

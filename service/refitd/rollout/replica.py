@@ -19,7 +19,7 @@ from refitd.ledger import Ledger
 from refitd.rollout.backoff import backoff
 from refitd.rollout.observe import Expected, after_probe, after_refit, standing
 from refitd.rollout.plan import Agenda, Goals, Probe, RefitTo, Rest, Resume, next_action
-from refitd.rollout.record import AttemptRecord, EngineRecord
+from refitd.rollout.record import NOT_SENT, AttemptRecord, EngineRecord
 from refitd.rollout.target import skipped_between
 from refitd_client.contract.states import EngineState
 
@@ -131,7 +131,7 @@ class Replica:
             wait = min(wait, backoff(1, self._chance)) if before.state is EngineState.PROBING else wait
         self._agenda = replace(self._agenda, probe_at=self._now() + wait)
         after = after_probe(self._record, seen, self._expected(), self._target_id(), self._now())
-        if before.state in _AWAY and after.serving is not None:
+        if isinstance(seen, Reached) and before.state in _AWAY and after.serving is not None:
             after = await self._adopted(after)
         self._put(before, after)
 
@@ -169,11 +169,10 @@ class Replica:
         # disk writes the intent meanwhile.
         unchanged, unwritten = await asyncio.gather(self._check(version), self._written())
         if unwritten is not None:
-            # Nothing was sent: the engine is as it was, and without a durable intent nothing may be sent.
-            self._close(before, version, Refit(outcome=Outcome.UNREACHABLE, resumed=True, reason=unwritten), attempt)
+            self._drop(before, attempt, f"{unwritten}: without a durable intent nothing is sent")
             return
         if not unchanged:
-            self._drop(before, attempt)
+            self._drop(before, attempt, "its files are not those that were checked, or cannot be looked at")
             return
         try:
             refit = await self._engine.refit(self._target_for(before, version), self._on_stage)
@@ -192,10 +191,9 @@ class Replica:
             return str(error)
         return None
 
-    def _drop(self, before: EngineRecord, attempt: AttemptRecord) -> None:
-        """The files are not those that were sealed, or cannot be looked at now: the engine never heard of it."""
-        reason = "its files are not those that were checked, or cannot be looked at: nothing was sent"
-        self._ledger.close_attempt(replace(attempt, outcome="NOT_SENT", reason=reason))
+    def _drop(self, before: EngineRecord, attempt: AttemptRecord, reason: str) -> None:
+        """Something of the service's own is in the way: the engine never heard of it, and is as it was."""
+        self._ledger.close_attempt(replace(attempt, outcome=NOT_SENT, reason=reason))
         self._agenda = replace(self._agenda, failed=attempt.version, retry_at=self._now() + backoff(1, self._chance))
         self._put(before, replace(self._record, state=before.state))
 

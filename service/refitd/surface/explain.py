@@ -7,7 +7,7 @@ from refitd.catalog.record import VersionRecord
 from refitd.engine.port import Outcome
 from refitd.ledger import Ledger
 from refitd.rollout.binding import why_unbound
-from refitd.rollout.record import AttemptRecord, EngineRecord
+from refitd.rollout.record import NOT_SENT, AttemptRecord, EngineRecord
 from refitd.rollout.strategy import has_given_up, released, why_waiting
 from refitd_client.contract.states import EngineState, VersionState
 from refitd_client.contract.wire import ReclaimPlan
@@ -17,6 +17,7 @@ _ENDED: Mapping[str, str] = {
     Outcome.NACK.name: "was refused, which left it as it was",
     Outcome.TAINTED.name: "broke off in the middle, which left contents that nobody can vouch for",
     Outcome.UNREACHABLE.name: "did not come about, because it could not be reached",
+    NOT_SENT: "did not come about: nothing was sent",
 }
 
 
@@ -44,6 +45,9 @@ def _on_engines(record: VersionRecord, ledger: Ledger) -> list[str]:
         sentences.append(f"The target of run {record.run} is {target.id}.")
     if not engines:
         sentences.append(f"No engine follows run {record.run}.")
+    rollout = ledger.rollouts.get(record.run)
+    if rollout is not None and rollout.version == record.id and rollout.reason is not None:
+        sentences.append(f"Its rollout is {rollout.state}: {rollout.reason}.")
     for engine in engines:
         if engine.serving == record.id:
             sentences.append(f"Engine {engine.id} serves it.")
@@ -88,7 +92,10 @@ def _turn(engine: EngineRecord, target: VersionRecord, ledger: Ledger) -> list[s
         return [f"It has given {target.id} up after {engine.strikes[target.id]} loads: a resync tries it once more."]
     if engine.id in released(ledger.strategy, target, rollout, engines):
         return []
-    return [f"It is not its turn yet: {why_waiting(ledger.strategy, target, engines)}."]
+    sentences = [f"It is not its turn yet: {why_waiting(ledger.strategy, target, engines)}."]
+    if rollout is not None and rollout.version == target.id and rollout.reason is not None:
+        sentences.append(f"The rollout is {rollout.state}: {rollout.reason}.")
+    return sentences
 
 
 def _state_of(engine: EngineRecord) -> str:

@@ -1,8 +1,8 @@
 """The smallest set of changes that makes a job fit, and what each saves. Pure.
 
-Sets are tried by size, and among sets of one size in the order of `KNOBS`, so that what costs least comes first. Within
-a set each knob is turned as far as it goes; where that fits, each is turned back as far as the job still fits. First
-those are looked for that leave the KV cache room for all requests at once, then those that make some of them wait.
+Sets are tried by size, and among sets of one size in the order of `KNOBS`, so that what costs least comes first; those
+that leave the KV cache room for all requests at once before those that make some of them wait. Within a set each knob
+is turned as far as it goes; where that fits, each is turned back as far as the job still fits.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -107,10 +107,11 @@ def changes(job: Job, measure: Measure, *, handover: bool) -> tuple[Change, ...]
     if now.fits:
         return ()
     knobs = [knob for knob in KNOBS if not (handover and knob.setting == "expandable_segments")]
-    for patient in (False, True):
-        for turned in _sets(knobs, job, now):
-            if (found := _least(turned, job, now, measure, patient=patient)) is not None:
-                return tuple(_told(found, job, measure))
+    for sets in _sets(knobs, job, now):
+        for patient in (False, True):
+            for turned in sets:
+                if (found := _least(turned, job, now, measure, patient=patient)) is not None:
+                    return tuple(_told(found, job, measure))
     return None
 
 
@@ -118,10 +119,11 @@ _Turned = tuple[tuple[Knob, Sequence[object]], ...]
 _Set = list[tuple[Knob, object]]
 
 
-def _sets(knobs: list[Knob], job: Job, now: Memory) -> Iterator[_Turned]:
+def _sets(knobs: list[Knob], job: Job, now: Memory) -> Iterator[list[_Turned]]:
+    """The sets of one knob, of two, and so on."""
     movable = [(knob, levels) for knob in knobs if (levels := knob.levels(job, now))]
     for size in range(1, len(movable) + 1):
-        yield from combinations(movable, size)
+        yield list(combinations(movable, size))
 
 
 def _least(turned: _Turned, job: Job, now: Memory, measure: Measure, *, patient: bool) -> _Set | None:

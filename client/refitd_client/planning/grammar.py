@@ -96,7 +96,8 @@ def _tree(text: str) -> "Tree[Token]":
         position = len(text) if token.type == "$END" else int(token.start_pos or 0)
         raise at(text, position, _expected(error.accepts or error.expected)) from None
     except UnexpectedCharacters as error:
-        raise at(text, int(error.pos_in_stream), _expected(error.allowed or ())) from None
+        found: Any = error
+        raise at(text, found.pos_in_stream, _expected(found.allowed or ())) from None
     except UnexpectedInput as error:
         raise at(text, 0, f"the allocation does not parse: {error}") from None
 

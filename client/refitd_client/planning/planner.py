@@ -10,24 +10,24 @@ from typing import Any
 
 from refitd_client.errors import PlanRefusedError
 from refitd_client.planning.allocation import Allocation, Role, of_counts
+from refitd_client.planning.config import model_of, read_model
 from refitd_client.planning.fit import assumed_of_memory, fit, planned_memory
 from refitd_client.planning.found import machine_for
 from refitd_client.planning.grammar import parse
 from refitd_client.planning.job import Job, job_of
 from refitd_client.planning.machine import Gpu, Machine
-from refitd_client.planning.model import Model, model_of, read_model
+from refitd_client.planning.model import Model
 from refitd_client.planning.nvml import read_gpus
 from refitd_client.planning.outputs import areal_patch, sglang_flags
 from refitd_client.planning.placement import Placement, place
 from refitd_client.planning.plan import Plan, Way
+from refitd_client.planning.rules import Choice, choose
 from refitd_client.planning.transport import (
     COSTS,
-    Choice,
     Installation,
     Situation,
     Transport,
     carried_out,
-    choose,
     environment,
     hinders,
 )

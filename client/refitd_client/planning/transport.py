@@ -1,4 +1,4 @@
-"""How weights get from trainer to engines: a table of named rules, the first that applies decides. Pure.
+"""The ways for weights to get from trainer to engines, and what stands against each. Pure; `rules.py` chooses.
 
 disk         files on a root that both see; refitd's own way, and the one that needs nothing else
 disk+delta   the same, and only what changed where little did
@@ -7,7 +7,7 @@ nccl         a broadcast over a process group of trainer rank 0 and all engine r
 gloo         the same through host memory, where neither files nor NCCL can be had
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import assert_never
@@ -57,92 +57,14 @@ class Situation:
         return self.colocated or self.doubled is not None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """What was chosen, by which rule, and why."""
-
-    transport: Transport
-    rule: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """A rule: it chooses `transport` where `applies`."""
-
-    name: str
-    transport: Transport
-    applies: Callable[[Situation], bool]
-    reason: Callable[[Situation], str]
-
-
-def _no_nccl(now: Situation) -> str:
+def no_broadcast(now: Situation) -> str:
+    """Why NCCL cannot broadcast where trainer and engines share a GPU."""
     if now.doubled is None:
         return "trainer and engines are colocated"
     return (
         f"the update group would have {now.group} ranks, and two of them are on {now.doubled}: "
         "NCCL refuses that (Duplicate GPU detected)"
     )
-
-
-def _separate(now: Situation) -> str:
-    return f"each of the {now.group} ranks of the update group has a GPU of its own"
-
-
-RULES: tuple[Rule, ...] = (
-    Rule(
-        name="no-shared-files-one-device",
-        transport=Transport.GLOO,
-        applies=lambda now: not now.shared_files and now.shares,
-        reason=lambda now: f"the engines do not see the trainer's files, and {_no_nccl(now)}",
-    ),
-    Rule(
-        name="no-shared-files",
-        transport=Transport.NCCL,
-        applies=lambda now: not now.shared_files,
-        reason=lambda _: (
-            "the engines do not see the trainer's files, and each rank of the update group has a GPU of its own"
-        ),
-    ),
-    Rule(
-        name="lora",
-        transport=Transport.DISK,
-        applies=lambda now: now.lora,
-        reason=lambda _: "an adapter is small: its files cost less than any process group",
-    ),
-    Rule(
-        name="hand-over",
-        transport=Transport.HANDOVER,
-        applies=lambda now: hinders_handover(now) is None,
-        reason=lambda now: f"{_no_nccl(now)}; the engine can open the trainer's tensors where they are",
-    ),
-    Rule(
-        name="colocated",
-        transport=Transport.DISK_DELTA,
-        applies=lambda now: now.colocated,
-        reason=lambda now: f"{_no_nccl(now)}, which rules a process group out; files on a shared root go everywhere",
-    ),
-    Rule(
-        name="duplicate-device",
-        transport=Transport.DISK_DELTA,
-        applies=lambda now: now.doubled is not None,
-        reason=lambda now: f"{_no_nccl(now)}; files on a shared root go everywhere",
-    ),
-    Rule(
-        name="separate-devices",
-        transport=Transport.NCCL,
-        applies=lambda now: now.devices > 1,
-        reason=_separate,
-    ),
-)
-
-
-def choose(now: Situation) -> Choice:
-    """The first rule that applies. One always does: a device that is alone is doubled."""
-    rule = next(rule for rule in RULES if rule.applies(now))
-    if rule.transport is Transport.DISK_DELTA and not now.installation.deltas:
-        return Choice(transport=Transport.DISK, rule=rule.name, reason=rule.reason(now))
-    return Choice(transport=rule.transport, rule=rule.name, reason=rule.reason(now))
 
 
 def hinders_handover(now: Situation) -> str | None:
@@ -174,7 +96,7 @@ def hinders(transport: Transport, now: Situation) -> str | None:
         case Transport.HANDOVER:
             return hinders_handover(now)
         case Transport.NCCL:
-            return _no_nccl(now) if now.shares else None
+            return no_broadcast(now) if now.shares else None
         case Transport.GLOO:
             return None
         case _:

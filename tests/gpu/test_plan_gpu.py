@@ -15,13 +15,14 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 # Torch is at hand, tensors are published and the GPUs are planned for; `python` runs on while NVML is asked.
 CONTROLLER = """
-import sys, torch
-from refitd_client import RefitClient, WeightPublisher, plan
+import contextlib, sys, torch
+from refitd_client import RefitClient, RetryPolicy, ServiceUnreachableError, WeightPublisher, plan
 from refitd_client.planning.nvml import read_gpus
-with WeightPublisher(sys.argv[1], "controlled", delta_rules=None) as publisher:
+with WeightPublisher(sys.argv[1], "controlled") as publisher:
     for step in (1, 2):
         publisher.publish({"w": torch.full((1024, 1024), float(step))}, step=step, delta="auto")
-RefitClient("http://127.0.0.1:1").close()
+with contextlib.suppress(ServiceUnreachableError):
+    RefitClient("http://127.0.0.1:1", retry=RetryPolicy(deadline=0.1)).versions()
 plan("sglang:d1|fsdp:d1")
 assert read_gpus()
 if sys.argv[2] == "context":

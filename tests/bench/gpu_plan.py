@@ -2,7 +2,7 @@
 
     python tests/bench/gpu_plan.py [--sizes 0.5b,1.5b,3b] [--port 30000] [--out FILE] [--engine-flags '…']
 
-For each size: a server with random weights is started, 64 requests are sent at once, and a trainer (transformers' Qwen2,
+For each size: a server with random weights starts, 64 requests are sent at once, and a trainer (transformers' Qwen2,
 bf16, AdamW, loss in fp32) runs beside it, storing activations and then recomputing them. Where NVML does not tell
 processes apart (in containers), a process is what the GPU holds more since it was started. Ends with 1 where a
 prediction is off by more than 10 %. It needs SGLang's environment (PYTHONPATH), and stops nothing but what it started.
@@ -284,7 +284,7 @@ def _compare(size: str, port: int, flags: str, meter: Meter, gpu: Gpu, scratch: 
             if len(words) != 3:
                 raise SystemExit((folder / "trainer.log").read_text()[-3000:])
             own = {"allocated": int(words[1]) / GIB, "reserved": int(words[2]) / GIB}
-            # PyTorch gives nothing back by itself: what is held now is this mode's peak, and not that of the one before.
+            # PyTorch gives nothing back by itself: what is held now is this mode's peak, not that of the one before.
             held = meter.now
             predicted = _predicted(size, gpu, recompute=mode == "recompute")["training"]
             yield _told(size, f"trainer, {mode}", predicted, meter.of(training.pid), held, own)

@@ -8,6 +8,7 @@ import typer
 
 from refitd.cli import engines
 from refitd.cli.demo import demo
+from refitd.cli.doctor import doctor
 from refitd.cli.exits import EXIT_CODES_HELP
 from refitd.cli.fsck import fsck
 from refitd.cli.help import help_of
@@ -52,7 +53,7 @@ def refitd(version: Version = False) -> None:
 
 
 COMMANDS: Mapping[str, tuple[Callable[..., None], ...]] = {
-    "Run it": (plan, serve, demo, fsck),
+    "Run it": (plan, doctor, serve, demo, fsck),
     "Look": (status, versions, explain, wait),
     "Change": (publish, rollback, pin, unpin, reclaim),
 }

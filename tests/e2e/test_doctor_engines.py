@@ -11,6 +11,8 @@ import pytest
 from support.command_line import refitd
 from support.servers import ADMIN_KEY, API_KEY, SGLANG_VENV, EmbeddedServer, EngineServer
 
+pytestmark = pytest.mark.timeout(400)  # a real SGLang takes its time to start
+
 REAL = [pytest.param("sglang", marks=pytest.mark.sglang)] if SGLANG_VENV else []
 
 

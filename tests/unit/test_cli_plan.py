@@ -70,3 +70,55 @@ def test_bad_input_is_named(flags: list[str], names: str) -> None:
     shown = refitd("plan", "sglang:d1|fsdp:d1", *flags)
     assert shown.exit_code == 2
     assert names in shown.output
+
+
+AREAL = """
+allocation_mode: sglang.d1p1t1+d1p1t1
+cluster: {n_nodes: 1, n_gpus_per_node: 1}
+gconfig: {n_samples: 4, max_new_tokens: 512}
+rollout: {max_concurrent_rollouts: 32}
+train_dataset: {batch_size: 8, max_length: 512}
+actor:
+  path: PATH
+  gradient_checkpointing: false
+  mb_spec: {max_tokens_per_mb: 5120}
+ref: {path: "${actor.path}"}
+sglang: {mem_fraction_static: 0.8, context_length: 4096, attention_backend: flashinfer}
+"""
+
+
+def test_an_areal_configuration_says_all_of_a_job(tmp_path: Path, model: list[str]) -> None:
+    """The plan is that of the same flags, and its patch has AReaL's own keys."""
+    file = tmp_path / "grpo.yaml"
+    file.write_text(AREAL.replace("PATH", model[1]))
+    by_file = msgspec.json.decode(refitd("plan", "--areal", str(file), "--gpu-memory", "44.42", "--json").stdout)
+    flags = ["--micro-batch-tokens", "5120", "--attention-backend", "flashinfer", "--nodes", "1"]
+    by_flags = msgspec.json.decode(refitd("plan", "sglang.d1p1t1+d1p1t1", *A40, *flags, *model, "--json").stdout)
+    assert by_file["memory"] == by_flags["memory"]
+    assert by_file["areal"] == {"actor": {"weight_update_mode": "disk"}, "sglang": {"mem_fraction_static": 0.55}}
+    changed = refitd("plan", "--areal", str(file), "--gpu-memory", "44.42", "--mem-fraction-static", "0.5", "--json")
+    assert msgspec.json.decode(changed.stdout)["memory"]["fits"], "flags win"
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("[", "is not YAML"),
+        ("- 1", "no mapping"),
+        ("actor: {mb_spec: {max_tokens_per_mb: many}}", "actor.mb_spec.max_tokens_per_mb"),
+        ("actor: {gradient_checkpointing: 3}", "actor.gradient_checkpointing"),
+        ("gconfig: {n_samples: '${gconfig.n_samples}'}", "refers to itself"),
+        ("sglang: {mem_fraction_static: lots}", "sglang.mem_fraction_static"),
+    ],
+)
+def test_a_bad_areal_configuration_is_named(tmp_path: Path, text: str, names: str) -> None:
+    (tmp_path / "grpo.yaml").write_text(text)
+    shown = refitd("plan", "sglang:d1+d1", "--gpus-per-node", "1", "--areal", str(tmp_path / "grpo.yaml"))
+    assert shown.exit_code == 2
+    assert names in shown.output
+
+
+def test_newer_areal_configurations_name_each_backend(tmp_path: Path) -> None:
+    (tmp_path / "grpo.yaml").write_text("rollout: {backend: 'sglang:d4'}\nactor: {backend: 'fsdp:d4'}\n")
+    made = answer("plan", "--areal", str(tmp_path / "grpo.yaml"), "--gpus-per-node", "8")
+    assert made["allocation"] == "sglang:d4+fsdp:d4"

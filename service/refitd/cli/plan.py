@@ -20,6 +20,10 @@ Allocation = Annotated[
     str | None,
     typer.Argument(metavar="[ALLOCATION]", help="An AReaL allocation, such as 'sglang:d1|fsdp:d1'", show_default=False),
 ]
+Areal = Annotated[
+    Path | None,
+    typer.Option("--areal", metavar="FILE", help="An AReaL configuration (YAML) to take all from; flags win"),
+]
 EngineGpus = Annotated[int | None, _number("--engine-gpus", "N", "GPUs that generate", _MACHINE)]
 TrainerGpus = Annotated[int | None, _number("--trainer-gpus", "N", "GPUs that train", _MACHINE)]
 EngineTp = Annotated[int, _number("--engine-tp", "N", "GPUs of one engine [1]", _MACHINE)]
@@ -86,6 +90,7 @@ Concurrent = Annotated[int | None, _number("--concurrent-rollouts", "N", "Prompt
 
 def plan(
     allocation: Allocation = None,
+    areal: Areal = None,
     engine_gpus: EngineGpus = None,
     trainer_gpus: TrainerGpus = None,
     engine_tp: EngineTp = 1,
@@ -125,16 +130,20 @@ def plan(
 
     \b
     refitd plan sglang.d1p1t1+d1p1t1 --gpus-per-node 1 --gpu-memory 44.42 --model /models/qwen2.5-0.5b
+    refitd plan --areal gsm8k_grpo.yaml --gpu-memory 44.42 --model /models/qwen2.5-0.5b
     refitd plan 'sglang:d4t2+fsdp:d8' --model /models/qwen3-8b --precision mixed --gradient-checkpointing
     refitd plan --engine-gpus 4 --trainer-gpus 4 --gpus-per-node 8 --json | jq '{transport, reason}'
     """
-    given = {name: value for name, value in locals().items() if name not in {"json", "kv_cache_dtype"}}
-    # Here, because only this command needs it.
+    given = {name: value for name, value in locals().items() if name not in {"json", "areal", "kv_cache_dtype"}}
+    # Here, because only this command needs them.
+    from refitd.cli.areal import read_areal
     from refitd.cli.plan_shown import shown
     from refitd_client import plan as made
 
     with speaking(json=json) as out:
-        found = made(**given, kv_cache_bytes=_kv_cache_bytes(kv_cache_dtype))
+        of_file = {} if areal is None else read_areal(areal)
+        said = {name: value for name, value in given.items() if value is not None}
+        found = made(**{**of_file, **said}, kv_cache_bytes=_kv_cache_bytes(kv_cache_dtype))
         out.show(found, *shown(found))
         if found.memory is not None and not found.memory.fits:
             raise typer.Exit(ExitCode.FAILED)

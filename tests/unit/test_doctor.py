@@ -1,6 +1,7 @@
 """`refitd doctor`: what it finds, what it proves, and what it says it cannot know."""
 
 import os
+import time
 from collections.abc import Iterator
 from email.utils import formatdate
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from refitd.doctor import surroundings
 from refitd.doctor.engines import Asked, judge_engine, skew_of
 from refitd.doctor.finding import Finding, Verdict
+from refitd.doctor.libraries import judge_releases, version_of
 from refitd.doctor.processes import LocalProcess, local_process
 from refitd.doctor.root import Nonce, RootFacts, judge_root
 from refitd.doctor.sharing import Evidence, judge_sharing
@@ -66,8 +68,9 @@ def test_a_job_that_is_well_has_nothing_to_do(job: list[str], sglang: ScriptedSg
 
 
 def test_an_engine_on_this_host_reads_the_nonce(job: list[str], sglang: ScriptedSglang) -> None:
-    _, found = examined(*job, "--engine", sglang.url)
+    _, found = examined(*job, "--engine", sglang.url, "--nccl", "--trainer-pid", str(os.getpid()))
     assert "nonce" in found["shared-files", "ok"]["text"]
+    assert any(check == "nccl" for check, _ in found)
 
 
 def test_an_engine_that_sees_another_root_is_found_out(job: list[str], sglang: ScriptedSglang, tmp_path: Path) -> None:
@@ -109,11 +112,9 @@ def test_a_key_that_does_not_open_changes_is_found_before_the_first_load(
     assert sglang.served["model_path"] == "/base"
 
 
-@pytest.mark.parametrize(
-    ("date", "verdict"),
-    [(formatdate(usegmt=True), "ok"), (formatdate(1_700_000_000, usegmt=True), "warning"), ("soon", "unknown")],
-)
-def test_a_clock_that_is_off_is_said(date: str, verdict: str) -> None:
+@pytest.mark.parametrize(("behind", "verdict"), [(0, "ok"), (90, "warning"), (None, "unknown")])
+def test_a_clock_that_is_off_is_said(behind: int | None, verdict: str) -> None:
+    date = "soon" if behind is None else formatdate(time.time() - behind, usegmt=True)
     reply = Reply(status=400, text="", data=None, date=date)
     asked = Asked(name="e", spec=SPEC, root="/mnt", seen=SEEN, change=reply, skew=skew_of(reply))
     assert {found.check: found.verdict for found in judge_engine(asked)}["engine-clock"] == verdict
@@ -188,6 +189,16 @@ def test_both_sides_of_a_broadcast_need_one_setting(
     environment: dict[str, str] | None, is_sglang: bool, verdicts: list[str]
 ) -> None:
     assert [found.verdict for found in judge_nccl("x", environment, is_sglang=is_sglang)] == verdicts
+
+
+def test_two_releases_of_nccl_are_found_out(tmp_path: Path) -> None:
+    (tmp_path / "libnccl.so.2").write_bytes(b"\0ELF..NCCL version 2.27.3+cuda12.9\0")
+    assert version_of(tmp_path / "libnccl.so.2") == "2.27.3"
+    (tmp_path / "empty").touch()
+    assert version_of(tmp_path / "empty") is None
+    assert [one.verdict for one in judge_releases({"trainer": "2.27.3", "engine": "2.26.2"})] == ["failed"]
+    assert [one.verdict for one in judge_releases({"trainer": "2.27.3", "engine": "2.27.3"})] == ["ok"]
+    assert not list(judge_releases({"trainer": None, "engine": None}))
 
 
 def test_gpus_are_told_apart_by_uuid() -> None:

@@ -11,6 +11,7 @@ from refitd_client.planning.model import Model
 from refitd_client.planning.parts import Process
 from refitd_client.planning.placement import Placement
 from refitd_client.planning.plan import PlannedChange, PlannedMemory, PlannedProcess
+from refitd_client.planning.trainer import lora_parameters
 from refitd_client.planning.transport import Transport
 
 KEPT_ON_ROOT = 6
@@ -51,9 +52,15 @@ def planned_memory(found: Fit) -> PlannedMemory:
         after=_processes(found.then),
         kv_tokens=found.now.kv_tokens,
         kv_wanted=found.now.kv_wanted,
-        host=round(KEPT_ON_ROOT * _WEIGHT_BYTES * found.model.parameters / GIB, 2),
+        host=round(KEPT_ON_ROOT * _WEIGHT_BYTES * _published(found) / GIB, 2),
         sources=_sources((*found.now.processes, *found.then.processes)),
     )
+
+
+def _published(found: Fit) -> float:
+    """Parameters of a version: the model's, or those of an adapter."""
+    rank = found.job.lora_rank
+    return found.model.parameters if rank is None else lora_parameters(found.model, rank)
 
 
 def assumed_of_memory() -> list[str]:

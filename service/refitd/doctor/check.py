@@ -8,6 +8,7 @@ from pathlib import Path
 
 from refitd.doctor.engines import Asked, ask_engines, judge_engine
 from refitd.doctor.finding import Check, Finding, Verdict
+from refitd.doctor.libraries import judge_releases, nccl_of
 from refitd.doctor.processes import LocalProcess, environment_of, family_of, local_process
 from refitd.doctor.root import Nonce, RootUnusableError, judge_root, look_at_root, probed
 from refitd.doctor.service import judge_service
@@ -60,7 +61,9 @@ async def _check(settings: Settings, root: Path, nonce: Nonce, *, nccl: bool, tr
     for one in asked:
         findings += await asyncio.to_thread(_of_engine, root, nonce, one, processes[one.name], journal)
     findings += await asyncio.to_thread(_of_gpus, processes, trainer)
-    return [*findings, *(_of_nccl(processes, trainer) if nccl else ())]
+    if nccl:
+        findings += await asyncio.to_thread(lambda: list(_of_nccl(processes, trainer)))
+    return findings
 
 
 def _of_engine(
@@ -87,6 +90,9 @@ def _of_nccl(processes: Mapping[str, LocalProcess | None], trainer: int | None) 
         yield from judge_nccl("trainer", environment_of(trainer), is_sglang=False)
     for name, process in processes.items():
         yield from judge_nccl(name, None if process is None else process.environment, is_sglang=True)
+    pids = {name: process.pid for name, process in processes.items() if process is not None}
+    pids |= {} if trainer is None else {"trainer": trainer}
+    yield from judge_releases({name: nccl_of(pid) for name, pid in pids.items()})
 
 
 def _none(asked: list[Asked]) -> Iterator[Finding]:

@@ -8,9 +8,11 @@ import typer
 
 from refitd.cli import engines
 from refitd.cli.demo import demo
+from refitd.cli.doctor import doctor
 from refitd.cli.exits import EXIT_CODES_HELP
 from refitd.cli.fsck import fsck
 from refitd.cli.help import help_of
+from refitd.cli.plan import plan
 from refitd.cli.publish import publish
 from refitd.cli.reclaim import reclaim
 from refitd.cli.serve import ENGINES_FILE_HELP, serve
@@ -51,7 +53,7 @@ def refitd(version: Version = False) -> None:
 
 
 COMMANDS: Mapping[str, tuple[Callable[..., None], ...]] = {
-    "Run it": (serve, demo, fsck),
+    "Run it": (plan, doctor, serve, demo, fsck),
     "Look": (status, versions, explain, wait),
     "Change": (publish, rollback, pin, unpin, reclaim),
 }

@@ -4,6 +4,7 @@ from fastapi import APIRouter, Response
 from fastapi.responses import RedirectResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from refitd.ledger import Ledger
 from refitd.problem import Kind, ProblemError
 from refitd.surface.context import ServiceOf
 from refitd.surface.metrics import registry_of
@@ -36,7 +37,11 @@ async def readyz(service: ServiceOf) -> dict[str, str]:
 @router.get("/v1/faults")
 async def faults(service: ServiceOf) -> Faults:
     """What cannot be done now, in sentences; null where nothing is wrong."""
-    ledger = service.ledger
+    return faults_of(service.ledger)
+
+
+def faults_of(ledger: Ledger) -> Faults:
+    """What is wrong with the root and with the list of engines."""
     return Faults(root=ledger.root_fault, engines=ledger.file_fault or ledger.fleet_fault)
 
 

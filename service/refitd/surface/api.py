@@ -2,7 +2,7 @@
 
 from fastapi import FastAPI
 
-from refitd.surface import engines, errors, health, log, overview, reclaim, rollouts, versions
+from refitd.surface import engines, errors, health, log, overview, pages, reclaim, rollouts, versions
 from refitd.surface.auth import Gate
 from refitd.surface.context import Service
 from refitd.surface.document import documented
@@ -23,7 +23,7 @@ def build_api(service: Service) -> FastAPI:
     app.state.streams = Streams()
     app.state.feed = Feed(service.ledger)
     app.state.overview = overview.Cached()
-    for part in (overview, versions, engines, rollouts, reclaim, log, health):
+    for part in (overview, versions, engines, rollouts, reclaim, log, health, pages):
         app.include_router(part.router)
     errors.install(app)
     app.openapi = lambda: documented(app)

@@ -11,10 +11,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from refitd.problem import Kind, ProblemError
 from refitd.settings import Settings
+from refitd.surface.browser import Sender, intrusion
 from refitd.surface.errors import answer
+from refitd.surface.pages import FILES
 from refitd.tokens import Tokens, TokensRefusedError, is_one_of
 
-OPEN = frozenset({"/healthz", "/readyz"})  # orchestrators ask these, without a token
+HEALTH = frozenset({"/healthz", "/readyz"})  # orchestrators ask these, without a token
+OPEN = HEALTH | FILES.keys()  # and the dashboard's files are what asks people for theirs
 LOOKS = frozenset({"GET", "HEAD", "OPTIONS"})
 REALM = 'Bearer realm="refitd"'
 
@@ -83,8 +86,12 @@ class Gate:
         asked = Asked(method=scope["method"], path=scope["path"], credentials=credentials)
         if asked.path in OPEN:
             return None
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         try:
-            return refusal(asked, await self._tokens())
+            tokens = await self._tokens()
+            changes = asked.method not in LOOKS
+            found = intrusion(Sender(headers=headers), changes=changes, has_token=bool(tokens.write))
+            return found or refusal(asked, tokens)
         except OSError as error:
             return ProblemError(Kind.NOT_READY, f"the service cannot read its token file: {error.strerror}")
         except TokensRefusedError as error:

@@ -64,6 +64,7 @@ class Feed:
         """
         with self._watching():
             while position < self._oldest:  # it missed something, and is read it at its own pace
+                await self._ledger.durable()
                 frame = await self._read(position)
                 position = frame.last
                 yield frame.data

@@ -1,7 +1,6 @@
 """Liveness, readiness and metrics, open to everyone: they say nothing secret. And faults, which name files."""
 
 from fastapi import APIRouter, Response
-from fastapi.responses import RedirectResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from refitd.ledger import Ledger
@@ -11,12 +10,6 @@ from refitd.surface.metrics import registry_of
 from refitd_client.contract.wire import Faults
 
 router = APIRouter(tags=["health"])
-
-
-@router.get("/", include_in_schema=False)
-async def home() -> RedirectResponse:
-    """To the API's documentation."""
-    return RedirectResponse("/docs")
 
 
 @router.get("/healthz")

@@ -56,7 +56,6 @@ async def events(
     position = service.ledger.last_event if last_event_id is None else last_event_id
     if position > service.ledger.last_event:
         position = 0  # of a journal that was lost since: all of this one is news
-    await service.ledger.durable()  # what it has not seen can be read
     feed: Feed = request.app.state.feed
     return StreamingResponse(_stream(feed, position), media_type="text/event-stream", headers=_UNBUFFERED)
 

@@ -78,7 +78,7 @@ def read_open_attempts(connection: sa.Connection) -> list[AttemptRecord]:
 
 def read_attempts(connection: sa.Connection, *, version: str, limit: int) -> list[AttemptRecord]:
     """The newest attempts to bring engines to a version, the oldest of them first."""
-    rowid = sa.literal_column("rowid")  # a row is written when its attempt begins, and keeps its place
+    rowid = sa.literal_column("rowid", sa.Integer)  # a row is written when its attempt begins, and keeps its place
     query = sa.select(attempts.c.record).where(attempts.c.version == version).order_by(rowid.desc()).limit(limit)
     return [unpack(row, AttemptRecord) for row in reversed(connection.scalars(query).all())]
 

@@ -1,8 +1,8 @@
 """The event stream, made once for all who watch.
 
 Events are gathered for up to 50 ms, read from the journal (so what is streamed is durable) and encoded into one frame,
-which every watcher is sent as it is. The newest frames are kept for whoever is a little behind; they are the only buffer
-there is. A watcher takes the next frame when it has taken the one before; one that has fallen behind the oldest frame
+which every watcher is sent as it is. The newest frames are kept for whoever is a little behind; they are the only
+buffer there is. A watcher takes the next frame when it has taken the one before; one that has fallen behind the oldest frame
 is dropped, and costs nothing more. It loses nothing either: it comes back with Last-Event-ID, and is read what it
 missed from the journal at the pace that it can take.
 
@@ -22,7 +22,8 @@ from refitd.ledger import Ledger
 from refitd_client.contract.wire import Event
 
 FRAME_SECONDS = 0.05
-FRAME_EVENTS = 1000
+FRAME_EVENTS = 250
+FRAME_BYTES = 2**18
 KEPT_FRAMES = 256
 KEPT_BYTES = 4 * 2**20
 PING_SECONDS = 15.0  # a comment as often as this tells both sides that the other is there
@@ -119,7 +120,9 @@ class Feed:
         await asyncio.sleep(max(0.0, self._made_at + FRAME_SECONDS - loop.time()))
         await self._ledger.durable()
         frame = await self._read(self._last)
-        self._made_at = loop.time()
+        self._made_at = (
+            loop.time() if frame.last == self._ledger.last_event else 0.0
+        )  # what did not fit follows at once
         self._keep(frame)
 
     def _keep(self, frame: Frame) -> None:
@@ -134,12 +137,22 @@ class Feed:
             self._ledger.journal.read,
             lambda connection: reads.read_events(connection, after=after, limit=FRAME_EVENTS),
         )
-        return Frame(first=events[0].seq, last=events[-1].seq, data=encode(events))
+        return frame_of(events)
 
 
-def encode(events: Sequence[Event]) -> bytes:
-    """Server-sent events (WHATWG): the kind, the number that Last-Event-ID takes, the event in JSON."""
-    return b"".join(
-        b"event: %b\nid: %d\ndata: %b\n\n" % (event.kind.encode(), event.seq, msgspec.json.encode(event))
-        for event in events
-    )
+def frame_of(events: Sequence[Event]) -> Frame:
+    """The first of these events, as many as fit into one frame."""
+    data = bytearray()
+    last = events[0].seq
+    for event in events:
+        encoded = encode(event)
+        if data and len(data) + len(encoded) > FRAME_BYTES:
+            break
+        data += encoded
+        last = event.seq
+    return Frame(first=events[0].seq, last=last, data=bytes(data))
+
+
+def encode(event: Event) -> bytes:
+    """A server-sent event (WHATWG): its kind, the number that Last-Event-ID takes, and all of it in JSON."""
+    return b"event: %b\nid: %d\ndata: %b\n\n" % (event.kind.encode(), event.seq, msgspec.json.encode(event))

@@ -31,7 +31,7 @@ async def list_events(
     before: Annotated[int | None, Query(ge=0, le=2**63 - 1)] = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
 ) -> Page[Event]:
-    """The log of decisions, newest first; `subject` is the id of a version or an engine. `next_cursor` is a `before`."""
+    """The log of decisions, newest first. `subject` is the id of a version or an engine, `before` a `next_cursor`."""
     await service.ledger.durable()
     found = await asyncio.to_thread(
         service.ledger.journal.read,

@@ -2,8 +2,8 @@
 
 Events are gathered for up to 50 ms, read from the journal (so what is streamed is durable) and encoded into one frame,
 which every watcher is sent as it is. The newest frames are kept for whoever is a little behind; they are the only
-buffer there is. A watcher takes the next frame when it has taken the one before; one that has fallen behind the oldest frame
-is dropped, and costs nothing more. It loses nothing either: it comes back with Last-Event-ID, and is read what it
+buffer there is. A watcher takes the next frame when it has taken the one before; one that has fallen behind the oldest
+frame is dropped, and costs nothing more. It loses nothing either: it comes back with Last-Event-ID, and is read what it
 missed from the journal at the pace that it can take.
 
 There is no task behind this: of the watchers that wait for a frame, one makes it for all.
@@ -11,19 +11,21 @@ There is no task behind this: of the watchers that wait for a frame, one makes i
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Generator, Sequence
+from collections.abc import AsyncIterator, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import msgspec
+import sqlalchemy as sa
 
 from refitd.journal import reads
 from refitd.ledger import Ledger
 from refitd_client.contract.wire import Event
 
 FRAME_SECONDS = 0.05
-FRAME_EVENTS = 250
+FRAME_EVENTS = 1000
 FRAME_BYTES = 2**18
+ROWS = 100  # read at a time: they may be long
 KEPT_FRAMES = 256
 KEPT_BYTES = 4 * 2**20
 PING_SECONDS = 15.0  # a comment as often as this tells both sides that the other is there
@@ -133,24 +135,22 @@ class Feed:
             self._bytes -= len(self._frames.popleft().data)
 
     async def _read(self, after: int) -> Frame:
-        events = await asyncio.to_thread(
-            self._ledger.journal.read,
-            lambda connection: reads.read_events(connection, after=after, limit=FRAME_EVENTS),
-        )
-        return frame_of(events)
+        return await asyncio.to_thread(self._ledger.journal.read, lambda connection: _gather(connection, after))
 
 
-def frame_of(events: Sequence[Event]) -> Frame:
-    """The first of these events, as many as fit into one frame."""
-    data = bytearray()
-    last = events[0].seq
-    for event in events:
-        encoded = encode(event)
-        if data and len(data) + len(encoded) > FRAME_BYTES:
+def _gather(connection: sa.Connection, after: int) -> Frame:
+    """The events behind `after`, as many as fit into one frame. Blocks."""
+    data, last = bytearray(), after
+    while last - after < FRAME_EVENTS:
+        events = reads.read_events(connection, after=last, limit=ROWS)
+        for event in events:
+            data += encode(event)
+            last = event.seq
+            if len(data) >= FRAME_BYTES:
+                break
+        if len(events) < ROWS or len(data) >= FRAME_BYTES:
             break
-        data += encoded
-        last = event.seq
-    return Frame(first=events[0].seq, last=last, data=bytes(data))
+    return Frame(first=after + 1, last=last, data=bytes(data))
 
 
 def encode(event: Event) -> bytes:

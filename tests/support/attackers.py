@@ -43,9 +43,9 @@ class QuietServer(Server):
 
 
 @asynccontextmanager
-async def listening(api: FastAPI, **patience: Any) -> AsyncIterator[QuietServer]:
+async def listening(api: FastAPI, port: int = 0, **patience: Any) -> AsyncIterator[QuietServer]:
     """Serve on loopback with this patience."""
-    server = QuietServer(api, "127.0.0.1", 0, Patience(**patience))
+    server = QuietServer(api, "127.0.0.1", port, Patience(**patience))
     async with asyncio.timeout(4 * GIVE_UP), asyncio.TaskGroup() as group:
         group.create_task(server.serve())
         while not server.started:  # noqa: ASYNC110 - likewise

@@ -15,6 +15,7 @@ from refitd.cli.publish import publish
 from refitd.cli.reclaim import reclaim
 from refitd.cli.serve import ENGINES_FILE_HELP, serve
 from refitd.cli.status import status
+from refitd.cli.top import top
 from refitd.cli.versions import explain, pause, pin, resume, rollback, unpin, versions
 from refitd.cli.wait import wait
 
@@ -52,7 +53,7 @@ def refitd(version: Version = False) -> None:
 
 COMMANDS: Mapping[str, tuple[Callable[..., None], ...]] = {
     "Run it": (serve, demo, fsck),
-    "Look": (status, versions, explain, wait),
+    "Look": (status, top, versions, explain, wait),
     "Change": (publish, rollback, pause, resume, pin, unpin, reclaim),
 }
 EPILOGS: Mapping[Callable[..., None], str] = {serve: ENGINES_FILE_HELP + EXIT_CODES_HELP}

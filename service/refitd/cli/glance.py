@@ -86,9 +86,12 @@ def _headline(glance: Glance) -> Text:
         word = Text(f"● live, {at} UTC", style="green")
     else:
         word = render.sentence(f"✕ not live since {at} UTC: {glance.lost}; trying again", "bold red")
-    return Text.assemble(
-        ("refitd ", "bold"), render.sentence(glance.url), "  ", word, overflow="ellipsis", no_wrap=True
-    )
+    return _line(("refitd ", "bold"), render.sentence(glance.url), "  ", word)
+
+
+def _line(*parts: str | Text | tuple[str, str]) -> Text:
+    """What is cut at the edge of the window and never goes on in a second line."""
+    return Text.assemble(*parts, overflow="ellipsis", no_wrap=True)
 
 
 def _faults(overview: Overview) -> list[Text]:
@@ -98,10 +101,8 @@ def _faults(overview: Overview) -> list[Text]:
 
 def _run(run: RunGlance) -> list[Text]:
     shape, style = _STANDINGS[run.standing]
-    first = Text.assemble(
-        (f"{shape} {run.standing} ", style), (run.headline, "bold"), "  ", render.sentence(run.run, "dim")
-    )
-    return [first, *(render.sentence(f"    {reason}") for reason in run.reasons)]
+    first = _line((f"{shape} {run.standing} ", style), (run.headline, "bold"), "  ", render.sentence(run.run, "dim"))
+    return [first, *(_line("    ", render.sentence(reason)) for reason in run.reasons)]
 
 
 def _engines(engines: Sequence[Engine], most: int) -> RenderableType:

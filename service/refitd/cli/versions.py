@@ -82,6 +82,9 @@ def pause(run: RunArgument, url: Url = None, token_file: TokenFile = None, json:
 
     Loads that are under way come to their end. An engine that is restarted or breaks is brought to the last good
     version, and a rollback is carried out.
+
+    \b
+    refitd pause exp/trial
     """
     with speaking(json=json) as out, connect(url, token_file) as client:
         seen = client.pause(run)
@@ -89,7 +92,11 @@ def pause(run: RunArgument, url: Url = None, token_file: TokenFile = None, json:
 
 
 def resume(run: RunArgument, url: Url = None, token_file: TokenFile = None, json: Json = False) -> None:
-    """Let the rollouts of a run go on after `refitd pause`."""
+    """Let the rollouts of a run go on after `refitd pause`.
+
+    \b
+    refitd resume exp/trial
+    """
     with speaking(json=json) as out, connect(url, token_file) as client:
         seen = client.resume(run)
         out.show(seen, render.sentence(f"Rollouts of {run} go on. {seen.headline}"))

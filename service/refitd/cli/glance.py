@@ -13,7 +13,9 @@ from refitd_client.contract.states import EngineState, Standing
 from refitd_client.contract.wire import Engine, Event, Overview, RunGlance, Version
 
 BAR = 32  # characters
-_FRAME = 9  # lines between and around the three parts
+# Lines around each part: an empty one, the table's head, and what stands below it.
+_ENGINES_FRAME, _UPDATES_FRAME, _EVENTS_FRAME = 4, 4, 1
+_SMALL = 10  # lines that engines have for themselves
 # A letter for each stage, so that a bar can be read without colours. In the capitals the engine stands still.
 STAGES: Mapping[str, tuple[str, str]] = {
     "publish": ("p", "dim"),
@@ -61,7 +63,7 @@ def screen(glance: Glance, height: int | None = None) -> RenderableType:
     top = [_headline(glance), *_faults(glance.overview)]
     for run in glance.overview.runs or []:
         top += _run(run)
-    room = None if height is None else max(height - len(top) - _FRAME, 3)
+    room = None if height is None else height - len(top) - _ENGINES_FRAME
     engines, versions, events = _shares(room, len(glance.overview.engines), len(glance.versions), len(glance.events))
     parts: list[RenderableType] = [*top, "", _engines(glance.overview.engines, engines)]
     if versions:
@@ -72,12 +74,15 @@ def screen(glance: Glance, height: int | None = None) -> RenderableType:
 
 
 def _shares(room: int | None, engines: int, versions: int, events: int) -> tuple[int, int, int]:
-    """How many lines each part gets. What one does not need the next one may have."""
+    """How many lines each part gets, besides its frame. What one does not need the next one may have."""
     if room is None:
         return engines, versions, events
-    first = min(engines, max(room // 2, room - versions - events))
-    second = min(versions, max((room - first) // 2, room - first - events))
-    return first, second, min(events, max(room - first - second, 0))
+    wished = versions + _UPDATES_FRAME + events + _EVENTS_FRAME
+    first = min(engines, max(room // 2, room - wished, 1) if room > _SMALL else max(room, 1))
+    left = room - first - _UPDATES_FRAME
+    second = min(versions, max(left // 2, left - events - _EVENTS_FRAME, 0))
+    left = left - second if second else room - first
+    return first, second, min(events, max(left - _EVENTS_FRAME, 0))
 
 
 def _headline(glance: Glance) -> Text:

@@ -22,8 +22,10 @@ class SimulatedEngine:
         self.gate: asyncio.Event | None = None
         self.closed = False
         self.fault: str | None = None
+        self.probes = 0
 
     async def probe(self) -> Reached | Unreached:
+        self.probes += 1
         if self.down:
             return Unreached(reason="connection refused")
         return Reached(

@@ -72,6 +72,21 @@ async def test_an_engine_that_is_down_holds_up_only_itself(tmp_path: Path) -> No
         await stage.until(lambda: stage.ledger.engines[B].serving == version(1).id)
 
 
+async def test_an_engine_that_stays_away_is_not_taken_for_one_with_other_contents(tmp_path: Path) -> None:
+    """It is asked again and again; that it does not answer says nothing about what it holds."""
+    engine = SimulatedEngine()
+    async with running(tmp_path, {"a": engine}) as stage:
+        stage.ledger.put_version(version(1))
+        await stage.until(lambda: stage.ledger.engines[A].serving == version(1).id)
+        engine.down, engine.contents = True, None
+        await stage.until(lambda: stage.ledger.engines[A].state is EngineState.UNREACHABLE)
+        probes = engine.probes
+        await stage.until(lambda: engine.probes >= probes + 3)
+        assert stage.ledger.engines[A].state is EngineState.UNREACHABLE
+        assert stage.ledger.engines[A].serving == version(1).id
+        assert len(engine.loads) == 1
+
+
 async def test_a_tainted_engine_stays_paused_until_it_is_repaired(tmp_path: Path) -> None:
     engine = SimulatedEngine()
     engine.script = [TAINTED]

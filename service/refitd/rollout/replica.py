@@ -131,7 +131,7 @@ class Replica:
             wait = min(wait, backoff(1, self._chance)) if before.state is EngineState.PROBING else wait
         self._agenda = replace(self._agenda, probe_at=self._now() + wait)
         after = after_probe(self._record, seen, self._expected(), self._target_id(), self._now())
-        if before.state in _AWAY and after.serving is not None:
+        if isinstance(seen, Reached) and before.state in _AWAY and after.serving is not None:
             after = await self._adopted(after)
         self._put(before, after)
 

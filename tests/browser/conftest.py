@@ -7,10 +7,12 @@ from collections.abc import AsyncIterator
 import pytest
 
 pytest.importorskip("playwright", reason="make browser installs it")
-from playwright.async_api import Browser, ConsoleMessage, Page, Request, async_playwright
+from playwright.async_api import Browser, ConsoleMessage, Page, Request, async_playwright, expect
 
 # Without these Chromium looks up its maker's hosts.
 QUIET = ["--no-sandbox", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+
+expect.set_options(timeout=20_000)  # a test that fails waits for so long; one that passes waits for nothing
 
 
 def chromium() -> str | None:
@@ -49,6 +51,6 @@ async def page(browser: Browser) -> AsyncIterator[Page]:
     page.on("pageerror", lambda error: faults.append(str(error)))
     page.on("console", heard)
     page.on("request", asked)
-    page.set_default_timeout(10_000)
+    page.set_default_timeout(20_000)
     yield page
     assert faults == []

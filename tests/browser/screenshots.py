@@ -29,7 +29,7 @@ RUN = "grpo-7b"
 STEPS = range(4191, 4201)
 DELAYS = (0.35, 0.4, 0.4, 0.45, 0.5, 0.55)  # seconds that each engine's load takes longer
 AWAY = 4  # the engine that is stopped before the last two steps
-DESK = {"width": 1280, "height": 820}
+DESK = {"width": 1280, "height": 1200}
 PHONE = {"width": 390, "height": 844}
 
 
@@ -97,9 +97,9 @@ def _history(root: Path, base: Path, url: str, away: ExitStack) -> None:
 
 
 def _bad(root: Path, base: Path, step: int) -> None:
-    """A checkpoint that lacks a tensor, as a trainer without the SDK writes it."""
+    """A checkpoint with a NaN, as a trainer without the SDK writes it."""
     weights = load_file(base / "model.safetensors")
-    del weights["model.layers.3.mlp.up_proj.weight"]
+    weights["model.layers.3.mlp.up_proj.weight"][7, 11] = float("nan")
     folder = root / RUN / f"v{step:06d}"
     folder.mkdir()
     shutil.copy(base / "config.json", folder)
@@ -123,7 +123,7 @@ async def _picture(browser: Browser, url: str, file: Path, **look: Any) -> None:
     if look["viewport"] == DESK:
         await page.get_by_role("button", name=f"{STEPS[-1]:,}", exact=True).click()
         await page.locator("table.loads tbody tr").first.wait_for()
-    await page.screenshot(path=file, full_page=look["viewport"] == DESK)
+    await page.screenshot(path=file)
     await page.context.close()
 
 

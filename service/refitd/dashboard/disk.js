@@ -50,7 +50,7 @@ function table(items, largest) {
         <th scope="col">Path</th>
         <th scope="col" class="number">Size</th>
         <th scope="col" class="wide share"><span class="unseen">Share</span></th>
-        <th scope="col">Verdict</th>
+        <th scope="col" class="verdict">Verdict</th>
         <th scope="col">Why</th>
       </tr>
     </thead>

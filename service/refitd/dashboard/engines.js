@@ -103,9 +103,8 @@ function row(engine, open, runs, max) {
   const load = engine.last_attempt;
   return html`<tr class=${isOpen ? "open" : ""}>
       <th scope="row">
-        <button type="button" class="fold" aria-expanded=${isOpen} @click=${() => unfold("engine", engine.id)}>
-          ${engine.id}
-        </button>
+        <button type="button" class="fold" aria-expanded=${isOpen} @click=${() => unfold("engine", engine.id)}
+          >${engine.id}</button>
       </th>
       <td>${stateWord(engine.state)}${engine.paused ? html` <span class="tag">${mark("PAUSED")}paused</span>` : nothing}</td>
       ${runs ? html`<td class="wide">${engine.run ?? "–"}</td>` : nothing}

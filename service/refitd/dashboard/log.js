@@ -29,8 +29,8 @@ export function log({ log: { items, more, subject } }) {
 
 const list = (items) => html`<table class="log">
   <caption class="unseen">Decisions, newest first</caption>
-  <thead class="unseen">
-    <tr><th scope="col">When</th><th scope="col">About</th><th scope="col">What</th></tr>
+  <thead>
+    <tr><th scope="col" class="when">When</th><th scope="col" class="about">About</th><th scope="col">What</th></tr>
   </thead>
   <tbody>
     ${repeat(
@@ -38,7 +38,7 @@ const list = (items) => html`<table class="log">
       (event) => event.seq,
       (event) => html`<tr>
         <td><time datetime=${event.at}>${clock(event.at)}</time></td>
-        <td><button type="button" class="quiet subject" @click=${() => showLog(event.subject)}>${event.subject}</button></td>
+        <td><button type="button" class="quiet subject" title=${event.subject} @click=${() => showLog(event.subject)}>${event.subject}</button></td>
         <td>${event.text}</td>
       </tr>`,
     )}

@@ -8,7 +8,7 @@ import { showLogOf } from "./engines.js";
 import { folded } from "./folded.js";
 import { clock, count, plural, size, span } from "./format.js";
 import { act, loadVersions, unfold } from "./live.js";
-import { mark, stateWord } from "./marks.js";
+import { mark, stateWord, toneOf } from "./marks.js";
 import { pager } from "./pager.js";
 import { change } from "./store.js";
 import { axis, bar, beginOf, legend, ordered, placed, stacked, total } from "./timeline.js";
@@ -90,19 +90,27 @@ function row(version, open, max, runs, targets) {
   const took = total(version.timings);
   return html`<tr class=${isOpen ? "open" : ""}>
       <th scope="row">
-        <button type="button" class="fold" aria-expanded=${isOpen} @click=${() => unfold("version", version.id)}>
-          ${count(version.step)}${version.generation > 1 ? html`<small> gen ${version.generation}</small>` : nothing}
-        </button>
+        <button type="button" class="fold" aria-expanded=${isOpen} @click=${() => unfold("version", version.id)}
+          >${count(version.step)}${version.generation > 1 ? html`<small> gen ${version.generation}</small>` : nothing}</button>
       </th>
       <td>${stateWord(version.state)} ${tags(version, targets)}</td>
       ${runs ? html`<td class="wide">${version.run}</td>` : nothing}
-      <td class="stages">${bar(stacked(version.timings), max, `Step ${version.step}`)}</td>
+      <td class="stages">${way(version, max)}</td>
       <td class="number">${took > 0 ? span(took) : "–"}</td>
       <td class="wide number">${served(version)}</td>
       <td class="wide number">${size(version.bytes)}</td>
       <td class="wide number">${clock(version.created_at)}</td>
     </tr>
     ${isOpen ? detail(version, open, runs ? 8 : 7) : nothing}`;
+}
+
+// What came no further has no stages to show, and a reason.
+function way(version, max) {
+  const stages = stacked(version.timings);
+  const why = version.reason !== null && toneOf(version.state) !== "good";
+  return stages.length === 0 && why
+    ? html`<span class="cut" title=${version.reason}>${version.reason}</span>`
+    : bar(stages, max, `Step ${version.step}`);
 }
 
 function tags(version, targets) {

@@ -9,7 +9,7 @@ import { count, plural, size } from "./format.js";
 import { act } from "./live.js";
 import { mark } from "./marks.js";
 import { pager } from "./pager.js";
-import { PAGE, change } from "./store.js";
+import { DISK_PAGE, change } from "./store.js";
 
 /** Largest first; what goes before what stays. */
 export const bySize = (one, other) =>
@@ -20,9 +20,9 @@ export function disk({ plan }) {
   const items = [...(plan.items ?? [])].sort(bySize);
   const going = items.filter((item) => !item.keep);
   const bytes = items.reduce((sum, item) => sum + (item.bytes ?? 0), 0);
-  const pages = Math.max(1, Math.ceil(items.length / PAGE));
+  const pages = Math.max(1, Math.ceil(items.length / DISK_PAGE));
   const page = Math.min(plan.page, pages - 1);
-  const shown = items.slice(page * PAGE, (page + 1) * PAGE);
+  const shown = items.slice(page * DISK_PAGE, (page + 1) * DISK_PAGE);
   return html`<section aria-labelledby="disk-title">
     <div class="bar-of-section">
       <h2 id="disk-title">Disk</h2>
@@ -34,7 +34,7 @@ export function disk({ plan }) {
     ${items.length === 0 ? nothing : table(shown, Math.max(...items.map((item) => item.bytes ?? 0), 1))}
     ${pager({
       what: "places on disk",
-      told: `${page * PAGE + 1} – ${page * PAGE + shown.length} of ${count(items.length)}`,
+      told: `${page * DISK_PAGE + 1} – ${page * DISK_PAGE + shown.length} of ${count(items.length)}`,
       canBack: page > 0,
       canOn: page < pages - 1,
       turn: (by) => change((state) => (state.plan.page = page + by)),
@@ -50,8 +50,7 @@ function table(items, largest) {
         <th scope="col">Path</th>
         <th scope="col" class="number">Size</th>
         <th scope="col" class="wide share"><span class="unseen">Share</span></th>
-        <th scope="col" class="verdict">Verdict</th>
-        <th scope="col">Why</th>
+        <th scope="col">Verdict, and why</th>
       </tr>
     </thead>
     <tbody>
@@ -62,8 +61,10 @@ function table(items, largest) {
           <th scope="row">${item.path}</th>
           <td class="number">${size(item.bytes)}</td>
           <td class="wide share">${share(item, largest)}</td>
-          <td><span class="state ${item.keep ? "good" : "over"}">${mark(item.keep ? "SEALED" : "DELETED")}<span>${item.keep ? "keep" : "delete"}</span></span></td>
-          <td class="why">${folded(item.reasons, 2)}</td>
+          <td>
+            <span class="state ${item.keep ? "good" : "over"}">${mark(item.keep ? "SEALED" : "DELETED")}<span>${item.keep ? "keep" : "delete"}</span></span>
+            <div class="why">${folded(item.reasons, 2)}</div>
+          </td>
         </tr>`,
       )}
     </tbody>

@@ -9,7 +9,7 @@ import { clock, count, plural, span, words } from "./format.js";
 import { act, unfold } from "./live.js";
 import { mark, stateWord } from "./marks.js";
 import { pager } from "./pager.js";
-import { ENGINES_PAGE, change } from "./store.js";
+import { PAGE, change } from "./store.js";
 import { bar, placed, total } from "./timeline.js";
 
 // What needs somebody first, what is well last.
@@ -29,10 +29,10 @@ export function chosen(engines, { state, text }) {
 export function engines({ overview, engines: filter, open }) {
   const all = overview.engines;
   const found = chosen(all, filter);
-  const pages = Math.max(1, Math.ceil(found.length / ENGINES_PAGE));
+  const pages = Math.max(1, Math.ceil(found.length / PAGE));
   const page = Math.min(filter.page, pages - 1);
-  const first = page * ENGINES_PAGE;
-  const shown = found.slice(first, first + ENGINES_PAGE);
+  const first = page * PAGE;
+  const shown = found.slice(first, first + PAGE);
   const runs = new Set(all.map((engine) => engine.run)).size > 1;
   const max = Math.max(...shown.map((engine) => total(engine.last_attempt?.timings ?? {})), 1);
   return html`<section aria-labelledby="engines-title">

@@ -1,7 +1,7 @@
 // What the page knows, in one place. Whoever changes it says so, and the page is drawn again before the next frame.
 
 export const PAGE = 25;
-export const ENGINES_PAGE = 50;
+export const DISK_PAGE = 12;
 export const LOG_PAGE = 20;
 
 export const state = {

@@ -3,6 +3,9 @@
 import asyncio
 from pathlib import Path
 
+import pytest
+
+from refitd.journal.journal import JournalError
 from refitd_client.contract.states import VersionState
 from support.checkpoints import publish, tensors
 from support.services import Stage, serving
@@ -27,6 +30,23 @@ async def test_the_overview_holds_runs_engines_and_where_the_stream_goes_on(tmp_
         again = (await stage.http.get("/v1/overview")).json()
         assert again["runs"][0]["target_step"] == 2
         assert again["event"] > found["event"]
+
+
+async def test_a_journal_that_cannot_be_written_is_told_and_hides_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def full() -> None:
+        raise JournalError("the journal cannot be written: disk full")
+
+    async with serving(tmp_path) as stage:
+        await stage.served(1)
+        assert (await stage.http.get("/v1/overview")).json()["faults"]["journal"] is None
+        monkeypatch.setattr(stage.ledger.journal, "durable", full)
+        answer = await stage.http.get("/v1/overview")
+        assert (answer.status_code, answer.json()["runs"][0]["in_sync"]) == (200, 1)
+        assert "disk full" in answer.json()["faults"]["journal"]
+        assert "disk full" in (await stage.http.get("/v1/faults")).json()["journal"]
+        monkeypatch.undo()
 
 
 async def test_a_version_tells_the_stages_of_each_engines_load(tmp_path: Path) -> None:

@@ -134,13 +134,16 @@ class Rollouts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """What the service cannot do now, in sentences: list its root, say which engines there are. None: nothing is wrong.
+    """What the service cannot do now, in sentences: list its root, say which engines there are, write its journal.
+
+    None: nothing is wrong.
 
     Where the engines file cannot be used any more, what it said before stays in force.
     """
 
     root: str | None = None
     engines: str | None = None
+    journal: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

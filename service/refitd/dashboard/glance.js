@@ -52,7 +52,7 @@ export function notice({ notice: said }) {
 
 /** Each run, and what is wrong with the service itself. */
 export function glance({ overview }) {
-  const faults = [overview.faults.root, overview.faults.engines].filter((fault) => fault !== null);
+  const faults = Object.values(overview.faults).filter((fault) => fault !== null);
   return html`<section class="glance" aria-label="At a glance">
     ${faults.map((fault) => html`<p class="fault">${mark("TROUBLED")}<span>${fault}</span></p>`)}
     ${overview.runs.map(run)}

@@ -3,6 +3,7 @@
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from refitd.journal.journal import JournalError
 from refitd.ledger import Ledger
 from refitd.problem import Kind, ProblemError
 from refitd.surface.context import ServiceOf
@@ -30,12 +31,18 @@ async def readyz(service: ServiceOf) -> dict[str, str]:
 @router.get("/v1/faults")
 async def faults(service: ServiceOf) -> Faults:
     """What cannot be done now, in sentences; null where nothing is wrong."""
-    return faults_of(service.ledger)
+    return await faults_now(service.ledger)
 
 
-def faults_of(ledger: Ledger) -> Faults:
-    """What is wrong with the root and with the list of engines."""
-    return Faults(root=ledger.root_fault, engines=ledger.file_fault or ledger.fleet_fault)
+async def faults_now(ledger: Ledger) -> Faults:
+    """What is wrong with the journal, the root and the list of engines."""
+    try:
+        await ledger.durable()
+    except JournalError as error:
+        fault = f"{error}; it goes on by itself when there is room"
+    else:
+        fault = None
+    return Faults(root=ledger.root_fault, engines=ledger.file_fault or ledger.fleet_fault, journal=fault)
 
 
 @router.get("/metrics", response_class=Response)

@@ -6,25 +6,26 @@ from fastapi import APIRouter, Request, Response
 from refitd.ledger import Ledger
 from refitd.surface.context import ServiceOf
 from refitd.surface.glance import Seen, glance
-from refitd.surface.health import faults_of
+from refitd.surface.health import faults_now
 from refitd.surface.present import present_engine
 from refitd_client.contract.states import VersionState
-from refitd_client.contract.wire import Overview, RunGlance
+from refitd_client.contract.wire import Faults, Overview, RunGlance
 
 router = APIRouter(prefix="/v1", tags=["overview"])
 
 
 class Cached:
-    """The last overview, in JSON. It is good until the ledger's bell rings again."""
+    """The last overview, in JSON. It is good until the ledger's bell rings again, or something else goes wrong."""
 
     def __init__(self) -> None:
-        self._as_of = -1
+        self._as_of = (-1, Faults())
         self._json = b""
 
-    def json(self, ledger: Ledger) -> bytes:
+    def json(self, ledger: Ledger, faults: Faults) -> bytes:
         """The overview as it is now."""
-        if self._as_of != ledger.bell.count:
-            self._json, self._as_of = msgspec.json.encode(overview_of(ledger)), ledger.bell.count
+        now = (ledger.bell.count, faults)
+        if self._as_of != now:
+            self._json, self._as_of = msgspec.json.encode(overview_of(ledger, faults)), now
         return self._json
 
 
@@ -32,17 +33,17 @@ class Cached:
 async def overview(service: ServiceOf, request: Request) -> Response:
     """Each run with a sentence that says whether its engines are on the newest version; all engines; counts."""
     cached: Cached = request.app.state.overview
-    await service.ledger.durable()  # who goes on with the event stream from here must not miss what is on its way
-    return Response(cached.json(service.ledger), media_type="application/json")
+    faults = await faults_now(service.ledger)  # a full disk is when somebody looks: it is told, and hides nothing else
+    return Response(cached.json(service.ledger, faults), media_type="application/json")
 
 
-def overview_of(ledger: Ledger) -> Overview:
+def overview_of(ledger: Ledger, faults: Faults) -> Overview:
     """Look at everything."""
     return Overview(
         at=ledger.clock.now(),
         event=ledger.last_event,
         strategy=ledger.strategy.name,
-        faults=faults_of(ledger),
+        faults=faults,
         runs=[glance_at(ledger, run) for run in runs_of(ledger)],
         engines=[present_engine(engine, ledger) for _, engine in sorted(ledger.engines.items())],
         versions=_count(ledger),

@@ -225,7 +225,7 @@ LOOKS = {
 async def test_axe_finds_nothing_and_nothing_is_wider_than_the_screen(
     browser: Browser, tmp_path: Path, look: str
 ) -> None:
-    async with crowd(tmp_path) as (api, ledger), listening(api) as server:
+    async with crowd(tmp_path) as (api, ledger), listening(api, within=110.0) as server:
         ledger.root_fault = "the root cannot be listed: Input/output error"
         # axe is put into the page by the test, past the page's own policy, which the other tests hold
         context = await browser.new_context(**LOOKS[look], bypass_csp=True)  # pyright: ignore[reportArgumentType]

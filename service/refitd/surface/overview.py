@@ -63,7 +63,7 @@ def glance_at(ledger: Ledger, run: str) -> RunGlance:
         Seen(
             run=run,
             target=ledger.goals(run).target,
-            versions=ledger.versions_of(run),
+            versions=[version for version in ledger.versions.values() if version.run == run],  # in any order
             engines=ledger.engines_of(run),
             rollout=ledger.rollouts.get(run),
             strategy=ledger.strategy,

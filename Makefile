@@ -3,7 +3,7 @@
 #   TORCH=skip, TORCH_INDEX=URL   another build of torch than the CPU one: see deploy/install-torch
 #   ARGS='-k rollback -x'         further arguments of pytest, of the demo or of the benchmark
 .DEFAULT_GOAL := help
-.PHONY: help demo test check soak chaos bench sglang clean
+.PHONY: help demo test check soak chaos bench sglang browser screenshots clean
 .DELETE_ON_ERROR:
 
 PYTHON ?=
@@ -15,7 +15,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 help: ## show this list
-	@awk -F ':[^#]*## ' '/^[a-z]+:[^#]*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':[^#]*## ' '/^[a-z]+:[^#]*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(READY) ## watch two engines follow a trainer that really learns, on this machine
 	@$(BIN)/refitd demo $(ARGS)
@@ -43,6 +43,14 @@ bench: $(READY) ## measure publishing, loading and the service itself
 sglang: $(READY) ## run the contract tests against a real SGLang, on the CPU (1.8 GB the first time)
 	@tests/sglang/install .venv-sglang
 	@REFITD_SGLANG_VENV=.venv-sglang $(BIN)/python -m pytest tests -m sglang $(ARGS)
+
+browser: $(READY) ## test the dashboard in a real Chromium, and look with axe for what keeps people out
+	@tests/browser/install .venv
+	@$(BIN)/python -m pytest tests/browser -q $(ARGS)
+
+screenshots: $(READY) ## take the README's pictures anew, of a stack that really runs
+	@tests/browser/install .venv
+	@PYTHONPATH=tests $(BIN)/python tests/browser/screenshots.py docs/images
 
 clean: ## remove what these verbs made: environments and caches
 	@rm -rf .venv .venv-sglang .sglang .pytest_cache .ruff_cache .hypothesis build dist

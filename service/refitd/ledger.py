@@ -68,6 +68,7 @@ class Ledger:
         self.fleet_fault: str | None = "the engines have not been taken in yet"
         self.file_fault: str | None = None
         self.origin = journal.read(reads.read_origin) or NEW
+        self._first_seen: dict[str, float] = {}
         self._fingerprints: dict[tuple[str, str], str] = {}
         self._goals: dict[str, Goals] = {}
         self._seq = journal.read(reads.read_last_event)
@@ -126,7 +127,9 @@ class Ledger:
     def put_version(self, record: VersionRecord, text: str | None = None) -> None:
         """Take a version as it is now; `text` says in the log what happened to it."""
         self.journal.append(writes.put_version(record))
+        self._first_seen.setdefault(record.id, self.clock.monotonic())
         if record.state is VersionState.DELETED:
+            self._first_seen.pop(record.id, None)
             self.versions.pop(record.id, None)
             self.gone.add(record.id)
         else:
@@ -135,6 +138,11 @@ class Ledger:
         if text is not None:
             self.say("version", record.id, text, state=record.state.value, step=record.order.step, run=record.run)
         self.bell.ring()
+
+    def since_seen(self, version: str) -> float | None:
+        """Milliseconds since a version came to be known; None where that was before the service started."""
+        seen = self._first_seen.get(version)
+        return None if seen is None else (self.clock.monotonic() - seen) * 1000
 
     def goals(self, run: str) -> Goals:
         """What the run's engines are to serve. Asked by every replica at every turn, so it is remembered."""
@@ -239,8 +247,14 @@ class Ledger:
     def start_rollout(self, run: str, version: str, cause: str) -> RolloutRecord:
         """Begin the way of a version to the engines of its run."""
         self._rollout_number += 1
+        before = self.rollouts.get(run)
         rollout = RolloutRecord(
-            number=self._rollout_number, run=run, version=version, cause=cause, started_at=self.clock.now()
+            number=self._rollout_number,
+            run=run,
+            version=version,
+            cause=cause,
+            started_at=self.clock.now(),
+            paused_since=None if before is None else before.paused_since,
         )
         self.put_rollout(rollout, f"rollout {rollout.number} to {version}: {cause}")
         return rollout
@@ -256,6 +270,15 @@ class Ledger:
     def end_rollout(self, record: RolloutRecord, state: RolloutState) -> None:
         """Close a rollout that a newer one replaces."""
         self.put_rollout(replace(record, state=state), f"rollout {record.number} to {record.version} is {state}")
+
+    def pause_rollouts(self, record: RolloutRecord, *, paused: bool) -> None:
+        """Let the run of `record`, its newest rollout, go no further than the last good version; or let it go on."""
+        if paused is (record.paused_since is not None):
+            return
+        since = self.clock.now() if paused else None
+        text = f"rollouts of run {record.run} {'are paused' if paused else 'go on'}"
+        self.put_rollout(replace(record, paused_since=since), text)
+        self.targets.ring()
 
     def rebuilt(self) -> None:
         """The root was listed and every engine asked: what a lost journal knew is known again, as far as it can be."""

@@ -6,7 +6,7 @@ Times of day are RFC 3339 strings in UTC and for display only. Durations in `tim
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
-from refitd_client.contract.states import EngineState, Kind, VersionState, WaitOutcome
+from refitd_client.contract.states import EngineState, Kind, RolloutState, Standing, VersionState, WaitOutcome
 
 ItemT = TypeVar("ItemT")
 
@@ -19,6 +19,7 @@ class Notice:
 
     `path` is absolute or relative to the root; without one it is where the SDK would have published the step.
     `allow_missing` and `allow_extra` let the checkpoint have fewer or more tensors than the engines' model.
+    `publish_ms` is how long publishing took, in milliseconds: it is shown beside the other stages of the update.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = STRICT
@@ -31,6 +32,7 @@ class Notice:
     allow_missing: bool = False
     allow_extra: bool = False
     metadata: dict[str, str] = field(default_factory=dict[str, str])
+    publish_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +77,12 @@ class WaitResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One try to bring an engine to a version. `outcome` is None while it runs."""
+    """One try to bring an engine to a version. `outcome` is None while it runs, `timings` are known at its end.
 
+    `outcome` is ACK (serves it), NACK (refused, untouched), TAINTED (contents unknown), UNREACHABLE or NOT_SENT.
+    """
+
+    engine: str
     version: str
     started_at: str
     outcome: str | None = None
@@ -86,7 +92,11 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """An engine (a replica) as the service sees it. `version` is what it is proven to serve."""
+    """An engine (a replica) as the service sees it. `version` is what it is proven to serve.
+
+    `behind` counts the trainer's steps from there to its run's target; None where they cannot be compared: on start-up
+    weights or unknown contents, without a target, and between generations.
+    """
 
     id: str
     url: str
@@ -94,6 +104,7 @@ class Engine:
     run: str | None = None
     version: str | None = None
     step: int | None = None
+    behind: int | None = None
     weight_version: str | None = None
     reason: str | None = None
     paused: bool = False
@@ -123,6 +134,67 @@ class Rollback:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rollouts:
+    """The body of POST /v1/rollouts/pause and /v1/rollouts/resume: whose rollouts are meant."""
+
+    run: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faults:
+    """What the service cannot do now, in sentences: list its root, say which engines there are, write its journal.
+
+    None: nothing is wrong.
+
+    Where the engines file cannot be used any more, what it said before stays in force.
+    """
+
+    root: str | None = None
+    engines: str | None = None
+    journal: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunGlance:
+    """A run at a glance: are its engines on the newest version, and if not, why not.
+
+    `headline` answers that in a sentence, `reasons` say why not, the most important first; a program reads
+    `standing`. `target` is the version that engines should serve, `newest` the one that was
+    published last, whatever became of it. `engines` are counted by state. `paused_since` is None while rollouts go on.
+    """
+
+    run: str
+    standing: Standing
+    headline: str
+    reasons: list[str]
+    target: str | None
+    target_step: int | None
+    newest: str | None
+    newest_step: int | None
+    rollout: RolloutState | None
+    paused_since: str | None
+    engines: dict[EngineState, int]
+    in_sync: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """Everything that can be seen at a glance, as of event `event`: what Last-Event-ID takes to hear what comes next.
+
+    `versions` counts them by state. `held_bytes` is what versions take on disk.
+    """
+
+    at: str
+    event: int
+    strategy: str
+    faults: Faults
+    runs: list[RunGlance]
+    engines: list[Engine]
+    versions: dict[VersionState, int]
+    held_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reclaimable:
     """One line of the reclaim plan: what happens to a version or a leftover folder, and why."""
 
@@ -140,17 +212,6 @@ class ReclaimPlan:
     items: list[Reclaimable]
     freed_bytes: int
     done: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Faults:
-    """What the service cannot do now, in sentences: list its root, say which engines there are. None: nothing is wrong.
-
-    Where the engines file cannot be used any more, what it said before stays in force.
-    """
-
-    root: str | None = None
-    engines: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

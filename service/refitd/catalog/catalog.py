@@ -235,7 +235,7 @@ class Catalog:
         if isinstance(reference, NoReference) and not reference.final:
             self._unknown(record.id, reference.reason)
             return
-        started = self._ledger.clock.monotonic()
+        started, waited = self._ledger.clock.monotonic(), self._ledger.since_seen(record.id)
         self._move(record.id, VersionState.VALIDATING, None)
         options = self._options(record)
         model = reference if isinstance(reference, Reference) else None
@@ -249,7 +249,8 @@ class Catalog:
             case Valid() if (late := self._too_late(self._ledger.versions[record.id], evidence)) is not None:
                 self._reject(record.id, late, Code.OLD_GENERATION)
             case Valid():
-                self._seal(record.id, verdict, evidence, (self._ledger.clock.monotonic() - started) * 1000)
+                took = {"seen": waited or 0.0, "validate": (self._ledger.clock.monotonic() - started) * 1000}
+                self._seal(record.id, verdict, evidence, took)
             case Invalid(Code.NO_REFERENCE as code, reason):
                 self._reject(record.id, reference.reason if isinstance(reference, NoReference) else reason, code)
             case Invalid(code, reason):
@@ -296,7 +297,7 @@ class Catalog:
         rejected = replace(record, state=VersionState.REJECTED, reason=reason, code=code)
         self._ledger.put_version(rejected, f"rejected: {reason}")
 
-    def _seal(self, id_: str, verdict: Valid, evidence: Evidence, milliseconds: float) -> None:
+    def _seal(self, id_: str, verdict: Valid, evidence: Evidence, took: dict[str, float]) -> None:
         self._tries.pop(id_, None)
         record = self._ledger.versions[id_]
         seen = evidence.structure
@@ -315,7 +316,7 @@ class Catalog:
             signature=None if seen is None else seen.signature,
             owned=seen is not None and seen.has_manifest,
             metadata=record.metadata if metadata is None else metadata,
-            timings={**record.timings, "validate": milliseconds},
+            timings=record.timings | took,
         )
         self._ledger.put_version(sealed, "; ".join([f"sealed: {verdict.bytes} bytes in good order", *notes]))
 

@@ -51,7 +51,9 @@ def headline(summary: Summary) -> Text:
 
 def faults(summary: Summary) -> list[str]:
     """What is wrong with the service itself, a sentence each."""
-    return [fault for fault in (summary.faults.root, summary.faults.engines) if fault is not None]
+    return [
+        fault for fault in (summary.faults.root, summary.faults.engines, summary.faults.journal) if fault is not None
+    ]
 
 
 def run_line(run: RunSummary) -> Text:

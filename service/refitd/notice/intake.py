@@ -138,6 +138,7 @@ class Intake:
             allow_missing=notice.allow_missing,
             allow_extra=notice.allow_extra,
             metadata=notice.metadata,
+            timings=_published_in(notice),
         )
 
     async def _take(self, record: VersionRecord, text: str) -> VersionRecord:
@@ -153,18 +154,23 @@ class Intake:
         if told == known:
             await self._ledger.durable()
             return known
-        return await self._take(told, "announced" if told.state.is_open else "a notice adds to its metadata")
+        return await self._take(told, "announced" if told.state.is_open else "a notice adds to what is known of it")
+
+
+def _published_in(notice: Notice) -> dict[str, float]:
+    return {} if notice.publish_ms is None else {"publish": notice.publish_ms}
 
 
 def _told(known: VersionRecord, notice: Notice) -> VersionRecord:
     """What a notice changes of a version that is known already.
 
     What the watch found first is now announced: it need not settle, and may do what the notice allows, also where it
-    was rejected without. Once it has its verdict, a notice only adds to its metadata.
+    was rejected without. Once it has its verdict, a notice only adds to its metadata and timings.
     """
     if known.state in {VersionState.RETIRED, VersionState.DELETED}:
         return known
-    described = replace(known, metadata=known.metadata | notice.metadata)
+    timings = _published_in(notice) | known.timings  # what was said first stays
+    described = replace(known, metadata=known.metadata | notice.metadata, timings=timings)
     told = replace(described, noticed=True, allow_missing=notice.allow_missing, allow_extra=notice.allow_extra)
     if known.state is VersionState.REJECTED and told != described:
         return replace(told, state=VersionState.ANNOUNCED, reason=None, code=None)

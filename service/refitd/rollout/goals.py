@@ -33,9 +33,15 @@ def goals_of_engine(
     rollout: RolloutRecord | None,
     engines: Sequence[EngineRecord],
 ) -> Goals:
-    """One engine's. Whose turn it is not, and who has given a version up, goes no further than the last good one."""
+    """One engine's. Whose turn it is not, and who has given a version up, goes no further than the last good one.
+
+    Nor does anyone while an operator has paused the run's rollouts: what serves goes on serving, and what was restarted
+    or broke is brought to the last good version.
+    """
     if goals.target is None:
         return goals
+    if rollout is not None and rollout.paused_since is not None:
+        return replace(goals, loadable=goals.last_good)
     if goals.loadable is not None and goals.last_good is not None and has_given_up(engine, goals.loadable):
         return replace(goals, loadable=goals.last_good)
     is_unchecked = strategy.name is StrategyName.CANARY and goals.loadable != goals.target

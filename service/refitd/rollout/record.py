@@ -81,7 +81,8 @@ class CheckState(StrEnum):
 class RolloutRecord:
     """The way of one version to the engines of its run. `number` grows with each change of a run's target.
 
-    `check` and its `reason` are those of the canary, where the strategy has one.
+    `check` and its `reason` are those of the canary, where the strategy has one. `paused_since` is when an operator has
+    paused the rollouts of the run, None while they go on; it is handed on to the run's next rollout.
     """
 
     number: int
@@ -92,3 +93,4 @@ class RolloutRecord:
     state: RolloutState = RolloutState.PENDING
     check: CheckState = CheckState.PENDING
     reason: str | None = None
+    paused_since: str | None = None

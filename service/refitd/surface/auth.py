@@ -12,10 +12,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from refitd.problem import Kind, ProblemError
 from refitd.settings import Settings
+from refitd.surface.browser import Sender, intrusion
 from refitd.surface.errors import answer
+from refitd.surface.pages import FILES
 from refitd.tokens import Tokens, TokensRefusedError, is_one_of
 
-OPEN = frozenset({"/healthz", "/readyz"})  # orchestrators ask these, without a token
+HEALTH = frozenset({"/healthz", "/readyz"})  # orchestrators ask these, without a token
+OPEN = HEALTH | FILES.keys()  # and the dashboard's files are what asks people for theirs
 LOOKS = frozenset({"GET", "HEAD", "OPTIONS"})
 log = structlog.get_logger("refitd")
 
@@ -87,6 +90,7 @@ class Gate:
         asked = Asked(method=scope["method"], path=scope["path"], credentials=credentials)
         if asked.path in OPEN:
             return None
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         try:
             tokens = await self._tokens()
         except OSError as error:
@@ -94,7 +98,8 @@ class Gate:
         except TokensRefusedError as error:
             return self._closed(str(error))
         self._told = None
-        return refusal(asked, tokens)
+        found = intrusion(Sender(headers=headers), changes=asked.method not in LOOKS, has_token=bool(tokens.write))
+        return found or refusal(asked, tokens)
 
     def _closed(self, reason: str) -> ProblemError:
         """Nobody is let in; the log says so once."""

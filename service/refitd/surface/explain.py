@@ -88,6 +88,8 @@ def _told(attempt: AttemptRecord) -> str:
 def _turn(engine: EngineRecord, target: VersionRecord, ledger: Ledger) -> list[str]:
     """What the strategy has it wait for."""
     rollout, engines = ledger.rollouts.get(target.run), ledger.engines_of(target.run)
+    if rollout is not None and rollout.paused_since is not None:
+        return [f"Rollouts of run {target.run} are paused since {rollout.paused_since}: 'refitd resume {target.run}'."]
     if has_given_up(engine, target):
         return [f"It has given {target.id} up after {engine.strikes[target.id]} loads: a resync tries it once more."]
     if engine.id in released(ledger.strategy, target, rollout, engines):

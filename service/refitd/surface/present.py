@@ -1,8 +1,9 @@
-"""From the service's records to the wire types. Pure."""
+"""From the service's records to the wire types. Reads records, asks nobody."""
 
 from collections.abc import Iterable
 
 from refitd.catalog.record import VersionRecord
+from refitd.ledger import Ledger
 from refitd.rollout.record import AttemptRecord, EngineRecord
 from refitd_client.contract.naming import parse_version_id
 from refitd_client.contract.wire import Attempt, Engine, EngineOnVersion, Version
@@ -40,7 +41,16 @@ def _step(version: str | None) -> int | None:
     return None if parsed is None else parsed[1].step
 
 
-def present_engine(record: EngineRecord) -> Engine:
+def steps_behind(engine: EngineRecord, ledger: Ledger) -> int | None:
+    """How many of the trainer's steps lie between what an engine serves and its run's target. See `Engine.behind`."""
+    target = ledger.goals(engine.run).target if engine.run else None
+    serving = parse_version_id(engine.serving or "")
+    if target is None or serving is None or serving[1].generation != target.order.generation:
+        return None
+    return max(0, target.order.step - serving[1].step)
+
+
+def present_engine(record: EngineRecord, ledger: Ledger) -> Engine:
     """An engine."""
     return Engine(
         id=record.id,
@@ -49,16 +59,19 @@ def present_engine(record: EngineRecord) -> Engine:
         run=record.run,
         version=record.serving,
         step=_step(record.serving),
+        behind=steps_behind(record, ledger),
         weight_version=record.weight_version,
         reason=record.reason,
         paused=not record.known or record.resume_owed,
-        last_attempt=None if record.last_attempt is None else _attempt(record.last_attempt),
+        last_attempt=None if record.last_attempt is None else present_attempt(record.last_attempt),
         skipped=record.skipped,
     )
 
 
-def _attempt(record: AttemptRecord) -> Attempt:
+def present_attempt(record: AttemptRecord) -> Attempt:
+    """A try to bring an engine to a version."""
     return Attempt(
+        engine=record.engine,
         version=record.version,
         started_at=record.started_at,
         outcome=record.outcome,

@@ -34,9 +34,6 @@ class SimulatedEngine:
             startup_path="/base",
         )
 
-    async def prepare(self, target: Target) -> None:
-        pass
-
     async def refit(self, target: Target, on_stage: Callable[[Stage], None]) -> Refit:
         self.loads.append(target.path)
         self.paused = True

@@ -82,7 +82,10 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """An engine (a replica) as the service sees it. `version` is what it is proven to serve."""
+    """An engine (a replica) as the service sees it. `version` is what it is proven to serve.
+
+    `plugin` is the release of refitd's plugin that carries out its loads; None where SGLang does, for `stock_reason`.
+    """
 
     id: str
     url: str
@@ -95,6 +98,8 @@ class Engine:
     paused: bool = False
     last_attempt: Attempt | None = None
     skipped: int = 0
+    plugin: str | None = None
+    stock_reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

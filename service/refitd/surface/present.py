@@ -54,6 +54,8 @@ def present_engine(record: EngineRecord) -> Engine:
         paused=not record.known or record.resume_owed,
         last_attempt=None if record.last_attempt is None else _attempt(record.last_attempt),
         skipped=record.skipped,
+        plugin=record.plugin,
+        stock_reason=record.stock_reason,
     )
 
 

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from refitd.engine.port import Target
 
+BY_PLUGIN = "plugin:"
+"""What fingerprints begin with that refitd's plugin has computed."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Says:
@@ -26,8 +29,14 @@ def doubt(says: Says, target: Target) -> str | None:
         return f"it says weight_version {says.weight_version!r}, not {target.label!r}"
     if says.fingerprint is None:
         return None
-    if target.fingerprint is not None and says.fingerprint != target.fingerprint:
+    recorded = target.fingerprint if comparable(says.fingerprint, target.fingerprint) else None
+    if recorded is not None and says.fingerprint != recorded:
         return "its tensors are not those that a clean load of this version gave"
-    if target.fingerprint is None and says.fingerprint == target.not_fingerprint:
+    if recorded is None and says.fingerprint == target.not_fingerprint:
         return "its tensors have not changed, and the files of the two versions differ"
     return None
+
+
+def comparable(some: str, other: str | None) -> bool:
+    """Whether two fingerprints were computed alike: both by SGLang, or both by refitd's plugin."""
+    return other is not None and some.startswith(BY_PLUGIN) == other.startswith(BY_PLUGIN)

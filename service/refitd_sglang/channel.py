@@ -140,6 +140,7 @@ def _engines_folder(root: Path) -> int:
     try:
         with suppress(FileExistsError):
             os.mkdir(ENGINES_FOLDER, 0o770, dir_fd=service)
+            os.chmod(ENGINES_FOLDER, 0o770, dir_fd=service)  # noqa: S103 - the group shares it, whatever the umask
         return os.open(ENGINES_FOLDER, _FOLDER, dir_fd=service)
     finally:
         os.close(service)

@@ -54,7 +54,7 @@ class Desk:
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "port": getattr(args, "port", None),
-            "seed": getattr(args, "random_seed", None),
+            "seed": self._runner.seed,
             "rank": self._runner.rank,
             "ranks": self._runner.size,
             "dp_rank": getattr(self._runner.itself, "dp_rank", None),

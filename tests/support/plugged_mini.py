@@ -19,14 +19,13 @@ import pytest
 from safetensors.torch import save_file
 from torch.distributed import HashStore
 
-from refitd.catalog.examine import structure
-from refitd.engine.port import Files, Target
+from refitd.engine.port import Target
 from refitd_sglang import ranks as ranks_module
 from refitd_sglang.plugin import Plugin
 from refitd_sglang.settings import Settings
 from refitd_sglang.versions import Layout
 
-from .forged import sign
+from .forged import files_of, sign
 from .mini_sglang import TinyModel, Updater, expected, make_loader, tiny_weights, values
 from .scripted_server import Step, answer, serve
 from .scripted_sglang import ScriptedSglang, said
@@ -146,8 +145,5 @@ def put(root: Path, step: int) -> Path:
 
 def target(root: Path, step: int, **more: Any) -> Target:
     """A version as the rollout would give it to an engine."""
-    path = f"run/v{step:06d}"
-    seen = structure(root, path)
-    assert seen.manifest is not None
-    files = Files(version=f"run~v{step:06d}", path=path, digest=seen.manifest.digest, signature=seen.signature)
-    return Target(**({"path": str(root / path), "label": str(step), "files": files} | more))
+    path = root / "run" / f"v{step:06d}"
+    return Target(**({"path": str(path), "label": str(step), "files": files_of(root, path)} | more))

@@ -48,7 +48,7 @@ class SimulatedEngine:
         self.paused = not refit.resumed
         return refit
 
-    async def fingerprint(self) -> str | None:
+    async def fingerprint(self, alike: str | None = None) -> str | None:
         return self.contents
 
     async def trial(self, label: str) -> str | None:

@@ -123,8 +123,11 @@ class Engine(Protocol):
         """Prepare while it serves, where it can; then pause, load, verify, resume. `on_stage`: a stage begins."""
         ...
 
-    async def fingerprint(self) -> str | None:
-        """One digest over all loaded tensors, or None where the server cannot tell."""
+    async def fingerprint(self, alike: str | None = None) -> str | None:
+        """One digest over all loaded tensors, or None where nobody can tell.
+
+        `alike`: the one that it is to be held against, so that it is computed in the same way.
+        """
         ...
 
     async def trial(self, label: str) -> str | None:

@@ -137,8 +137,8 @@ class Replica:
 
     async def _adopted(self, engine: EngineRecord) -> EngineRecord:
         """Path and label are only names: hold the contents of an engine that was out of sight against the record."""
-        found = await self._engine.fingerprint()
         recorded = self._fingerprint_of(engine.serving or "")
+        found = await self._engine.fingerprint(recorded)
         if recorded is None or found == recorded:
             return engine  # a server that has a record can tell: an answer that is lost proves nothing
         reason = f"its contents are not those of {engine.serving}, whatever its label says"

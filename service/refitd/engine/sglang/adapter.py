@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, assert_never
 
 from refitd.engine.dialing import Guard
+from refitd.engine.fingerprint import BY_PLUGIN
 from refitd.engine.plugin.beside import Beside
 from refitd.engine.plugin.prepared import Refused
 from refitd.engine.port import Outcome, Reached, Refit, Stage, Target, Unreached
@@ -124,9 +125,9 @@ class SglangEngine:
             return back
         return await self._load(target, before, watch)
 
-    async def fingerprint(self) -> str | None:
+    async def fingerprint(self, alike: str | None = None) -> str | None:
         """See `Engine`."""
-        if self._beside.release is not None:
+        if self._beside.release is not None and (alike is None or alike.startswith(BY_PLUGIN)):
             return fingerprint(await self._beside.contents())
         contents = await self._contents()
         return None if isinstance(contents, NoReply) else contents
@@ -175,7 +176,8 @@ class SglangEngine:
         """The fingerprint before the load, by which a refusal is proved. The plugin's word needs no proof."""
         if self._beside.vouches_for(target.files):
             return None
-        return target.not_fingerprint or await self._contents()
+        recorded = target.not_fingerprint
+        return recorded if recorded is not None and not recorded.startswith(BY_PLUGIN) else await self._contents()
 
     async def _pause(self, target: Target) -> NoReply | str | None:
         # Answers say which part came from which label. Where a trainer did a step again the label stays as it is: no

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import xxhash
 
-from refitd.engine.sglang.verify import BY_PLUGIN
+from refitd.engine.fingerprint import BY_PLUGIN
 from refitd_sglang.answer import Answer
 from refitd_sglang.transaction import Outcome
 

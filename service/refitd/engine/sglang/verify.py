@@ -6,10 +6,8 @@ with what a clean load of the version gave before, and with what the engine held
 
 from dataclasses import dataclass
 
+from refitd.engine.fingerprint import comparable
 from refitd.engine.port import Target
-
-BY_PLUGIN = "plugin:"
-"""What fingerprints begin with that refitd's plugin has computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +33,3 @@ def doubt(says: Says, target: Target) -> str | None:
     if recorded is None and says.fingerprint == target.not_fingerprint:
         return "its tensors have not changed, and the files of the two versions differ"
     return None
-
-
-def comparable(some: str, other: str | None) -> bool:
-    """Whether two fingerprints were computed alike: both by SGLang, or both by refitd's plugin."""
-    return other is not None and some.startswith(BY_PLUGIN) == other.startswith(BY_PLUGIN)

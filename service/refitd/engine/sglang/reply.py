@@ -11,7 +11,7 @@ from typing import assert_never
 
 from refitd.engine.sglang.answers import fingerprint, worst
 from refitd.engine.sglang.transport import Lost, NoReply, Reply
-from refitd_sglang.answer import Answer, answers_in
+from refitd_sglang.answer import MARK, Answer, answers_in
 from refitd_sglang.transaction import Outcome
 
 
@@ -74,7 +74,13 @@ def what_happened(reply: Reply | NoReply, ranks: int = 1) -> Loading:
 
 
 def _said_by_plugin(reply: Reply, answers: list[Answer], ranks: int) -> Loading:
-    """What the plugin says counts: SGLang's sentences of the same kind may be quoted in it."""
+    """What the plugin says counts: SGLang's sentences of the same kind may be quoted in it.
+
+    Only of the cache SGLang speaks last, in place of the plugin's answer.
+    """
+    stale = [part for part in _sentence(reply).split(" | ") if _IS_STALE in part and MARK not in part]
+    if stale and len(stale) + len(answers) == ranks and all(each.outcome is Outcome.SERVED for each in answers):
+        return NotFlushed(f"the engine answered {reply.status}: {message_of(reply)}")
     answer = worst(answers, ranks)
     match answer.outcome:
         case Outcome.SERVED if _succeeded(reply):

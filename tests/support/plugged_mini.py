@@ -4,8 +4,6 @@ All that is not real is SGLang: what its HTTP side answers is scripted, what its
 """
 
 import inspect
-import os
-import socket
 import time
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +27,7 @@ from .forged import files_of, sign
 from .mini_sglang import TinyModel, Updater, expected, make_loader, tiny_weights, values
 from .scripted_server import Step, answer, serve
 from .scripted_sglang import ScriptedSglang, said
+from .sockets import listens
 
 SEED = 7
 PORT = 30000
@@ -115,23 +114,8 @@ def plugged_mini(root: Path, size: int = 1, **args: Any) -> Generator[PluggedMin
 def wait_for(path: Path) -> None:
     """Wait until somebody listens there."""
     deadline = time.monotonic() + 30
-    while not _listens(path):
+    while not listens(path):
         assert time.monotonic() < deadline
-
-
-def _listens(path: Path) -> bool:
-    try:
-        folder = os.open(path.parent, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        with socket.socket(socket.AF_UNIX) as probe:
-            probe.connect(f"/proc/self/fd/{folder}/{path.name}")  # pytest's paths are too long for a socket's
-    except OSError:
-        return False
-    finally:
-        os.close(folder)
-    return True
 
 
 def put(root: Path, step: int) -> Path:

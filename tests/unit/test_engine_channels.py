@@ -18,6 +18,7 @@ from refitd.engine.plugin.crew import Crew, Launch, Stock
 from refitd.engine.plugin.line import LineError
 from refitd_sglang.channel import MAX_LINE, Channel, Reply, Request
 from support.plugged_mini import wait_for
+from support.sockets import short
 
 LAUNCH = Launch(port=1, seed=2)
 HELLO: Reply = {
@@ -52,7 +53,8 @@ def opened(root: Path, handle: Callable[[Request], Reply]) -> Path:
 def impostor(root: Path, name: str, talk: Callable[[socket.socket], None]) -> Iterator[None]:
     """A process that listens there, and says what it likes to the first who comes."""
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(folder(root) / name))
+        with short(folder(root) / name) as path:
+            listener.bind(path)
         listener.listen()
 
         def run() -> None:
@@ -66,8 +68,8 @@ def impostor(root: Path, name: str, talk: Callable[[socket.socket], None]) -> It
 
 
 def dead(root: Path, name: str) -> None:
-    with socket.socket(socket.AF_UNIX) as left_over:
-        left_over.bind(str(folder(root) / name))
+    with socket.socket(socket.AF_UNIX) as left_over, short(folder(root) / name) as path:
+        left_over.bind(path)
 
 
 async def test_a_channel_is_found_and_spoken_to(root: Path) -> None:
@@ -173,8 +175,10 @@ async def test_a_folder_that_everyone_may_write_to_is_not_believed(root: Path) -
 STRANGER = """
 import os, socket, sys
 listener = socket.socket(socket.AF_UNIX)
-listener.bind(sys.argv[1])
-os.chmod(sys.argv[1], 0o777)
+folder, name = os.path.split(sys.argv[1])
+os.chdir(folder)
+listener.bind(name)
+os.chmod(name, 0o777)
 os.setgroups([]), os.setgid(4242), os.setuid(4242)
 listener.listen()
 print("listening", flush=True)

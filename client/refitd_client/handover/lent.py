@@ -1,10 +1,11 @@
 """The file of an offer, and the lock on it: how a trainer lends its tensors and gets them back.
 
-    trainer    writes the file · … · unlinks it, takes an exclusive flock: it has them back
-    engine     takes a shared flock, sees that the file still has a name, reads the tensors, looks once more, lets go
+    trainer    writes the file · … · empties and unlinks it, takes an exclusive flock: it has them back
+    engine     takes a shared flock, reads the file, then the tensors, sees that the file is not empty yet, lets go
 
-Once the exclusive lock is held no engine reads any more, and none can begin: a file without a name is not an offer. A
-lock dies with its holder, so neither side waits for a process that is gone, and no service has to be there.
+Once the exclusive lock is held no engine reads any more, and none can begin: an empty file is not an offer, under
+whatever other name somebody kept it. A lock dies with its holder, so neither side waits for a process that is gone, and
+no service has to be there.
 """
 
 import fcntl
@@ -52,6 +53,7 @@ class Lent:
         """
         if self._fd is None:
             return True
+        os.ftruncate(self._fd, 0)  # a reader that holds the lock has read it: it only sees that it is withdrawn
         with suppress(FileNotFoundError):
             self.path.unlink()
         if not _alone(self._fd, within):
@@ -82,7 +84,7 @@ class Borrowed:
     @property
     def is_lent(self) -> bool:
         """Whether the trainer still stands by it. What was read while it did is what was offered."""
-        return os.fstat(self._fd).st_nlink > 0
+        return os.fstat(self._fd).st_size > 0
 
 
 @contextmanager
@@ -102,10 +104,10 @@ def borrowed(path: Path, secret: bytes) -> Generator[Borrowed]:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             raise OfferRefusedError("the offer was withdrawn") from None
-        found = Borrowed(unseal(_read(fd, status.st_size), secret), fd)
-        if not found.is_lent:  # withdrawn between the opening and the lock
+        data = _read(fd, status.st_size)
+        if len(data) < status.st_size:  # between the opening and the lock
             raise OfferRefusedError("the offer was withdrawn")
-        yield found
+        yield Borrowed(unseal(data, secret), fd)
     finally:
         os.close(fd)
 

@@ -3,5 +3,6 @@
 offer    what is offered, as plain data under a message authentication code: pure
 secret   the key of that code, a file that the service makes
 lent     the offer's file and its lock: how a trainer gets its tensors back
-places   where tensors lie: shared memory of the host, or a GPU's by CUDA IPC
+making   an offer of a trainer's tensors; `taking` the tensors of an offer, as an engine sees them
+shared   tensors in shared memory of the host; `device` in a GPU's, by CUDA IPC
 """

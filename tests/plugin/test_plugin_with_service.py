@@ -1,5 +1,6 @@
 """The plugin in a real SGLang and the service: what it is used for, what is said of it, and deaths at bad moments."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -40,22 +41,27 @@ def test_what_a_trainer_publishes_goes_through_the_plugin_and_everyone_can_see_t
         assert served_by(sglang_plugged) == before
 
 
-@pytest.mark.parametrize(("stage", "outcome"), [(Stage.PAUSE, Outcome.UNREACHABLE), (Stage.LOAD, Outcome.TAINTED)])
 async def test_an_engine_that_dies_after_it_has_prepared_is_found_again_when_it_is_back(
-    sglang_plugged: PluggedSglang, models: Path, stage: Stage, outcome: Outcome
+    sglang_plugged: PluggedSglang, models: Path
 ) -> None:
     subject = Subject("sglang-plugged", sglang_plugged, models, sglang_plugged.root)
     await subject.refit("model_a", "1")
+    loading = asyncio.Event()
 
-    def kill_at(seen: Stage) -> None:
-        if seen is stage:
-            sglang_plugged.kill()
+    def freeze(seen: Stage) -> None:
+        if seen is Stage.LOAD:
+            sglang_plugged.scheduler.suspend()
+            loading.set()
 
-    broken = await subject.engine.refit(subject.target("model_b", "2"), kill_at)
-    assert (broken.outcome, "prepare" in broken.timings) == (outcome, True)
+    refit = asyncio.create_task(subject.engine.refit(subject.target("model_b", "2"), freeze))
+    await loading.wait()
+    assert not (await asyncio.wait({refit}, timeout=1.0))[0]  # the order is on its way to the frozen process
+    sglang_plugged.kill()
+    broken = await refit
+    assert (broken.outcome, broken.resumed, "prepare" in broken.timings) == (Outcome.TAINTED, False, True)
     sglang_plugged.start()
     seen = await subject.engine.probe()  # its old socket is still there, and nobody listens
     assert isinstance(seen, Reached)
-    assert (seen.plugin, seen.weight_version) != (None, "2")
-    again = await subject.engine.refit(subject.target("model_b", "2"), ignore_stage)
-    assert (again.outcome, "prepare" in again.timings) == (Outcome.ACK, True)
+    assert (seen.plugin is not None, seen.weight_version) == (True, "default")
+    again = await subject.engine.refit(subject.target("model_b", "2", repairs=True), ignore_stage)
+    assert (again.outcome, again.resumed, "prepare" in again.timings) == (Outcome.ACK, True, True)

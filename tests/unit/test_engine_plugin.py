@@ -213,6 +213,16 @@ async def test_an_engine_that_sees_another_folder_under_that_name_refuses(root: 
     assert sglang.holds(0)
 
 
+async def test_an_answer_for_another_version_is_not_believed(root: Path, sglang: PluggedMini) -> None:
+    put(root, 1)
+    wanted = target(root, 1)
+    assert wanted.files is not None
+    async with speaking_to(sglang, root) as engine:
+        done = await refit(engine, replace(wanted, files=replace(wanted.files, version="run~v000009")))
+    assert (done.outcome, done.resumed) == (Outcome.TAINTED, False)
+    assert "serves run~v000001, not run~v000009" in (done.reason or "")
+
+
 async def test_bytes_are_read_once_more_only_where_the_files_are_not_the_very_same(
     root: Path, sglang: PluggedMini, monkeypatch: pytest.MonkeyPatch
 ) -> None:

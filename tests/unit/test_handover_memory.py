@@ -83,9 +83,8 @@ with borrowed(Path(sys.argv[1]), b"s" * 32) as found:
 
 def test_another_process_sees_it_too(shared: SharedTensors, tmp_path: Path) -> None:
     with Lent(tmp_path, offered(shared), SECRET) as lent:
-        said = subprocess.run(
-            [sys.executable, "-c", READER, str(lent.path)], capture_output=True, text=True, check=True
-        )
+        command = [sys.executable, "-c", READER, str(lent.path)]
+        said = subprocess.run(command, capture_output=True, text=True, check=True)
         assert said.stdout == "15.0\n"
         assert lent.take_back(0.0)
 

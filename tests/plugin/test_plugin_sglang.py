@@ -1,6 +1,7 @@
 """The plugin in a real SGLang: what a stock server serves, dies of or mixes up, and what it does instead."""
 
 import shutil
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -33,10 +34,10 @@ BAD = [
 
 
 @pytest.fixture(scope="module")
-def root(models: Path, sglang_plugged: PluggedSglang) -> Path:
+def root(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A root with good versions of both models, and bad ones from step 100 on."""
-    root = sglang_plugged.root
-    assert root is not None
+    root = tmp_path_factory.mktemp("root")
+    (root / ".refitd").mkdir()
     with WeightPublisher(root, RUN) as publisher:
         for step, model in STEPS.items():
             publisher.publish(models / model, step=step)
@@ -46,8 +47,9 @@ def root(models: Path, sglang_plugged: PluggedSglang) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(root: Path, sglang_plugged: PluggedSglang) -> PluggedSglang:
-    return sglang_plugged
+def server(root: Path, models: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[PluggedSglang]:
+    with PluggedSglang(tmp_path_factory.mktemp("plugged"), models / "model_a", root=root) as server:
+        yield server
 
 
 def version(root: Path, step: int) -> Path:

@@ -7,10 +7,13 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, assert_never
 
+import torch
+
 from refitd.catalog.opening import OpeningRefusedError, components
 from refitd.catalog.validate import Options
 from refitd_sglang import PROTOCOL
 from refitd_sglang.channel import Reply, Request, refused
+from refitd_sglang.contents import contents_of, digest
 from refitd_sglang.engine import Engine
 from refitd_sglang.source import SourceRefusedError
 from refitd_sglang.versions import Runner, sglang_version
@@ -30,6 +33,8 @@ class Desk:
                 return self._hello()
             case "prepare":
                 return self._prepare(request)
+            case "contents":
+                return self._contents()
             case "forget":
                 if self._engine is not None:
                     self._engine.forget()
@@ -49,6 +54,7 @@ class Desk:
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "port": getattr(args, "port", None),
+            "seed": self._runner.seed,
             "rank": self._runner.rank,
             "ranks": self._runner.size,
             "dp_rank": getattr(self._runner.itself, "dp_rank", None),
@@ -61,7 +67,7 @@ class Desk:
         if self._engine is None:
             return refused(f"the plugin stands aside: {self._aside}")
         if not self._busy.acquire(blocking=False):
-            return refused("another version is being prepared")
+            return refused("another version is being prepared") | {"busy": True}
         try:
             return self._prepared(self._engine, request)
         except (SourceRefusedError, OpeningRefusedError, OSError) as error:
@@ -79,8 +85,19 @@ class Desk:
         path = str(self._root.joinpath(*components(request.path)))
         check = None if request.check is None else request.check == "bytes"
         source = engine.prepare(path, options, check_bytes=check).source
+        facts = {"version": source.label, "digest": source.digest, "signature": source.structure.signature}
         took = round((time.perf_counter() - began) * 1000, 2)
-        return {"ok": True, "version": source.label, "digest": source.digest, "bytes": source.nbytes, "ms": took}
+        return {"ok": True, **facts, "bytes": source.nbytes, "ms": took}
+
+    def _contents(self) -> Reply:
+        """The digest that a load of what is in memory now would have answered with."""
+        if self._engine is None:
+            return refused(f"the plugin stands aside: {self._aside}")
+        if getattr(self._runner.args, "enable_memory_saver", False):  # reading what was released kills the process
+            return refused("the weights may be released at any time, so they are not looked at")
+        tensor = next(self._runner.model.parameters())
+        with torch.cuda.device_of(tensor):  # a thread begins on the first GPU, whichever the rank has
+            return {"ok": True, "contents": digest(contents_of(self._runner.model))}
 
 
 def _plan(engine: Engine) -> dict[str, Any] | None:

@@ -81,6 +81,16 @@ class Runner:
         return self.itself.server_args
 
     @property
+    def seed(self) -> int | None:
+        """The server's random seed, drawn anew at each start where none is given: its HTTP side tells it too.
+
+        0.5.23 and newer keep what was decided beside what was given.
+        """
+        decided = getattr(self.args, "resolved_dict", None)
+        found = getattr(self.args, "random_seed", None) if decided is None else decided().get("random_seed")
+        return found if isinstance(found, int) else None
+
+    @property
     def rank(self) -> int:
         """Which of the tensor-parallel ranks it is."""
         return int(self.updater.tp_rank)

@@ -1,9 +1,16 @@
 """Publishing from a GPU, Qwen2.5-1.5B shapes, beside the pinned copy and save_file, in one run. Prints JSON."""
 
-import json, os, shutil, statistics as st, sys, tempfile, time
+import json
+import os
+import shutil
+import statistics as st
+import tempfile
+import time
 from pathlib import Path
+
 import torch
 from safetensors.torch import save_file
+
 from refitd_client import WeightPublisher
 from refitd_client.contract.slot import layout_of, slot_name, slots_path
 from refitd_client.header import layout

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import xxhash
 
+from refitd.catalog.examine import structure
+from refitd.engine.port import Files
 from refitd_client.contract.manifest import Manifest, ManifestFile, TensorsSummary
-from refitd_client.contract.naming import MANIFEST_NAME, Order, version_folder
+from refitd_client.contract.naming import MANIFEST_NAME, Order, version_folder, version_id
 
 _BITS = {"BF16": 16, "F32": 32, "F16": 16}
 
@@ -20,6 +22,22 @@ def forge(root: Path, run: str, step: int, files: Path) -> Path:
     shutil.copytree(files, folder)
     sign(folder, run, step)
     return folder
+
+
+def version_of(root: Path, files: Path) -> Path:
+    """A folder's files as a version in the root, forged when they are first asked for."""
+    run = f"contract/{files.name}"
+    folder = root / run / version_folder(Order(1, 1))
+    return folder if folder.is_dir() else forge(root, run, 1, files)
+
+
+def files_of(root: Path, folder: Path) -> Files:
+    """What the service would know of a version."""
+    path = str(folder.relative_to(root))
+    seen = structure(root, path)
+    assert seen.manifest is not None
+    id_ = version_id(seen.manifest.run, seen.manifest.order)
+    return Files(version=id_, path=path, digest=seen.manifest.digest, signature=seen.signature)
 
 
 def sign(folder: Path, run: str, step: int) -> None:

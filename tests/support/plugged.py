@@ -15,6 +15,7 @@ import httpx
 from refitd_sglang.answer import Answer, answers_in
 from refitd_sglang.transaction import Outcome
 from support.servers import ADMIN_KEY, API_KEY, SglangServer
+from support.sockets import reach
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 GROUP = "sglang.srt.plugins"
@@ -113,7 +114,7 @@ def ask(socket_path: Path, /, **request: Any) -> dict[str, Any]:
     """One request and its reply over a channel."""
     with socket.socket(socket.AF_UNIX) as line:
         line.settimeout(30)
-        line.connect(str(socket_path))
+        reach(line, socket_path)
         line.sendall(json.dumps(request).encode() + b"\n")
         with line.makefile("rb") as reply:
             return json.loads(reply.readline())

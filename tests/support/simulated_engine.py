@@ -36,9 +36,6 @@ class SimulatedEngine:
             startup_path="/base",
         )
 
-    async def prepare(self, target: Target) -> None:
-        pass
-
     async def refit(self, target: Target, on_stage: Callable[[Stage], None]) -> Refit:
         self.loads.append(target.path)
         self.paused = True
@@ -53,7 +50,7 @@ class SimulatedEngine:
         self.paused = not refit.resumed
         return refit
 
-    async def fingerprint(self) -> str | None:
+    async def fingerprint(self, alike: str | None = None) -> str | None:
         return None if self.down else self.contents
 
     async def trial(self, label: str) -> str | None:

@@ -96,6 +96,7 @@ class Engine:
 
     `behind` counts the trainer's steps from there to its run's target; None where they cannot be compared: on start-up
     weights or unknown contents, without a target, and between generations.
+    `plugin` is the release of refitd's plugin that carries out its loads; None where SGLang does, for `stock_reason`.
     """
 
     id: str
@@ -110,6 +111,8 @@ class Engine:
     paused: bool = False
     last_attempt: Attempt | None = None
     skipped: int = 0
+    plugin: str | None = None
+    stock_reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -90,7 +90,9 @@ def engines_table(engines: Iterable[Engine], targets: Mapping[str, Version]) -> 
     engines = list(engines)
     # An engine that was given no name is called by its address: to say that twice leaves no room for the reason.
     urls = any(_address(engine) != engine.id for engine in engines)
-    columns = ("ENGINE", *(("URL",) if urls else ()), "RUN", "STATE", "STEP", "BEHIND", "WHY")
+    looked = any(engine.plugin or engine.stock_reason for engine in engines)
+    loads = ("LOADS",) if looked else ()
+    columns = ("ENGINE", *(("URL",) if urls else ()), "RUN", "STATE", "STEP", "BEHIND", *loads, "WHY")
     table = _table(*columns, right={"STEP", "BEHIND"})
     for engine in engines:
         table.add_row(
@@ -100,6 +102,7 @@ def engines_table(engines: Iterable[Engine], targets: Mapping[str, Version]) -> 
             engine_state(engine),
             NOTHING if engine.step is None else str(engine.step),
             steps_behind(engine, targets.get(engine.run or "")),
+            *((how_it_loads(engine),) if looked else ()),
             _text(engine.reason),
         )
     return table
@@ -116,6 +119,11 @@ def engine_state(engine: Engine) -> Text:
     """The state, and whether generation stands still."""
     text = Text(engine.state, style=_ENGINE_STYLES[engine.state])
     return text.append(" paused", style=_BAD) if engine.paused else text
+
+
+def how_it_loads(engine: Engine) -> str:
+    """Who carries out its loads. Why it is not the plugin, `refitd explain` says."""
+    return "stock" if engine.plugin is None else "plugin"
 
 
 def steps_behind(engine: Engine, target: Version | None) -> str:

@@ -6,6 +6,7 @@ it agrees: one that is paused may be paused for a reason.
 
 from collections.abc import Iterator, Sequence
 
+from refitd.engine.fingerprint import comparable
 from refitd.engine.port import Reached, Unreached
 from refitd.fsck.facts import EngineFacts, JournalFacts
 from refitd.fsck.finding import Finding, Kind, Repair, Severity
@@ -75,7 +76,8 @@ def _of_known(engine: EngineFacts, seen: Reached, record: EngineRecord, journal:
         yield _of(engine.id, Kind.ENGINE_SERVES_OTHER, fault, advice, repair=Repair.FORGET_SERVING)
         return
     recorded = journal.fingerprints.get((record.serving or "", seen.configuration))
-    if None not in (recorded, engine.fingerprint) and recorded != engine.fingerprint:
+    found = engine.fingerprint
+    if found is not None and comparable(found, recorded) and recorded != found:
         yield _of(
             engine.id,
             Kind.ENGINE_CONTENTS_DIFFER,

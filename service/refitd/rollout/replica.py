@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from refitd.catalog.record import VersionRecord
-from refitd.engine.port import Engine, Outcome, Reached, Refit, Stage, Target
+from refitd.engine.port import Engine, Files, Outcome, Reached, Refit, Stage, Target
 from refitd.journal.journal import JournalError
 from refitd.ledger import Ledger
 from refitd.rollout.backoff import backoff
@@ -137,8 +137,8 @@ class Replica:
 
     async def _adopted(self, engine: EngineRecord) -> EngineRecord:
         """Path and label are only names: hold the contents of an engine that was out of sight against the record."""
-        found = await self._engine.fingerprint()
         recorded = self._fingerprint_of(engine.serving or "")
+        found = await self._engine.fingerprint(recorded)
         if recorded is None or found == recorded:
             return engine  # a server that has a record can tell: an answer that is lost proves nothing
         reason = f"its contents are not those of {engine.serving}, whatever its label says"
@@ -206,6 +206,7 @@ class Replica:
             fingerprint=self._fingerprint_of(version.id),
             not_fingerprint=self._fingerprint_of(serving.id) if serving is not None and differs else None,
             repairs=not engine.known,
+            files=_files(version),
             unchanged=lambda: self._check(version),
         )
 
@@ -250,6 +251,8 @@ class Replica:
 
     def _put(self, before: EngineRecord, after: EngineRecord) -> None:
         _ = self._record
+        if (before.plugin, before.stock_reason) != (after.plugin, after.stock_reason):
+            self._ledger.say("engine", self.id, after.how_it_loads, state=after.state.value)
         changed = (before.state, before.serving, before.reason) != (after.state, after.serving, after.reason)
         self._ledger.put_engine(after, _sentence(after) if changed else None)
 
@@ -257,6 +260,20 @@ class Replica:
 def label_of(version: VersionRecord) -> str:
     """The weight_version that an engine gets: the step, as trainers expect it."""
     return str(version.order.step)
+
+
+def _files(version: VersionRecord) -> Files | None:
+    """What the plugin has to know of a version; None for one that it leaves to SGLang."""
+    if not version.owned or version.digest is None or version.signature is None:
+        return None
+    return Files(
+        version=version.id,
+        path=version.path,
+        digest=version.digest,
+        signature=version.signature,
+        allow_missing=version.allow_missing,
+        allow_extra=version.allow_extra,
+    )
 
 
 def _sentence(engine: EngineRecord) -> str:

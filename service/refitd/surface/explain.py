@@ -64,6 +64,8 @@ def explain_engine(engine: EngineRecord, ledger: Ledger) -> list[str]:
         return [*sentences, f"It follows no run: {why_unbound(runs)}."]
     target = ledger.goals(engine.run).target
     serving = engine.serving or ("its start-up weights" if engine.known else "contents that nobody can vouch for")
+    if engine.plugin is not None or engine.stock_reason is not None:
+        sentences.append(f"It {engine.how_it_loads}.")
     sentences.append(f"It serves {serving}; the target of run {engine.run} is {target.id if target else 'none yet'}.")
     if target is not None and engine.serving != target.id:
         sentences += _turn(engine, target, ledger)

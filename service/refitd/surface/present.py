@@ -65,6 +65,8 @@ def present_engine(record: EngineRecord, ledger: Ledger) -> Engine:
         paused=not record.known or record.resume_owed,
         last_attempt=None if record.last_attempt is None else present_attempt(record.last_attempt),
         skipped=record.skipped,
+        plugin=record.plugin,
+        stock_reason=record.stock_reason,
     )
 
 

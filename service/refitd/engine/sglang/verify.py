@@ -6,6 +6,7 @@ with what a clean load of the version gave before, and with what the engine held
 
 from dataclasses import dataclass
 
+from refitd.engine.fingerprint import comparable
 from refitd.engine.port import Target
 
 
@@ -33,8 +34,9 @@ def doubt(says: Says, target: Target, *, unchanged: bool) -> str | None:
         return "its files changed meanwhile, or nobody can say whether they did"
     if says.fingerprint is None:
         return None
-    if target.fingerprint is not None and says.fingerprint != target.fingerprint:
+    recorded = target.fingerprint if comparable(says.fingerprint, target.fingerprint) else None
+    if recorded is not None and says.fingerprint != recorded:
         return "its tensors are not those that a clean load of this version gave"
-    if target.fingerprint is None and says.fingerprint == target.not_fingerprint:
+    if recorded is None and says.fingerprint == target.not_fingerprint:
         return "its tensors have not changed, and the files of the two versions differ"
     return None

@@ -1,4 +1,4 @@
-"""Weights handed over from memory to memory, where trainer and engine share a GPU or a host (docs/adr/0007).
+"""Weights handed over from memory to memory, where trainer and engine share a GPU or a host (docs/adr/0008).
 
 offer    what is offered, as plain data under a message authentication code: pure
 secret   the key of that code, a file that the service makes

@@ -246,9 +246,10 @@ class World:
             self._call(self.life.collector.sweeper.run())
 
     def resync(self, name: str) -> None:
-        """An operator asks for a load."""
+        """An operator asks for a load, and may be told that it would go backwards."""
         if self.life is not None and f"{name}:1" in self.life.ledger.engines:
-            self.life.fleet.resync(f"{name}:1")
+            with suppress(ProblemError):
+                self.life.fleet.resync(f"{name}:1")
 
     def _call(self, request: Any) -> None:
         """A request to the service. It may be refused, and it may never be answered."""

@@ -15,12 +15,16 @@ from pydantic import SecretStr
 from refitd.catalog.catalog import Catalog, CatalogRules
 from refitd.catalog.files import DiskFiles
 from refitd.catalog.references import References
+from refitd.catalog.warm import Warmer
 from refitd.clock import SystemClock
+from refitd.copies.before_load import BeforeLoad
+from refitd.copies.copier import Copier
+from refitd.copies.disk import DiskCopies
 from refitd.engine.engines_file import EngineSpec
 from refitd.journal.journal import Journal
 from refitd.ledger import Ledger
 from refitd.notice.intake import Intake
-from refitd.reclaim.collector import Collector
+from refitd.reclaim.collector import Collector, LedgerFacts
 from refitd.reclaim.folders import DiskFolders
 from refitd.rollout.conductor import Conductor
 from refitd.rollout.fleet import Fleet
@@ -91,6 +95,8 @@ async def serving(
         name = spec.url.removeprefix("http://").removesuffix(":1")
         return engines.setdefault(name, SimulatedEngine())
 
+    copier = Copier(ledger, LedgerFacts(ledger, files), DiskCopies(root, settings.copies_folder), most=settings.copies)
+    before_load = BeforeLoad(catalog.check, copier, Warmer(root, lambda: "ext4"), ledger.carriage)
     fleet = Fleet(
         ledger,
         root=str(root),
@@ -98,17 +104,20 @@ async def serving(
         engines_file=None,
         probe_interval=settings.probe_interval,
         connect=connect,
-        check=catalog.check,
+        check=before_load.check,
+        warm=before_load.warm,
         chance=random.Random(),
     )
-    collector = Collector(ledger, files, DiskFolders(root), settings)
-    intake = Intake(ledger, files, root, catalog.nudge, settings.run)
-    service = Service(settings=settings, ledger=ledger, intake=intake, fleet=fleet, sweeper=collector.sweeper)
+    collector = Collector(ledger, files, DiskFolders(root), settings, copier)
+    intake = Intake(ledger, files, root, catalog.nudge, settings.run, deltas=settings.copies > 0)
+    service = Service(
+        settings=settings, ledger=ledger, intake=intake, fleet=fleet, sweeper=collector.sweeper, copier=copier
+    )
     api = build_api(service)
     transport = httpx.ASGITransport(app=api, raise_app_exceptions=False)
     conductor = Conductor(ledger, default_run=settings.run, quorum=1)
     async with asyncio.TaskGroup() as group, httpx.AsyncClient(transport=transport, base_url="http://refitd") as http:
-        tasks = [group.create_task(part()) for part in (catalog.run, conductor.run, fleet.run)]
+        tasks = [group.create_task(part()) for part in (catalog.run, conductor.run, copier.run, fleet.run)]
         writing = group.create_task(journal.run())
         await asyncio.sleep(0)  # each has begun
         try:

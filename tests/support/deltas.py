@@ -8,9 +8,12 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file
 
+from refitd.catalog.examine import structure
+from refitd.catalog.record import VersionRecord
 from refitd.ledger import Ledger
 from refitd.surface.present import present_engine
 from refitd_client import Publication, WeightPublisher
+from refitd_client.contract.states import Kind, VersionState
 from refitd_client.delta import DeltaRules
 from refitd_client.delta.plan import Full, last_served
 
@@ -75,3 +78,32 @@ def training(root: Path, *, anchor_every: int = 50) -> Generator[Trainer]:
         trainer = Trainer(publisher)
         publisher._means.deltas._ask_base = lambda: trainer.base()
         yield trainer
+
+
+def record_of(root: Path, publication: Publication) -> VersionRecord:
+    """What the catalog would know of a published version that it found good."""
+    seen = structure(root, f"{RUN}/{publication.path.name}")
+    assert seen.manifest is not None
+    return VersionRecord(
+        run=RUN,
+        order=seen.manifest.order,
+        path=seen.path,
+        state=VersionState.SEALED,
+        created_at="",
+        kind=seen.manifest.kind,
+        base=seen.manifest.base,
+        digest=seen.manifest.digest,
+        signature=seen.signature,
+        owned=True,
+    )
+
+
+def chain(trainer: Trainer, root: Path, length: int) -> list[VersionRecord]:
+    """A full version and deltas, each on the one before."""
+    found: list[VersionRecord] = []
+    for _ in range(length):
+        publication = trainer.publish()
+        found.append(record_of(root, publication))
+        trainer.base = lambda: found[-1].id
+    assert [record.kind for record in found] == [Kind.FULL, *[Kind.DELTA] * (length - 1)]
+    return found

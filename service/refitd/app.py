@@ -121,7 +121,9 @@ async def _run(settings: Settings, ledger: Ledger, guard: RootGuard, sockets: li
     collector = Collector(ledger, files, DiskFolders(root), settings, copier)
     intake = Intake(ledger, files, root, catalog.nudge, settings.run, deltas=settings.copies > 0)
     watcher = Watcher(root, settings.watch, asyncio.get_running_loop(), catalog.nudge)
-    service = Service(settings=settings, ledger=ledger, intake=intake, fleet=fleet, sweeper=collector.sweeper, copier=copier)
+    service = Service(
+        settings=settings, ledger=ledger, intake=intake, fleet=fleet, sweeper=collector.sweeper, copier=copier
+    )
     gc.collect()
     gc.freeze()  # what was imported stays: looking through it again would stop everything for 30 ms at a time
     # A part that fails takes the service down with it: one that goes on without its catalog would only look alive.

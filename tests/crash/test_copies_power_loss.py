@@ -40,9 +40,11 @@ def tell(root: Path, versions: list[VersionRecord]) -> None:
     for number, target in enumerate(versions[1:]):
         into = known[-2] if len(known) > 1 else None
         source: Copy | VersionRecord = into or (known[-1] if known else versions[0])
-        first = versions.index(next(v for v in versions if isinstance(source, Copy) and v.id == source.holds)) if (
-            isinstance(source, Copy)
-        ) else 0
+        first = (
+            versions.index(next(v for v in versions if isinstance(source, Copy) and v.id == source.holds))
+            if (isinstance(source, Copy))
+            else 0
+        )
         deltas = tuple(versions[first + 1 : number + 2])
         known.append(copies._write(Write(target=target, source=source, deltas=deltas, into=into), Event()))
     anew = Write(target=versions[2], source=versions[0], deltas=tuple(versions[1:3]), into=known[-2])
@@ -112,7 +114,9 @@ def test_kill_9_between_any_two_steps_of_a_patch_leaves_a_whole_copy_or_none(
     copies = DiskCopies(root)
     found: Counter[str | None] = Counter()
     for number in range(1, 200):
-        before = copies._write(Write(target=versions[2], source=versions[0], deltas=tuple(versions[1:3]), into=None), Event())
+        before = copies._write(
+            Write(target=versions[2], source=versions[0], deltas=tuple(versions[1:3]), into=None), Event()
+        )
         order = Write(target=versions[4], source=before, deltas=tuple(versions[3:5]), into=before)
 
         def kill(count: int, number: int = number) -> None:

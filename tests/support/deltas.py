@@ -65,6 +65,10 @@ class Trainer:
         """The same beside an event loop."""
         return await asyncio.to_thread(self.publish)
 
+    def ask(self) -> str | Full:
+        """What a delta is to lead from."""
+        return self.base()
+
     def asks(self, ledger: Ledger) -> None:
         """Ask this ledger what engines serve, without a server in between."""
         self.base = lambda: last_served(map(present_engine, list(ledger.engines.values())), RUN)
@@ -76,7 +80,7 @@ def training(root: Path, *, anchor_every: int = 50) -> Generator[Trainer]:
     rules = DeltaRules(threshold=0.5, anchor_every=anchor_every)
     with WeightPublisher(root, RUN, delta_rules=rules) as publisher:
         trainer = Trainer(publisher)
-        publisher._means.deltas._ask_base = lambda: trainer.base()
+        publisher._means.deltas._ask_base = trainer.ask
         yield trainer
 
 

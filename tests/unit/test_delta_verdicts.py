@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xxhash
+from test_catalog import Stage, watching
 
-from refitd.catalog.examine import examine
 from refitd.catalog.delta import Base
+from refitd.catalog.examine import examine
 from refitd.catalog.fault import Code
 from refitd.catalog.inventory import Inventory, Tensor
 from refitd.catalog.record import VersionRecord
@@ -24,7 +25,6 @@ from refitd_client.contract.wire import Notice
 from refitd_client.delta import Delta, encode, read_delta
 from support.checkpoints import tensors
 from support.deltas import Trainer, chain, training
-from test_catalog import Stage, watching
 
 ONE, TWO, THREE = (f"run~v{step:06d}" for step in (1, 2, 3))
 DELTA = "weights.refit-delta"
@@ -118,7 +118,9 @@ def judged(root: Path, base: Base | None = None) -> Verdict:
     return validate(examine(root, "run/v000002", base, Options()), base, Options())
 
 
-def spoilt(tmp_path: Path, root: Path, delta: Callable[[Delta], Delta], manifest: Callable[[Manifest], Manifest]) -> Path:
+def spoilt(
+    tmp_path: Path, root: Path, delta: Callable[[Delta], Delta], manifest: Callable[[Manifest], Manifest]
+) -> Path:
     """A root with a delta that was made by somebody else: each file digest fits, what they say does not."""
     shutil.copytree(root, tmp_path / "root")
     folder = tmp_path / "root/run/v000002"

@@ -32,9 +32,7 @@ class Bases:
             return chain
         full, seen = await self._files.structure(chain[0].path), await self._files.structure(base.path)
         changed = [
-            record.id
-            for record, found in ((chain[0], full), (base, seen))
-            if found.signature != record.signature or found.manifest is None
+            record.id for record, found in ((chain[0], full), (base, seen)) if found.signature != record.signature
         ]
         if changed:
             return NoBase(f"the files of {changed[0]} are not those that were checked: publish in full", final=True)

@@ -9,7 +9,7 @@ from refitd.copies.decide import Decision, Hopeless, Write
 from refitd.ledger import Ledger
 
 FIRST_SECONDS = 10.0
-LONGEST_SECONDS = 600.0
+LONGEST_SECONDS = 60.0
 
 log = structlog.get_logger("refitd")
 

@@ -123,8 +123,9 @@ class Sweeper:
         listing = await self._facts.listing()
         lines = [_line(verdict) for verdict in self._verdicts(listing)]
         lines += [_incoming_line(found) for found in await self._survey(listing)]
-        lines += [slot_line(verdict) for verdict in await self._recycler.plan()]
-        lines += [] if self._copies is None else await self._copies.plan()
+        if _known(listing) is not None:
+            lines += [slot_line(verdict) for verdict in await self._recycler.plan()]
+            lines += [] if self._copies is None else await self._copies.plan()
         return _plan(lines, done=False)
 
     async def run(self) -> ReclaimPlan:

@@ -124,6 +124,7 @@ async def _run(settings: Settings, ledger: Ledger, guard: RootGuard, sockets: li
     service = Service(
         settings=settings, ledger=ledger, intake=intake, fleet=fleet, sweeper=collector.sweeper, copier=copier
     )
+    await copier.survey()  # before engines are asked: an engine goes straight to a copy that is there already
     gc.collect()
     gc.freeze()  # what was imported stays: looking through it again would stop everything for 30 ms at a time
     # A part that fails takes the service down with it: one that goes on without its catalog would only look alive.

@@ -1,4 +1,4 @@
-"""Deltas on real processes: an engine that knows none answers with the weights that the trainer has, step after step."""
+"""Deltas on real processes: an engine that knows none answers with the weights that the trainer has, every step."""
 
 from pathlib import Path
 

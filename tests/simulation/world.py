@@ -129,6 +129,7 @@ class Life:
             raise asyncio.CancelledError
 
     async def _run(self) -> None:
+        await self.copier.survey()
         async with asyncio.TaskGroup() as group:
             parts = (self.catalog, self.conductor, self.canaries, self.collector, self.copier, self.fleet)
             for part in (self.journal, *parts):

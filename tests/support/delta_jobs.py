@@ -54,9 +54,7 @@ class FineTuning:
 def fine_tuning(job: Job, model: Path) -> Generator[FineTuning]:
     """A trainer for a job."""
     rules = DeltaRules(threshold=0.5, anchor_every=5)
-    with WeightPublisher(
-        job.root, RUN, job.refitd.url, token=TOKEN, base_model=model, delta_rules=rules
-    ) as publisher:
+    with WeightPublisher(job.root, RUN, job.refitd.url, token=TOKEN, base_model=model, delta_rules=rules) as publisher:
         yield FineTuning(job, model, publisher)
 
 

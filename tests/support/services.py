@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +47,8 @@ class Stage:
     http: httpx.AsyncClient
     engines: dict[str, SimulatedEngine]
     api: FastAPI
+    copier: Copier
+    sweep: Callable[[], Awaitable[Any]]
 
     async def served(self, step: int) -> str:
         """Publish a step, wait until it is served, return its id."""
@@ -113,6 +115,7 @@ async def serving(
     service = Service(
         settings=settings, ledger=ledger, intake=intake, fleet=fleet, sweeper=collector.sweeper, copier=copier
     )
+    await copier.survey()
     api = build_api(service)
     transport = httpx.ASGITransport(app=api, raise_app_exceptions=False)
     conductor = Conductor(ledger, default_run=settings.run, quorum=1)
@@ -121,7 +124,7 @@ async def serving(
         writing = group.create_task(journal.run())
         await asyncio.sleep(0)  # each has begun
         try:
-            yield Stage(root, ledger, http, engines, api)
+            yield Stage(root, ledger, http, engines, api, copier, collector.sweeper.run)
         finally:
             for task in tasks:
                 task.cancel()

@@ -1,8 +1,8 @@
-"""Who may be reading a copy: serving, loading, unproven, named; for ever when it is written, as versions when it goes."""
+"""Who may be reading a copy: who serves, loads or names it; for ever when it is written, as versions when it goes."""
 
 import pytest
 
-from refitd.copies.copy import Copy
+from refitd.copies.copy import Copy, doubted
 from refitd.copies.readers import Readers, readers_of
 from refitd.copies.spare import spare
 from refitd.reclaim.leases import DEAD_AFTER, EngineView, Load, RunView, Views
@@ -78,3 +78,10 @@ def test_what_is_one_too_many_goes_and_what_is_being_written_does_not() -> None:
     dropped = [each.copy.path for each in spare(copies, nobody, runs=["run"], busy=[], most=2) if not each.keep]
     assert dropped == ["a"]
     assert all(verdict.keep for verdict in spare(copies, nobody, runs=["run"], busy=["run"], most=2))
+
+
+def test_a_copy_that_is_worth_nothing_any_more_is_still_read_as_what_it_was() -> None:
+    """Somebody changed it under an engine that loads it: it is not written before that load has ended."""
+    loading = engine(EngineState.UPDATING, loads=(Load(version=SEVEN),))
+    assert readers(loading, copy=doubted(COPY)).reads
+    assert doubted(doubted(COPY)).read_as == SEVEN

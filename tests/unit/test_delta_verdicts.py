@@ -1,4 +1,4 @@
-"""What the catalog says of deltas: held against the base that they lead from, before any engine or copy hears of them."""
+"""What the catalog says of deltas: held against their base, before any engine or copy hears of them."""
 
 import re
 import shutil

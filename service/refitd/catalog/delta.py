@@ -1,8 +1,8 @@
 """Whether a delta leads from its base to what its manifest says. Pure: what both hold in, faults out.
 
 Nothing of the base is read for this but headers and manifest: fingerprints say what its tensors are. So a delta is
-found bad before a byte of a copy is written: it names a tensor that is not there, or was made from other contents than its
-base's, or says that something it does not list has changed.
+found bad before a byte of a copy is written: it names a tensor that is not there, or was made from other contents than
+its base's, or says that something it does not list has changed.
 """
 
 from collections.abc import Collection, Iterator, Mapping

@@ -1,8 +1,8 @@
 """Reading ahead: a version's files are in the page cache when an engine begins to load them, so that it pauses less.
 
-The kernel is asked to read, and nobody waits for it: what was just validated is there already, and what engines are brought
-back to after hours may not be. Of a file system in memory there is nothing to read; what another host's engines have in
-their caches nobody here can see to.
+The kernel is asked to read, and nobody waits for it: what was just validated is there already, and what engines are
+brought back to after hours may not be. Of a file system in memory there is nothing to read; what another host's engines
+have in their caches nobody here can see to.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The deltas that are applied in one pass, read from their versions' folders, with the fingerprints that they promise."""
+"""The deltas that are applied in one pass, read from their versions' folders, and what fingerprints they promise."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

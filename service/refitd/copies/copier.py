@@ -17,13 +17,13 @@ from typing import Protocol
 import structlog
 
 from refitd.catalog.record import VersionRecord
-from refitd.copies.copy import Copy, worthless
+from refitd.copies.copy import Copy, doubted
 from refitd.copies.decide import Decision, Hopeless, Ready, Wait, Write, decide
 from refitd.copies.disk import CopyFolders
 from refitd.copies.readers import Readers, readers_of
 from refitd.copies.refusals import Refusals
 from refitd.copies.spare import CopyVerdict, spare
-from refitd.copies.trouble import CopyError, MisfitError
+from refitd.copies.trouble import CopyError, MisfitError, SourceChangedError
 from refitd.journal.journal import JournalError
 from refitd.ledger import Ledger
 from refitd.reclaim.leases import Views
@@ -71,7 +71,7 @@ class Copier:
         async with asyncio.TaskGroup() as group:
             while True:
                 seen = await self._ledger.bell.after(seen, within=LOOK_SECONDS)
-                if self._is_surveyed or await self._survey():
+                if self._is_surveyed or await self.survey():
                     self._look(group)
 
     async def check(self, version: VersionRecord) -> bool:
@@ -108,8 +108,8 @@ class Copier:
                 self._forget(copy)
         return found == copy.signature
 
-    async def _survey(self) -> bool:
-        """What a former life has left. Until that is known nothing is written."""
+    async def survey(self) -> bool:
+        """See what a former life has left, best before engines are asked; until it is known nothing is written."""
         try:
             found = await self._folders.survey()
         except OSError as error:
@@ -154,6 +154,7 @@ class Copier:
             if target is not None:
                 self._refusals.wait(target, f"a copy could not be written: {error}")
             await asyncio.sleep(PAUSE_SECONDS)
+            await self._look_anew(run)
             self._ledger.bell.ring()
         finally:
             self._read_from(run, frozenset())
@@ -192,12 +193,15 @@ class Copier:
 
     async def _write(self, target: VersionRecord, order: Write) -> None:
         if order.into is not None:
-            self._copies[order.into.name] = worthless(order.into)
+            self._copies[order.into.name] = replace(doubted(order.into), read_as=None)  # nobody reads it
         started = self._ledger.clock.monotonic()
         try:
             copy = await self._folders.write(order)
         except MisfitError as error:
             self._refusals.misfit(target, order, str(error))
+        except SourceChangedError as error:
+            await self._look_anew(target.run)
+            self._refusals.refuse(target, str(error))
         except CopyError as error:
             self._refusals.refuse(target, str(error))
         else:
@@ -210,6 +214,18 @@ class Copier:
             self._ledger.put_version(replace(version, timings={"copy": milliseconds} | version.timings))
             self._refusals.carried(version)
             self._ledger.carry(version, copy.path)
+
+    async def _look_anew(self, run: str) -> None:
+        """Something was not as it was thought to be. Nobody but this run's task writes its copies meanwhile."""
+        try:
+            found = {copy.name: copy for copy in await self._folders.survey() if copy.run == run}
+        except OSError as error:
+            log.warning("the copies cannot be listed", error=str(error))
+            return
+        for copy in [copy for copy in self._copies.values() if copy.run == run and copy != found.get(copy.name)]:
+            self._forget(copy)
+            if copy.name not in found:
+                del self._copies[copy.name]
 
     def _decide(self, target: VersionRecord) -> Decision:
         if (waits_for := self._facts.rebuilding()) is not None:
@@ -229,17 +245,17 @@ class Copier:
     def _believed(self, copy: Copy) -> Copy:
         """A copy is about a version with a digest: the root may have been emptied, and the run begun anew."""
         version = self._ledger.versions.get(copy.holds or "")
-        return copy if version is None or version.digest == copy.digest else worthless(copy)
+        return copy if version is None or version.digest == copy.digest else doubted(copy)
 
     def _readers(self, copies: list[Copy]) -> dict[str, Readers]:
         paths = {engine.id: engine.model_path for engine in self._ledger.engines.values() if engine.model_path}
         return readers_of(copies, self._facts.views(), paths)
 
     def _forget(self, copy: Copy) -> None:
-        """Its contents are nobody's any more."""
+        """Nobody begins to load it any more."""
         if copy.holds is not None:
             self._ledger.let_go(copy.holds, copy.run)
-        self._copies[copy.name] = worthless(copy)
+        self._copies[copy.name] = doubted(copy)
 
     def _read_from(self, run: str, needs: frozenset[str]) -> None:
         self._needs[run] = needs
@@ -262,7 +278,7 @@ class Copier:
         del self._copies[copy.name]
         outcome = await self._folders.discard(copy)
         if isinstance(outcome, Refused):
-            self._copies[copy.name] = worthless(copy)
+            self._copies[copy.name] = doubted(copy)
             return _line(CopyVerdict(copy, keep=True, reason=outcome.reason))
         return _line(now)
 

@@ -3,9 +3,9 @@
     <root>/.refitd/copies/<exp~trial>/<unique>/         shards, index, config: engines load it as any checkpoint
     <root>/.refitd/copies/<exp~trial>/<unique>.json     the note: which version it holds
 
-The note is all that makes a copy worth anything. It is durably removed before the first byte of the copy is written, and
-comes back, by rename, when all bytes are on stable storage and their fingerprints were found right. So whatever kills the
-service in between leaves a folder that nobody takes for anything.
+The note is all that makes a copy worth anything. It is durably removed before the first byte of the copy is written,
+and comes back, by rename, when all bytes are on stable storage and their fingerprints were found right. So whatever
+kills the service in between leaves a folder that nobody takes for anything.
 """
 
 import re
@@ -39,8 +39,9 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
 class Copy:
     """A copy as it lies there. `order`, `digest` (the version's) and `signature` are None while it is worth nothing.
 
-    `path` is where engines find it: relative to the root, or absolute where copies lie in a folder of their own. `fault`
-    says why it is none of this service's.
+    `path` is where engines find it: relative to the root, or absolute where copies lie in a folder of their own.
+    `fault` says why it is none of this service's. `read_as` is the version as which engines may still be reading one that is
+    worth nothing any more.
     """
 
     run: str
@@ -50,6 +51,7 @@ class Copy:
     order: Order | None = None
     digest: str | None = None
     signature: str | None = None
+    read_as: str | None = None
     fault: str | None = None
 
     @property
@@ -58,9 +60,9 @@ class Copy:
         return None if self.order is None else version_id(self.run, self.order)
 
 
-def worthless(copy: Copy) -> Copy:
-    """The same folder, whatever is in it."""
-    return replace(copy, order=None, digest=None, signature=None)
+def doubted(copy: Copy) -> Copy:
+    """The same folder, whatever is in it. Engines may still be reading it as what it was."""
+    return replace(copy, order=None, digest=None, signature=None, read_as=copy.holds or copy.read_as)
 
 
 def is_copy_name(name: str) -> bool:

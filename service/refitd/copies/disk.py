@@ -13,8 +13,20 @@ from uuid import uuid4
 
 from refitd.catalog.files import Unreadable
 from refitd.catalog.record import VersionRecord
-from refitd.copies.copy import COPIES, COPIES_PATH, MAX_NOTE_BYTES, NOTE_ENDING, Copy, Note, is_copy_name, parse_note
+from refitd.copies.copy import (
+    COPIES,
+    COPIES_PATH,
+    MAX_NOTE_BYTES,
+    NOTE_ENDING,
+    Copy,
+    Note,
+    doubted,
+    is_copy_name,
+    parse_note,
+)
 from refitd.copies.decide import Write
+from refitd.copies.files import fingerprints_in
+from refitd.copies.trouble import CopyError
 from refitd.copies.writing import Job, invalidate, look, write_copy
 from refitd.reclaim.handle import made, opened, root_at
 from refitd.reclaim.outcome import Discarded, Gone, Refused, sentence
@@ -71,8 +83,16 @@ class DiskCopies:
         """See `CopyFolders`."""
         return await self._in_thread(lambda _: self._discard(copy))
 
+    async def fingerprints(self, copy: Copy) -> dict[str, int] | Unreadable:
+        """Those of all tensors of a copy: every byte is read."""
+        return await self._in_thread(lambda stop: self._fingerprints(copy, stop))
+
+    async def disown(self, copy: Copy) -> None:
+        """Take a copy's note away: it is worth nothing from here on, and nobody who reads it is disturbed."""
+        await self._in_thread(lambda _: self._disown(copy))
+
     async def _in_thread(self, work: Callable[[Event], AnswerT]) -> AnswerT:
-        """A thread cannot be cancelled. So a cancellation asks it to stop and waits: nothing is written after its end."""
+        """A thread cannot be cancelled. So a cancellation asks it to stop, and waits: nothing is written afterwards."""
         stop = Event()
         task = asyncio.ensure_future(asyncio.to_thread(work, stop))
         try:
@@ -104,9 +124,10 @@ class DiskCopies:
             signature, size = look(files)
             copy = replace(copy, bytes=size)
             note = _note(mine, name, run)
-            if note is not None and note.signature == signature:
+            if note is not None:
                 order = Order(note.generation, note.step)
-                return replace(copy, order=order, digest=note.digest, signature=signature)
+                copy = replace(copy, order=order, digest=note.digest, signature=note.signature)
+                return copy if note.signature == signature else doubted(copy)
         return copy
 
     def _write(self, order: Write, stop: Event) -> Copy:
@@ -138,16 +159,32 @@ class DiskCopies:
 
     def _signature(self, copy: Copy) -> str | Unreadable | None:
         try:
-            with (
-                self._copies(make=False) as copies,
-                opened(run_slots(copy.run), copies) as run,
-                opened(copy.name, run) as folder,
-            ):
+            with self._opened(copy) as folder:
                 return look(folder)[0]
         except FileNotFoundError:
             return None
         except OSError as error:
             return Unreadable(str(error))
+
+    def _fingerprints(self, copy: Copy, stop: Event) -> dict[str, int] | Unreadable:
+        try:
+            with self._opened(copy) as folder:
+                return fingerprints_in(folder, stop)
+        except (OSError, CopyError) as error:
+            return Unreadable(str(error))
+
+    def _disown(self, copy: Copy) -> None:
+        with self._copies(make=False) as copies, opened(run_slots(copy.run), copies) as run:
+            invalidate(run, copy.name)
+
+    @contextmanager
+    def _opened(self, copy: Copy) -> Generator[int]:
+        with (
+            self._copies(make=False) as copies,
+            opened(run_slots(copy.run), copies) as run,
+            opened(copy.name, run) as folder,
+        ):
+            yield folder
 
     def _discard(self, copy: Copy) -> Discarded | Gone | Refused:
         try:

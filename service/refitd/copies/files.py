@@ -1,7 +1,7 @@
 """The files of a copy: made to fit those that they are written from, and rewritten by several threads.
 
-A file of the right name and size is written in place: its pages are there already. Everything is opened by handle, and no
-link is followed.
+A file of the right name and size is written in place: its pages are there already. Everything is opened by handle, and
+no link is followed.
 """
 
 import os
@@ -93,6 +93,16 @@ def rewrite_all(source: Checkpoint, folder: int, deltas: Sequence[Delta], stop: 
     with ThreadPoolExecutor(_threads(len(names)), thread_name_prefix="refitd-copies") as pool:
         parts = list(_results(pool.map(one, names), either))
     return {name: value for part in parts for name, value in part.items()}
+
+
+def fingerprints_in(folder: int, stop: Event) -> dict[str, int]:
+    """Read a checkpoint and give its tensors' fingerprints; raises as `checkpoint_in` and `rewrite_all`."""
+    found: dict[str, int] = {}
+    here = checkpoint_in(folder)
+    for name, header in here.headers.items():
+        with reading(folder, name) as fd:  # nothing is applied, so nothing is written
+            found |= rewrite(Shard(source=fd, target=fd, size=here.sizes[name], header=header), (), stop)
+    return found
 
 
 def copy_others(source: Checkpoint, folder: int, stop: Event) -> None:

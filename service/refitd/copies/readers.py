@@ -1,8 +1,8 @@
 """Who reads a copy, or may be reading it. Pure.
 
-A copy is written in place, so being nearly sure is not enough: an engine that cannot be reached, a load that nobody heard
-the end of, a server that names the copy's folder as its model all count, for ever. Whoever has a deleted file open reads
-on undisturbed, though: for taking a copy away, the rules are those for versions (`refitd.reclaim.leases`).
+A copy is written in place, so being nearly sure is not enough: an engine that cannot be reached, a load that nobody
+heard the end of, a server that names the copy's folder as its model all count, for ever. Whoever has a deleted file
+open reads on undisturbed, though: for taking a copy away, the rules are those for versions (`refitd.reclaim.leases`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,9 +34,10 @@ def readers_of(copies: Sequence[Copy], views: Views, model_paths: Mapping[str, s
     engines = {engine.id: engine for engine in views.engines}
     found: dict[str, Readers] = {}
     for copy in copies:
-        held = [lease for lease in for_ever.get(copy.holds or "", ()) if lease.kind in _READS]
+        version = copy.holds or copy.read_as or ""
+        held = [lease for lease in for_ever.get(version, ()) if lease.kind in _READS]
         naming = [engines[name] for name in _naming(copy, model_paths) if name in engines]
-        kept = [lease for lease in as_versions.get(copy.holds or "", ()) if lease.kind in _READS]
+        kept = [lease for lease in as_versions.get(version, ()) if lease.kind in _READS]
         found[copy.name] = Readers(
             reads=tuple(_sentences(held, naming)),
             is_waited_for=any(_counts(engines.get(lease.holder)) for lease in held) or any(map(_counts, naming)),

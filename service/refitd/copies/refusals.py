@@ -1,4 +1,4 @@
-"""Deltas that cannot be carried out, or wait: why, and when to look again. What failed is remembered until a restart."""
+"""Deltas that cannot be carried out, or wait: why, and when to look again. What failed is known until a restart."""
 
 from collections.abc import Callable
 

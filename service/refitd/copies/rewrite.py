@@ -1,8 +1,8 @@
 """A shard of a copy brought up to date: read, changed, fingerprinted and written, chunk by chunk, in one pass.
 
-The fingerprint is that of the bytes that are written, so it costs no second pass, and what was damaged in the copy before
-shows as well. The files are read and written by calls and not mapped: on file systems that write elsewhere a full disk is
-an error then, and no SIGBUS that ends the service.
+The fingerprint is that of the bytes that are written, so it costs no second pass, and what was damaged in the copy
+before shows as well. The files are read and written by calls and not mapped: on file systems that write elsewhere a
+full disk is an error then, and no SIGBUS that ends the service.
 """
 
 import os

@@ -19,8 +19,8 @@ class Need:
 def needs_of(versions: Sequence[VersionRecord]) -> dict[str, list[Need]]:
     """Map the ids of versions to what they need: the base of a delta, and versions whose folders overlap with theirs.
 
-    A base is named by its id, or by its folder in the same run. A delta that is rejected, lost or about to be deleted is
-    never carried out: it needs nothing. The base of a base follows, down to a full version.
+    A base is named by its id, or by its folder in the same run. A delta that is rejected, lost or about to be deleted
+    is never carried out: it needs nothing. The base of a base follows, down to a full version.
     """
     by_name = {(v.run, name): v.id for v in versions for name in (v.id, version_folder(v.order))}
     needs: dict[str, list[Need]] = {}

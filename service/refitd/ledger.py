@@ -184,11 +184,6 @@ class Ledger:
             self._carriage_changed(version.run)
             self.say("version", version.id, f"cannot be carried out: {reason}", state=version.state.value)
 
-    def try_again(self, version: VersionRecord) -> None:
-        """What stood in the way of a delta may be gone."""
-        if self._refused.pop(version.id, None) is not None:
-            self._carriage_changed(version.run)
-
     def _carriage_changed(self, run: str) -> None:
         self._aim(run)
         self.bell.ring()

@@ -29,7 +29,7 @@ class Bases:
             return base
         chain = chain_of(base, self._ledger.versions)
         if isinstance(chain, NoBase):
-            return chain
+            return NoBase(f"of {base.id}, {chain.reason}", chain.final)
         full, seen = await self._files.structure(chain[0].path), await self._files.structure(base.path)
         changed = [
             record.id for record, found in ((chain[0], full), (base, seen)) if found.signature != record.signature

@@ -138,9 +138,10 @@ class Copier:
         return sorted({v.run for v in versions if v.kind is Kind.DELTA and v.state is VersionState.SEALED})
 
     def _target(self, run: str) -> VersionRecord | None:
-        """The delta that needs a copy now."""
-        self._refusals.look_again(run, self._decide)
-        wanted = self._ledger.goals(run).wanted
+        """The delta that needs a copy now: what engines are to serve, or a newer one that could not be carried out."""
+        wanted, again = self._ledger.goals(run).wanted, self._refusals.due(run, self._decide)
+        if again is not None and (wanted is None or again.order > wanted.order):
+            return again
         return None if wanted is None or self._ledger.carriage.can_load(wanted) else wanted
 
     async def _work(self, run: str) -> None:

@@ -40,8 +40,8 @@ class Copy:
     """A copy as it lies there. `order`, `digest` (the version's) and `signature` are None while it is worth nothing.
 
     `path` is where engines find it: relative to the root, or absolute where copies lie in a folder of their own.
-    `fault` says why it is none of this service's. `read_as` is the version as which engines may still be reading one that is
-    worth nothing any more.
+    `fault` says why it is none of this service's. `read_as` is the version as which engines may still be reading one
+    that is worth nothing any more.
     """
 
     run: str

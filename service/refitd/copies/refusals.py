@@ -5,8 +5,9 @@ from collections.abc import Callable
 import structlog
 
 from refitd.catalog.record import VersionRecord
-from refitd.copies.decide import Decision, Hopeless, Write
+from refitd.copies.decide import Decision, Ready, Write
 from refitd.ledger import Ledger
+from refitd_client.contract.states import VersionState
 
 FIRST_SECONDS = 10.0
 LONGEST_SECONDS = 60.0
@@ -51,17 +52,17 @@ class Refusals:
         self._again_at[target.id] = self._ledger.clock.monotonic() + wait
         self._ledger.refuse(target, reason)
 
-    def look_again(self, run: str, decide: Callable[[VersionRecord], Decision]) -> None:
-        """Lift the refusals of a run whose time has come, unless it is plain that nothing has changed."""
+    def due(self, run: str, decide: Callable[[VersionRecord], Decision]) -> VersionRecord | None:
+        """The newest refused delta of a run that is to be tried again now. It stays refused until a copy holds it."""
         now = self._ledger.clock.monotonic()
         self._forget_the_gone()
         for version in self._ledger.versions_of(run):
-            if version.id not in self._ledger.carriage.refused or now < self._again_at.get(version.id, now):
-                continue
-            if isinstance(decide(version), Hopeless):
+            is_refused = self._ledger.carriage.is_refused(version) and version.state is VersionState.SEALED
+            if is_refused and not version.barred and now >= self._again_at.get(version.id, now):
+                if isinstance(decide(version), Ready | Write):
+                    return version
                 self._again_at[version.id] = now + FIRST_SECONDS
-            else:
-                self._ledger.try_again(version)
+        return None
 
     def _forget_the_gone(self) -> None:
         versions = self._ledger.versions

@@ -89,6 +89,12 @@ class Everything(RuleBasedStateMachine):
         self.do(lambda world: world.publish_delta(back, announce=announce, honest=honest))
         self.do(lambda world: world.wait(seconds))
 
+    @rule(steps=st.integers(2, 5), seconds=st.sampled_from([0.1, 0.5, 2.0]))
+    def train_on(self, steps: int, seconds: float) -> None:
+        for _ in range(steps):
+            self.do(lambda world: world.publish_delta(0, announce=True, honest=True))
+            self.do(lambda world: world.wait(seconds))
+
     @rule()
     def publish_out_of_order(self) -> None:
         self.do(lambda world: world.publish_late(Make.GOOD))

@@ -196,7 +196,7 @@ def test_every_promise_holds_under_whatever_comes(share: int) -> None:
     )
     assert Everything.steps - before >= min(steps, 10_000)
     assert Everything.recycled - recycled > 100 or steps < 10_000
-    assert Everything.copied - copied > 500 or steps < 10_000
+    assert Everything.copied - copied > 300 or steps < 10_000
 
 
 @pytest.mark.parametrize("seed", range(3))

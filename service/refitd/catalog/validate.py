@@ -144,14 +144,14 @@ def _structure_faults(structure: Structure, reference: Reference | Base | None, 
 
 def _kind_faults(structure: Structure, options: Options, carried_out: Kind) -> Iterator[Fault]:
     kind = Kind.FULL if structure.manifest is None else structure.manifest.kind
+    if options.kind is not None and options.kind is not kind:
+        text = f"the notice says kind {options.kind.value}, and the folder holds a {kind.value} version"
+        yield Fault(Code.MANIFEST_MISMATCH, f"{text}: publish it with refitd's publisher")
     if kind is not carried_out:
         yield Fault(
             Code.UNSUPPORTED_KIND,
             f"refit.json says kind {kind.value}, which this service does not carry out: publish in full",
         )
-    if options.kind is not None and options.kind is not kind:
-        text = f"the notice says kind {options.kind.value}, and the folder holds a {kind.value} version"
-        yield Fault(Code.MANIFEST_MISMATCH, f"{text}: publish it with refitd's publisher")
 
 
 def _identity_faults(structure: Structure, options: Options) -> Iterator[Fault]:

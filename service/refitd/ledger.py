@@ -18,6 +18,7 @@ from refitd.clock import Clock
 from refitd.journal import reads, writes
 from refitd.journal.journal import Journal
 from refitd.journal.origin import NEW
+from refitd.rollout.carriage import Carriage
 from refitd.rollout.goals import goals_of_engine, goals_of_run
 from refitd.rollout.plan import Goals
 from refitd.rollout.record import AttemptRecord, EngineRecord, RolloutRecord
@@ -50,6 +51,9 @@ class Ledger:
     `loading` holds the open attempt of each engine; `root_fault` says why the root cannot be listed, None while it can;
     `fleet_fault` why it is not known which engines there are; `file_fault` why the engines file cannot be used, so that
     what it said before stays in force. `origin` says whether the journal is being rebuilt.
+
+    What copies hold is read off the disk at each start and not written down: `carriage` says which deltas engines find
+    in one, or why not; `copying` names the versions that a copy is being made from.
     """
 
     def __init__(self, journal: Journal, clock: Clock, strategy: Strategy = _ALL) -> None:
@@ -69,6 +73,10 @@ class Ledger:
         self.file_fault: str | None = None
         self.origin = journal.read(reads.read_origin) or NEW
         self._first_seen: dict[str, float] = {}
+        self.copying: frozenset[str] = frozenset()
+        self._carried: dict[str, str] = {}
+        self._refused: dict[str, str] = {}
+        self.carriage = Carriage(self._carried, self._refused)
         self._fingerprints: dict[tuple[str, str], str] = {}
         self._goals: dict[str, Goals] = {}
         self._seq = journal.read(reads.read_last_event)
@@ -148,7 +156,7 @@ class Ledger:
         """What the run's engines are to serve. Asked by every replica at every turn, so it is remembered."""
         if run not in self._goals:
             self._goals[run] = goals_of_run(
-                self.strategy, self.rollouts.get(run), self.versions_of(run), self.engines_of(run)
+                self.strategy, self.rollouts.get(run), self.versions_of(run), self.engines_of(run), self.carriage
             )
         return self._goals[run]
 
@@ -175,6 +183,30 @@ class Ledger:
         if self.strategy.name is not StrategyName.ALL:
             self._aim(run)
             self.targets.ring()
+
+    def carry(self, version: VersionRecord, path: str) -> None:
+        """A copy at `path` holds a delta: engines may go there."""
+        if self._carried.get(version.id) != path:
+            self._carried[version.id] = path
+            self._refused.pop(version.id, None)
+            self._carriage_changed(version.run)
+            self.say("version", version.id, f"can be loaded from {path}")
+
+    def let_go(self, version: str, run: str) -> None:
+        """No copy holds a version any more, or will in a moment: from here on no engine begins to load it."""
+        if self._carried.pop(version, None) is not None:
+            self._carriage_changed(run)
+
+    def refuse(self, version: VersionRecord, reason: str) -> None:
+        """A delta cannot be carried out: engines stay on what they have until another version comes."""
+        if self._refused.get(version.id) != reason:
+            self._refused[version.id] = reason
+            self._carriage_changed(version.run)
+            self.say("version", version.id, f"cannot be carried out: {reason}", state=version.state.value)
+
+    def _carriage_changed(self, run: str) -> None:
+        self._aim(run)
+        self.bell.ring()
 
     async def find(self, version: str) -> VersionRecord | None:
         """A version by its id, also one that was deleted.

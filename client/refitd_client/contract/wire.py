@@ -47,7 +47,11 @@ class EngineOnVersion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Version:
-    """A version as the service sees it. `bytes` counts all its files; `timings` maps stages to milliseconds."""
+    """A version as the service sees it. `bytes` counts all its files; `timings` maps stages to milliseconds.
+
+    `base` is the version that a delta leads from. `needs_full`: it cannot be carried out, for the reason given, and the
+    next one that can is a full version.
+    """
 
     id: str
     run: str
@@ -62,6 +66,8 @@ class Version:
     digest: str | None = None
     pinned: bool = False
     barred: bool = False
+    base: str | None = None
+    needs_full: bool = False
     engines: list[EngineOnVersion] = field(default_factory=list[EngineOnVersion])
     timings: dict[str, float] = field(default_factory=dict[str, float])
     metadata: dict[str, str] = field(default_factory=dict[str, str])

@@ -8,6 +8,7 @@ from pathlib import Path
 from threading import Event
 from typing import Protocol
 
+from refitd.catalog.delta import Base
 from refitd.catalog.evidence import Evidence, Structure
 from refitd.catalog.examine import examine, signature, structure
 from refitd.catalog.inventory import Reference
@@ -40,7 +41,7 @@ class Files(Protocol):
         """Look without reading weights. Raises OSError."""
         ...
 
-    async def examine(self, path: str, reference: Reference | None, options: Options) -> Evidence:
+    async def examine(self, path: str, reference: Reference | Base | None, options: Options) -> Evidence:
         """Read everything."""
         ...
 
@@ -109,7 +110,7 @@ class DiskFiles:
             raise RootAwayError(errno.ENODEV, fault)
         return structure(self._root, path)
 
-    async def examine(self, path: str, reference: Reference | None, options: Options) -> Evidence:
+    async def examine(self, path: str, reference: Reference | Base | None, options: Options) -> Evidence:
         """See `Files`."""
         stop = Event()
         try:

@@ -13,6 +13,7 @@ from refitd.fsck.finding import Finding, Kind, Repair, Severity
 from refitd.journal.condition import Sound
 from refitd.rollout.record import EngineRecord
 from refitd.rollout.replica import label_of
+from refitd_client.contract.states import Kind as VersionKind
 from refitd_client.contract.states import VersionState
 
 
@@ -106,7 +107,10 @@ def _other(engine: EngineFacts, seen: Reached, record: EngineRecord, journal: Jo
     version = journal.versions.get(record.serving)
     if version is None:
         return None
-    expected = (f"{engine.root}/{version.path}", label_of(version))
+    loaded_from = f"{engine.root}/{version.path}"
+    if version.kind is VersionKind.DELTA:  # from a copy, which may hold another version by now
+        loaded_from = record.model_path or seen.model_path
+    expected = (loaded_from, label_of(version))
     if (seen.model_path, seen.weight_version) == expected:
         return None
     return f"it says that it serves {_claim(seen)}, and the journal says {record.serving}"

@@ -22,7 +22,7 @@ from refitd_client.contract.wire import Notice
 
 class Intake:
     """Admits notices. `nudge` tells the catalog that there is something to look at; `default_run` is the one that
-    engines follow which are bound to none.
+    engines follow which are bound to none. Without `deltas` they are refused, so that publishers make no more of them.
     """
 
     def __init__(
@@ -32,12 +32,15 @@ class Intake:
         root: Path,
         nudge: Callable[[], None],
         default_run: str | None = None,
+        *,
+        deltas: bool = True,
     ) -> None:
         self._ledger = ledger
         self._files = files
         self._root = root
         self._nudge = nudge
         self._default_run = default_run
+        self._kinds = {VersionKind.FULL, VersionKind.DELTA} if deltas else {VersionKind.FULL}
 
     async def take(self, notice: Notice) -> tuple[VersionRecord, bool]:
         """The version that a notice is about, and whether it is new.
@@ -72,11 +75,13 @@ class Intake:
         except NameRefusedError as error:
             raise ProblemError(Kind.BAD_NAME, str(error)) from error
         check_caps(notice)
-        if notice.kind is not VersionKind.FULL:
+        if notice.kind not in self._kinds:
             raise ProblemError(
                 Kind.UNSUPPORTED_KIND,
                 f"kind {notice.kind.value!r} is not carried out by this service: publish 'full' ones",
             )
+        if notice.kind is VersionKind.DELTA and notice.base is None:
+            raise ProblemError(Kind.BAD_REQUEST, "a delta names its base: say the id of the version that it leads from")
         self._check_followed(notice.run)
 
     def _check_followed(self, run: str) -> None:
@@ -122,8 +127,10 @@ class Intake:
             raise ProblemError(Kind.PATH_UNREADABLE, f"{self._root / path} cannot be read: {error.strerror}") from error
         if not found.signature:
             raise ProblemError(Kind.PATH_UNREADABLE, found.reason or f"{path} cannot be opened")
-        digest = None if found.manifest is None else found.manifest.digest
-        return Seen(order=order, path=path, digest=digest, signature=found.signature)
+        manifest = found.manifest
+        digest = None if manifest is None else manifest.digest
+        kind = None if manifest is None else (manifest.kind, manifest.base)
+        return Seen(order=order, path=path, digest=digest, signature=found.signature, kind=kind)
 
     def _new(self, notice: Notice, path: str, order: Order) -> VersionRecord:
         return VersionRecord(
@@ -171,7 +178,14 @@ def _told(known: VersionRecord, notice: Notice) -> VersionRecord:
         return known
     timings = _published_in(notice) | known.timings  # what was said first stays
     described = replace(known, metadata=known.metadata | notice.metadata, timings=timings)
-    told = replace(described, noticed=True, allow_missing=notice.allow_missing, allow_extra=notice.allow_extra)
+    told = replace(
+        described,
+        noticed=True,
+        kind=notice.kind,
+        base=notice.base,
+        allow_missing=notice.allow_missing,
+        allow_extra=notice.allow_extra,
+    )
     if known.state is VersionState.REJECTED and told != described:
         return replace(told, state=VersionState.ANNOUNCED, reason=None, code=None)
     return told if known.state.is_open else described

@@ -26,9 +26,13 @@ FILE_LOOK_SECONDS = 2.0
 log = structlog.get_logger("refitd")
 
 
+async def warm_already(_: VersionRecord) -> None:
+    """Nothing to do: what lies in memory is as near as it gets."""
+
+
 class Fleet:
     """Owns a replica for each engine that is named. `connect` makes the adapter, `check` looks at a version right
-    before its load, `chance` is for jitter.
+    before its load, `warm` has it read into memory by then, `chance` is for jitter.
     """
 
     def __init__(
@@ -42,6 +46,7 @@ class Fleet:
         connect: Callable[[EngineSpec], Engine],
         check: Callable[[VersionRecord], Awaitable[bool]],
         chance: random.Random,
+        warm: Callable[[VersionRecord], Awaitable[None]] = warm_already,
     ) -> None:
         self._ledger = ledger
         self._root = root
@@ -52,6 +57,7 @@ class Fleet:
         self._probe_interval = probe_interval
         self._connect = connect
         self._check = check
+        self._warm = warm
         self._chance = chance
         self._group: asyncio.TaskGroup | None = None
         self._named: dict[str, Named] = {}
@@ -112,12 +118,18 @@ class Fleet:
             name,
             adapter,
             self._ledger,
-            seen_path=lambda version: f"{spec.root or self._root}/{version.path}",
+            seen_path=lambda version: self._seen_path(spec, version),
             check=self._check,
+            warm=self._warm,
             probe_interval=self._probe_interval,
             chance=self._chance,
         )
         self._tasks[name] = self._group.create_task(self._keep(name, adapter), name=f"replica {name}")
+
+    def _seen_path(self, spec: EngineSpec, version: VersionRecord) -> str | None:
+        """Where an engine finds a version's files; None for a delta that no copy holds now."""
+        path = self._ledger.carriage.path_of(version)
+        return path if path is None or path.startswith("/") else f"{spec.root or self._root}/{path}"
 
     async def _keep(self, name: str, adapter: Engine) -> None:
         try:

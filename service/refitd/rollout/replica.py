@@ -21,7 +21,7 @@ from refitd.rollout.observe import Expected, after_probe, after_refit, standing
 from refitd.rollout.plan import Agenda, Goals, Probe, RefitTo, Rest, Resume, next_action
 from refitd.rollout.record import NOT_SENT, AttemptRecord, EngineRecord
 from refitd.rollout.target import skipped_between
-from refitd_client.contract.states import EngineState
+from refitd_client.contract.states import EngineState, Kind
 
 _AWAY = frozenset({EngineState.PROBING, EngineState.UNREACHABLE})
 
@@ -33,8 +33,9 @@ class _RemovedError(Exception):
 class Replica:
     """Keeps one engine on its run's target until cancelled.
 
-    `seen_path` gives a version's path as the engine sees it; `check` looks at the files right before a load and
-    returns False (having marked the version LOST) when they are not what was sealed.
+    `seen_path` gives a version's path as the engine sees it, None for a delta that no copy holds now; `check` looks at
+    the files right before a load and returns False (having marked the version LOST) when they are not what was sealed.
+    `warm` has them read into memory where they may not be.
     """
 
     def __init__(
@@ -43,8 +44,9 @@ class Replica:
         engine: Engine,
         ledger: Ledger,
         *,
-        seen_path: Callable[[VersionRecord], str],
+        seen_path: Callable[[VersionRecord], str | None],
         check: Callable[[VersionRecord], Awaitable[bool]],
+        warm: Callable[[VersionRecord], Awaitable[None]],
         probe_interval: float,
         chance: random.Random,
     ) -> None:
@@ -54,6 +56,7 @@ class Replica:
         self._ledger = ledger
         self._seen_path = seen_path
         self._check = check
+        self._warm = warm
         self._probe_interval = probe_interval
         self._chance = chance
         self._agenda = Agenda()
@@ -146,10 +149,12 @@ class Replica:
 
     def _expected(self) -> Expected | None:
         serving = self._ledger.versions.get(self._record.serving or "")
-        if serving is None:
-            record = self._record  # the version was collected meanwhile: what it left behind is what counts
+        record = self._record
+        if serving is None:  # the version was collected meanwhile: what it left behind is what counts
             return Expected(path=record.model_path or "", label=record.weight_version or "")
-        return Expected(path=self._seen_path(serving), label=label_of(serving))
+        if serving.kind is Kind.DELTA:  # loaded from a copy, which may hold something else by now, or be gone
+            return Expected(path=record.model_path or "", label=label_of(serving))
+        return Expected(path=self._seen_path(serving) or "", label=label_of(serving))
 
     def _target_id(self) -> str | None:
         target = self._goals().target
@@ -167,15 +172,16 @@ class Replica:
         self._ledger.put_engine(replace(before, state=EngineState.UPDATING), f"UPDATING: loads {version.id}")
         # Right before each load, because the files may have been rewritten or deleted since they were sealed; and the
         # disk writes the intent meanwhile.
-        unchanged, unwritten = await asyncio.gather(self._check(version), self._written())
+        path = self._seen_path(version)
+        unchanged, unwritten, _ = await asyncio.gather(self._check(version), self._written(), self._warm(version))
         if unwritten is not None:
             self._drop(before, attempt, f"{unwritten}: without a durable intent nothing is sent")
             return
-        if not unchanged:
+        if not unchanged or path is None:
             self._drop(before, attempt, "its files are not those that were checked, or cannot be looked at")
             return
         try:
-            refit = await self._engine.refit(self._target_for(before, version), self._on_stage)
+            refit = await self._engine.refit(self._target_for(before, version, path), self._on_stage)
         except asyncio.CancelledError:
             refit = Refit(outcome=Outcome.TAINTED, resumed=False, reason="the service was stopped in mid-update")
             self._close(before, version, refit, attempt)
@@ -197,11 +203,11 @@ class Replica:
         self._agenda = replace(self._agenda, failed=attempt.version, retry_at=self._now() + backoff(1, self._chance))
         self._put(before, replace(self._record, state=before.state))
 
-    def _target_for(self, engine: EngineRecord, version: VersionRecord) -> Target:
+    def _target_for(self, engine: EngineRecord, version: VersionRecord, path: str) -> Target:
         serving = self._ledger.versions.get(engine.serving or "")
         differs = serving is not None and serving.differs_in_weights(version)
         return Target(
-            path=self._seen_path(version),
+            path=path,
             label=label_of(version),
             fingerprint=self._fingerprint_of(version.id),
             not_fingerprint=self._fingerprint_of(serving.id) if serving is not None and differs else None,
@@ -244,7 +250,7 @@ class Replica:
         after = replace(
             after,
             weight_version=label_of(version),
-            model_path=self._seen_path(version),
+            model_path=self._seen_path(version) or after.model_path,
             skipped=before.skipped + len(skipped),
         )
         return standing(after, self._target_id()) if refit.resumed else after

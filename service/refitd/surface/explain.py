@@ -9,7 +9,7 @@ from refitd.ledger import Ledger
 from refitd.rollout.binding import why_unbound
 from refitd.rollout.record import NOT_SENT, AttemptRecord, EngineRecord
 from refitd.rollout.strategy import has_given_up, released, why_waiting
-from refitd_client.contract.states import EngineState, VersionState
+from refitd_client.contract.states import EngineState, Kind, VersionState
 from refitd_client.contract.wire import ReclaimPlan
 
 _ENDED: Mapping[str, str] = {
@@ -21,11 +21,18 @@ _ENDED: Mapping[str, str] = {
 }
 
 
-def explain_version(record: VersionRecord, ledger: Ledger, plan: ReclaimPlan) -> list[str]:
-    """What state a version is in and why, which engines serve it, whether it is kept."""
+def explain_version(
+    record: VersionRecord, ledger: Ledger, plan: ReclaimPlan, waits_for: str | None = None
+) -> list[str]:
+    """What state a version is in and why, which engines serve it, whether it is kept.
+
+    `waits_for` is why no copy of a delta is being written now.
+    """
     sentences = [f"{record.id} is {record.state}: {record.reason or _meaning(record.state)}."]
     if record.barred:
         sentences.append("It was rolled back from: engines do not go to it again.")
+    if record.kind is Kind.DELTA:
+        sentences += _as_delta(record, ledger, waits_for)
     if record.state is VersionState.SEALED:
         sentences += _on_engines(record, ledger)
     sentences += [
@@ -34,6 +41,18 @@ def explain_version(record: VersionRecord, ledger: Ledger, plan: ReclaimPlan) ->
         if line.version == record.id
         for reason in line.reasons
     ]
+    return sentences
+
+
+def _as_delta(record: VersionRecord, ledger: Ledger, waits_for: str | None) -> list[str]:
+    sentences = [f"It is a delta on {record.base}."]
+    path, refused = ledger.carriage.path_of(record), ledger.carriage.refused.get(record.id)
+    if path is not None:
+        sentences.append(f"Engines load it from {path}.")
+    elif refused is not None:
+        sentences.append(f"It cannot be carried out: {refused}. Publish a full version.")
+    elif waits_for is not None:
+        sentences.append(f"It waits for a copy that engines can load: {waits_for}.")
     return sentences
 
 

@@ -79,11 +79,12 @@ async def explain(subject: str, service: ServiceOf) -> Explanation:
         record = await find(service, subject)
     except ProblemError as error:
         raise ProblemError(Kind.UNKNOWN_ID, f"no version and no engine is called {subject}") from error
+    waits_for = None if service.copier is None else service.copier.why_waiting(record)
     try:
         plan = await service.sweeper.plan()
     except OSError as error:
-        sentences = explain_version(record, service.ledger, ReclaimPlan(items=[], freed_bytes=0))
+        sentences = explain_version(record, service.ledger, ReclaimPlan(items=[], freed_bytes=0), waits_for)
         sentences.append(f"Whether it is kept cannot be said now: the root cannot be worked on ({error}).")
     else:
-        sentences = explain_version(record, service.ledger, plan)
+        sentences = explain_version(record, service.ledger, plan, waits_for)
     return Explanation(id=subject, sentences=sentences)

@@ -6,11 +6,16 @@ from refitd.catalog.record import VersionRecord
 from refitd.ledger import Ledger
 from refitd.rollout.record import AttemptRecord, EngineRecord
 from refitd_client.contract.naming import parse_version_id
+from refitd_client.contract.states import Kind, VersionState
 from refitd_client.contract.wire import Attempt, Engine, EngineOnVersion, Version
 
+_NOT_GOOD = frozenset({VersionState.REJECTED, VersionState.LOST})
 
-def present_version(record: VersionRecord, engines: Iterable[EngineRecord]) -> Version:
-    """A version with the engines of its run."""
+
+def present_version(
+    record: VersionRecord, engines: Iterable[EngineRecord], *, refused: str | None = None, waits_for: str | None = None
+) -> Version:
+    """A version with the engines of its run; of a delta also why it cannot be carried out, or what it waits for."""
     mine = [engine for engine in engines if engine.run == record.run]
     return Version(
         id=record.id,
@@ -19,7 +24,9 @@ def present_version(record: VersionRecord, engines: Iterable[EngineRecord]) -> V
         step=record.order.step,
         kind=record.kind,
         state=record.state,
-        reason=record.reason,
+        reason=record.reason or refused or waits_for,
+        base=record.base,
+        needs_full=refused is not None or (record.kind is Kind.DELTA and record.state in _NOT_GOOD),
         path=record.path,
         bytes=record.bytes,
         digest=record.digest,

@@ -127,7 +127,8 @@ def _outcome(service: Service, record: VersionRecord, wait_for: WaitOutcome) -> 
     ledger = service.ledger
     target = ledger.goals(record.run).target
     proven = target is not None and is_proven(target.id, ledger.engines_of(record.run), service.settings.quorum)
-    return outcome_of(record, target, wait_for, proven=proven)
+    refused = ledger.carriage.is_refused(record)
+    return outcome_of(record, target, wait_for, proven=proven, refused=refused)
 
 
 async def _goal(service: Service, order: Rollback) -> VersionRecord | None:
@@ -164,7 +165,13 @@ async def find(service: Service, version_id: str) -> VersionRecord:
 
 
 def _present(service: Service, record: VersionRecord) -> Version:
-    return present_version(record, service.ledger.engines.values())
+    ledger, copier = service.ledger, service.copier
+    return present_version(
+        record,
+        ledger.engines.values(),
+        refused=ledger.carriage.refused.get(record.id),
+        waits_for=None if copier is None else copier.why_waiting(record),
+    )
 
 
 def _state(state: str | None) -> VersionState | None:

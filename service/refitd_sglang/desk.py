@@ -12,7 +12,7 @@ from refitd.catalog.validate import Options
 from refitd_sglang import PROTOCOL
 from refitd_sglang.channel import Reply, Request, refused
 from refitd_sglang.engine import Engine
-from refitd_sglang.source import SourceRefusedError
+from refitd_sglang.source import FullNeededError, SourceRefusedError
 from refitd_sglang.versions import Runner, sglang_version
 
 
@@ -55,6 +55,8 @@ class Desk:
             "model": {"path": str(self._runner.config.model_path), "class": type(self._runner.model).__name__},
             "served": "" if engine is None else engine.served,
             "plan": None if engine is None else _plan(engine),
+            "kinds": [] if engine is None else ["full", "delta"],
+            "no_deltas": (self._aside or "") if engine is None else engine.no_deltas,
         }
 
     def _prepare(self, request: Request) -> Reply:
@@ -64,6 +66,8 @@ class Desk:
             return refused("another version is being prepared")
         try:
             return self._prepared(self._engine, request)
+        except FullNeededError as error:
+            return refused(str(error)) | {"needs": "full"}
         except (SourceRefusedError, OpeningRefusedError, OSError) as error:
             return refused(str(error))
         finally:
@@ -78,9 +82,10 @@ class Desk:
         )
         path = str(self._root.joinpath(*components(request.path)))
         check = None if request.check is None else request.check == "bytes"
-        source = engine.prepare(path, options, check_bytes=check).source
+        way = engine.prepare(path, options, check_bytes=check)
         took = round((time.perf_counter() - began) * 1000, 2)
-        return {"ok": True, "version": source.label, "digest": source.digest, "bytes": source.nbytes, "ms": took}
+        facts = {"version": way.label, "kind": way.kind, "digest": way.digest, "bytes": way.nbytes, "ms": took}
+        return {"ok": True} | facts
 
 
 def _plan(engine: Engine) -> dict[str, Any] | None:

@@ -1,16 +1,20 @@
-"""One load through SGLang's own function: by the model's loader, or by the plan that was learned from it."""
+"""One load through SGLang's own function: by the model's loader, by the plan that was learned from it, or a delta."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from refitd_sglang.contents import contents_of
+from refitd_sglang import road
+from refitd_sglang.contents import Prints, contents_of, holders_of
 from refitd_sglang.feeding import Feed, NoRollbackError
 from refitd_sglang.plan import Loader, Plan, anatomy, learned, replay, tensors_of
 from refitd_sglang.recorder import Recorder
+from refitd_sglang.registered import Registry
+from refitd_sglang.road import Road
+from refitd_sglang.routes import Routes, routes_of
 from refitd_sglang.source import Source
 from refitd_sglang.versions import Runner
 
@@ -27,49 +31,153 @@ class Call:
     stock: Callable[[str, str, bool], tuple[bool, str]]
 
 
+@dataclass(frozen=True, slots=True)
+class Readied:
+    """The copies of one version along one plan, to be begun in the pause."""
+
+    plan: Plan
+    road: Road
+
+
 class Loading:
     """The loads of one rank, and its plan."""
 
     def __init__(self, runner: Runner, loader: type) -> None:
         self.plan: Plan | None = None
         self._runner, self._loader = runner, loader
+        self._registry = Registry()
+        self._routes: tuple[Plan, Routes] | None = None
+        self._prints: tuple[Plan, Prints] | None = None
 
-    def load(self, call: Call, source: Source, *, partial: bool) -> tuple[Feed, str | None]:
+    @property
+    def model(self) -> torch.nn.Module:
+        """The model that is loaded into."""
+        return self._runner.model
+
+    def has(self, plan: Plan) -> bool:
+        """Whether this is still the plan, and the model is where it says."""
+        return self.plan is plan and plan.fits(plan.inventory, self.model)
+
+    def make_ready(self, source: Source) -> Readied | None:
+        """Do all that can be done before the pause. The engine may serve meanwhile."""
+        plan = self.plan  # another thread may throw it away meanwhile
+        if plan is None or not plan.replays or not plan.fits(source.inventory, self.model):
+            return None
+        return Readied(plan, self._road(plan, source))
+
+    def load(
+        self, call: Call, source: Source, *, partial: bool, readied: Readied | None = None
+    ) -> tuple[Feed, str | None]:
         """Load a version: how far it came, and what went wrong, if anything did.
 
         A partial one says nothing of how whole ones are to be loaded.
         """
-        tensors = source.tensors()
         plan = None if partial else self._plan(source.inventory)
-        recorder = self._recorder(call, tensors) if self.plan is None and not partial else None
-        before = anatomy(self._runner.model)
-        feed = Feed(tensors, None if plan is None else _copies(plan, tensors))
-        fault = self._through(call, feed, call.path, call.load_format, recorder)
-        if fault is None and plan is not None and not plan.proven:
+        if plan is not None and (readied is None or readied.plan is not plan):
+            readied = Readied(plan, self._road(plan, source))
+        if plan is not None and readied is not None:
+            return self._replay(call, source, readied)
+        return self._load(call, source, partial=partial)
+
+    def apply(self, call: Call, path: str, load_format: str, write: Callable[[], None]) -> tuple[Feed, str | None]:
+        """Have something else written in place of a load, under a path."""
+        feed = Feed({}, lambda _: write(), "delta")
+        return feed, self._through(call, feed, path, load_format)
+
+    def put_back(self, call: Call, tensors: Mapping[str, Any], path: str) -> str | None:
+        """Load what was served before, under the path that it had. Always by the loader: the plan may be at fault."""
+        return self._through(call, Feed(tensors), path, "auto")
+
+    def plan_for_deltas(self, inventory: str) -> Plan | str:
+        """The plan that a delta can be translated through, or why there is none."""
+        plan = self.plan
+        if plan is None or not plan.fits(inventory, self.model):
+            return "as nobody has seen yet how it is loaded"
+        if plan.whole is not None:
+            return f"as {plan.whole}"
+        return plan if plan.proven else "as its load plan is not proven yet"
+
+    def routes(self, plan: Plan, source: Source) -> Routes:
+        """Where the elements of its tensors go."""
+        if self._routes is None or self._routes[0] is not plan:
+            elements = {
+                name: spec.end - spec.start
+                for header in source.structure.headers.values()
+                for name, spec in header.tensors.items()
+            }
+            elements = {copy.name: elements[copy.name] // copy.target.element_size() for copy in plan.copies}
+            self._routes = plan, routes_of(plan.copies, elements, list(holders_of(self.model).values()))
+        return self._routes[1]
+
+    def prints(self, source: Source, contents: dict[str, str]) -> list[tuple[str, int]]:
+        """The fingerprints of the checkpoint's tensors that lie whole in the model, by the plan; none without one."""
+        plan = self.plan
+        if plan is None or not plan.replays:
+            return []
+        if self._prints is None or self._prints[0] is not plan:
+            self._prints = plan, Prints(self._whole(plan, source), self.model)
+        return self._prints[1].take(contents)
+
+    def _whole(self, plan: Plan, source: Source) -> list[tuple[str, torch.Tensor]]:
+        routes, seen = self.routes(plan, source), dict[str, int]()
+        found: list[tuple[str, torch.Tensor]] = []
+        for copy in plan.copies:
+            number = seen[copy.name] = seen.get(copy.name, -1) + 1
+            way = routes[copy.name]
+            if not isinstance(way, str) and way[number].whole:
+                found.append((copy.name, copy.target))
+        return found
+
+    def _replay(self, call: Call, source: Source, readied: Readied) -> tuple[Feed, str | None]:
+        plan, steps = readied.plan, readied.road.steps
+        tensors = source.tensors() if plan.residual or not plan.proven else {}
+
+        def copy(load: Loader) -> None:
+            replay(steps, plan.rest(tensors), load)
+            idle(self.model)
+
+        feed = Feed(tensors, copy)
+        fault = self._through(call, feed, call.path, call.load_format)
+        if fault is None and not plan.proven:
             fault = self._prove(call, plan, tensors)
-        if fault is None and recorder is not None:
-            self.plan = learned(source.inventory, self._runner.model, before, tensors, recorder)
+        return feed, fault
+
+    def _load(self, call: Call, source: Source, *, partial: bool) -> tuple[Feed, str | None]:
+        tensors = source.tensors()
+        recorder = self._recorder(call, tensors) if self.plan is None and not partial else None
+        before = None if recorder is None else anatomy(self.model)
+        feed = Feed(tensors)
+        fault = self._through(call, feed, call.path, call.load_format, recorder)
+        if fault is None and recorder is not None and before is not None:
+            self.plan = learned(source.inventory, self.model, before, tensors, recorder)
             _tell(self.plan)
         return feed, fault
 
-    def put_back(self, call: Call, source: Source, path: str) -> str | None:
-        """Load what was served before, under the path that it had. Always by the loader: the plan may be at fault."""
-        return self._through(call, Feed(source.tensors()), path, "auto")
-
     def _plan(self, inventory: str) -> Plan | None:
         """The plan to replay, if there is one. One that does not fit any more is thrown away."""
-        if self.plan is not None and not self.plan.fits(inventory, self._runner.model):
+        if self.plan is not None and not self.plan.fits(inventory, self.model):
             self.plan = None
         return self.plan if self.plan is not None and self.plan.replays else None
+
+    def _road(self, plan: Plan, source: Source) -> Road:
+        others = plan.bind(source.tensors())
+        devices = {target.device for target, _ in others}
+        if not any(device.type == "cuda" for device in devices):
+            return road.plain(others)
+        self._registry.begin()
+        files = source.registered(self._registry, next(iter(devices)).index or 0) if len(devices) == 1 else None
+        if files is None:
+            return road.buffered(others)
+        return road.registered(plan.bind(source.tensors_in(files)), others, files)
 
     def _recorder(self, call: Call, tensors: dict[str, Any]) -> Recorder | None:
         if call.recapture:  # graphs are captured within the same call, and nothing may look on
             return None
-        return Recorder(tensors, [tensor for _, tensor in tensors_of(self._runner.model)])
+        return Recorder(tensors, [tensor for _, tensor in tensors_of(self.model)])
 
     def _through(self, call: Call, feed: Feed, path: str, load_format: str, watching: Any = None) -> str | None:
         """One call of SGLang's function; what went wrong, if anything did."""
-        model = self._runner.model
+        model = self.model
         try:
             with feed.through(self._loader, model, watching):
                 ok, message = call.stock(path, load_format, call.recapture)
@@ -81,13 +189,13 @@ class Loading:
             return message
         if not feed.done:
             return "SGLang did not load the tensors that it was given"
-        return "SGLang has replaced the model" if self._runner.model is not model else None
+        return "SGLang has replaced the model" if self.model is not model else None
 
     def _prove(self, call: Call, plan: Plan, tensors: dict[str, Any]) -> str | None:
         """Hold a replay against a whole load of the same version."""
-        replayed = contents_of(self._runner.model)
+        replayed = contents_of(self.model)
         fault = self._through(call, Feed(tensors), call.path, call.load_format)
-        if fault is None and contents_of(self._runner.model) != replayed:
+        if fault is None and contents_of(self.model) != replayed:
             plan.whole = "a replay did not give what the loader gives"
             _tell(plan)
         plan.proven = fault is None
@@ -99,15 +207,6 @@ def idle(model: torch.nn.Module) -> None:
     for device in {tensor.device for _, tensor in tensors_of(model)}:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-
-
-def _copies(plan: Plan, tensors: dict[str, Any]) -> Callable[[Loader], None]:
-    bound, rest = plan.bind(tensors), plan.rest(tensors)
-
-    def copy(load: Loader) -> None:
-        replay(bound, rest, load)
-
-    return copy
 
 
 def _tell(plan: Plan) -> None:

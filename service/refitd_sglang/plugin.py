@@ -81,6 +81,8 @@ class Plugin:
         except Exception:
             self._warn("refitd stands aside: a call could not be understood", exc_info=True)
             engine = call = None
+        if engine is not None and call is None:
+            engine.lost_track()
         if engine is None or call is None:
             return stock(updater, *args, **kwargs)
         answer = self._updated(engine, call)

@@ -9,7 +9,7 @@ import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from refitd.catalog.evidence import Structure
 from refitd.catalog.examine import examine, signature, structure
@@ -17,6 +17,9 @@ from refitd.catalog.inventory import Reference
 from refitd.catalog.opening import ChangedError, Folder, OpeningRefusedError
 from refitd.catalog.validate import Invalid, Options, Unknown, judge, validate
 from refitd_client.contract.naming import MANIFEST_NAME, SERVICE_FOLDER, version_id
+
+if TYPE_CHECKING:
+    from refitd_sglang.registered import Registered, Registry
 
 _TORCH = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
@@ -29,6 +32,10 @@ _TORCH = {
 
 class SourceRefusedError(Exception):
     """A version that is not loaded. The message is a sentence that says why."""
+
+
+class FullNeededError(SourceRefusedError):
+    """A delta that cannot be applied to what is in memory, and nothing is wrong with either: a full version can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +88,30 @@ class Source:
         except (OSError, OpeningRefusedError):
             return False
 
+    def registered(self, registry: "Registry", device: int) -> "dict[str, Registered] | None":
+        """Its weight files, registered for a GPU; None where one cannot be, or is not what was mapped any more."""
+        found: dict[str, Any] = {}
+        try:
+            with Folder(self.place.root, self.place.path) as folder:
+                for name in self.maps:
+                    with folder.open(name, self.structure.files[name]) as fd:
+                        file = registry.of(fd, device)
+                    if file is None:
+                        return None
+                    found[name] = file
+        except (OSError, OpeningRefusedError, ChangedError):
+            return None
+        return found
+
+    def tensors_in(self, files: Mapping[str, Any]) -> dict[str, Any]:
+        """Its tensors by name, as views of registered files. They must not be written, nor outlive `files`."""
+        return self._views({name: file.bytes for name, file in files.items()})
+
     def tensors(self) -> dict[str, Any]:
         """Its tensors by name, as views into the mapped files, in the order of the files."""
+        return self._views(self.maps)
+
+    def _views(self, memory: Mapping[str, Any]) -> dict[str, Any]:
         import torch
 
         found: dict[str, Any] = {}
@@ -92,7 +121,7 @@ class Source:
                 count = (spec.end - spec.start) // dtype.itemsize
                 found[name] = (
                     torch.frombuffer(
-                        self.maps[file], dtype=dtype, count=count, offset=header.data_start + spec.start
+                        memory[file], dtype=dtype, count=count, offset=header.data_start + spec.start
                     ).reshape(spec.shape)
                     if count
                     else torch.empty(spec.shape, dtype=dtype)

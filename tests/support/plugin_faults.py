@@ -25,8 +25,8 @@ def register() -> None:
 
     original_replay, original_given = loading.replay, feeding.Feed._given
 
-    def replay(bound: Any, rest: Any, load: Any) -> None:
-        original_replay(_failing("copy", bound), rest, load)
+    def replay(steps: Any, rest: Any, load: Any) -> None:
+        original_replay(_failing("copy", steps), rest, load)
 
     def given(self: Any) -> Any:
         return _failing("loader", original_given(self))

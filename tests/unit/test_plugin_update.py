@@ -277,8 +277,8 @@ def test_a_replay_that_fails_is_undone_though_the_version_of_before_is_deleted(
 
     original = loading.replay
 
-    def failing(bound: Any, rest: Any, load: Any) -> None:
-        original(bound[:3], [], load)
+    def failing(steps: Any, rest: Any, load: Any) -> None:
+        original(steps[:3], [], load)
         raise RuntimeError("lost the device")
 
     monkeypatch.setattr(loading, "replay", failing)

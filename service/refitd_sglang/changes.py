@@ -4,8 +4,11 @@ Its folder is opened beneath the root and no link is followed, as for full versi
 what is checked is what is applied. docs/delta-format.md says what it holds.
 """
 
+import os
 from dataclasses import dataclass, field
+from io import RawIOBase
 from pathlib import Path
+from weakref import finalize
 
 import numpy as np
 import xxhash
@@ -22,13 +25,40 @@ from refitd_sglang.source import Place, SourceRefusedError
 _COUNT = (MANIFEST_NAME, DELTA_NAME)
 
 
+class Kept:
+    """A delta's file, held open: it can be read again whatever became of its folder. Closed when nobody has it."""
+
+    def __init__(self, fd: int, place: Place, base: str, label: str) -> None:
+        """`fd` stays the caller's."""
+        self._fd = os.dup(fd)
+        self.place, self.base, self.label = place, base, label
+        finalize(self, os.close, self._fd)
+
+    def read(self) -> Delta:
+        """All of it, once more.
+
+        Raises:
+            SourceRefusedError: it is not what it was.
+            OSError: it cannot be read.
+        """
+        data = np.empty(os.fstat(self._fd).st_size, np.uint8)
+        with open(self._fd, "rb", closefd=False, buffering=0) as file:
+            file.seek(0)
+            _fill(file, data.data)
+        try:
+            return parse_delta(data.data)
+        except DeltaRefusedError as error:
+            raise SourceRefusedError(f"the changes to {self.label} are not what they were: {error}") from error
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """A delta, in memory. `files` is what its files looked like from outside."""
+    """A delta, in memory. `files` is what its files looked like from outside; `kept` outlives what is in memory."""
 
     place: Place
     manifest: Manifest
     files: tuple[FileStat, ...]
+    kept: Kept = field(repr=False)
     delta: Delta = field(repr=False)
 
     @property
@@ -74,14 +104,16 @@ def open_changes(place: Place, *, check_bytes: bool) -> Changes:
             files = {name: listing[name] for name in _COUNT}
             manifest = parse_manifest(bytes(_read(folder, MANIFEST_NAME, files, MAX_MANIFEST_BYTES)))
             data = _read(folder, DELTA_NAME, files, files[DELTA_NAME].size)
+            delta = _checked(manifest, data, place)
+            with folder.open(DELTA_NAME, files[DELTA_NAME]) as fd:
+                kept = Kept(fd, place, delta.base, delta.version)
     except KeyError as error:
         raise SourceRefusedError(f"{place.folder} has no {error.args[0]}") from error
     except (OpeningRefusedError, ChangedError, ManifestRefusedError) as error:
         raise SourceRefusedError(f"{place.folder}: {error}") from error
-    delta = _checked(manifest, data, place)
     if check_bytes:
         _check_finite(delta)
-    return Changes(place=place, manifest=manifest, files=tuple(files.values()), delta=delta)
+    return Changes(place=place, manifest=manifest, files=tuple(files.values()), kept=kept, delta=delta)
 
 
 def _read(folder: Folder, name: str, files: dict[str, FileStat], limit: int) -> memoryview:
@@ -89,10 +121,18 @@ def _read(folder: Folder, name: str, files: dict[str, FileStat], limit: int) -> 
     if files[name].size > limit:
         raise SourceRefusedError(f"{name} has {files[name].size} bytes; at most {limit} are read")
     data = np.empty(files[name].size, np.uint8)
-    with folder.open(name, files[name]) as fd, open(fd, "rb", closefd=False) as file:
-        if file.readinto(data.data) != len(data):
-            raise ChangedError(f"{name} became shorter while it was read")
+    with folder.open(name, files[name]) as fd, open(fd, "rb", closefd=False, buffering=0) as file:
+        _fill(file, data.data)
     return data.data
+
+
+def _fill(file: RawIOBase, data: memoryview) -> None:
+    """Read so many bytes, in as many turns as the system takes: it gives 2 GiB at a time at most."""
+    while data:
+        count = file.readinto(data)
+        if not count:
+            raise ChangedError("a file became shorter while it was read")
+        data = data[count:]
 
 
 def _checked(manifest: Manifest, data: memoryview, place: Place) -> Delta:

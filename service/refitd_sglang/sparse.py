@@ -22,7 +22,7 @@ from refitd_sglang.loading import Call, Loading
 from refitd_sglang.patch import HostPatch, Patch, Piece, Shifts, pieces_of
 from refitd_sglang.plan import Plan
 from refitd_sglang.source import FullNeededError, SourceRefusedError
-from refitd_sglang.standing import Standing, leads_from
+from refitd_sglang.standing import MOST_DELTAS, Standing, leads_from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +108,7 @@ class Sparse:
     def standing(self, contents: dict[str, str]) -> Standing | None:
         """As `Way`."""
         before = self._ready.standing
-        deltas = before.followed_by(self.changes)
+        deltas = before.followed_by(self.changes.kept)
         return Standing(source=before.source, deltas=deltas, contents=contents, prints=self._ready.prints)
 
     @property
@@ -155,12 +155,8 @@ def _check_order(changes: Changes, standing: Standing) -> None:
             f"the delta leads from {delta.base} to {delta.version}, and the engine holds {standing.label}: "
             "load a full version"
         )
-    held = sum(each.nbytes for each in standing.followed_by(changes))
-    if held > standing.source.nbytes // 2:
-        raise FullNeededError(
-            f"the deltas since {standing.source.label} would take {held} bytes of memory, to be put back from: "
-            "load a full version"
-        )
+    if len(standing.followed_by(changes.kept)) > MOST_DELTAS:
+        raise FullNeededError(f"there are {MOST_DELTAS} deltas since {standing.source.label}: load a full version")
 
 
 def _check_unchanged(changes: Changes, standing: Standing) -> None:

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from refitd_client.contract.naming import Order, parse_version_id
-from refitd_client.delta.change import Change
+from refitd_client.delta.change import Change, Delta
 from refitd_client.fingerprint.twin import flat_bits
-from refitd_sglang.changes import Changes
+from refitd_sglang.changes import Changes, Kept
 from refitd_sglang.source import Source
+
+MOST_DELTAS = 200  # each is a descriptor, and one more file to go through when a version is put back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +21,7 @@ class Standing:
     """
 
     source: Source
-    deltas: tuple[Changes, ...] = ()
+    deltas: tuple[Kept, ...] = ()
     contents: dict[str, str] = field(default_factory=dict[str, str], repr=False)
     prints: Sequence[tuple[str, int]] = field(default=(), repr=False)
 
@@ -33,30 +35,29 @@ class Standing:
         """The folder of what was loaded last."""
         return (self.deltas[-1] if self.deltas else self.source).place.folder
 
-    @property
-    def nbytes(self) -> int:
-        """What its deltas take in memory."""
-        return sum(each.nbytes for each in self.deltas)
-
     def tensors(self) -> Mapping[str, Any]:
-        """Its tensors by name, as a full version of it would have them."""
-        tensors = self.source.tensors()
-        return Patched(tensors, self.deltas) if self.deltas else tensors
+        """Its tensors by name, as a full version of it would have them.
 
-    def followed_by(self, changes: Changes) -> tuple[Changes, ...]:
+        Raises:
+            SourceRefusedError: the file of a delta is not what it was. OSError: it cannot be read.
+        """
+        tensors = self.source.tensors()
+        return Patched(tensors, [each.read() for each in self.deltas]) if self.deltas else tensors
+
+    def followed_by(self, kept: Kept) -> tuple[Kept, ...]:
         """The deltas after one more. One that leads from the full version itself replaces all before it."""
-        return (changes,) if changes.delta.base == self.source.label else (*self.deltas, changes)
+        return (kept,) if kept.base == self.source.label else (*self.deltas, kept)
 
 
 class Patched(Mapping[str, Any]):
     """Tensors with deltas applied: each is changed, as a copy, when it is asked for."""
 
-    def __init__(self, tensors: Mapping[str, Any], deltas: Sequence[Changes]) -> None:
+    def __init__(self, tensors: Mapping[str, Any], deltas: Sequence[Delta]) -> None:
         self._tensors, self._deltas = tensors, deltas
 
     def __getitem__(self, name: str) -> Any:
         tensor = self._tensors[name]
-        changes = [each.delta.changes[name] for each in self._deltas if name in each.delta.changes]
+        changes = [each.changes[name] for each in self._deltas if name in each.changes]
         return _patched(tensor, changes) if changes else tensor
 
     def __iter__(self) -> Iterator[str]:

@@ -238,7 +238,8 @@ class Engine:
             return self._report(State.FAILED if began else State.UNTOUCHED, f"{type(error).__name__}: {error}")
 
     def _loaded(self, update: _Update) -> Report:
-        feed, fault = update.way.write(update.call)
+        with self._timed("write"):
+            feed, fault = update.way.write(update.call)
         update.how = feed.how
         if fault is not None:
             return self._unwritten(update, feed, fault)

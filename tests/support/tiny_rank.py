@@ -24,8 +24,10 @@ from support.mini_sglang import TinyModel, Updater, expected, make_loader, tiny_
 class Rank:
     """One rank of an engine that was started on `startup`, with the plugin."""
 
-    def __init__(self, startup: Path, rank: int = 0, size: int = 1, wait: float = 30.0, **args: Any) -> None:
-        self.model = TinyModel(rank, size)
+    def __init__(
+        self, startup: Path, rank: int = 0, size: int = 1, wait: float = 30.0, device: str = "cpu", **args: Any
+    ) -> None:
+        self.model = TinyModel(rank, size).to(device)
         self.updater = Updater(
             model=self.model,
             model_config=SimpleNamespace(model_path=str(startup)),

@@ -3,7 +3,7 @@
     plugin       SGLang's entry point: one function is wrapped, or nothing at all
     versions     what each release of SGLang looks like, as far as the plugin touches it
     desk         what the channel answers
-    engine       one rank's part of an update: prepare, commit, restore
+    engine       one rank's part of an update: prepare, decide with the others; `commit` writes, and takes back
     way          how a version gets into the model: `whole` a full one, `sparse` a delta
     standing     what is served, and what it is put back from
     loading      one load, by the model's loader or by the plan

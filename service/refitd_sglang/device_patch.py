@@ -7,6 +7,7 @@ which, and where the piece's route leads.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from refitd_sglang.patch import Piece, Shifts
 
 BLOCK = 1024  # elements of one program
 COLUMNS = 10  # of the table
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _SCRATCH = 32 * 2**20  # bytes on the device: indices, new and old values of a chunk
 
 
@@ -104,6 +106,7 @@ class _Group:
         self._indices = _pinned([piece.indices for piece in pieces])
         self._values = _pinned([piece.values for piece in pieces])
         self._olds = torch.empty_like(self._values, pin_memory=self._values.is_pinned())
+        _warm(device, self._width, self._indices.element_size())
         table = units(pieces, numbers, addresses)
         self._table = torch.from_numpy(table).to(device)
         self._chunks = _chunks(table, self._indices.element_size() + 2 * self._width)
@@ -132,6 +135,17 @@ class _Group:
         return host[chunk.begin : chunk.end].to(self._device, non_blocking=True)
 
 
+@cache
+def _warm(device: Any, width: int, index_width: int) -> None:
+    """Have the kernel that writes compiled before the first pause in which it is needed: with nothing to do."""
+    from refitd_sglang import patch_kernel
+
+    table = torch.zeros(1, COLUMNS, dtype=torch.int64, device=device)
+    table[0, 5] = 1  # row_index is divided by
+    indices, values = (torch.zeros(1, dtype=_INTEGERS[size], device=device) for size in (index_width, width))
+    patch_kernel.put(table, 0, indices, values, width)
+
+
 def _chunks(table: NDArray[np.int64], nbytes: int) -> list[_Chunk]:
     """As many programs at a time as have room: `nbytes` is what an element takes."""
     step = max(1, _SCRATCH // (nbytes * BLOCK))
@@ -147,7 +161,7 @@ def _pinned(arrays: Sequence[NDArray[Any]]) -> Any:
     kind = arrays[0].dtype
     together = torch.empty(
         sum(len(array) for array in arrays),
-        dtype=getattr(torch, f"int{8 * kind.itemsize}"),
+        dtype=_INTEGERS[kind.itemsize],
         pin_memory=torch.cuda.is_available(),
     )
     if len(together):

@@ -6,10 +6,7 @@ a prepared delta. What was served before can be put back until the new version i
 """
 
 import logging
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import assert_never
@@ -18,13 +15,14 @@ from refitd.catalog.inventory import Reference
 from refitd.catalog.validate import Options
 from refitd_sglang.answer import Answer
 from refitd_sglang.changes import is_delta, open_changes
+from refitd_sglang.commit import Commit
 from refitd_sglang.contents import contents_of, digest
-from refitd_sglang.feeding import Feed
 from refitd_sglang.loading import Call, Loading, idle
 from refitd_sglang.memory import released
 from refitd_sglang.ranks import Ranks
 from refitd_sglang.source import FullNeededError, SourceRefusedError, is_version, mapped, open_version, place_of
 from refitd_sglang.sparse import Sparse
+from refitd_sglang.stages import Stages
 from refitd_sglang.standing import Standing
 from refitd_sglang.startup import folder_of, reference_of, started_from
 from refitd_sglang.transaction import Outcome, Report, State, Step, after_commit, after_prepare, after_restore
@@ -33,19 +31,6 @@ from refitd_sglang.way import Way
 from refitd_sglang.whole import Whole
 
 logger = logging.getLogger("refitd_sglang")
-
-
-@dataclass(slots=True)
-class _Update:
-    """What is known of the update that is going on."""
-
-    call: Call
-    way: Way
-    model_path: str
-    before: dict[str, str]
-    previous: Standing | None = None
-    how: str = ""
-    after: dict[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +54,7 @@ class Engine:
         self._reference: Reference | None = None
         self._prepared: Way | None = None
         self._lock = Lock()
-        self._ms: dict[str, float] = {}
+        self._stages = Stages()
 
     def prepare(self, path: str, options: Options | None = None, *, check_bytes: bool | None = None) -> Way:
         """Check a version and keep it for the update that will name it.
@@ -110,27 +95,28 @@ class Engine:
 
     def update(self, call: Call) -> Answer:
         """Carry out one update. All ranks do at the same time."""
-        self._ms, self.touched = {}, False
+        self._stages, self.touched = Stages(), False
         self._ranks.begin()
-        with self._timed("prepare"):
+        with self._stages.during("prepare"):
             ready = self._ready(call)
         if isinstance(ready, _Refused):
             mine = Report(rank=self._ranks.rank, state=State.REFUSED, reason=ready.reason[:1000], needs=ready.needs)
         else:
             mine = Report(rank=self._ranks.rank, state=State.READY, version=ready.way.digest)
         self.touched = self._ranks.size > 1  # from here on another rank may go on without this one
-        with self._timed("agree"):
+        with self._stages.during("agree"):
             decision, reports = self._ranks.decide("prepare", mine, after_prepare)
-        if decision.step is Step.COMMIT and isinstance(ready, _Update):
+        if decision.step is Step.COMMIT and isinstance(ready, Commit):
             return self._commit(ready)
         outcome = Outcome.UNKNOWN if decision.step is Step.ABANDON else Outcome.REFUSED
         needs = max((each.needs for each in reports if each is not None), default="")
-        return Answer(outcome=outcome, reason=decision.reason, needs=needs, ms=self._ms)
+        return Answer(outcome=outcome, reason=decision.reason, needs=needs, ms=self._stages.ms)
 
-    def _commit(self, update: _Update) -> Answer:
-        with self._timed("load"):
-            mine = self._written(update)
-        with self._timed("agree"):
+    def _commit(self, update: Commit) -> Answer:
+        self.touched = True
+        with self._stages.during("load"):
+            mine = update.write()
+        with self._stages.during("agree"):
             decision, _ = self._ranks.decide("commit", mine, after_commit)
         match decision.step:
             case Step.KEEP:
@@ -138,16 +124,16 @@ class Engine:
             case Step.REFUSE:
                 outcome = Outcome.REFUSED
             case Step.RESTORE | Step.COMMIT | Step.ABANDON:
-                with self._timed("restore"):
-                    mine = self._restored(update, mine)
+                with self._stages.during("restore"):
+                    mine = update.restore(mine)
                 outcome = self._ranks.outcome("restore", mine, after_restore)
             case _:
                 assert_never(decision.step)
         self._settled(update, outcome)
         reason = f"{decision.reason}; {mine.reason}" if mine.reason not in {"", decision.reason} else decision.reason
-        return Answer(outcome=outcome, reason=reason, how=update.how, version=update.way.label, ms=self._ms)
+        return Answer(outcome=outcome, reason=reason, how=update.how, version=update.way.label, ms=self._stages.ms)
 
-    def _keep(self, update: _Update) -> Answer:
+    def _keep(self, update: Commit) -> Answer:
         way = update.way
         self.standing = way.standing(update.after)
         return Answer(
@@ -156,17 +142,17 @@ class Engine:
             how=update.how,
             contents=digest(update.after),
             proved=way.proved,
-            ms=self._ms,
+            ms=self._stages.ms,
         )
 
-    def _settled(self, update: _Update, outcome: Outcome) -> None:
+    def _settled(self, update: Commit, outcome: Outcome) -> None:
         self.loading.plan = None  # whatever failed, it may have been the plan
         if outcome is Outcome.UNKNOWN:
             self.standing = None
         else:
             self.runner.config.model_path = update.model_path
 
-    def _ready(self, call: Call) -> _Update | _Refused:
+    def _ready(self, call: Call) -> Commit | _Refused:
         """What was prepared for this path, if it is still what it was; otherwise look now. Why not, where not."""
         try:
             return self._fitting(call)
@@ -178,7 +164,7 @@ class Engine:
             logger.warning("refitd could not prepare a load", exc_info=True)
             return _Refused(f"{type(error).__name__}: {error}")
 
-    def _fitting(self, call: Call) -> _Update:
+    def _fitting(self, call: Call) -> Commit:
         with self._lock:
             way, self._prepared = self._prepared, None
         if self.runner.may_release and (name := released(self.runner.model)) is not None:
@@ -187,11 +173,20 @@ class Engine:
             way = self._look(call.path, Options(), self._check_bytes)
         elif not way.is_unchanged():
             raise SourceRefusedError(f"{call.path} is not what it was when it was prepared")
-        with self._timed("before"):
+        with self._stages.during("before"):
             idle(self.runner.model)
             before = contents_of(self.runner.model)
         way.fit(self.standing, before)
-        return _Update(call, way, str(self.runner.config.model_path), before)
+        return Commit(
+            call=call,
+            way=way,
+            rank=self._ranks.rank,
+            model=self.runner.model,
+            model_path=str(self.runner.config.model_path),
+            before=before,
+            previous=self._previous,
+            stages=self._stages,
+        )
 
     def _look(self, path: str, options: Options, check_bytes: bool) -> Way:
         place = place_of(path, self._root)
@@ -225,58 +220,3 @@ class Engine:
         except (SourceRefusedError, OSError) as error:
             logger.warning("what is served now could not be put back if the update failed: %s", error)
             return None
-
-    def _written(self, update: _Update) -> Report:
-        """Load. Whatever happens ends in a report, so that no rank waits for this one."""
-        began = False
-        try:
-            update.previous = self._previous(update.model_path)
-            began = self.touched = True
-            return self._loaded(update)
-        except Exception as error:
-            logger.warning("refitd could not carry out a load", exc_info=True)
-            return self._report(State.FAILED if began else State.UNTOUCHED, f"{type(error).__name__}: {error}")
-
-    def _loaded(self, update: _Update) -> Report:
-        with self._timed("write"):
-            feed, fault = update.way.write(update.call)
-        update.how = feed.how
-        if fault is not None:
-            return self._unwritten(update, feed, fault)
-        with self._timed("after"):
-            update.after = contents_of(self.runner.model)
-            fault = update.way.check(update.after)
-        return self._report(State.WRITTEN) if fault is None else self._report(State.FAILED, fault)
-
-    def _unwritten(self, update: _Update, feed: Feed, fault: str) -> Report:
-        same = not feed.begun and contents_of(self.runner.model) == update.before
-        return self._report(State.UNTOUCHED if same else State.FAILED, fault)
-
-    def _restored(self, update: _Update, mine: Report) -> Report:
-        """Put back what was there, and hold it against the fingerprints of before."""
-        try:
-            return self._put_back(update, mine)
-        except Exception as error:
-            logger.warning("refitd could not put back what was there", exc_info=True)
-            return self._report(State.LOST, f"{type(error).__name__}: {error}")
-
-    def _put_back(self, update: _Update, mine: Report) -> Report:
-        if mine.state is State.UNTOUCHED:
-            return mine
-        fault = update.way.put_back(update.call, update.previous, update.model_path)
-        if fault is None and contents_of(self.runner.model) != update.before:
-            fault = "its fingerprints are not those of before"
-        if fault is not None:
-            return self._report(State.LOST, f"{update.model_path} could not be put back: {fault}")
-        return self._report(State.RESTORED)
-
-    def _report(self, state: State, reason: str = "") -> Report:
-        return Report(rank=self._ranks.rank, state=state, reason=reason[:1000])
-
-    @contextmanager
-    def _timed(self, stage: str) -> Iterator[None]:
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._ms[stage] = round(self._ms.get(stage, 0.0) + (time.perf_counter() - began) * 1000, 2)

@@ -96,9 +96,9 @@ class Engine:
             with line.makefile("rb") as reply:
                 return json.loads(reply.readline())
 
-    def prepare(self, path: Path) -> dict[str, Any]:
+    def prepare(self, path: Path, check: str = "bytes") -> dict[str, Any]:
         """As the service does while the engine serves."""
-        reply = self.ask(do="prepare", path=str(path.relative_to(self._root)))
+        reply = self.ask(do="prepare", path=str(path.relative_to(self._root)), check=check)
         assert reply["ok"], reply
         return reply
 
@@ -376,7 +376,7 @@ class Bench:
         process, seen, marks = scheduler_of(self.options.server_pid), {path: set() for path in cycle}, []
         for number in range(self.options.updates):
             path = cycle[number % 3]
-            self.engine.prepare(path)
+            self.engine.prepare(path, check="headers")
             seen[path].add(self.engine.update(path)["contents"])
             if number % 3 == 2 and (number < 30 or number > self.options.updates - 10):
                 marks.append({"update": number + 1, "GPU free MiB": round(gpu_free(), 1), **host_memory(process)})

@@ -139,6 +139,10 @@ def written_by_someone_else(folder: Path, rank: Rank) -> None:
     rank.model.down.data.mul_(2)
 
 
+def written_by_someone_else_where_the_delta_is_not(folder: Path, rank: Rank) -> None:
+    rank.model.norm.data.mul_(2)
+
+
 def another_version_is_served(folder: Path, rank: Rank) -> None:
     rank.answer(folder.parent / "v000001")
 
@@ -158,6 +162,7 @@ def a_tensor_was_replaced(folder: Path, rank: Rank) -> None:
 REFUSED = [a_damaged_byte, cut_off, a_manifest_of_its_own, no_manifest_that_parses, a_link]
 FULL = [
     written_by_someone_else,
+    written_by_someone_else_where_the_delta_is_not,
     another_version_is_served,
     a_version_from_nowhere_is_served,
     no_plan,

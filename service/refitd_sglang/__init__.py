@@ -16,6 +16,7 @@
     routes       the plan for single elements; `patch` changes them, `device_patch` on a GPU with `patch_kernel`
     feeding      gives SGLang's own update function tensors in place of files
     contents     fingerprints of what is in memory; `memory` whether it is there at all
+    turns        how a thread gets on beside SGLang's loop
     channel      a socket in the root, where the service says what comes next
     answer       what the reply to the service says, for people and for programs
 

@@ -49,6 +49,12 @@ class Answer:
         said = f"{sentence}: {reason}" if reason and self.outcome is not Outcome.SERVED else sentence
         return f"{said} {MARK}{json.dumps(self._facts(reason), separators=(',', ':'))}"
 
+    @property
+    def told(self) -> str:
+        """One line for the log of the server."""
+        stages = ", ".join(f"{stage} {took:.1f}" for stage, took in self.ms.items())
+        return f"{self.outcome.value} {self.version} {self.how} [ms: {stages}] {_short(self.reason)}".strip()
+
     def _facts(self, reason: str) -> dict[str, Any]:
         facts = {"protocol": PROTOCOL, "outcome": self.outcome.value, "plugin": self.plugin}
         rest: dict[str, Any] = {"reason": reason, "version": self.version, "how": self.how, "contents": self.contents}

@@ -1,19 +1,30 @@
 """What the channel answers: who this engine is, and whether a version is ready."""
 
+import logging
 import os
 import socket
-import time
+import sys
+import traceback
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock, Timer, get_ident
 from typing import Any, assert_never
 
+from refitd.catalog.contents import ReadingStoppedError
 from refitd.catalog.opening import OpeningRefusedError, components
 from refitd.catalog.validate import Options
 from refitd_sglang import PROTOCOL
 from refitd_sglang.channel import Reply, Request, refused
 from refitd_sglang.engine import Engine
 from refitd_sglang.source import FullNeededError, SourceRefusedError
+from refitd_sglang.stages import Stages
+from refitd_sglang.turns import short_turns
 from refitd_sglang.versions import Runner, sglang_version
+
+logger = logging.getLogger("refitd_sglang")
+
+PREPARE_SECONDS = 120.0
+_HANDOVER_SECONDS = 10.0
+_SLOW_SECONDS = 10.0
 
 
 class Desk:
@@ -21,7 +32,7 @@ class Desk:
 
     def __init__(self, root: Path, runner: Runner, engine: Engine | None, aside: str | None, plugin: str) -> None:
         self._root, self._runner, self._engine, self._aside, self._plugin = root, runner, engine, aside, plugin
-        self._busy = Lock()
+        self._busy, self._turn, self._stop = Lock(), Lock(), Event()
 
     def handle(self, request: Request) -> Reply:
         """Answer one request, in the channel's thread."""
@@ -60,21 +71,39 @@ class Desk:
         }
 
     def _prepare(self, request: Request) -> Reply:
+        """The last to ask is served: what an earlier one asked for is given up."""
         if self._engine is None:
             return refused(f"the plugin stands aside: {self._aside}")
-        if not self._busy.acquire(blocking=False):
-            return refused("another version is being prepared")
+        stop = self._replace()
+        if not self._busy.acquire(timeout=_HANDOVER_SECONDS):
+            return refused("another version is being prepared, and does not stop")
+        timers = Timer(PREPARE_SECONDS, stop.set), Timer(_SLOW_SECONDS, _tell_where, (request.path, get_ident()))
+        for timer in timers:
+            timer.daemon = True
+            timer.start()
         try:
-            return self._prepared(self._engine, request)
+            with short_turns():
+                return self._prepared(self._engine, request, stop)
+        except ReadingStoppedError:
+            return refused(f"given up after {PREPARE_SECONDS:g} s, or because another version was to be prepared")
         except FullNeededError as error:
             return refused(str(error)) | {"needs": "full"}
         except (SourceRefusedError, OpeningRefusedError, OSError) as error:
             return refused(str(error))
         finally:
+            for timer in timers:
+                timer.cancel()
             self._busy.release()
 
-    def _prepared(self, engine: Engine, request: Request) -> Reply:
-        began = time.perf_counter()
+    def _replace(self) -> Event:
+        """Stop what is being prepared. What is set when it is our turn to stop."""
+        with self._turn:
+            self._stop.set()
+            self._stop = Event()
+            return self._stop
+
+    def _prepared(self, engine: Engine, request: Request, stop: Event) -> Reply:
+        stages = Stages()
         options = Options(
             allow_missing=request.allow_missing,
             allow_extra=request.allow_extra,
@@ -82,10 +111,19 @@ class Desk:
         )
         path = str(self._root.joinpath(*components(request.path)))
         check = None if request.check is None else request.check == "bytes"
-        way = engine.prepare(path, options, check_bytes=check)
-        took = round((time.perf_counter() - began) * 1000, 2)
-        facts = {"version": way.label, "kind": way.kind, "digest": way.digest, "bytes": way.nbytes, "ms": took}
-        return {"ok": True} | facts
+        with stages.during("all"):
+            way = engine.prepare(path, options, check_bytes=check, stages=stages, stop=stop)
+        took = stages.ms.pop("all")
+        logger.info("refitd prepared %s in %.1f ms %s", way.label, took, stages.ms)
+        facts = {"version": way.label, "kind": way.kind, "digest": way.digest, "bytes": way.nbytes}
+        return {"ok": True, "ms": took, "stages": stages.ms} | facts
+
+
+def _tell_where(path: str, thread: int) -> None:
+    """Into the log: a version that takes so long to prepare may wait for something."""
+    frame = sys._current_frames().get(thread)  # noqa: SLF001 - Python has no other name for it
+    where = "".join(traceback.format_stack(frame)) if frame is not None else "nowhere"
+    logger.warning("refitd has been preparing %s for %g s, and is at:\n%s", path, _SLOW_SECONDS, where)
 
 
 def _plan(engine: Engine) -> dict[str, Any] | None:

@@ -8,9 +8,10 @@ a prepared delta. What was served before can be put back until the new version i
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock
 from typing import assert_never
 
+from refitd.catalog.contents import ReadingStoppedError
 from refitd.catalog.inventory import Reference
 from refitd.catalog.validate import Options
 from refitd_sglang.answer import Answer
@@ -56,15 +57,30 @@ class Engine:
         self._lock = Lock()
         self._stages = Stages()
 
-    def prepare(self, path: str, options: Options | None = None, *, check_bytes: bool | None = None) -> Way:
-        """Check a version and keep it for the update that will name it.
+    def prepare(
+        self,
+        path: str,
+        options: Options | None = None,
+        *,
+        check_bytes: bool | None = None,
+        stages: Stages | None = None,
+        stop: Event | None = None,
+    ) -> Way:
+        """Check a version and keep it for the update that will name it. `stop` ends it early.
 
         Raises:
             SourceRefusedError: it is not one to load into this model. OSError: it cannot be read.
+            ReadingStoppedError: `stop` was set.
         """
-        way = self._look(path, options or Options(), self._check_bytes if check_bytes is None else check_bytes)
+        stages, stop = stages or Stages(), stop or Event()
+        check = self._check_bytes if check_bytes is None else check_bytes
+        with stages.during("check"):
+            way = self._look(path, options or Options(), check, stop)
+        if stop.is_set():
+            raise ReadingStoppedError
         if not self.runner.may_release:  # what is not there must not be read, and nobody tells this thread
-            self._make_ready(way)
+            with stages.during("ready"):
+                self._make_ready(way)
         with self._lock:
             self._prepared = way
         return way
@@ -95,7 +111,7 @@ class Engine:
 
     def update(self, call: Call) -> Answer:
         """Carry out one update. All ranks do at the same time."""
-        self._stages, self.touched = Stages(), False
+        self._stages, self.touched = call.stages, False
         self._ranks.begin()
         with self._stages.during("prepare"):
             ready = self._ready(call)
@@ -188,11 +204,12 @@ class Engine:
             stages=self._stages,
         )
 
-    def _look(self, path: str, options: Options, check_bytes: bool) -> Way:
+    def _look(self, path: str, options: Options, check_bytes: bool, stop: Event | None = None) -> Way:
         place = place_of(path, self._root)
         if is_delta(path):
             return Sparse(open_changes(place, check_bytes=check_bytes), self.loading)
-        return Whole(open_version(place, self._known(), options, check_bytes=check_bytes), options, self.loading)
+        source = open_version(place, self._known(), options, check_bytes=check_bytes, stop=stop)
+        return Whole(source, options, self.loading)
 
     def _make_ready(self, way: Way) -> None:
         if isinstance(way, Sparse):

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from refitd_sglang.registered import Registry
 from refitd_sglang.road import Road
 from refitd_sglang.routes import Routes, routes_of
 from refitd_sglang.source import Source
+from refitd_sglang.stages import Stages
 from refitd_sglang.versions import Runner
 
 logger = logging.getLogger("refitd_sglang")
@@ -29,6 +30,7 @@ class Call:
     load_format: str
     recapture: bool
     stock: Callable[[str, str, bool], tuple[bool, str]]
+    stages: Stages = field(default_factory=Stages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +76,20 @@ class Loading:
         """
         plan = None if partial else self._plan(source.inventory)
         if plan is not None and (readied is None or readied.plan is not plan):
-            readied = Readied(plan, self._road(plan, source))
+            with call.stages.during("road"):
+                readied = Readied(plan, self._road(plan, source))
         if plan is not None and readied is not None:
             return self._replay(call, source, readied)
         return self._load(call, source, partial=partial)
 
     def apply(self, call: Call, path: str, load_format: str, write: Callable[[], None]) -> tuple[Feed, str | None]:
         """Have something else written in place of a load, under a path."""
-        feed = Feed({}, lambda _: write(), "delta")
+
+        def copy(_: Loader) -> None:
+            with call.stages.during("copy"):
+                write()
+
+        feed = Feed({}, copy, "delta")
         return feed, self._through(call, feed, path, load_format)
 
     def put_back(self, call: Call, tensors: Mapping[str, Any], path: str) -> str | None:
@@ -133,8 +141,9 @@ class Loading:
         tensors = source.tensors() if plan.residual or not plan.proven else {}
 
         def copy(load: Loader) -> None:
-            replay(steps, plan.rest(tensors), load)
-            idle(self.model)
+            with call.stages.during("copy"):
+                replay(steps, plan.rest(tensors), load)
+                idle(self.model)
 
         feed = Feed(tensors, copy)
         fault = self._through(call, feed, call.path, call.load_format)

@@ -96,6 +96,7 @@ class Plugin:
             logger.exception("refitd failed in an update")
             outcome = Outcome.UNKNOWN if engine.touched else Outcome.REFUSED
             answer = Answer(outcome=outcome, reason=f"{type(error).__name__}: {error}")
+        logger.info("refitd: %s", answer.told)
         return replace(answer, plugin=plugin_version())
 
     def _engine(self, updater: Any) -> Any:

@@ -107,7 +107,7 @@ def _mapped(fd: int, size: int) -> tuple[mmap.mmap, int]:
 
 
 def _registered(fd: int, size: int, prot: int, flags: int) -> tuple[mmap.mmap, int]:
-    memory = mmap.mmap(fd, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, prot=prot)
+    memory = mmap.mmap(fd, size, flags=mmap.MAP_SHARED, prot=prot)  # registering populates it
     address = int(np.frombuffer(memory, np.uint8).ctypes.data)
     cudart: Any = torch.cuda.cudart()
     error = int(cudart.cudaHostRegister(address, size, flags))

@@ -41,6 +41,8 @@ class Route:
 
     def select(self, indices: Indices) -> slice | NDArray[np.int64]:
         """Which of some strictly ordered indices it takes: their positions."""
+        if self.whole:
+            return slice(None)
         last = self.offset + (self.rows - 1) * self.row_index + self.columns - 1
         begin = int(np.searchsorted(indices, indices.dtype.type(self.offset)))
         end = int(np.searchsorted(indices, indices.dtype.type(last), side="right"))

@@ -9,6 +9,7 @@ import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from refitd.catalog.evidence import Structure
@@ -147,17 +148,20 @@ def is_version(path: str) -> bool:
     return (Path(path) / MANIFEST_NAME).is_file()
 
 
-def open_version(place: Place, reference: Reference | None, options: Options, *, check_bytes: bool) -> Source:
-    """Look at a version, check it, and map it.
+def open_version(
+    place: Place, reference: Reference | None, options: Options, *, check_bytes: bool, stop: Event | None = None
+) -> Source:
+    """Look at a version, check it, and map it. `stop` ends the reading of its bytes.
 
     Raises:
         SourceRefusedError: it is not one to load into the model that `reference` describes, or it changes meanwhile.
+        ReadingStoppedError: `stop` was set.
         OSError: it cannot be read.
     """
     source = mapped(place)
     verdict = judge(source.structure, reference, options)
     if verdict is None and check_bytes:
-        read = validate(examine(place.root, place.path, reference, options), reference, options)
+        read = validate(examine(place.root, place.path, reference, options, stop=stop), reference, options)
         verdict = read if isinstance(read, (Invalid, Unknown)) else None
     if verdict is not None:
         raise SourceRefusedError(f"{verdict.reason} [{verdict.code.value}]")

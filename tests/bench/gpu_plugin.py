@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,7 @@ class Engine:
         """One request over the channel."""
         (path,) = (self._root / ".refitd" / "engines").glob("*.sock")
         with socket.socket(socket.AF_UNIX) as line:
-            line.settimeout(120)
+            line.settimeout(60)
             line.connect(str(path))
             line.sendall(json.dumps(request).encode() + b"\n")
             with line.makefile("rb") as reply:
@@ -239,6 +239,8 @@ class Bench:
                 part()
             except Exception as error:
                 self.out[f"{part.__name__} FAILED"] = f"{type(error).__name__}: {error}"[:2000]
+                with suppress(Exception):
+                    self.serve_full()
             print(part.__name__, round(time.perf_counter() - began, 1), "s", flush=True)
             self.options.out.write_text(json.dumps(self.out, indent=1))
         print(json.dumps(self.out, indent=1))
@@ -271,22 +273,27 @@ class Bench:
         self.out["hello"] = self.engine.ask(do="hello")
         prepared, seen = [], {1: set(), 2: set()}
         with self.memory.watched():
-            times, answers = [], []
+            times, answers, stages = [], [], []
             for number in range(2 * ROUNDS):
                 step = number % 2 + 1
-                prepared.append(self.engine.prepare(self.path(step))["ms"])
+                reply = self.engine.prepare(self.path(step), check="headers")
+                prepared.append(reply["ms"])
+                stages.append(reply["stages"])
                 took, answer = timed(lambda step=step: self.engine.update(self.path(step)))
                 times.append(took)
                 answers.append(answer)
                 seen[step].add(answer["contents"])
         self.out["full paused ms"] = spread(times[4:])
         self.out["full stages ms"] = answers[-1]
+        self.out["full prepare stages ms"] = stages
         self.out["full prepare ms"] = spread(prepared[4:])
         self.out["full extra GPU MiB"] = round(self.memory.highest, 1)
         self.out["full fingerprints agree"] = all(len(each) == 1 for each in seen.values())
         took, answer = timed(lambda: self.engine.update(self.path(1)))
         self.out["full not prepared"] = {"took": round(took, 1), **answer}
-        self.engine.prepare(self.path(2))
+        began = time.perf_counter()
+        self.out["full prepared with its bytes read"] = self.engine.prepare(self.path(2))
+        self.out["full prepared with its bytes read"]["took"] = round((time.perf_counter() - began) * 1000, 1)
         self.engine.update(self.path(2))
 
     def deltas(self) -> None:
@@ -296,7 +303,8 @@ class Bench:
         for _ in range(ROUNDS):
             folder = self.next_delta(0.01)
             with memory.watched():
-                prepared.append(self.engine.prepare(folder)["ms"])
+                reply = self.engine.prepare(folder)
+                prepared.append(reply["ms"])
                 took, answer = timed(lambda folder=folder: self.engine.update(folder))
             times.append(took)
             answers.append(answer)
@@ -304,6 +312,7 @@ class Bench:
         self.out["delta 1 % first ms"] = round(times[0], 1)
         self.out["delta 1 % stages ms"] = answers[-1]
         self.out["delta 1 % prepare ms"] = spread(prepared[2:])
+        self.out["delta 1 % prepare stages ms"] = reply["stages"]
         self.out["delta extra GPU MiB"] = round(memory.highest, 1)
         folder = self.next_delta(0.01)
         took, answer = timed(lambda: self.engine.update(folder))
@@ -322,10 +331,7 @@ class Bench:
         self.engine.prepare(folder)
         by_delta = self.engine.update(folder)
         spoken = self.engine.generate()
-        self.step += 1
-        with WeightPublisher(self.root, RUN, fingerprints=True) as publisher:
-            publisher.publish(self.weights, step=self.step)
-        full = self.engine.update(self.path(self.step))
+        full = self.serve_full()
         self.out["delta and full agree"] = {
             "served before": contents,
             "contents": by_delta["contents"] == full["contents"],
@@ -385,6 +391,13 @@ class Bench:
             "fingerprints agree": all(len(each) == 1 for each in seen.values()),
             "memory": marks,
         }
+
+    def serve_full(self) -> dict[str, Any]:
+        """The weights as they are now, as a full version."""
+        self.step += 1
+        with WeightPublisher(self.root, RUN, fingerprints=True) as publisher:
+            publisher.publish(self.weights, step=self.step)
+        return self.engine.update(self.path(self.step))
 
     def next_delta(self, share: float) -> Path:
         """From what is served now."""

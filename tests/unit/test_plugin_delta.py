@@ -3,6 +3,7 @@
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from safetensors.torch import save_file
 
 from refitd_sglang import sparse
 from refitd_sglang.patch import HostPatch
+from refitd_sglang.standing import leads_from
 from refitd_sglang.transaction import Outcome
 from support.forged import sign
 from support.mini_sglang import expected, tiny_weights, values
@@ -109,6 +111,34 @@ def test_a_delta_that_was_prepared_for_what_is_gone_is_looked_at_again(root: Pat
     rank.engine._prepared = prepared
     assert rank.answer(folder).outcome is Outcome.SERVED
     assert values(rank.model) == expected(after)
+
+
+def test_a_delta_that_was_prepared_for_what_is_gone_does_not_fit_what_came(root: Path, startup: Path) -> None:
+    rank = serving(root, startup)
+    folder = delta(root, 3, 2, tiny_weights(2), changed(tiny_weights(2), 3))
+    prepared = rank.engine.prepare(str(folder))
+    rank.answer(root / "run" / "v000001")
+    rank.engine._prepared = prepared
+    answer = rank.answer(folder)
+    assert (answer.outcome, answer.needs, rank.holds(1)) == (Outcome.REFUSED, "full", True)
+
+
+@pytest.mark.parametrize(
+    ("base", "held", "version", "leads"),
+    [
+        ("run~v000002", "run~v000002", "run~v000005", True),
+        ("run~v000002", "run~v000004", "run~v000005", True),
+        ("run~v000002", "run~v000005", "run~v000005", False),
+        ("run~v000002", "run~v000001", "run~v000005", False),
+        ("run~v000002", "other~v000002", "run~v000005", False),
+        ("run~v000002", "run~v000003.g2", "run~v000001.g3", False),
+        ("run~v000009", "run~v000009", "run~v000002.g2", True),
+        ("run~v000002", "/models/base", "run~v000005", False),
+    ],
+)
+def test_a_delta_leads_from_its_base_and_what_came_after_it(base: str, held: str, version: str, leads: bool) -> None:
+    changes = SimpleNamespace(delta=SimpleNamespace(base=base), label=version)
+    assert leads_from(changes, held) is leads  # type: ignore[arg-type]
 
 
 def a_damaged_byte(folder: Path, rank: Rank) -> None:

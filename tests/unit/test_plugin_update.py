@@ -276,8 +276,8 @@ def test_a_version_that_changes_while_it_is_looked_at_is_refused(
     rank, one = Rank(startup), version(root, 1)
     original = source.examine
 
-    def examine(*args: Any) -> Any:
-        found = original(*args)
+    def examine(*args: Any, **more: Any) -> Any:
+        found = original(*args, **more)
         sign(one, "run", 1)
         return found
 

@@ -236,6 +236,20 @@ def test_weights_of_another_version_are_seen_before_they_are_written(root: Path,
         shutil.rmtree(root / "run" / "v000003")
 
 
+def test_a_base_that_is_not_served_is_not_taken_for_it_by_its_content(root: Path, startup: Path) -> None:
+    """On a rank with slices of all that changed, nothing but the ids would tell."""
+    rank = serving(root, startup)
+    before = state(rank)
+    answer = rank.answer(delta(root, 5, 4, tiny_weights(2), changed(tiny_weights(2), 3)))
+    assert (answer.outcome, answer.needs, state(rank)) == (Outcome.REFUSED, "full", before)
+
+
+def test_what_was_loaded_past_the_plugin_is_not_said_to_be_served(root: Path, startup: Path) -> None:
+    rank = serving(root, startup)
+    rank.update(startup)
+    assert (rank.engine.served, rank.engine.no_deltas) == ("", "nothing is known of the weights in memory")
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_values_that_are_no_numbers_are_refused(root: Path, startup: Path, value: float) -> None:
     rank, after = serving(root, startup), changed(tiny_weights(2), 3)

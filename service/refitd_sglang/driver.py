@@ -38,13 +38,9 @@ def to_device(move: Move, stream: int) -> None:
         DriverError: it was refused.
     """
     if move.rows == 1:
-        copy = _library().cuMemcpyHtoDAsync_v2
-        error = copy(
-            ctypes.c_uint64(move.target), ctypes.c_void_p(move.source), ctypes.c_size_t(move.width),
-            ctypes.c_void_p(stream),
-        )  # fmt: skip
+        error = _library().cuMemcpyHtoDAsync_v2(move.target, move.source, move.width, stream)
     else:
-        error = _library().cuMemcpy2DAsync_v2(ctypes.byref(_pitched(move)), ctypes.c_void_p(stream))
+        error = _library().cuMemcpy2DAsync_v2(ctypes.byref(_pitched(move)), stream)
     if error:
         raise DriverError(f"the driver refused a copy of {move.nbytes} bytes to the device (error {error})")
 
@@ -52,7 +48,7 @@ def to_device(move: Move, stream: int) -> None:
 def is_mapped(address: int) -> bool:
     """Whether memory is behind an address of a device: not where torch_memory_saver has released it."""
     found = ctypes.c_int(1)
-    error = _library().cuPointerGetAttribute(ctypes.byref(found), ctypes.c_int(_MAPPED), ctypes.c_uint64(address))
+    error = _library().cuPointerGetAttribute(ctypes.byref(found), _MAPPED, address)
     return not error and bool(found.value)
 
 
@@ -66,4 +62,8 @@ def _pitched(move: Move) -> _Memcpy2D:
 
 @cache
 def _library() -> ctypes.CDLL:
-    return ctypes.CDLL("libcuda.so.1")
+    library = ctypes.CDLL("libcuda.so.1")
+    library.cuMemcpyHtoDAsync_v2.argtypes = (ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+    library.cuMemcpy2DAsync_v2.argtypes = (ctypes.POINTER(_Memcpy2D), ctypes.c_void_p)
+    library.cuPointerGetAttribute.argtypes = (ctypes.POINTER(ctypes.c_int), ctypes.c_int, ctypes.c_uint64)
+    return library

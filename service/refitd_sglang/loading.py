@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -13,13 +14,14 @@ from refitd_sglang.feeding import Feed, NoRollbackError
 from refitd_sglang.plan import Loader, Plan, anatomy, learned, replay, tensors_of
 from refitd_sglang.recorder import Recorder
 from refitd_sglang.registered import Registry
-from refitd_sglang.road import Road
+from refitd_sglang.road import Road, Table, table_of
 from refitd_sglang.routes import Routes, routes_of
 from refitd_sglang.source import Source
 from refitd_sglang.stages import Stages
 from refitd_sglang.versions import Runner
 
 logger = logging.getLogger("refitd_sglang")
+_devices: WeakKeyDictionary[torch.nn.Module, frozenset[torch.device]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,7 @@ class Loading:
         self.plan: Plan | None = None
         self._runner, self._loader = runner, loader
         self._registry = Registry()
+        self._table: tuple[Plan, Table] | None = None
         self._routes: tuple[Plan, Routes] | None = None
         self._prints: tuple[Plan, Prints] | None = None
 
@@ -169,15 +172,22 @@ class Loading:
         return self.plan if self.plan is not None and self.plan.replays else None
 
     def _road(self, plan: Plan, source: Source) -> Road:
-        others = plan.bind(source.tensors())
-        devices = {target.device for target, _ in others}
-        if not any(device.type == "cuda" for device in devices):
-            return road.plain(others)
+        devices = devices_of(self.model)
+        if not devices:
+            return road.plain(plan.bind(source.tensors()))
         self._registry.begin()
-        files = source.registered(self._registry, next(iter(devices)).index or 0) if len(devices) == 1 else None
+        (device, *others) = devices
+        files = None if others else source.registered(self._registry, device.index or 0)
         if files is None:
-            return road.buffered(others)
-        return road.registered(plan.bind(source.tensors_in(files)), others, files)
+            return road.buffered(lambda: plan.bind(source.tensors()))
+        return road.registered(self._table_of(plan, source), files, device, source.tensors)
+
+    def _table_of(self, plan: Plan, source: Source) -> Table:
+        """The same as for the last version, as long as files are laid out alike."""
+        known, headers = self._table, source.structure.headers
+        if known is None or known[0] is not plan or known[1].headers != headers:
+            known = self._table = plan, table_of(plan.copies, headers)
+        return known[1]
 
     def _recorder(self, call: Call, tensors: dict[str, Any]) -> Recorder | None:
         if call.recapture:  # graphs are captured within the same call, and nothing may look on
@@ -213,9 +223,16 @@ class Loading:
 
 def idle(model: torch.nn.Module) -> None:
     """Wait until the device has nothing to do: a forward pass on another stream may still read the weights."""
-    for device in {tensor.device for _, tensor in tensors_of(model)}:
-        if device.type == "cuda":
+    if next(model.parameters()).device.type == "cuda":
+        for device in devices_of(model):
             torch.cuda.synchronize(device)
+
+
+def devices_of(model: torch.nn.Module) -> frozenset[torch.device]:
+    """Where it is. A model stays where it is put."""
+    if model not in _devices:
+        _devices[model] = frozenset(tensor.device for _, tensor in tensors_of(model) if tensor.device.type == "cuda")
+    return _devices[model]
 
 
 def _tell(plan: Plan) -> None:

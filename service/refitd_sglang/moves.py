@@ -29,19 +29,21 @@ class Move:
         return self.width * self.rows
 
 
-def move_of(target: Any, source: Any) -> Move | None:
-    """The move that makes `target.copy_(source)`, for tensors of one dtype and shape; None where it takes several."""
+def move_of(target: Any, strides: Sequence[int], source: int) -> Move | None:
+    """The move into a tensor from what lies at address `source` with some strides (in elements) and is of its shape and
+    dtype; None where it takes several.
+    """
     size = target.element_size()
-    rows = rows_of(tuple(target.shape), source.stride(), target.stride())
+    rows = rows_of(tuple(target.shape), strides, target.stride())
     if rows is None or (rows.source_column, rows.target_column) != (1, 1):
         return None
     width = rows.columns * size
     if rows.rows == 1:
-        return Move(target.data_ptr(), source.data_ptr(), width)
+        return Move(target.data_ptr(), source, width)
     pitches = rows.target_row * size, rows.source_row * size
     if min(pitches) < width:
         return None
-    return Move(target.data_ptr(), source.data_ptr(), width, rows.rows, *pitches)
+    return Move(target.data_ptr(), source, width, rows.rows, *pitches)
 
 
 def joined(moves: Iterable[Move]) -> list[Move]:

@@ -59,6 +59,7 @@ class Registry:
 
     def __init__(self) -> None:
         self._files: dict[_Key, tuple[Registered, int]] = {}
+        self._in_memory: dict[int, bool] = {}
         self._refused = False
         self._turn = threading.Lock()
         self._version = 0
@@ -77,7 +78,7 @@ class Registry:
         """An open file, registered; None where it cannot be. Says once why."""
         status = os.fstat(fd)
         is_whole = status.st_blocks * _BLOCK >= status.st_size > 0  # a hole is a page that is not there
-        if self._refused or not is_whole or not is_tmpfs(status.st_dev):
+        if self._refused or not is_whole or not self._is_in_memory(status.st_dev):
             return None
         key = status.st_dev, status.st_ino, status.st_size
         with self._turn:
@@ -89,6 +90,11 @@ class Registry:
                 return None
             self._files[key] = file, self._version
             return file
+
+    def _is_in_memory(self, device: int) -> bool:
+        if device not in self._in_memory:
+            self._in_memory[device] = is_tmpfs(device)
+        return self._in_memory[device]
 
     def __len__(self) -> int:
         return len(self._files)

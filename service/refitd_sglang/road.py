@@ -1,12 +1,15 @@
 """How the copies of a replay reach the device: what is to be done in the pause, made ready before it.
 
-in host memory      the copies of the plan as they are
-registered files    one order to the driver for each move, along the current stream
-other files         through two pinned buffers, one being filled by all cores while the other is copied
+    in host memory      the copies of the plan as they are
+    registered files    one order to the driver for each move, along the current stream
+    other files         through two pinned buffers, one being filled by all cores while the other is copied
+
+To make ready is a matter of numbers alone. A thread that calls torch beside SGLang's loop waits for the interpreter at
+each call, and some thousand calls would take seconds.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +18,7 @@ import torch
 from refitd_client.lanes import in_lanes, lanes_for
 from refitd_sglang import driver
 from refitd_sglang.moves import Move, joined, move_of
+from refitd_sglang.recorder import Copy
 
 _ROOM = 32 * 2**20  # bytes of a pinned buffer
 _SHARE = 2**21  # bytes that are worth a thread
@@ -31,37 +35,72 @@ class Road:
     keeps: object = None
 
 
-def plain(pairs: Sequence[Pair]) -> Road:
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A plan's copies for files of one layout: moves by file, their sources counted from its begin; and the others."""
+
+    headers: Mapping[str, Any]
+    moves: Mapping[str, Sequence[Move]]
+    rest: Sequence[Copy]
+
+
+def table_of(copies: Iterable[Copy], headers: Mapping[str, Any]) -> Table:
+    """Where the plan's copies have their sources in files with these headers."""
+    places = {
+        name: (file, header.data_start + spec.start)
+        for file, header in headers.items()
+        for name, spec in header.tensors.items()
+    }
+    moves: dict[str, list[Move]] = {file: [] for file in headers}
+    rest: list[Copy] = []
+    for copy in copies:
+        file, begin = places[copy.name]
+        move = move_of(copy.target, copy.strides, begin + copy.offset * copy.target.element_size())
+        if move is None:
+            rest.append(copy)
+        else:
+            moves[file].append(move)
+    return Table(headers, {file: joined(some) for file, some in moves.items()}, rest)
+
+
+def plain(pairs: Iterable[Pair]) -> Road:
     """Copies between tensors in host memory."""
     return Road([partial(target.copy_, source, non_blocking=True) for target, source in pairs])
 
 
-def registered(pairs: Sequence[Pair], others: Sequence[Pair], files: Mapping[str, object]) -> Road:
-    """Copies from registered `files`. `others` are the same from memory that stays: for what is no single move."""
-    moves: list[Move] = []
-    rest: list[Pair] = []
-    for pair, other in zip(pairs, others, strict=True):
-        move = move_of(*pair)
-        moves.append(move) if move is not None else rest.append(other)
-    along = _Along(pairs[0][0].device if pairs else None)
-    return Road([*(partial(along.begin, move) for move in joined(moves)), *plain(rest).steps], files)
+def registered(table: Table, files: Mapping[str, Any], device: Any, tensors: Callable[[], Mapping[str, Any]]) -> Road:
+    """Copies from registered `files` to a device. `tensors` gives the same from memory that stays: for the others."""
+    begin = partial(_begin, device)
+    steps: list[Step] = [
+        partial(begin, replace(move, source=files[file].address + move.source))
+        for file, moves in table.moves.items()
+        for move in moves
+    ]
+    if table.rest:
+        steps.append(lambda: _copied(table.rest, tensors()))
+    return Road(steps, files)
 
 
-def buffered(pairs: Sequence[Pair]) -> Road:
+def buffered(pairs: Callable[[], Iterable[Pair]]) -> Road:
     """Copies to a device from memory that the driver does not know."""
-    rooms = _Rooms()
-    return Road([partial(rooms.carry, target, source) for target, source in pairs], rooms)
+
+    def carry() -> None:
+        rooms = _Rooms()
+        for target, source in pairs():
+            rooms.carry(target, source)
+
+    return Road([carry])
 
 
-class _Along:
-    """Orders to the driver along the stream that is current when they are given."""
+def _copied(copies: Sequence[Copy], tensors: Mapping[str, Any]) -> None:
+    for copy in copies:
+        copy.target.copy_(copy.source(tensors), non_blocking=True)
 
-    def __init__(self, device: Any) -> None:
-        self._device = device
 
-    def begin(self, move: Move) -> None:
-        with torch.cuda.device(self._device):
-            driver.to_device(move, torch.cuda.current_stream().cuda_stream)
+def _begin(device: Any, move: Move) -> None:
+    """Order a move along the stream that is current."""
+    with torch.cuda.device(device):
+        driver.to_device(move, torch.cuda.current_stream().cuda_stream)
 
 
 class _Rooms:

@@ -104,15 +104,8 @@ class Source:
             return None
         return found
 
-    def tensors_in(self, files: Mapping[str, Any]) -> dict[str, Any]:
-        """Its tensors by name, as views of registered files. They must not be written, nor outlive `files`."""
-        return self._views({name: file.bytes for name, file in files.items()})
-
     def tensors(self) -> dict[str, Any]:
         """Its tensors by name, as views into the mapped files, in the order of the files."""
-        return self._views(self.maps)
-
-    def _views(self, memory: Mapping[str, Any]) -> dict[str, Any]:
         import torch
 
         found: dict[str, Any] = {}
@@ -122,7 +115,7 @@ class Source:
                 count = (spec.end - spec.start) // dtype.itemsize
                 found[name] = (
                     torch.frombuffer(
-                        memory[file], dtype=dtype, count=count, offset=header.data_start + spec.start
+                        self.maps[file], dtype=dtype, count=count, offset=header.data_start + spec.start
                     ).reshape(spec.shape)
                     if count
                     else torch.empty(spec.shape, dtype=dtype)
@@ -165,7 +158,7 @@ def open_version(
         verdict = read if isinstance(read, (Invalid, Unknown)) else None
     if verdict is not None:
         raise SourceRefusedError(f"{verdict.reason} [{verdict.code.value}]")
-    if not source.is_unchanged():  # between the look, the mapping and the reading
+    if check_bytes and not source.is_unchanged():  # between the look, the mapping and the reading
         raise SourceRefusedError(f"{place.folder} changed while it was looked at")
     return source
 

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_SHORT_SECONDS = 0.0001
+_SHORT_SECONDS = 0.00002
 _turn = threading.Lock()
 _before: list[float] = []
 

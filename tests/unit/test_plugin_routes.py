@@ -80,7 +80,7 @@ def test_copies_over_each_other_are_seen() -> None:
 @pytest.mark.parametrize("cut", CUTS)
 def test_a_move_is_the_copy(cut: str) -> None:
     model, _, target, source = pair(cut)
-    move = move_of(target, source)
+    move = move_of(target, source.stride(), source.data_ptr())
     if move is None:
         assert cut == "turned"
         return
@@ -96,7 +96,7 @@ def test_neighbours_on_both_sides_are_one_move() -> None:
     saved, model = torch.arange(100, dtype=torch.int32), torch.zeros(100, dtype=torch.int32)
     cuts = [(40, 50, 40), (0, 10, 10), (10, 20, 20), (20, 30, 50), (60, 70, 70)]
     pairs = [(model[to : to + end - begin], saved[begin:end]) for begin, end, to in cuts]
-    moves = joined(filter(None, (move_of(*each) for each in pairs)))
+    moves = joined(filter(None, (move_of(some, other.stride(), other.data_ptr()) for some, other in pairs)))
     assert sorted(move.nbytes for move in moves) == [40, 40, 40, 80]
     perform(moves)
     other = torch.zeros_like(model)

@@ -5,13 +5,16 @@ what is checked is what is applied. docs/delta-format.md says what it holds.
 """
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from io import RawIOBase
 from pathlib import Path
+from typing import Any
 from weakref import finalize
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from refitd.catalog.fault import shown
 from refitd.catalog.opening import ChangedError, FileStat, Folder, OpeningRefusedError
@@ -19,10 +22,16 @@ from refitd_client.contract.manifest import MAX_MANIFEST_BYTES, Manifest, Manife
 from refitd_client.contract.naming import DELTA_NAME, MANIFEST_NAME, version_id
 from refitd_client.contract.states import Kind
 from refitd_client.delta import Delta, DeltaRefusedError, parse_delta
-from refitd_client.finite import count_nonfinite
+from refitd_client.finite import any_nonfinite, count_nonfinite
+from refitd_sglang.adjacent import together
 from refitd_sglang.source import Place, SourceRefusedError
 
 _COUNT = (MANIFEST_NAME, DELTA_NAME)
+Room = Callable[[int], NDArray[np.uint8]]
+
+
+def _room(size: int) -> NDArray[np.uint8]:
+    return np.empty(size, np.uint8)
 
 
 class Kept:
@@ -91,8 +100,8 @@ def is_delta(path: str) -> bool:
     return (Path(path) / DELTA_NAME).is_file()
 
 
-def open_changes(place: Place, *, check_bytes: bool) -> Changes:
-    """Look at a delta, check it, and read it.
+def open_changes(place: Place, *, check_bytes: bool, room: Room = _room) -> Changes:
+    """Look at a delta, check it, and read it. `room` gives the memory for so many bytes of it.
 
     Raises:
         SourceRefusedError: it is none that may be applied to anything.
@@ -102,8 +111,8 @@ def open_changes(place: Place, *, check_bytes: bool) -> Changes:
         with Folder(place.root, place.path) as folder:
             listing = folder.list()
             files = {name: listing[name] for name in _COUNT}
-            manifest = parse_manifest(bytes(_read(folder, MANIFEST_NAME, files, MAX_MANIFEST_BYTES)))
-            data = _read(folder, DELTA_NAME, files, files[DELTA_NAME].size)
+            manifest = parse_manifest(bytes(_read(folder, MANIFEST_NAME, files, MAX_MANIFEST_BYTES, _room)))
+            data = _read(folder, DELTA_NAME, files, files[DELTA_NAME].size, room)
             delta = _checked(manifest, data, place)
             with folder.open(DELTA_NAME, files[DELTA_NAME]) as fd:
                 kept = Kept(fd, place, delta.base, delta.version)
@@ -116,11 +125,11 @@ def open_changes(place: Place, *, check_bytes: bool) -> Changes:
     return Changes(place=place, manifest=manifest, files=tuple(files.values()), kept=kept, delta=delta)
 
 
-def _read(folder: Folder, name: str, files: dict[str, FileStat], limit: int) -> memoryview:
+def _read(folder: Folder, name: str, files: dict[str, FileStat], limit: int, room: Room) -> memoryview:
     """The whole of a file."""
     if files[name].size > limit:
         raise SourceRefusedError(f"{name} has {files[name].size} bytes; at most {limit} are read")
-    data = np.empty(files[name].size, np.uint8)
+    data = room(files[name].size)
     with folder.open(name, files[name]) as fd, open(fd, "rb", closefd=False, buffering=0) as file:
         _fill(file, data.data)
     return data.data
@@ -157,9 +166,18 @@ def _checked(manifest: Manifest, data: memoryview, place: Place) -> Delta:
 
 
 def _check_finite(delta: Delta) -> None:
+    kinds: dict[str, list[NDArray[Any]]] = {}
+    for change in delta.changes.values():
+        kinds.setdefault(change.dtype, []).append(change.values)
+    if all((values := together(arrays)) is not None and not _any(dtype, values) for dtype, arrays in kinds.items()):
+        return
     for name, change in delta.changes.items():
         if count := count_nonfinite(change.dtype, np.ascontiguousarray(change.values).view(np.uint8)):
             raise SourceRefusedError(
                 f"tensor {shown(name)} gets {count} non-finite values (NaN or infinity): the trainer has diverged "
                 "[non-finite]"
             )
+
+
+def _any(dtype: str, values: NDArray[Any]) -> bool:
+    return any_nonfinite(dtype, values.view(np.uint8))

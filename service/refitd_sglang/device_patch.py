@@ -5,9 +5,11 @@ much of a GPU that an engine has filled. Each program of a kernel has up to 1024
 which, and where the piece's route leads.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -15,12 +17,14 @@ import torch
 from numpy.typing import NDArray
 
 from refitd_client.fingerprint.definition import MASK
+from refitd_sglang.adjacent import together
 from refitd_sglang.patch import Piece, Shifts
 
 BLOCK = 1024  # elements of one program
 COLUMNS = 10  # of the table
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_SCRATCH = 32 * 2**20  # bytes on the device: indices, new and old values of a chunk
+_ALIGNED = 512
+_SCRATCH = 24 * 2**20  # bytes on the device: indices, new and old values of a chunk
 
 
 def units(pieces: Sequence[Piece], numbers: Sequence[int], addresses: Sequence[int]) -> NDArray[np.int64]:
@@ -88,6 +92,11 @@ class DevicePatch:
             torch.cuda.current_stream().synchronize()
 
 
+def pinned_room(size: int) -> NDArray[np.uint8]:
+    """Memory that a delta's file is read to, and that goes over the bus from there."""
+    return torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
+
+
 @dataclass(frozen=True, slots=True)
 class _Chunk:
     """Programs `units`, which have the elements `begin` to `end`."""
@@ -115,24 +124,56 @@ class _Group:
         """Keep what is there, and add what changes to `sums`: a piece's by its number, a holder's from `holders` on."""
         from refitd_sglang import patch_kernel
 
-        for chunk in self._chunks:
-            indices, values = self._there(self._indices, chunk), self._there(self._values, chunk)
-            olds = torch.empty_like(values)
-            table = self._table[chunk.units]
-            patch_kernel.look(table, chunk.begin, indices, values, olds, sums, holders, self._width)
-            self._olds[chunk.begin : chunk.end].copy_(olds, non_blocking=True)
+        with _scratch(self._device) as memory:
+            for chunk in self._chunks:
+                indices, values, olds = self._rooms(memory, chunk)
+                _bring(indices, self._indices, chunk)
+                _bring(values, self._values, chunk)
+                table = self._table[chunk.units]
+                patch_kernel.look(table, chunk.begin, indices, values, olds, sums, holders, self._width)
+                self._olds[chunk.begin : chunk.end].copy_(olds, non_blocking=True)
+            torch.cuda.current_stream().synchronize()
 
     def put(self, *, old: bool) -> None:
         """Write the new values, or those that were there."""
         from refitd_sglang import patch_kernel
 
         source = self._olds if old else self._values
-        for chunk in self._chunks:
-            indices, values = self._there(self._indices, chunk), self._there(source, chunk)
-            patch_kernel.put(self._table[chunk.units], chunk.begin, indices, values, self._width)
+        with _scratch(self._device) as memory:
+            for chunk in self._chunks:
+                indices, values, _ = self._rooms(memory, chunk)
+                _bring(indices, self._indices, chunk)
+                _bring(values, source, chunk)
+                patch_kernel.put(self._table[chunk.units], chunk.begin, indices, values, self._width)
+            torch.cuda.current_stream().synchronize()
 
-    def _there(self, host: Any, chunk: _Chunk) -> Any:
-        return host[chunk.begin : chunk.end].to(self._device, non_blocking=True)
+    def _rooms(self, memory: Any, chunk: _Chunk) -> list[Any]:
+        """Room on the device for indices, new and old values of a chunk."""
+        found, end = list[Any](), 0
+        for like in (self._indices, self._values, self._values):
+            size = (chunk.end - chunk.begin) * like.element_size()
+            found.append(memory[end : end + size].view(like.dtype))
+            end += -(-size // _ALIGNED) * _ALIGNED
+        return found
+
+
+def _bring(room: Any, host: Any, chunk: _Chunk) -> None:
+    room.copy_(host[chunk.begin : chunk.end], non_blocking=True)
+
+
+_turn = Lock()
+
+
+@contextmanager
+def _scratch(device: Any) -> Iterator[Any]:
+    """The piece of a GPU's memory that all chunks go through, one patch at a time. Leave it when all has arrived."""
+    with _turn:
+        yield _memory(device)
+
+
+@cache
+def _memory(device: Any) -> Any:
+    return torch.empty(_SCRATCH, dtype=torch.uint8, device=device)
 
 
 @cache
@@ -146,9 +187,13 @@ def _warm(device: Any, width: int, index_width: int) -> None:
     patch_kernel.put(table, 0, indices, values, width)
 
 
+def _is_pinned(array: NDArray[Any]) -> bool:
+    return torch.from_numpy(array[:1].view(np.uint8)).is_pinned()
+
+
 def _chunks(table: NDArray[np.int64], nbytes: int) -> list[_Chunk]:
     """As many programs at a time as have room: `nbytes` is what an element takes."""
-    step = max(1, _SCRATCH // (nbytes * BLOCK))
+    step = max(1, (_SCRATCH - 3 * _ALIGNED) // (nbytes * BLOCK))
     ends = table[:, 0] + table[:, 1]
     return [
         _Chunk(slice(at, at + step), int(table[at, 0]), int(ends[min(at + step, len(table)) - 1]))
@@ -159,11 +204,13 @@ def _chunks(table: NDArray[np.int64], nbytes: int) -> list[_Chunk]:
 def _pinned(arrays: Sequence[NDArray[Any]]) -> Any:
     """One array after the other, as signed integers in memory that a GPU reads without a detour."""
     kind = arrays[0].dtype
-    together = torch.empty(
+    if (there := together(arrays)) is not None and _is_pinned(there):
+        return torch.from_numpy(there.view(f"i{kind.itemsize}"))
+    joined = torch.empty(
         sum(len(array) for array in arrays),
         dtype=_INTEGERS[kind.itemsize],
         pin_memory=torch.cuda.is_available(),
     )
-    if len(together):
-        np.concatenate(arrays, out=together.numpy().view(kind))
-    return together
+    if len(joined):
+        np.concatenate(arrays, out=joined.numpy().view(kind))
+    return joined

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from refitd_sglang import road
+from refitd_sglang.changes import Changes, open_changes
 from refitd_sglang.contents import Prints, contents_of, holders_of
 from refitd_sglang.feeding import Feed, NoRollbackError
 from refitd_sglang.plan import Loader, Plan, anatomy, learned, replay, tensors_of
@@ -16,7 +17,7 @@ from refitd_sglang.recorder import Recorder
 from refitd_sglang.registered import Registry
 from refitd_sglang.road import Road, Table, table_of
 from refitd_sglang.routes import Routes, routes_of
-from refitd_sglang.source import Source
+from refitd_sglang.source import Place, Source
 from refitd_sglang.stages import Stages
 from refitd_sglang.versions import Runner
 
@@ -69,6 +70,16 @@ class Loading:
         if plan is None or not plan.replays or not plan.fits(source.inventory, self.model):
             return None
         return Readied(plan, self._road(plan, source))
+
+    def open_changes(self, place: Place, *, check_bytes: bool) -> Changes:
+        """Read a delta, to where the model's device takes it from. As `changes.open_changes`."""
+        devices = devices_of(self.model)
+        if not devices:
+            return open_changes(place, check_bytes=check_bytes)
+        from refitd_sglang.device_patch import pinned_room
+
+        with torch.cuda.device(next(iter(devices))):  # a thread begins on the first GPU, which may be another rank's
+            return open_changes(place, check_bytes=check_bytes, room=pinned_room)
 
     def load(
         self, call: Call, source: Source, *, partial: bool, readied: Readied | None = None

@@ -28,8 +28,10 @@ from refitd_client.fingerprint.definition import ROW  # noqa: E402
 from refitd_sglang import device_patch, driver, road  # noqa: E402
 from refitd_sglang.device_patch import DevicePatch  # noqa: E402
 from refitd_sglang.patch import HostPatch, pieces_of  # noqa: E402
+from refitd_sglang.recorder import Copy  # noqa: E402
 from refitd_sglang.registered import Registry  # noqa: E402
 from refitd_sglang.routes import Route  # noqa: E402
+from refitd_sglang.source import Place, mapped  # noqa: E402
 from refitd_sglang.transaction import Outcome  # noqa: E402
 from support.mini_sglang import expected, tiny_weights, values  # noqa: E402
 from support.tiny_rank import Rank, delta, version  # noqa: E402
@@ -67,7 +69,8 @@ def test_a_patch_on_the_device_does_what_one_in_host_memory_does(
     dtype: Any, kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whole tensors, columns, transposed ones; in several chunks."""
-    monkeypatch.setattr(device_patch, "_SCRATCH", 40 * 1024)
+    monkeypatch.setattr(device_patch, "_SCRATCH", 60 * 1024)
+    device_patch._memory.cache_clear()
     random = np.random.default_rng(0)
     holders = [bits(dtype, 200_000), bits(dtype, 9_000)]
     row = {"row_index": 100, "column_place": 1, "whole": False}
@@ -92,6 +95,7 @@ def test_a_patch_on_the_device_does_what_one_in_host_memory_does(
     assert [same(*pair) for pair in zip(holders, there, strict=True)] == [True, True]
     assert not same(before[0], there[0])
     device.undo()
+    device_patch._memory.cache_clear()
     assert [same(*pair) for pair in zip(before, there, strict=True)] == [True, True]
 
 
@@ -99,44 +103,44 @@ def same(some: Any, other: Any) -> bool:
     return torch.equal(some.view(torch.uint8), other.cpu().view(torch.uint8))
 
 
-def pairs(target: Any, source: Any) -> list[tuple[Any, Any]]:
-    """Whole, rows, columns, transposed, and neighbours that become one."""
+def copies(target: Any, source: Any) -> list[Copy]:
+    """Of the parts of a tensor `w`: whole rows that become one move, columns, and a transposed part."""
     parts = [
-        (slice(0, 100), slice(0, 256), False),
-        (slice(100, 200), slice(0, 256), False),
-        (slice(200, 300), slice(10, 138), False),
-        (slice(300, 400), slice(3, 40), True),
+        (target[0:100], source[0:100]),
+        (target[100:200], source[100:200]),
+        (target[200:300, 10:138], source[200:300, 10:138]),
+        (target[300:337, :100], source[300:400, 3:40].t()),
     ]
-    found = []
-    for rows, columns, turned in parts:
-        some, other = target[rows, columns], source[rows, columns]
-        found.append((some.t(), other.t()) if turned else (some, other))
-    return found
+    return [Copy("w", other.storage_offset(), tuple(other.shape), other.stride(), some) for some, other in parts]
 
 
 def test_copies_from_registered_files_are_torchs_copies(folder: Path) -> None:
+    """The file is looked at anew each time, and registered once."""
     data = bits(torch.bfloat16, 400 * 256).view(400, 256)
-    (folder / "w").write_bytes(data.view(torch.uint8).numpy().tobytes())
+    save_file({"w": data}, folder / "model.safetensors")
     registry, target = Registry(), torch.zeros(400, 256, dtype=torch.bfloat16, device="cuda")
-    with (folder / "w").open("rb") as file:
-        registered = registry.of(file.fileno(), 0)
-        assert registered is not None
-        assert registry.of(file.fileno(), 0) is registered
-    source = torch.frombuffer(registered.bytes, dtype=torch.bfloat16).view(400, 256)
-    for ready in (
-        road.registered(pairs(target, source), pairs(target, data), {"w": registered}),
-        road.buffered(pairs(target, data)),
-    ):
-        target.zero_()
-        for step in ready.steps:
-            step()
-        torch.cuda.synchronize()
-        wanted = torch.zeros(400, 256, dtype=torch.bfloat16)
-        for some, other in pairs(wanted, data):
-            some.copy_(other)
-        assert same(wanted, target)
-    del registered, source, ready
-    (folder / "w").unlink()
+    wanted = torch.zeros(400, 256, dtype=torch.bfloat16)
+    for copy in copies(wanted, data):
+        copy.target.copy_(copy.source({"w": data}))
+    for _ in range(2):
+        source = mapped(Place(folder.parent, folder.name))
+        files = source.registered(registry, 0)
+        assert files is not None
+        table = road.table_of(copies(target, data), source.structure.headers)
+        assert [len(moves) for moves in table.moves.values()] == [2]
+        plain = [(copy.target, copy.source({"w": data})) for copy in copies(target, data)]
+        for ready in (
+            road.registered(table, files, torch.device("cuda", 0), source.tensors),
+            road.buffered(lambda plain=plain: plain),
+        ):
+            target.zero_()
+            for step in ready.steps:
+                step()
+            torch.cuda.synchronize()
+            assert same(wanted, target)
+        assert len(registry) == 1
+    del files, ready, source
+    (folder / "model.safetensors").unlink()
     registry.begin()
     assert len(registry) == 0
 
@@ -145,7 +149,7 @@ def test_what_is_larger_than_a_pinned_buffer_goes_through_it(monkeypatch: pytest
     monkeypatch.setattr(road, "_ROOM", 2**20)
     source = bits(torch.bfloat16, 3000 * 1000).view(3000, 1000)
     target = torch.zeros_like(source, device="cuda")
-    for step in road.buffered([(target, source)]).steps:
+    for step in road.buffered(lambda: [(target, source)]).steps:
         step()
     torch.cuda.synchronize()
     assert same(source, target)

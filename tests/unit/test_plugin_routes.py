@@ -1,20 +1,26 @@
 """A route leads each element where the plan's copy puts it, and moves of memory are the plan's copies."""
 
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
+from refitd.catalog.examine import structure
 from refitd_client.fingerprint import fingerprint, fingerprints
 from refitd_client.fingerprint.batch import ROWS, stretch_of, units
 from refitd_client.fingerprint.definition import MASK, ROW
+from refitd_sglang.adjacent import together
 from refitd_sglang.device_patch import BLOCK, _chunks
 from refitd_sglang.device_patch import units as patch_units
 from refitd_sglang.moves import joined, move_of, perform
 from refitd_sglang.patch import Piece
 from refitd_sglang.recorder import Copy
+from refitd_sglang.road import table_of
 from refitd_sglang.routes import Route, overlap, routes_of
 
 CUTS = {
@@ -103,6 +109,37 @@ def test_neighbours_on_both_sides_are_one_move() -> None:
     for begin, end, to in cuts:
         other[to : to + end - begin] = saved[begin:end]
     assert torch.equal(model, other)
+
+
+def test_a_table_of_moves_holds_for_every_file_of_its_layout(tmp_path: Path) -> None:
+    """From the places of tensors in a file, wherever it is mapped; what is no single move is left over."""
+    weights = {"a": torch.arange(24.0).view(4, 6), "b": torch.arange(100.0, 112.0).view(3, 4)}
+    save_file(weights, tmp_path / "model.safetensors")
+    seen = structure(tmp_path.parent, tmp_path.name)
+    model = torch.zeros(10, 6)
+    parts = [
+        ("a", model[:4], weights["a"]),
+        ("b", model[4:7, :4], weights["b"]),
+        ("b", model[7:, :3].t(), weights["b"][:, :3]),
+    ]
+    copies = [Copy(name, 0, tuple(part.shape), part.stride(), target) for name, target, part in parts]
+    table = table_of(copies, seen.headers)
+    assert table.rest == [copies[2]]
+    file = np.frombuffer((tmp_path / "model.safetensors").read_bytes(), np.uint8)
+    begin = int(file.ctypes.data)
+    perform([replace(move, source=begin + move.source) for move in table.moves["model.safetensors"]])
+    assert torch.equal(model[:4], weights["a"])
+    assert torch.equal(model[4:7, :4], weights["b"])
+
+
+def test_arrays_that_follow_each_other_are_one() -> None:
+    memory = np.arange(20, dtype=np.uint16)
+    joined = together([memory[2:5], memory[5:6], memory[6:11]])
+    assert joined is not None
+    assert joined.tolist() == list(range(2, 11))
+    for apart in ([memory[2:5], memory[6:8]], [memory[5:6], memory[2:5]], [memory[:2], memory[2:].view(np.int16)], []):
+        assert together(apart) is None
+    assert together([memory[::2]]) is None
 
 
 @pytest.mark.parametrize("elements", [1, ROW, ROW * ROWS, 2 * ROW * ROWS + 17])

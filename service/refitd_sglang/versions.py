@@ -100,6 +100,11 @@ class Runner:
         """How many tensor-parallel ranks there are."""
         return int(getattr(self.args, "tp_size", 1) or 1)
 
+    @property
+    def may_release(self) -> bool:
+        """Whether the weights' memory may be taken away between updates (`--enable-memory-saver`)."""
+        return bool(getattr(self.args, "enable_memory_saver", False))
+
     def aside(self) -> str | None:
         """Why an update of this engine is left to stock SGLang; None where the plugin does it."""
         if (getattr(self.args, "pp_size", 1) or 1) > 1:

@@ -20,6 +20,8 @@ from support.sockets import reach
 REPOSITORY = Path(__file__).resolve().parents[2]
 GROUP = "sglang.srt.plugins"
 _SECONDS = 120.0
+RELEASES = os.environ.get("REFITD_SGLANG_RELEASE")  # a folder with another release of SGLang, named after it
+RELEASE = Path(RELEASES).name if RELEASES else "0.5.23"
 FAULTS = "support.plugin_faults:register"
 
 
@@ -48,6 +50,7 @@ class PluggedSglang(SglangServer):
     def environment(self) -> dict[str, str]:
         real_triton = os.environ.get("REFITD_SGLANG_TRITON")  # tensor parallelism needs it
         extra = [real_triton] if real_triton and "--tp" in self._flags else []
+        extra += [str(Path(RELEASES).absolute())] if RELEASES else []
         folders = [*extra, self._site, *(REPOSITORY / name for name in ("client", "service", "tests"))]
         path = os.pathsep.join(str(folder) for folder in folders)
         root = {} if self.root is None else {"REFITD_SGLANG_ROOT": str(self.root)}

@@ -230,9 +230,9 @@ async def test_bytes_are_read_once_more_only_where_the_files_are_not_the_very_sa
     checks: list[bool] = []
     original = Engine.prepare
 
-    def noted(self: Any, path: str, options: Any = None, *, check_bytes: bool | None = None) -> Any:
+    def noted(self: Any, path: str, options: Any = None, *, check_bytes: bool | None = None, **more: Any) -> Any:
         checks.append(bool(check_bytes))
-        return original(self, path, options, check_bytes=check_bytes)
+        return original(self, path, options, check_bytes=check_bytes, **more)
 
     monkeypatch.setattr(Engine, "prepare", noted)
     wanted = target(root, 1)

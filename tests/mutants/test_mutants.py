@@ -109,7 +109,8 @@ MUTANTS = [
     Mutant(
         "loads files that have changed since they were checked",
         "service/refitd/rollout/replica.py",
-        "        if not unchanged:\n            self._drop(before, attempt)\n            return\n",
+        "        if not unchanged:\n            self._drop(before, attempt, "
+        '"its files are not those that were checked, or cannot be looked at")\n            return\n',
         "",
         "tests/unit/test_rollout.py",
     ),

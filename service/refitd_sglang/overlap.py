@@ -59,6 +59,7 @@ class Overlap:
         self.parts = parts
         self._count = len(watched)
         self._device = watched[0].device
+        self._streams = [torch.cuda.Stream(self._device) for _ in range(2)]  # each has memory of its own: no new ones
         self._first = [Batch([watched[number] for number in part.first]) for part in parts]
         self._last = [Batch([watched[number] for number in part.last]) for part in parts]
 
@@ -69,7 +70,7 @@ class Overlap:
         """
         with torch.cuda.device(self._device):
             current = torch.cuda.current_stream()
-            early, late = (torch.cuda.Stream(self._device) for _ in range(2))
+            early, late = self._streams
             early.wait_stream(current)
             before: list[Begun] = []
             after: list[Begun] = []

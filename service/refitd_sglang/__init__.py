@@ -15,6 +15,7 @@
     road         how those copies reach a GPU: `registered` files, `moves` of memory, the CUDA `driver`
     routes       the plan for single elements; `patch` changes them, `device_patch` on a GPU with `patch_kernel`
     feeding      gives SGLang's own update function tensors in place of files
+    overlap      fingerprints beside the copies
     contents     fingerprints of what is in memory; `memory` whether it is there at all
     turns        how a thread gets on beside SGLang's loop
     channel      a socket in the root, where the service says what comes next

@@ -19,8 +19,9 @@ logger = logging.getLogger("refitd_sglang")
 
 @dataclass(slots=True, kw_only=True)
 class Commit:
-    """One update on one rank. `model_path` and `before` are what SGLang named and the model held before it; `after` is
-    what the model holds then. `previous` opens what is served now, so that it can be put back.
+    """One update on one rank. `model_path` and `before` are what SGLang named and the model held before it (None where
+    the way watches that itself); `after` is what the model holds then. `previous` opens what is served now, so that it
+    can be put back.
     """
 
     call: Call
@@ -28,7 +29,7 @@ class Commit:
     rank: int
     model: torch.nn.Module
     model_path: str
-    before: dict[str, str]
+    before: dict[str, str] | None
     previous: Callable[[str], Standing | None]
     stages: Stages
     how: str = ""
@@ -59,16 +60,16 @@ class Commit:
     def _loaded(self) -> Report:
         with self.stages.during("write"):
             feed, fault = self.way.write(self.call)
-        self.how = feed.how
+        self.how, self.before = feed.how, feed.before if self.before is None else self.before
         if fault is not None:
             return self._unwritten(feed, fault)
         with self.stages.during("after"):
-            self.after = contents_of(self.model)
+            self.after = contents_of(self.model) if feed.after is None else feed.after
             fault = self.way.check(self.after)
         return self._report(State.WRITTEN) if fault is None else self._report(State.FAILED, fault)
 
     def _unwritten(self, feed: Feed, fault: str) -> Report:
-        same = not feed.begun and contents_of(self.model) == self.before
+        same = not feed.begun and (self.before is None or contents_of(self.model) == self.before)
         return self._report(State.UNTOUCHED if same else State.FAILED, fault)
 
     def _put_back(self) -> Report:

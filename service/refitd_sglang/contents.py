@@ -5,7 +5,7 @@ fingerprints that manifests and deltas have (docs/delta-format.md), of the model
 one of the checkpoint's, they are equal.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -35,7 +35,12 @@ def contents_of(model: torch.nn.Module) -> dict[str, str]:
         holders = holders_of(model)
         known = _batches[model] = now, list(holders), Batch(list(holders.values()))
     _, names, batch = known
-    return {name: f"{number:016x}" for name, number in zip(names, batch.fingerprints(), strict=True)}
+    return named(names, batch.fingerprints())
+
+
+def named(names: Iterable[str], numbers: Iterable[int]) -> dict[str, str]:
+    """Fingerprints by name, as hex digits."""
+    return {name: f"{number:016x}" for name, number in zip(names, numbers, strict=True)}
 
 
 def contents_beside(model: torch.nn.Module) -> dict[str, str]:
@@ -62,12 +67,15 @@ class Prints:
         holders = {(tensor.data_ptr(), tensor.numel()): name for name, tensor in holders_of(model).items()}
         self._same = [(name, holders.get((target.data_ptr(), target.numel()))) for name, target in targets]
         others = [target for (_, target), (_, same) in zip(targets, self._same, strict=True) if same is None]
-        self._others = Batch(others)
+        self.others = others
+        self._batch = Batch(others)
 
-    def take(self, contents: dict[str, str]) -> list[tuple[str, int]]:
-        """Name and fingerprint of each target. `contents` are the model's now: what is in them is not read again."""
-        others = iter(self._others.fingerprints())
-        return [(name, next(others) if same is None else int(contents[same], 16)) for name, same in self._same]
+    def take(self, contents: dict[str, str], others: Sequence[int] | None = None) -> list[tuple[str, int]]:
+        """Name and fingerprint of each target. `contents` are the model's now: what is in them is not read again, nor
+        are `others` where their fingerprints are given.
+        """
+        rest = iter(self._batch.fingerprints() if others is None else others)
+        return [(name, next(rest) if same is None else int(contents[same], 16)) for name, same in self._same]
 
 
 def differing(prints: Sequence[tuple[str, int]], expected: dict[str, str]) -> str | None:

@@ -69,7 +69,7 @@ class DevicePatch:
 
     def look(self) -> Shifts:
         """As `Patch`. On a stream of its own: an engine may be computing meanwhile, and does not write."""
-        with torch.cuda.device(self._device), torch.cuda.stream(torch.cuda.Stream(self._device)):
+        with torch.cuda.device(self._device), torch.cuda.stream(_side(self._device)):
             sums = torch.zeros(self._pieces + self._holders, dtype=torch.int64, device=self._device)
             for group in self._groups:
                 group.look(sums, self._pieces)
@@ -169,6 +169,12 @@ def _scratch(device: Any) -> Iterator[Any]:
     """The piece of a GPU's memory that all chunks go through, one patch at a time. Leave it when all has arrived."""
     with _turn:
         yield _memory(device)
+
+
+@cache
+def _side(device: Any) -> Any:
+    """One stream for all: each has memory of its own."""
+    return torch.cuda.Stream(device)
 
 
 @cache

@@ -191,8 +191,9 @@ class Engine:
             raise SourceRefusedError(f"{call.path} is not what it was when it was prepared")
         with self._stages.during("before"):
             idle(self.runner.model)
-            before = contents_of(self.runner.model)
-        way.fit(self.standing, before)
+            before = None if way.watches else contents_of(self.runner.model)
+        if before is not None:
+            way.fit(self.standing, before)
         return Commit(
             call=call,
             way=way,

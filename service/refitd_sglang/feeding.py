@@ -32,6 +32,9 @@ class Feed:
         self._tensors = tensors
         self._copy = copy
         self.how = how if copy is not None else "load"
+        self.before: dict[str, str] | None = None  # the model's contents, where `copy` has taken them beside its work
+        self.after: dict[str, str] | None = None
+        self.others: list[int] | None = None
         self.asked = False
         self.begun = False
         self.done = False

@@ -1,7 +1,7 @@
 """One load through SGLang's own function: by the model's loader, by the plan that was learned from it, or a delta."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -10,14 +10,16 @@ import torch
 
 from refitd_sglang import road
 from refitd_sglang.changes import Changes, open_changes
-from refitd_sglang.contents import Prints, contents_of, holders_of
+from refitd_sglang.contents import Prints, contents_of, holders_of, named
 from refitd_sglang.feeding import Feed, NoRollbackError
+from refitd_sglang.overlap import Overlap, Seen, parts_of
 from refitd_sglang.plan import Loader, Plan, anatomy, learned, replay, tensors_of
 from refitd_sglang.recorder import Recorder
 from refitd_sglang.registered import Registry
-from refitd_sglang.road import Road, Table, table_of
+from refitd_sglang.road import Road, Table, Watch, table_of
 from refitd_sglang.routes import Routes, routes_of
 from refitd_sglang.source import Place, Source
+from refitd_sglang.spans import Span
 from refitd_sglang.stages import Stages
 from refitd_sglang.versions import Runner
 
@@ -51,7 +53,7 @@ class Loading:
         self.plan: Plan | None = None
         self._runner, self._loader = runner, loader
         self._registry = Registry()
-        self._table: tuple[Plan, Table] | None = None
+        self._table: tuple[Plan, Table, Watch | None] | None = None
         self._routes: tuple[Plan, Routes] | None = None
         self._prints: tuple[Plan, Prints] | None = None
 
@@ -131,14 +133,22 @@ class Loading:
             self._routes = plan, routes_of(plan.copies, elements, list(holders_of(self.model).values()))
         return self._routes[1]
 
-    def prints(self, source: Source, contents: dict[str, str]) -> list[tuple[str, int]]:
-        """The fingerprints of the checkpoint's tensors that lie whole in the model, by the plan; none without one."""
+    def prints(
+        self, source: Source, contents: dict[str, str], others: Sequence[int] | None = None
+    ) -> list[tuple[str, int]]:
+        """The fingerprints of the checkpoint's tensors that lie whole in the model, by the plan; none without one.
+
+        `others` are those that are not in `contents`, where they were taken already.
+        """
         plan = self.plan
         if plan is None or not plan.replays:
             return []
+        return self._prints_of(plan, source).take(contents, others)
+
+    def _prints_of(self, plan: Plan, source: Source) -> Prints:
         if self._prints is None or self._prints[0] is not plan:
             self._prints = plan, Prints(self._whole(plan, source), self.model)
-        return self._prints[1].take(contents)
+        return self._prints[1]
 
     def _whole(self, plan: Plan, source: Source) -> list[tuple[str, torch.Tensor]]:
         routes, seen = self.routes(plan, source), dict[str, int]()
@@ -151,16 +161,21 @@ class Loading:
         return found
 
     def _replay(self, call: Call, source: Source, readied: Readied) -> tuple[Feed, str | None]:
-        plan, steps = readied.plan, readied.road.steps
+        plan, ready, seen = readied.plan, readied.road, Seen()
         tensors = source.tensors() if plan.residual or not plan.proven else {}
 
-        def copy(load: Loader) -> None:
+        def copy(load: Loader) -> None:  # it does not know the feed, which knows it: files would stay open for a while
             with call.stages.during("copy"):
-                replay(steps, plan.rest(tensors), load)
-                idle(self.model)
+                if ready.watch is not None:
+                    ready.watch.overlap.run(ready.steps, seen)
+                else:
+                    replay(ready.steps, plan.rest(tensors), load)
+                    idle(self.model)
 
         feed = Feed(tensors, copy)
         fault = self._through(call, feed, call.path, call.load_format)
+        if ready.watch is not None:
+            _tell_seen(feed, seen, ready.watch.names)
         if fault is None and not plan.proven:
             fault = self._prove(call, plan, tensors)
         return feed, fault
@@ -191,14 +206,25 @@ class Loading:
         files = None if others else source.registered(self._registry, device.index or 0)
         if files is None:
             return road.buffered(lambda: plan.bind(source.tensors()))
-        return road.registered(self._table_of(plan, source), files, device, source.tensors)
+        table, watch = self._table_of(plan, source)
+        return road.registered(table, files, device, source.tensors, watch)
 
-    def _table_of(self, plan: Plan, source: Source) -> Table:
+    def _table_of(self, plan: Plan, source: Source) -> tuple[Table, Watch | None]:
         """The same as for the last version, as long as files are laid out alike."""
         known, headers = self._table, source.structure.headers
         if known is None or known[0] is not plan or known[1].headers != headers:
-            known = self._table = plan, table_of(plan.copies, headers)
-        return known[1]
+            table = table_of(plan.copies, headers)
+            known = self._table = plan, table, self._watch(plan, source, table)
+        return known[1:]
+
+    def _watch(self, plan: Plan, source: Source, table: Table) -> Watch | None:
+        """Only where copies are all that is done: what a loader computes comes after them."""
+        if plan.residual or not plan.proven:
+            return None
+        holders = holders_of(self.model)
+        watched = [*holders.values(), *self._prints_of(plan, source).others]
+        spans = [span_of(tensor) for tensor in watched]
+        return Watch(Overlap(parts_of(table.writes, spans), watched), list(holders))
 
     def _recorder(self, call: Call, tensors: dict[str, Any]) -> Recorder | None:
         if call.recapture:  # graphs are captured within the same call, and nothing may look on
@@ -230,6 +256,21 @@ class Loading:
             _tell(plan)
         plan.proven = fault is None
         return fault
+
+
+def _tell_seen(feed: Feed, seen: Seen, names: Sequence[str]) -> None:
+    """What was watched beside the copies: the model's tensors by name, and behind them others."""
+    if seen.before is not None:
+        feed.before = named(names, seen.before[: len(names)])
+    if seen.after is not None:
+        feed.after = named(names, seen.after[: len(names)])
+        feed.others = seen.after[len(names) :]
+
+
+def span_of(tensor: torch.Tensor) -> Span:
+    """The stretch of memory that a tensor lies in."""
+    steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (steps + 1) * tensor.element_size()
 
 
 def idle(model: torch.nn.Module) -> None:

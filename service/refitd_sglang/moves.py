@@ -24,6 +24,11 @@ class Move:
     source_pitch: int = 0
 
     @property
+    def span(self) -> tuple[int, int]:
+        """The stretch of memory in which it writes: the first byte, and the one after the last."""
+        return self.target, self.target + (self.rows - 1) * self.target_pitch + self.width
+
+    @property
     def nbytes(self) -> int:
         """What it moves."""
         return self.width * self.rows

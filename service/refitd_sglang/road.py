@@ -10,7 +10,7 @@ each call, and some thousand calls would take seconds.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -18,7 +18,9 @@ import torch
 from refitd_client.lanes import in_lanes, lanes_for
 from refitd_sglang import driver
 from refitd_sglang.moves import Move, joined, move_of
+from refitd_sglang.overlap import Overlap
 from refitd_sglang.recorder import Copy
+from refitd_sglang.spans import Span
 
 _ROOM = 32 * 2**20  # bytes of a pinned buffer
 _SHARE = 2**21  # bytes that are worth a thread
@@ -28,11 +30,22 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
+class Watch:
+    """What is fingerprinted beside the copies: the model's tensors by name, and further ones after them."""
+
+    overlap: Overlap
+    names: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
 class Road:
-    """Steps that begin copies, in this order. `keeps` is what must live as long as they do."""
+    """Steps that begin copies, in this order. `keeps` is what must live as long as they do. With `watch` what is copied
+    is fingerprinted meanwhile.
+    """
 
     steps: Sequence[Step]
     keeps: object = None
+    watch: Watch | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +55,12 @@ class Table:
     headers: Mapping[str, Any]
     moves: Mapping[str, Sequence[Move]]
     rest: Sequence[Copy]
+
+    @property
+    def writes(self) -> list[tuple[int, Span]]:
+        """Bytes and place of what each step writes, in their order."""
+        moves = [(move.nbytes, move.span) for moves in self.moves.values() for move in moves]
+        return moves + [(copy.target.nbytes, (copy.begin, copy.end)) for copy in self.rest]
 
 
 def table_of(copies: Iterable[Copy], headers: Mapping[str, Any]) -> Table:
@@ -68,17 +87,23 @@ def plain(pairs: Iterable[Pair]) -> Road:
     return Road([partial(target.copy_, source, non_blocking=True) for target, source in pairs])
 
 
-def registered(table: Table, files: Mapping[str, Any], device: Any, tensors: Callable[[], Mapping[str, Any]]) -> Road:
+def registered(
+    table: Table,
+    files: Mapping[str, Any],
+    device: Any,
+    tensors: Callable[[], Mapping[str, Any]],
+    watch: Watch | None = None,
+) -> Road:
     """Copies from registered `files` to a device. `tensors` gives the same from memory that stays: for the others."""
+    tensors = cache(tensors)
     begin = partial(_begin, device)
     steps: list[Step] = [
         partial(begin, replace(move, source=files[file].address + move.source))
         for file, moves in table.moves.items()
         for move in moves
     ]
-    if table.rest:
-        steps.append(lambda: _copied(table.rest, tensors()))
-    return Road(steps, files)
+    steps += [partial(_copy, copy, tensors) for copy in table.rest]
+    return Road(steps, files, watch)
 
 
 def buffered(pairs: Callable[[], Iterable[Pair]]) -> Road:
@@ -92,9 +117,8 @@ def buffered(pairs: Callable[[], Iterable[Pair]]) -> Road:
     return Road([carry])
 
 
-def _copied(copies: Sequence[Copy], tensors: Mapping[str, Any]) -> None:
-    for copy in copies:
-        copy.target.copy_(copy.source(tensors), non_blocking=True)
+def _copy(copy: Copy, tensors: Callable[[], Mapping[str, Any]]) -> None:
+    copy.target.copy_(copy.source(tensors()), non_blocking=True)
 
 
 def _begin(device: Any, move: Move) -> None:

@@ -73,6 +73,11 @@ class Sparse:
         """As `Way`."""
         return self.changes.place.folder
 
+    @property
+    def watches(self) -> bool:
+        """As `Way`: a delta is held against what is there before anyone writes."""
+        return False
+
     def is_unchanged(self) -> bool:
         """As `Way`."""
         return self.changes.is_unchanged()

@@ -56,6 +56,11 @@ class Way(Protocol):
         """Whether its folder still looks as it did."""
         ...
 
+    @property
+    def watches(self) -> bool:
+        """Whether `write` itself takes the contents of before and after, beside its work."""
+        ...
+
     def fit(self, standing: Standing | None, contents: dict[str, str]) -> None:
         """Hold it against what is in memory.
 

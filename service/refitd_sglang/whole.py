@@ -20,6 +20,7 @@ class Whole:
     loading: Loading
     readied: Readied | None = None
     proved: int = 0
+    _others: list[int] | None = None
     _prints: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
 
     kind = "full"
@@ -58,18 +59,26 @@ class Whole:
         """As `Way`."""
         return self.source.is_unchanged()
 
+    @property
+    def watches(self) -> bool:
+        """As `Way`."""
+        ready = self.readied
+        return ready is not None and ready.road.watch is not None and self.loading.has(ready.plan)
+
     def fit(self, standing: Standing | None, contents: dict[str, str]) -> None:
         """It fits whatever is there: its tensors are those of the model."""
 
     def write(self, call: Call) -> tuple[Feed, str | None]:
         """As `Way`."""
-        return self.loading.load(call, self.source, partial=self.partial, readied=self.readied)
+        feed, fault = self.loading.load(call, self.source, partial=self.partial, readied=self.readied)
+        self._others = feed.others
+        return feed, fault
 
     def check(self, contents: dict[str, str]) -> str | None:
         """As `Way`: tensors that are only copied have the fingerprints that the manifest gives them."""
         manifest = self.source.structure.manifest
         expected = {} if manifest is None else manifest.fingerprints
-        self._prints = self.loading.prints(self.source, contents)
+        self._prints = self.loading.prints(self.source, contents, self._others)
         self.proved = equal(self._prints, expected)
         return differing(self._prints, expected)
 

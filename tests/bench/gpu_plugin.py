@@ -319,6 +319,12 @@ class Bench:
         self.out["delta 1 % not prepared"] = {"took": round(took, 1), **answer}
         times = []
         for _ in range(5):
+            folder = self.next_delta(0.01)
+            self.engine.prepare(folder)
+            times.append(timed(lambda folder=folder: self.engine.update(folder, flush=False))[0])
+        self.out["delta 1 % paused ms, no flush"] = spread(times[1:])
+        times = []
+        for _ in range(5):
             folder = self.next_delta(0.001)
             self.engine.prepare(folder)
             times.append(timed(lambda folder=folder: self.engine.update(folder))[0])

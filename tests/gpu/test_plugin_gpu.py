@@ -8,6 +8,7 @@ Skipped without CUDA.
 import shutil
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +27,17 @@ from refitd_client.fingerprint import fingerprints  # noqa: E402
 from refitd_client.fingerprint.batch import Batch  # noqa: E402
 from refitd_client.fingerprint.definition import ROW  # noqa: E402
 from refitd_sglang import device_patch, driver, road  # noqa: E402
+from refitd_sglang.contents import contents_of, digest  # noqa: E402
 from refitd_sglang.device_patch import DevicePatch  # noqa: E402
+from refitd_sglang.loading import span_of  # noqa: E402
+from refitd_sglang.overlap import Overlap, Seen, parts_of  # noqa: E402
 from refitd_sglang.patch import HostPatch, pieces_of  # noqa: E402
 from refitd_sglang.recorder import Copy  # noqa: E402
 from refitd_sglang.registered import Registry  # noqa: E402
 from refitd_sglang.routes import Route  # noqa: E402
 from refitd_sglang.source import Place, mapped  # noqa: E402
 from refitd_sglang.transaction import Outcome  # noqa: E402
-from support.mini_sglang import expected, tiny_weights, values  # noqa: E402
+from support.mini_sglang import TinyModel, expected, tiny_weights, values  # noqa: E402
 from support.tiny_rank import Rank, delta, version  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -159,6 +163,67 @@ def test_memory_that_is_there_counts_as_there() -> None:
     assert driver.is_mapped(torch.zeros(10, device="cuda").data_ptr())
 
 
+def test_fingerprints_beside_copies_are_those_of_before_and_after() -> None:
+    """Also where it breaks off: all that is to be put back is known."""
+    held, new = ([bits(torch.bfloat16, 3 * ROW + 40 * number) for number in range(20)] for _ in range(2))
+    tensors = [tensor.cuda() for tensor in held]
+    pinned = [tensor.pin_memory() for tensor in new]
+    watched = [*tensors, tensors[3][ROW:], torch.zeros(5, device="cuda")]
+    writes = [(tensor.nbytes, span_of(tensor)) for tensor in tensors]
+    overlap = Overlap(parts_of(writes, [span_of(tensor) for tensor in watched], 4), watched)
+    steps = [partial(target.copy_, source, non_blocking=True) for target, source in zip(tensors, pinned, strict=True)]
+    for turn in range(3):
+        before, seen = fingerprints(watched), Seen()
+        overlap.run(steps, seen)
+        assert (seen.before, seen.after) == (before, fingerprints(watched))
+        assert all(same(*pair) for pair in zip(new, tensors, strict=True))
+        for target, source in zip(tensors, held, strict=True):
+            target.copy_(source)
+        broken = [*steps[:turn], lambda: 1 / 0, *steps[turn + 1 :]]
+        before, seen = fingerprints(watched), Seen()
+        with pytest.raises(ZeroDivisionError):
+            overlap.run(broken, seen)
+        assert (seen.before, seen.after) == (before, None)
+        for target, source in zip(tensors, held, strict=True):
+            target.copy_(source)
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_a_whole_update_of_plain_copies_is_watched(
+    folder: Path, failing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model whose loader computes nothing; and what a failure in the midst of it leaves."""
+
+    class Plain(TinyModel):
+        def _load_norm(self, tensor: Any) -> None:
+            self.norm.data.copy_(tensor)
+
+        def _load_embed(self, tensor: Any) -> None:
+            self.embed.data[:5].copy_(tensor)
+
+    root, startup = folder / "root", folder / "startup"
+    (root / ".refitd").mkdir(parents=True)
+    startup.mkdir()
+    save_file(tiny_weights(0), startup / "model.safetensors")
+    rank = Rank(startup, device="cuda")
+    rank.model.__class__ = Plain
+    assert rank.answer(version(root, 1, fingerprints=True)).how == "load"
+    rank.engine.loading.plan.proven = True  # what pads the vocabulary is not written, and stays
+    for step in (2, 3):
+        path = version(root, step, fingerprints=True)
+        assert rank.engine.prepare(str(path)).watches
+        if failing and step == 3:
+            monkeypatch.setattr(road.driver, "to_device", lambda *_: 1 / 0)
+            held = contents_of(rank.model)
+            assert rank.answer(path).outcome is Outcome.RESTORED
+            assert contents_of(rank.model) == held
+            return
+        answer = rank.answer(path)
+        assert (answer.outcome, answer.how, answer.proved) == (Outcome.SERVED, "replay", 6)
+        assert answer.contents == digest(contents_of(rank.model))
+        assert values(rank.model)["qkv"] == expected(tiny_weights(step))["qkv"]
+
+
 @pytest.mark.parametrize("registers", [True, False])
 def test_updates_of_a_model_on_a_gpu(folder: Path, registers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the loader, by replay and by delta, prepared or not, and undone."""
@@ -176,6 +241,7 @@ def test_updates_of_a_model_on_a_gpu(folder: Path, registers: bool, monkeypatch:
         answer = rank.answer(path)
         assert (answer.outcome, answer.how, answer.proved) == (Outcome.SERVED, how, 5)
         assert rank.holds(step)
+        assert answer.contents == digest(contents_of(rank.model))
     assert (len(rank.engine.loading._registry) == 2) == registers
     weights = tiny_weights(3)
     for step in (4, 5):

@@ -18,6 +18,7 @@ from refitd_sglang.adjacent import together
 from refitd_sglang.device_patch import BLOCK, _chunks
 from refitd_sglang.device_patch import units as patch_units
 from refitd_sglang.moves import joined, move_of, perform
+from refitd_sglang.overlap import parts_of
 from refitd_sglang.patch import Piece
 from refitd_sglang.recorder import Copy
 from refitd_sglang.road import table_of
@@ -170,3 +171,22 @@ def test_units_of_a_patch_have_each_element_once() -> None:
 def _places(counts: list[int]) -> list[tuple[int, int]]:
     ends = np.cumsum(counts).tolist()
     return [(number, at) for number, end in enumerate(ends) for at in range(end - counts[number], end)]
+
+
+def test_each_watched_stretch_is_seen_before_its_first_write_and_after_its_last() -> None:
+    writes = [(10, (0, 10)), (10, (100, 110)), (10, (10, 20)), (30, (200, 260)), (10, (110, 120)), (10, (20, 30))]
+    watched = [(0, 30), (100, 120), (200, 260), (500, 510), (10, 20)]
+    parts = parts_of(writes, watched, 4)
+    assert [number for part in parts for number in part.writes] == list(range(len(writes)))
+    for which, choose in (("first", min), ("last", max)):
+        seen = {number: at for at, part in enumerate(parts) for number in getattr(part, which)}
+        assert sorted(seen) == list(range(len(watched)))
+        for number, (begin, end) in enumerate(watched):
+            written = [
+                at
+                for at, part in enumerate(parts)
+                for write in part.writes
+                if writes[write][1][0] < end and begin < writes[write][1][1]
+            ]
+            assert seen[number] == choose(written or [0])
+    assert max(sum(writes[number][0] for number in part.writes) for part in parts) <= 40

@@ -42,6 +42,14 @@ def units(stretches: Sequence[Stretch], slots: Sequence[int]) -> NDArray[np.int6
     return np.concatenate(found) if found else np.empty((0, 5), np.int64)
 
 
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What is under way: the sums of each launch, and the fingerprints that were taken at once."""
+
+    sums: Sequence[Any]
+    rest: Sequence[int]
+
+
 class Batch:
     """Tensors whose memory stays where it is. They are kept alive; their contents may change between calls."""
 
@@ -55,13 +63,19 @@ class Batch:
 
     def fingerprints(self) -> list[int]:
         """Their fingerprints now, in order. Waits for each GPU once."""
-        if not self._launches:
-            return fingerprints(self._tensors)
+        return self.end(self.begin())
+
+    def begin(self) -> "Begun":
+        """Have them taken along each GPU's current stream, without waiting where kernels take them."""
+        sums = [launch.begin(len(self._tensors)) for launch in self._launches]
+        return Begun(sums, fingerprints(self._tensors[place] for place in self._rest))
+
+    def end(self, begun: "Begun") -> list[int]:
+        """The fingerprints, in order, once the GPUs have them."""
         found = [0] * len(self._tensors)
-        pending = [launch.begin(len(found)) for launch in self._launches]
-        for place, number in zip(self._rest, fingerprints(self._tensors[place] for place in self._rest), strict=True):
+        for place, number in zip(self._rest, begun.rest, strict=True):
             found[place] = number
-        for sums in pending:
+        for sums in begun.sums:
             numbers = sums.cpu().numpy().view(np.uint64)
             found = [(some + int(more)) & MASK for some, more in zip(found, numbers, strict=True)]
         return found

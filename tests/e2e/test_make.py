@@ -9,7 +9,21 @@ from pathlib import Path
 import pytest
 
 TREE = Path(__file__).resolve().parents[2]
-VERBS = ["help", "demo", "test", "check", "soak", "chaos", "bench", "bench-gpu", "density", "sglang", "clean"]
+VERBS = [
+    "help",
+    "demo",
+    "test",
+    "check",
+    "soak",
+    "chaos",
+    "bench",
+    "bench-gpu",
+    "density",
+    "sglang",
+    "browser",
+    "screenshots",
+    "clean",
+]
 
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
@@ -37,7 +51,7 @@ def test_clean_removes_only_what_make_made() -> None:
 
 def test_ci_runs_the_verbs_that_a_person_runs() -> None:
     script = (TREE / ".ci/run").read_text()
-    assert "for verb in check test sglang; do" in script
+    assert "for verb in check test browser sglang; do" in script
     assert 'make "$verb"' in script
 
 

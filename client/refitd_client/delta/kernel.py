@@ -24,9 +24,11 @@ _FOUND = 64  # changes that a program takes at a time: a row of 4096 elements ha
 
 def count(rows: Rows, begin: int, end: int, counts: Any) -> None:
     """Write how many elements changed in each of the rows from `begin` to `end` to `counts` (int32 a row)."""
-    taken = {name: value for name, value in constants(rows.width).items() if name in {"BITS", "ROW", "num_warps"}}
+    taken = {name: value for name, value in constants(rows.width).items() if name in {"BITS", "ROW"}}
     with torch.cuda.device(rows.device):
-        _count[(end - begin,)](rows.table, rows.owner, counts, begin, FIELDS=FIELDS, ALIGNED=rows.is_aligned, **taken)
+        _count[(end - begin,)](
+            rows.table, rows.owner, counts, begin, FIELDS=FIELDS, ALIGNED=rows.is_aligned, **taken, num_warps=8
+        )
 
 
 def report(starts: Any, begins: Any, out: Any) -> None:
@@ -62,7 +64,7 @@ def take(
         )  # fmt: skip
         _add[(end - begin,)](
             rows.table, rows.owner, starts, keys, sums, indices, values, olds, begin, FIELDS=FIELDS, FOUND=_FOUND,
-            **constants(rows.width) | {"num_warps": 1},
+            num_warps=1, **constants(rows.width),
         )  # fmt: skip
 
 

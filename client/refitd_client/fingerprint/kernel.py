@@ -4,6 +4,7 @@
 
 Each program takes some rows that follow each other and keeps one sum for each column, Σ Q(row) · m(bits); the column's
 own key R is multiplied in at the end of a tensor. So an element costs one 64-bit multiply-add beside its bijection.
+A variant without the count serves those who ask for fingerprints alone: it needs fewer registers.
 Needs triton, which comes with torch's builds for CUDA. `twin.py` says the same in torch's operations.
 """
 
@@ -17,16 +18,22 @@ from refitd_client.fingerprint.definition import COLUMN_SEED, MIXES, ROW, ROW_SE
 from refitd_client.fingerprint.rows import FIELDS, Rows
 
 _PROGRAMS = 1056  # eight for each of an H200's 132 processors
+_LONGEST = 64  # rows of one program, 512 KiB of 16-bit elements: so that none is late when the others are done
 
 UNSIGNED = {1: tl.uint8, 2: tl.uint16, 4: tl.uint32, 8: tl.uint64}
 
 
 def add_scan(rows: Rows, out: Any) -> None:
-    """Add fingerprints of parts, and how many of their elements are not finite, to `out[number]`: two int64."""
+    """Add fingerprints of parts, and how many of their elements are not finite, to `out[number]`: two int64.
+
+    Does not wait. Allocates nothing on the GPU.
+    """
+    programs = max(min(len(rows), _PROGRAMS), triton.cdiv(len(rows), _LONGEST))
     with torch.cuda.device(rows.device):
-        _scan[(min(len(rows), _PROGRAMS),)](
-            rows.table, rows.owner, out, len(rows), FIELDS=FIELDS, ALIGNED=rows.is_aligned, **constants(rows.width)
-        )
+        _scan[(programs,)](
+            rows.table, rows.owner, out, len(rows), FIELDS=FIELDS, ALIGNED=rows.is_aligned, COUNTED=rows.has_rules,
+            **constants(rows.width), num_warps=8,
+        )  # fmt: skip
 
 
 def constants(width: int) -> dict[str, Any]:
@@ -37,13 +44,13 @@ def constants(width: int) -> dict[str, Any]:
         "BITS": UNSIGNED[width], "WORK": tl.uint64 if width == 8 else tl.uint32, "SIZE": 8 * width, "ROW": ROW,
         "SEED": mix.seed, "SHIFT_1": shift_1, "FACTOR_1": factor_1, "SHIFT_2": shift_2, "FACTOR_2": factor_2,
         "LAST": mix.last, "WEYL": WEYL, "ROW_SEED": ROW_SEED, "COLUMN_SEED": COLUMN_SEED,
-        "SPLIT_1": SPLITMIX[0][1], "SPLIT_2": SPLITMIX[1][1], "num_warps": 8,
+        "SPLIT_1": SPLITMIX[0][1], "SPLIT_2": SPLITMIX[1][1],
     }  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])  # a variant for multiples of 16 would be compiled in an engine's pause
 def _scan(
-    table, owner, out, rows, FIELDS: tl.constexpr, ALIGNED: tl.constexpr,
+    table, owner, out, rows, FIELDS: tl.constexpr, ALIGNED: tl.constexpr, COUNTED: tl.constexpr,
     BITS: tl.constexpr, WORK: tl.constexpr, SIZE: tl.constexpr, ROW: tl.constexpr,
     SEED: tl.constexpr, SHIFT_1: tl.constexpr, FACTOR_1: tl.constexpr,
     SHIFT_2: tl.constexpr, FACTOR_2: tl.constexpr, LAST: tl.constexpr,
@@ -69,18 +76,28 @@ def _scan(
         stop = tl.minimum(end, begin + tl.cdiv(count, ROW))
         sums = tl.zeros([ROW], dtype=tl.uint64)
         bad = tl.zeros([ROW], dtype=tl.int32)
-        while row < stop:
+        whole = tl.minimum(stop, begin + count // ROW)
+        while row < whole:  # without a mask, a thread loads 16 bytes at once
+            x = tl.load(now + (row - begin) * ROW + column).to(WORK)
+            if COUNTED:
+                bad += ((x & mask) == pattern).to(tl.int32)
+            x = mixed(x, SIZE, SEED, SHIFT_1, FACTOR_1, SHIFT_2, FACTOR_2, LAST)
+            sums += x.to(tl.uint64) * key((row - begin + first_row).to(tl.uint64), ROW_SEED, WEYL, SPLIT_1, SPLIT_2)
+            row += 1
+        if row < stop:
             at = (row - begin) * ROW + column
             inside = at < count
             x = tl.load(now + at, mask=inside, other=0).to(WORK)
-            bad += (inside & ((x & mask) == pattern)).to(tl.int32)
-            wide = mixed(x, SIZE, SEED, SHIFT_1, FACTOR_1, SHIFT_2, FACTOR_2, LAST).to(tl.uint64)
-            wide = tl.where(inside, wide, tl.zeros([ROW], dtype=tl.uint64))
+            if COUNTED:
+                bad += (inside & ((x & mask) == pattern)).to(tl.int32)
+            x = mixed(x, SIZE, SEED, SHIFT_1, FACTOR_1, SHIFT_2, FACTOR_2, LAST)
+            wide = tl.where(inside, x.to(tl.uint64), tl.zeros([ROW], dtype=tl.uint64))
             sums += wide * key((row - begin + first_row).to(tl.uint64), ROW_SEED, WEYL, SPLIT_1, SPLIT_2)
             row += 1
         total = tl.sum(sums * key(column.to(tl.uint64), COLUMN_SEED, WEYL, SPLIT_1, SPLIT_2), axis=0)
         tl.atomic_add(out + 2 * number, total.to(tl.int64, bitcast=True))
-        tl.atomic_add(out + 2 * number + 1, tl.sum(bad, axis=0).to(tl.int64))
+        if COUNTED:
+            tl.atomic_add(out + 2 * number + 1, tl.sum(bad, axis=0).to(tl.int64))
 
 
 @triton.jit

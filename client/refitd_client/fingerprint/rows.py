@@ -70,6 +70,7 @@ class Rows:
         """All parts have elements, and the same `key`."""
         self.parts = parts
         self.width, self.has_long_index, self.is_aligned = parts[0].key
+        self.has_rules = any(part.rule != NO_RULE for part in parts)
         self.device = parts[0].now.device
         counts = [part.rows for part in parts]
         self.begins = [0, *np.cumsum(counts).tolist()]

@@ -23,6 +23,7 @@ PANELS: Mapping[str, tuple[str, ...]] = {
     "API": ("host", "port", "token_file", "read_token_file", "engine_key_file", "engine_admin_key_file"),
     "Journal and log": ("state", "log_format"),
     "Keeping": ("keep_last", "keep_every", "disk_budget", "incoming_ttl", "slots", "slot_ttl", "reclaim_interval"),
+    "Deltas": ("copies", "copies_folder"),
     "Looking": ("watch", "scan_interval", "settle", "settle_timeout", "allow_dtype_cast", "probe_interval"),
     "Loading": ("strategy", "max_unavailable", "canary", "canary_check", "quorum", "pause_mode", "load_timeout"),
 }

@@ -6,7 +6,9 @@ numpy, xxhash and the kernel let go of the interpreter's lock while they copy, d
 import os
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from threading import Event, Lock, Thread
+from threading import Event, Lock
+
+from refitd_client import workers
 
 MAX_LANES = 16
 _TELL_SECONDS = 0.05
@@ -36,8 +38,7 @@ def in_lanes(jobs: Sequence[Job], *, lanes: int, idle: Callable[[], None] | None
 class Lanes:
     """Threads that do jobs, in the order in which they are added, while their caller does something else.
 
-    They are threads of their own: a pool takes nothing any more while the interpreter waits for what goes on at its
-    end. They end after `close`, or `join`, which also says what went wrong.
+    They end after `close`, or `join`, which also says what went wrong.
     """
 
     def __init__(self, lanes: int) -> None:
@@ -46,12 +47,10 @@ class Lanes:
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._turn = Lock()
         self._failure: BaseException | None = None
-        self._threads: list[Thread] = []
+        self._ends: list[Event] = []
         try:
             for lane in range(lanes):
-                thread = Thread(target=self._lane, name=f"refitd-publish_{lane}")
-                thread.start()
-                self._threads.append(thread)
+                self._ends.append(workers.run(self._lane, name=f"refitd-publish_{lane}"))
         except BaseException:
             self.stop()
             self._end()
@@ -73,13 +72,14 @@ class Lanes:
         """Wait for all. Nothing runs any more when this returns or raises, as `in_lanes` does."""
         self.close()
         try:
-            if not self._threads:
+            if not self._ends:
                 self._lane()
-            for thread in self._threads:
-                while thread.is_alive():
-                    thread.join(None if idle is None else _TELL_SECONDS)
+            for end in self._ends:
+                while not end.wait(None if idle is None else _TELL_SECONDS):
                     if idle is not None:
                         idle()
+            if self._ends and idle is not None:
+                idle()
         except BaseException:
             self.stop()
             raise
@@ -94,8 +94,8 @@ class Lanes:
 
     def _end(self) -> None:
         self.close()
-        for thread in self._threads:
-            thread.join()
+        for end in self._ends:
+            end.wait()
 
     def _lane(self) -> None:
         """Do jobs until there will be no more, or one failed."""

@@ -27,6 +27,8 @@ from refitd_client.shard import Shard
 from refitd_client.staging import StagedShard, Staging
 from refitd_client.tensors import HOST, TensorSource
 
+_FED_FROM = 0.5  # the share of the shards that is sent before the lanes are given work
+
 Rest = Callable[[], None]
 
 
@@ -72,7 +74,7 @@ class Sending:
                 self._waiting += self._send(shard)
                 if number == 0:  # the bus has something to do
                     look = self._begin_look([each for shard in shards for each in shard.sources if each.place != HOST])
-                if number >= len(shards) // 2:
+                if number >= _FED_FROM * len(shards):
                     self._work()
             self._work().close()
             look()

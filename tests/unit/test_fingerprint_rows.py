@@ -22,6 +22,8 @@ def bits(dtype: torch.dtype, count: int) -> Any:
 def followed(rows: Rows) -> dict[int, int]:
     """Fingerprints by number, from the addresses in the table alone, as a kernel has them."""
     found: dict[int, int] = {}
+    begins = rows.table[:, 4].contiguous()
+    assert rows.owner.tolist() == (torch.searchsorted(begins, torch.arange(len(rows)), right=True) - 1).tolist()
     for row, owner in enumerate(rows.owner.tolist()):
         address, _, count, first, begin, _, _, number = rows.table[owner].tolist()
         at = (row - begin) * ROW

@@ -31,8 +31,8 @@ def add_scan(rows: Rows, out: Any) -> None:
     programs = max(min(len(rows), _PROGRAMS), triton.cdiv(len(rows), _LONGEST))
     with torch.cuda.device(rows.device):
         _scan[(programs,)](
-            rows.table, rows.owner, out, len(rows), FIELDS=FIELDS, ALIGNED=rows.is_aligned, COUNTED=rows.has_rules,
-            **constants(rows.width), num_warps=8,
+            rows.table, out, len(rows.parts), len(rows),
+            FIELDS=FIELDS, ALIGNED=rows.is_aligned, COUNTED=rows.has_rules, **constants(rows.width), num_warps=8,
         )  # fmt: skip
 
 
@@ -48,9 +48,9 @@ def constants(width: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["rows"])  # a variant for multiples of 16 would be compiled in an engine's pause
+@triton.jit(do_not_specialize=["parts", "rows"])  # else variants for multiples of 16 are compiled in an engine's pause
 def _scan(
-    table, owner, out, rows, FIELDS: tl.constexpr, ALIGNED: tl.constexpr, COUNTED: tl.constexpr,
+    table, out, parts, rows, FIELDS: tl.constexpr, ALIGNED: tl.constexpr, COUNTED: tl.constexpr,
     BITS: tl.constexpr, WORK: tl.constexpr, SIZE: tl.constexpr, ROW: tl.constexpr,
     SEED: tl.constexpr, SHIFT_1: tl.constexpr, FACTOR_1: tl.constexpr,
     SHIFT_2: tl.constexpr, FACTOR_2: tl.constexpr, LAST: tl.constexpr,
@@ -61,8 +61,10 @@ def _scan(
     each = tl.cdiv(rows, tl.num_programs(0))
     row = tl.program_id(0).to(tl.int64) * each  # 32 bits are too few for the elements of large tensors
     end = tl.minimum(row + each, rows)
+    part = _part(table, parts, row, FIELDS)
     while row < end:
-        line = table + tl.load(owner + row) * FIELDS
+        line = table + part * FIELDS
+        part += 1
         now = tl.load(line).to(tl.pointer_type(BITS))
         count = tl.load(line + 2)
         if ALIGNED:
@@ -98,6 +100,19 @@ def _scan(
         tl.atomic_add(out + 2 * number, total.to(tl.int64, bitcast=True))
         if COUNTED:
             tl.atomic_add(out + 2 * number + 1, tl.sum(bad, axis=0).to(tl.int64))
+
+
+@triton.jit
+def _part(table, parts, row, FIELDS: tl.constexpr):
+    """The last part that begins with this row or before it: parts have no fewer rows than one."""
+    low = parts * 0  # a tensor of the same type, as a loop wants
+    high = parts
+    while high - low > 1:
+        middle = (low + high) // 2
+        is_after = tl.load(table + middle * FIELDS + 4) > row
+        high = tl.where(is_after, middle, high)
+        low = tl.where(is_after, low, middle)
+    return low
 
 
 @triton.jit

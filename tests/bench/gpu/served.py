@@ -37,7 +37,9 @@ def served(run: str) -> Iterator[Served]:
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            self._answer(200, Page(items=[said.engine], next_cursor=None))
+            self._answer(
+                200, Page(items=[said.engine] if self.path.startswith("/v1/engines") else [], next_cursor=None)
+            )
 
         def do_POST(self) -> None:
             notice = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

@@ -92,7 +92,7 @@ async def _run(settings: Settings, ledger: Ledger, guard: RootGuard, sockets: li
     by_api = [engine.id for engine in ledger.engines.values() if engine.source is Source.API]
     if (doubt := await asyncio.to_thread(stranger, settings, by_api)) is not None:
         log.warning("the canary is not there", reason=doubt)
-    files = DiskFiles(root, guard)
+    files = DiskFiles(root, guard, settings.trainers)
     catalog = Catalog(ledger, files, References(ledger, settings.base_model), CatalogRules.of(settings))
     fleet = Fleet(
         ledger,
@@ -110,7 +110,7 @@ async def _run(settings: Settings, ledger: Ledger, guard: RootGuard, sockets: li
     canaries = CanaryChecks(ledger, checks)
     conductor = Conductor(ledger, default_run=settings.run, quorum=settings.quorum)
     collector = Collector(ledger, files, DiskFolders(root), settings)
-    intake = Intake(ledger, files, root, catalog.nudge, settings.run)
+    intake = Intake(ledger, files, root, catalog.nudge, settings.run, settings.trainers)
     watcher = Watcher(root, settings.watch, asyncio.get_running_loop(), catalog.nudge)
     service = Service(settings=settings, ledger=ledger, intake=intake, fleet=fleet, sweeper=collector.sweeper)
     gc.collect()

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from refitd.catalog.conventions import Trainer
 from refitd.engine.address import check_url
 from refitd.engine.allow import parse_allow_list
 from refitd.rollout.strategy import Strategy, StrategyName
@@ -72,6 +73,11 @@ class Settings(BaseSettings):
     run: Annotated[str | None, BeforeValidator(_run)] = Field(
         default=None, description="Run that engines without one of their own follow (default: the only run in the root)"
     )
+    trainers: Annotated[list[Trainer], NoDecode, BeforeValidator(_split)] = Field(
+        default=[],
+        description="Trainers whose own folders in the root are versions as well: slime, miles, prime-rl, grail, "
+        "transformers, areal",
+    )
     base_model: Path | None = Field(
         default=None,
         description="Model that the engines serve: checkpoints are held against its tensors' names and shapes",
@@ -104,6 +110,10 @@ class Settings(BaseSettings):
 
     keep_last: int = Field(default=3, ge=1, description="Good versions of each run to keep, newest first")
     keep_every: int = Field(default=0, ge=0, description="Keep each version whose step divides by this (0: none)")
+    reclaim_foreign: bool = Field(
+        default=False,
+        description="Delete trainers' own folders by the keep rules as well (default: leave it to them)",
+    )
     disk_budget: Size | None = Field(default=None, description="Bytes that versions may take; old ones go first")
     incoming_ttl: float = Field(default=3600.0, gt=0, description="Age at which an unlocked .incoming-* is abandoned")
     slots: int = Field(

@@ -17,7 +17,7 @@ class Structure:
 
     `files` are all its regular files, `headers` those of the weight files that a loader would read, `inventory` the
     tensors in them. `faults` is what does not agree, the most fundamental first. `signature` is empty where the folder
-    could not be opened.
+    could not be opened. `awaits` says that its trainer has not yet written what it writes last.
     """
 
     path: str
@@ -28,6 +28,7 @@ class Structure:
     headers: Mapping[str, Header]
     inventory: Inventory
     faults: tuple[Fault, ...] = ()
+    awaits: str | None = None
 
     @property
     def reason(self) -> str | None:

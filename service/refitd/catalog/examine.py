@@ -5,6 +5,7 @@ All of it is synchronous: callers on the event loop go through `asyncio.to_threa
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from threading import Event
@@ -12,11 +13,20 @@ from typing import TypeVar
 
 from refitd.catalog.claims import check_manifest
 from refitd.catalog.contents import read_contents
+from refitd.catalog.conventions import recognise
 from refitd.catalog.evidence import Evidence, Structure
 from refitd.catalog.fault import Code, Fault, shown
 from refitd.catalog.header import MAX_TENSORS, Header, HeaderRefusedError, TornFileError, read_at, read_header
 from refitd.catalog.inventory import Inventory, Reference, duplicates, inventory_of
-from refitd.catalog.layout import MAX_INDEX_BYTES, Index, IndexRefusedError, check_index, lay_out, parse_index
+from refitd.catalog.layout import (
+    MAX_INDEX_BYTES,
+    Index,
+    IndexOfDeltaError,
+    IndexRefusedError,
+    check_index,
+    lay_out,
+    parse_index,
+)
 from refitd.catalog.opening import CONFIG_NAME, ChangedError, FileStat, Folder, OpeningRefusedError
 from refitd.catalog.validate import Options, judge
 from refitd_client.contract.manifest import MAX_MANIFEST_BYTES, Manifest, ManifestRefusedError, parse_manifest
@@ -46,10 +56,22 @@ def structure(root: Path, path: str) -> Structure:
         OSError: the folder is gone (FileNotFoundError), or something in it cannot be read.
     """
     try:
+        # The marker first: what is listed after it was seen is all there.
+        awaits = _awaited(root, path)
         with Folder(root, path) as folder:
-            return _Look(folder, path).structure()
+            return replace(_Look(folder, path).structure(), awaits=awaits)
     except OpeningRefusedError as error:
         return _nothing(path, Fault(Code.NOT_REGULAR, str(error)))
+
+
+def _awaited(root: Path, path: str) -> str | None:
+    """What the trainer whose folder it is writes last, where that is not there yet."""
+    foreign = recognise(path)
+    if foreign is None or foreign.marker is None:
+        return None
+    at = path.rpartition("/")[0] if foreign.marker.above else path
+    with Folder(root, at) as folder:
+        return None if foreign.marker.is_among(folder.list()) else foreign.marker.awaited
 
 
 def examine(
@@ -145,6 +167,9 @@ class _Look:
         data = self._document(INDEX_NAME, MAX_INDEX_BYTES, Code.BAD_INDEX)
         try:
             return None if data is None else parse_index(data)
+        except IndexOfDeltaError as error:
+            self._faults.append(Fault(Code.UNSUPPORTED_KIND, f"{INDEX_NAME}: {error}"))
+            return None
         except IndexRefusedError as error:
             self._faults.append(Fault(Code.BAD_INDEX, f"{INDEX_NAME}: {error}"))
             return None

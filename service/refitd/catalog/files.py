@@ -2,12 +2,13 @@
 
 import asyncio
 import errno
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 from typing import Protocol
 
+from refitd.catalog.conventions import Trainer
 from refitd.catalog.evidence import Evidence, Structure
 from refitd.catalog.examine import examine, signature, structure
 from refitd.catalog.inventory import Reference
@@ -49,10 +50,16 @@ class RootAwayError(OSError):
 
 
 class DiskFiles:
-    """The file system. Everything happens in threads. `guard` says why what is at the root's path is not the root."""
+    """The file system. Everything happens in threads.
 
-    def __init__(self, root: Path, guard: Callable[[], str | None] | None = None) -> None:
+    `guard` says why what is at the root's path is not the root; `trainers` are those whose own folders count as well.
+    """
+
+    def __init__(
+        self, root: Path, guard: Callable[[], str | None] | None = None, trainers: Collection[Trainer] = ()
+    ) -> None:
         self._root = root
+        self._trainers = trainers
         self._guard = guard or RootGuard(root)
 
     async def scan(self) -> Listing | ListingFailed:
@@ -60,7 +67,7 @@ class DiskFiles:
         return await asyncio.to_thread(self._scan)
 
     def _scan(self) -> Listing | ListingFailed:
-        listing = scan(self._root)
+        listing = scan(self._root, self._trainers)
         # Looked at last: a file system that goes away during the scan makes it short, not empty.
         fault = self._guard()
         return listing if fault is None else ListingFailed(fault)

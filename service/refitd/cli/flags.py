@@ -19,10 +19,12 @@ from refitd.settings import Settings, Size
 
 # In this order in --help; a setting that is in none is under "Other".
 PANELS: Mapping[str, tuple[str, ...]] = {
-    "Weights and engines": ("root", "engines", "engines_file", "engine_allow", "run", "base_model", "path_map"),
+    "Weights": ("root", "run", "trainers", "base_model", "path_map"),
+    "Engines": ("engines", "engines_file", "engine_allow"),
     "API": ("host", "port", "token_file", "read_token_file", "engine_key_file", "engine_admin_key_file"),
     "Journal and log": ("state", "log_format"),
-    "Keeping": ("keep_last", "keep_every", "disk_budget", "incoming_ttl", "slots", "slot_ttl", "reclaim_interval"),
+    "Keeping": ("keep_last", "keep_every", "disk_budget", "reclaim_foreign", "reclaim_interval", "incoming_ttl"),
+    "Slots": ("slots", "slot_ttl"),
     "Looking": ("watch", "scan_interval", "settle", "settle_timeout", "allow_dtype_cast", "probe_interval"),
     "Loading": ("strategy", "max_unavailable", "canary", "canary_check", "quorum", "pause_mode", "load_timeout"),
 }

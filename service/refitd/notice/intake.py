@@ -1,10 +1,11 @@
 """Takes notices: "weights ready" becomes a version in the ledger, durable before the reply."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import assert_never
 
+from refitd.catalog.conventions import Trainer
 from refitd.catalog.files import Files, RootAwayError
 from refitd.catalog.record import VersionRecord
 from refitd.ledger import Ledger
@@ -31,12 +32,14 @@ class Intake:
         root: Path,
         nudge: Callable[[], None],
         default_run: str | None = None,
+        trainers: Collection[Trainer] = (),
     ) -> None:
         self._ledger = ledger
         self._files = files
         self._root = root
         self._nudge = nudge
         self._default_run = default_run
+        self._trainers = trainers
 
     async def take(self, notice: Notice) -> tuple[VersionRecord, bool]:
         """The version that a notice is about, and whether it is new.
@@ -48,7 +51,7 @@ class Intake:
         self._check(notice)
         generation = self._generation_of(notice.run)
         path = relative_path(self._path_of(notice, generation), self._root)
-        order = order_of(path, notice.run, notice.step, generation)
+        order = order_of(path, notice.run, notice.step, generation, self._trainers)
         id_ = version_id(notice.run, order)
         known = await self._ledger.find(id_)
         seen = await self._look(path, order, known)

@@ -17,6 +17,8 @@ from refitd.catalog.files import DiskFiles
 from refitd.catalog.references import References
 from refitd.catalog.watch import Watcher, mounts_now
 from refitd.clock import SystemClock
+from refitd.discovery.place import parse_place
+from refitd.discovery.scout import Scout
 from refitd.engine.connect import connector
 from refitd.journal.recovery import open_journal
 from refitd.ledger import Ledger
@@ -103,7 +105,10 @@ async def _run(settings: Settings, ledger: Ledger, guard: RootGuard, sockets: li
         connect=connector(settings, guard_of(settings, ledger)),
         check=catalog.check,
         chance=random.Random(),  # noqa: S311 - jitter, not a secret
+        discovers=bool(settings.discover),
     )
+    found = [engine.url for engine in ledger.engines.values() if engine.source is Source.DISCOVERED]
+    scout = Scout([parse_place(text) for text in settings.discover], found, fleet.discovered, ledger.clock)
     checks: list[Check] = [fleet.trial]
     if settings.canary_check is not None:
         checks.append(OperatorCheck(settings.canary_check))
@@ -117,7 +122,7 @@ async def _run(settings: Settings, ledger: Ledger, guard: RootGuard, sockets: li
     gc.freeze()  # what was imported stays: looking through it again would stop everything for 30 ms at a time
     # A part that fails takes the service down with it: one that goes on without its catalog would only look alive.
     async with asyncio.TaskGroup() as group:
-        runs = (watcher.run, collector.run, catalog.run, conductor.run, canaries.run, fleet.run)
+        runs = (watcher.run, collector.run, catalog.run, conductor.run, canaries.run, fleet.run, scout.run)
         parts = [group.create_task(run(), name=run.__qualname__) for run in runs]
         await Server(build_api(service), settings.host, settings.port).serve(sockets)
         await fleet.drain(DRAIN_SECONDS)

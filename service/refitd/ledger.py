@@ -55,6 +55,7 @@ class Ledger:
         self.root_fault: str | None = "the root has not been listed yet"
         self.fleet_fault: str | None = "the engines have not been taken in yet"
         self.file_fault: str | None = None
+        self.discovery_fault: str | None = None
         self.origin = journal.read(reads.read_origin) or NEW
         self._fingerprints: dict[tuple[str, str], str] = {}
         self._goals: dict[str, Goals] = {}

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_va
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from refitd.catalog.conventions import Trainer
+from refitd.discovery.place import parse_place
 from refitd.engine.address import check_url
 from refitd.engine.allow import parse_allow_list
 from refitd.rollout.strategy import Strategy, StrategyName
@@ -42,6 +43,12 @@ def _engines(urls: list[str]) -> list[str]:
     return [check_url(url) for url in urls]
 
 
+def _places(texts: list[str]) -> list[str]:
+    for text in texts:
+        parse_place(text)
+    return texts
+
+
 def _run(value: object) -> object:
     return check_run(value) if isinstance(value, str) else value
 
@@ -69,6 +76,11 @@ class Settings(BaseSettings):
     )
     engines_file: Path | None = Field(
         default=None, description="YAML file of engines: url, run, keys, path map; watched"
+    )
+    discover: Annotated[Urls, AfterValidator(_places)] = Field(
+        default=[],
+        description="Places that name engines: dns:NAME?port=N, dns:NAME?type=SRV, sglang-router+http://HOST:PORT, "
+        "areal:/RECORD_ROOT/USER/EXPERIMENT/TRIAL; hosts beyond loopback need --engine-allow",
     )
     run: Annotated[str | None, BeforeValidator(_run)] = Field(
         default=None, description="Run that engines without one of their own follow (default: the only run in the root)"

@@ -122,8 +122,8 @@ class Job:
 
 
 @contextmanager
-def running(folder: Path, engine: EngineServer, *flags: str) -> Generator[Job]:
-    """Run a refitd for one engine."""
+def running(folder: Path, engine: EngineServer, *flags: str, named: bool = True) -> Generator[Job]:
+    """Run a refitd for one engine, which it is told of or has to find."""
     root, keys = folder / "root", folder / "keys"
     root.mkdir()
     keys.mkdir()
@@ -133,7 +133,7 @@ def running(folder: Path, engine: EngineServer, *flags: str) -> Generator[Job]:
         flags = (*flags, flag, str(keys / flag))
     quick = ("--probe-interval", "0.2", "--scan-interval", "0.2", "--settle", "0.2", "--settle-timeout", "2")
     with (
-        RefitdServer(folder, root, [engine.url], *quick, *flags) as refitd,
+        RefitdServer(folder, root, [engine.url] if named else [], *quick, *flags) as refitd,
         RefitClient(refitd.url, token=TOKEN) as client,
     ):
         job = Job(root, refitd, engine, client)

@@ -20,7 +20,7 @@ from refitd.settings import Settings, Size
 # In this order in --help; a setting that is in none is under "Other".
 PANELS: Mapping[str, tuple[str, ...]] = {
     "Weights": ("root", "run", "trainers", "base_model", "path_map"),
-    "Engines": ("engines", "engines_file", "engine_allow"),
+    "Engines": ("engines", "engines_file", "discover", "engine_allow"),
     "API": ("host", "port", "token_file", "read_token_file", "engine_key_file", "engine_admin_key_file"),
     "Journal and log": ("state", "log_format"),
     "Keeping": ("keep_last", "keep_every", "disk_budget", "reclaim_foreign", "reclaim_interval", "incoming_ttl"),
@@ -28,7 +28,7 @@ PANELS: Mapping[str, tuple[str, ...]] = {
     "Looking": ("watch", "scan_interval", "settle", "settle_timeout", "allow_dtype_cast", "probe_interval"),
     "Loading": ("strategy", "max_unavailable", "canary", "canary_check", "quorum", "pause_mode", "load_timeout"),
 }
-_SPECIAL_NAMES = {"engines": "engine"}  # one URL at a time, and repeatable
+_SPECIAL_NAMES = {"engines": "engine", "discover": "discover"}  # one at a time, and repeatable
 _PLACEHOLDERS: Mapping[type, str] = {Path: "PATH", int: "N", float: "SECONDS"}
 
 
@@ -101,7 +101,7 @@ def _help(field: FieldInfo) -> str:
 
 def _placeholder(name: str, annotation: Any) -> str:
     if name in _SPECIAL_NAMES:
-        return "URL"
+        return "PLACE" if name == "discover" else "URL"
     for part in (annotation, *get_args(annotation)):
         if part == Size:
             return "SIZE"

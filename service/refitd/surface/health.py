@@ -37,7 +37,7 @@ async def readyz(service: ServiceOf) -> dict[str, str]:
 async def faults(service: ServiceOf) -> Faults:
     """What cannot be done now, in sentences; null where nothing is wrong."""
     ledger = service.ledger
-    return Faults(root=ledger.root_fault, engines=ledger.file_fault or ledger.fleet_fault)
+    return Faults(root=ledger.root_fault, engines=ledger.file_fault or ledger.discovery_fault or ledger.fleet_fault)
 
 
 @router.get("/metrics", response_class=Response)

@@ -5,12 +5,14 @@
 
 It publishes after every `every`-th step and whenever the trainer saves. Where the weights are DTensors (FSDP2, tensor
 parallel) all ranks publish their parts; otherwise rank 0 publishes, whose weights are whole. A training that goes on
-from a checkpoint begins a new generation of the run by itself, because it publishes a step again.
+from a checkpoint begins a new generation of the run by itself, because it publishes a step again. Of a model that peft
+wraps the adapter is published, for a service that was started with `--lora NAME`.
 """
 
 import logging
 import os
-from typing import TYPE_CHECKING, Any, Literal
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
@@ -112,7 +114,7 @@ class RefitCallback(TrainerCallback):
             return
         try:
             self._published = step
-            self._await(publisher.publish(model, step=step), state)
+            self._await(_published(publisher, model, step), state)
             self.last_error = None
         except RefitError as error:
             self.last_error = error
@@ -131,12 +133,23 @@ class RefitCallback(TrainerCallback):
             publisher.close()
 
 
+def _published(publisher: WeightPublisher | ShardedPublisher, model: "torch.nn.Module", step: int) -> Publication:
+    """Publish the model; of one that peft wraps, what is trained: its adapter, as a version of that kind."""
+    if isinstance(publisher, ShardedPublisher) or not hasattr(model, "peft_config"):
+        return publisher.publish(model, step=step)
+    with TemporaryDirectory() as folder:
+        cast("Any", model).save_pretrained(folder)
+        return publisher.publish(folder, step=step)
+
+
 def _check_whole(model: "torch.nn.Module") -> None:
     """Refuse weights whose parameters are not what their names say.
 
     Raises:
-        InvalidWeightsError: they are parts of a DeepSpeed ZeRO-3 or FSDP1 model.
+        InvalidWeightsError: they are parts of a DeepSpeed ZeRO-3 or FSDP1 model, or of an adapter that is sharded.
     """
+    if hasattr(model, "peft_config") and _is_sharded(model):
+        raise InvalidWeightsError("an adapter of peft's that is sharded over ranks is not published: train it with DDP")
     for name, parameter in model.named_parameters():
         kind = type(parameter).__name__
         if kind == "FlatParameter" or hasattr(parameter, "ds_status"):

@@ -115,7 +115,7 @@ async def _run(settings: Settings, ledger: Ledger, guard: RootGuard, sockets: li
     canaries = CanaryChecks(ledger, checks)
     conductor = Conductor(ledger, default_run=settings.run, quorum=settings.quorum)
     collector = Collector(ledger, files, DiskFolders(root), settings)
-    intake = Intake(ledger, files, root, catalog.nudge, settings.run, settings.trainers)
+    intake = Intake(ledger, files, root, catalog.nudge, settings.run, settings.trainers, settings.kind)
     watcher = Watcher(root, settings.watch, asyncio.get_running_loop(), catalog.nudge)
     service = Service(settings=settings, ledger=ledger, intake=intake, fleet=fleet, sweeper=collector.sweeper)
     gc.collect()

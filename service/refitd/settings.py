@@ -16,9 +16,11 @@ from refitd.catalog.conventions import Trainer
 from refitd.discovery.place import parse_place
 from refitd.engine.address import check_url
 from refitd.engine.allow import parse_allow_list
+from refitd.engine.sglang.adapters import check_adapter_name
 from refitd.rollout.strategy import Strategy, StrategyName
 from refitd.tokens import Tokens, tokens_from
 from refitd_client.contract.naming import check_run
+from refitd_client.contract.states import Kind
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -97,6 +99,10 @@ class Settings(BaseSettings):
     path_map: str | None = Field(
         default=None,
         description="Where the engines see the root, if elsewhere than the service does (an absolute path)",
+    )
+    lora: Annotated[str, AfterValidator(check_adapter_name)] | None = Field(
+        default=None,
+        description="Versions are LoRA adapters, which engines get under NAME-v<step> beside the model they serve",
     )
     engine_key_file: Path | None = Field(default=None, description="File with the engines' API key")
     engine_admin_key_file: Path | None = Field(default=None, description="File with the engines' admin API key")
@@ -192,6 +198,11 @@ class Settings(BaseSettings):
             raise ValueError(f"{flag} is for --strategy canary, and the strategy is {self.strategy}")
         if "max_unavailable" in self.model_fields_set and self.strategy is not StrategyName.ROLLING:
             raise ValueError(f"--max-unavailable is for --strategy rolling, and the strategy is {self.strategy}")
+
+    @property
+    def kind(self) -> Kind:
+        """What the versions in the root are."""
+        return Kind.FULL if self.lora is None else Kind.LORA
 
     @property
     def rollout_strategy(self) -> Strategy:

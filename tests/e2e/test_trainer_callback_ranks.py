@@ -61,3 +61,26 @@ def test_flattened_weights_are_refused_before_anything_is_trained(tmp_path: Path
         assert type(result).__name__ == "InvalidWeightsError", result
         assert "0.weight" in str(result)
         assert "FSDP2" in str(result)
+
+
+def test_of_a_model_that_peft_wraps_the_adapter_is_published(models: Path, tmp_path: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM, TrainerControl, TrainerState, TrainingArguments
+
+    from refitd.catalog.adapter import adapter_faults
+    from refitd.catalog.examine import structure
+    from refitd.catalog.reference import read_reference
+    from refitd_client.trainer_callback import RefitCallback
+
+    base = AutoModelForCausalLM.from_pretrained(models / "model_a", dtype="auto")
+    model = get_peft_model(base, LoraConfig(r=4, target_modules=["q_proj", "v_proj"]))
+    callback = RefitCallback(tmp_path, "exp/trial", errors="raise")
+    args = TrainingArguments(output_dir=str(tmp_path / "out"), use_cpu=True, report_to="none")
+    state, control = TrainerState(is_world_process_zero=True, global_step=1), TrainerControl()
+    callback.on_train_begin(args, state, control, model=model)
+    callback.on_step_end(args, state, control, model=model)
+    callback.on_train_end(args, state, control, model=model)
+    seen = structure(tmp_path, "exp/trial/v000001")
+    assert seen.adapter is not None
+    assert seen.faults == ()
+    assert list(adapter_faults(seen.adapter, seen.inventory, read_reference(models / "model_a"))) == []

@@ -25,7 +25,7 @@ from refitd.catalog.validate import Invalid, Options, Unknown, Valid, validate
 from refitd.ledger import Ledger
 from refitd.settings import Settings
 from refitd_client.contract.naming import Order, parse_version_id, version_folder, version_id
-from refitd_client.contract.states import VersionState
+from refitd_client.contract.states import Kind, VersionState
 
 JUDGES = 2  # versions validated at the same time: each reads its files with several threads
 PACE_SECONDS = 0.02  # between two scans: a burst of hints is one hint
@@ -45,6 +45,7 @@ class CatalogRules:
     settle_for: float
     settle_timeout: float
     allow_dtype_cast: bool
+    kind: Kind = Kind.FULL
 
     @classmethod
     def of(cls, settings: Settings) -> "CatalogRules":
@@ -54,6 +55,7 @@ class CatalogRules:
             settle_for=settings.settle,
             settle_timeout=settings.settle_timeout,
             allow_dtype_cast=settings.allow_dtype_cast,
+            kind=settings.kind,
         )
 
 
@@ -168,6 +170,7 @@ class Catalog:
             path=found.path,
             state=VersionState.ANNOUNCED,
             created_at=self._ledger.clock.now(),
+            kind=self._rules.kind,
         )
         self._ledger.put_version(record, "found in the root")
         self._work.ring()
@@ -205,6 +208,7 @@ class Catalog:
             path=version.path,
             state=VersionState.ANNOUNCED,
             created_at=self._ledger.clock.now(),
+            kind=self._rules.kind,
         )
         self._ledger.put_version(record, f"{version.path} was written again: generation {order.generation}")
         self._work.ring()
@@ -330,6 +334,7 @@ class Catalog:
             allow_missing=record.allow_missing,
             allow_extra=record.allow_extra,
             allow_dtype_cast=self._rules.allow_dtype_cast,
+            kind=self._rules.kind,
         )
 
     def _move(self, id_: str, state: VersionState, reason: str | None) -> None:

@@ -11,6 +11,13 @@ from pathlib import Path
 from threading import Event
 from typing import TypeVar
 
+from refitd.catalog.adapter import (
+    MAX_CONFIG_BYTES,
+    AdapterConfig,
+    AdapterRefusedError,
+    is_adapter,
+    parse_adapter,
+)
 from refitd.catalog.claims import check_manifest
 from refitd.catalog.contents import read_contents
 from refitd.catalog.conventions import recognise
@@ -30,7 +37,7 @@ from refitd.catalog.layout import (
 from refitd.catalog.opening import CONFIG_NAME, ChangedError, FileStat, Folder, OpeningRefusedError
 from refitd.catalog.validate import Options, judge
 from refitd_client.contract.manifest import MAX_MANIFEST_BYTES, Manifest, ManifestRefusedError, parse_manifest
-from refitd_client.contract.naming import INDEX_NAME, MANIFEST_NAME
+from refitd_client.contract.naming import ADAPTER_CONFIG_NAME, INDEX_NAME, MANIFEST_NAME
 
 T = TypeVar("T")
 _MOST_OF_A_KIND = 3  # one tensor in the wrong place often means all of them
@@ -111,7 +118,8 @@ def to_read(seen: Structure) -> dict[str, FileStat]:
     """The files whose bytes make the version's digest: all that the manifest names, else those that loaders read."""
     if seen.manifest is not None:
         return {name: seen.files[name] for name in seen.manifest.files}
-    names = [*seen.headers, *(name for name in (INDEX_NAME, CONFIG_NAME) if name in seen.files)]
+    beside = (INDEX_NAME, CONFIG_NAME) if seen.adapter is None else (ADAPTER_CONFIG_NAME,)
+    names = [*seen.headers, *(name for name in beside if name in seen.files)]
     return {name: seen.files[name] for name in names}
 
 
@@ -130,7 +138,8 @@ class _Look:
 
     def structure(self) -> Structure:
         """Read manifest, index and headers, and hold them against each other."""
-        manifest, index = self._manifest(), self._index()
+        manifest, adapter = self._manifest(), self._adapter()
+        index = self._index() if adapter is None else None
         layout = lay_out(self._listing.keys(), index)
         self._faults += layout.faults
         headers = self._headers(layout.weights)
@@ -144,6 +153,7 @@ class _Look:
             headers=headers,
             inventory=inventory_of(headers),
             faults=tuple(self._faults),
+            adapter=adapter,
         )
 
     def _check(self, manifest: Manifest | None, index: Index | None, headers: Mapping[str, Header]) -> None:
@@ -161,6 +171,16 @@ class _Look:
             return None if data is None else parse_manifest(data)
         except ManifestRefusedError as error:
             self._faults.append(Fault(Code.BAD_MANIFEST, f"{MANIFEST_NAME}: {error}"))
+            return None
+
+    def _adapter(self) -> AdapterConfig | None:
+        if not is_adapter(self._listing):
+            return None
+        data = self._document(ADAPTER_CONFIG_NAME, MAX_CONFIG_BYTES, Code.BAD_HEADER)
+        try:
+            return None if data is None else parse_adapter(data)
+        except AdapterRefusedError as error:
+            self._faults.append(Fault(Code.UNSUPPORTED_KIND, f"{ADAPTER_CONFIG_NAME}: {error}"))
             return None
 
     def _index(self) -> Index | None:

@@ -11,13 +11,14 @@ that fails is the reason.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from refitd.catalog.adapter import adapter_faults
 from refitd.catalog.contents import Contents
 from refitd.catalog.evidence import Evidence, Structure
 from refitd.catalog.fault import Code, Fault
 from refitd.catalog.inventory import LM_HEAD, Difference, Different, Reference, compare, listed
 from refitd.catalog.nonfinite import NonFinite
 from refitd_client.contract.manifest import digest_of_files
-from refitd_client.contract.naming import Order
+from refitd_client.contract.naming import ADAPTER_CONFIG_NAME, ADAPTER_NAME, Order
 from refitd_client.contract.states import Kind
 
 NO_REFERENCE = (
@@ -28,13 +29,17 @@ NO_REFERENCE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What is expected of a checkpoint, and what it may do. `run` and `order` None: whatever its manifest says."""
+    """What is expected of a checkpoint, and what it may do. `run` and `order` None: whatever its manifest says.
+
+    `kind` is what the service's engines take: full versions, or adapters.
+    """
 
     run: str | None = None
     order: Order | None = None
     allow_missing: bool = False
     allow_extra: bool = False
     allow_dtype_cast: bool = False
+    kind: Kind = Kind.FULL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,20 +110,32 @@ def _structure_faults(structure: Structure, reference: Reference | None, options
     yield from (fault for fault in structure.faults if not fault.code.is_proof)  # what moves proves nothing
     yield from _identity_faults(structure, options)
     yield from structure.faults
+    yield from _kind_faults(structure, options)
     if reference is None:
         yield Fault(Code.NO_REFERENCE, NO_REFERENCE)
+    elif structure.adapter is not None:
+        yield from adapter_faults(structure.adapter, structure.inventory, reference)
     else:
         yield from _tensor_faults(structure, reference, options)
+
+
+def _kind_faults(structure: Structure, options: Options) -> Iterator[Fault]:
+    if structure.adapter is not None and options.kind is not Kind.LORA:
+        reason = "it is a LoRA adapter, and this service's engines get full versions: start it with --lora NAME"
+        yield Fault(Code.UNSUPPORTED_KIND, reason)
+    if structure.adapter is None and options.kind is Kind.LORA:
+        reason = f"it is no LoRA adapter ({ADAPTER_CONFIG_NAME} and {ADAPTER_NAME}), and this service was started with "
+        yield Fault(Code.UNSUPPORTED_KIND, f"{reason}--lora: full versions are another service's")
 
 
 def _identity_faults(structure: Structure, options: Options) -> Iterator[Fault]:
     manifest = structure.manifest
     if manifest is None:
         return
-    if manifest.kind is not Kind.FULL:
+    if manifest.kind is not options.kind:
         yield Fault(
             Code.UNSUPPORTED_KIND,
-            f"refit.json says kind {manifest.kind.value}, which this service does not carry out: publish in full",
+            f"refit.json says kind {manifest.kind.value}, and this service carries out {options.kind.value} ones",
         )
     for what, said, expected in (
         ("run", manifest.run, options.run),

@@ -33,6 +33,7 @@ class Intake:
         nudge: Callable[[], None],
         default_run: str | None = None,
         trainers: Collection[Trainer] = (),
+        kind: VersionKind = VersionKind.FULL,
     ) -> None:
         self._ledger = ledger
         self._files = files
@@ -40,6 +41,7 @@ class Intake:
         self._nudge = nudge
         self._default_run = default_run
         self._trainers = trainers
+        self._kind = kind
 
     async def take(self, notice: Notice) -> tuple[VersionRecord, bool]:
         """The version that a notice is about, and whether it is new.
@@ -74,10 +76,10 @@ class Intake:
         except NameRefusedError as error:
             raise ProblemError(Kind.BAD_NAME, str(error)) from error
         check_caps(notice)
-        if notice.kind is not VersionKind.FULL:
+        if notice.kind is not self._kind:
             raise ProblemError(
                 Kind.UNSUPPORTED_KIND,
-                f"kind {notice.kind.value!r} is not carried out by this service: publish 'full' ones",
+                f"kind {notice.kind.value!r} is not carried out by this service: publish {self._kind.value!r} ones",
             )
         self._check_followed(notice.run)
 

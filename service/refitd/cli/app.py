@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from refitd.cli import engines
+from refitd.cli.areal import areal
 from refitd.cli.demo import demo
 from refitd.cli.exits import EXIT_CODES_HELP
 from refitd.cli.fsck import fsck
@@ -51,7 +52,7 @@ def refitd(version: Version = False) -> None:
 
 
 COMMANDS: Mapping[str, tuple[Callable[..., None], ...]] = {
-    "Run it": (serve, demo, fsck),
+    "Run it": (serve, areal, demo, fsck),
     "Look": (status, versions, explain, wait),
     "Change": (publish, rollback, pin, unpin, reclaim),
 }

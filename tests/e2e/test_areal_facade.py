@@ -3,43 +3,19 @@
 `test_areal_released.py` has the released AReaL itself in the trainer's place.
 """
 
-import re
 import shutil
-import sys
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from pathlib import Path
 
 import httpx
 import pytest
 
-from support.jobs import PATIENCE, PROMPT, RUN, TOKEN, Job, running, served_by
-from support.servers import EmbeddedServer, Server
+from support.areal import ArealServer
+from support.jobs import PATIENCE, PROMPT, RUN, Job, running, served_by
+from support.servers import EmbeddedServer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
-
-
-class ArealServer(Server):
-    """`refitd areal`."""
-
-    name = "areal"
-    ready = re.compile(rb"refitd areal: (?:.* ready on http://127\.0\.0\.1:(\d+)|ready)$")
-
-    def __init__(self, folder: Path, job: Job, *flags: str) -> None:
-        super().__init__(folder)
-        keys = folder / "keys"
-        self._flags = ["--root", str(job.root), "--run", RUN, "--url", job.refitd.url, *flags]
-        self._flags += [
-            "--token-file",
-            str(keys / "--token-file"),
-            "--engine-key-file",
-            str(keys / "--engine-key-file"),
-        ]
-        self._flags += ["--engine-admin-key-file", str(keys / "--engine-admin-key-file")]
-        assert (keys / "--token-file").read_text() == TOKEN
-
-    def command(self, port: int) -> Sequence[str]:
-        return [sys.executable, "-m", "refitd", "areal", *self._flags]
 
 
 @pytest.fixture

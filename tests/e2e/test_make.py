@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 TREE = Path(__file__).resolve().parents[2]
-VERBS = ["help", "demo", "test", "check", "soak", "chaos", "bench", "sglang", "clean"]
+VERBS = ["help", "demo", "test", "check", "soak", "chaos", "bench", "sglang", "areal", "clean"]
 
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 

@@ -19,6 +19,7 @@ from typing import Self
 import psutil
 
 SGLANG_VENV = os.environ.get("REFITD_SGLANG_VENV")
+AREAL_VENV = os.environ.get("REFITD_AREAL_VENV")
 API_KEY = "opens-reads"
 ADMIN_KEY = "opens-changes"
 KIT = Path(__file__).resolve().parents[1] / "sglang"

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from refitd.cli.options import TokenFile
+from refitd.cli.options import Json, TokenFile
 from refitd.cli.output import speaking
 from refitd.cli.publish import Root, Run
 from refitd.engine.address import check_url
@@ -49,17 +49,18 @@ def areal(
     engine_key_file: ApiKey = None,
     engine_admin_key_file: AdminKey = None,
     update_timeout: UpdateTimeout = 600.0,
+    json: Json = False,
 ) -> None:
     """Stand between AReaL and its engines until SIGTERM or Ctrl-C.
 
     AReaL gets the facades' addresses instead of the engines' (AREAL_LLM_SERVER_ADDRS). Or its own update is switched
-    off, and the record in which it announces its checkpoints is watched.
+    off, and the record in which it announces its checkpoints is watched. --json makes log lines JSON.
 
     \b
     refitd areal --root /shared/weights --run exp/trial --engine http://127.0.0.1:30000=31000
     refitd areal --root /shared/weights --run exp/trial --watch /nfs/name_resolve/me/exp/trial --weights /nfs/...
     """
-    with speaking(json=False):
+    with speaking(json=json):
         ports = dict(map(_parse, engine or ()))
         if (watch is None) is not (weights is None):
             raise ValueError("--watch and --weights belong together")
@@ -70,7 +71,9 @@ def areal(
         from refitd.areal.record import RecordWatch
         from refitd.areal.serve import serve_facades
         from refitd.areal.updates import Updates
+        from refitd.logs import configure_logs
 
+        configure_logs("json" if json else "auto")
         updates = Updates(root, run, url, timeout=update_timeout, token_file=token_file)
         facades = {
             at: (Facade(at, updates, api_key=engine_key_file, admin_key=engine_admin_key_file), port)

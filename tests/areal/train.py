@@ -1,6 +1,6 @@
 """A trainer's updates of its engines, step by step as AReaL's FSDP engine does them, with the released AReaL's parts.
 
-    python train.py ADDRESS RECORD_ROOT FILEROOT TOKENIZER MODEL…     prints one JSON document
+    python train.py ADDRESS RECORD_ROOT FILEROOT MODEL…     prints one JSON document
 
 Each MODEL stands for what a training step made. For each of them: pause, start the update (which waits for the key in
 the name-resolve record), save, add the key, wait for the engines, go on; then generate, as a rollout does.

@@ -143,7 +143,7 @@ class Server:
                 log.write(line)
                 log.flush()
                 if found := self.ready.search(line.rstrip()):
-                    self.port = int(found[1]) if found.groups() else self.port
+                    self.port = int(found[1]) if found.groups() and found[1] else self.port
                     up.set()
         process.wait()  # its output ends a moment before it does
         up.set()  # it has ended: nothing is to be waited for

@@ -63,6 +63,7 @@ def test_flattened_weights_are_refused_before_anything_is_trained(tmp_path: Path
         assert "FSDP2" in str(result)
 
 
+@pytest.mark.filterwarnings("default")  # peft's own: it looks for a config on a hub
 def test_of_a_model_that_peft_wraps_the_adapter_is_published(models: Path, tmp_path: Path) -> None:
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM, TrainerControl, TrainerState, TrainingArguments

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-MODULES = ("model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.v_proj")
+MODULES = tuple(f"model.layers.{layer}.self_attn.{name}" for layer in (0, 1) for name in ("q_proj", "v_proj"))
 
 
 def write_adapter(folder: Path, model: Path, seed: int, *, rank: int = 4, **config: Any) -> Path:

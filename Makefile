@@ -3,7 +3,7 @@
 #   TORCH=skip, TORCH_INDEX=URL   another build of torch than the CPU one: see deploy/install-torch
 #   ARGS='-k rollback -x'         further arguments of pytest, of the demo or of the benchmark
 .DEFAULT_GOAL := help
-.PHONY: help demo test check soak chaos bench sglang areal clean
+.PHONY: help demo test check soak chaos bench sglang areal plugin-releases browser screenshots clean
 .DELETE_ON_ERROR:
 
 PYTHON ?=
@@ -11,11 +11,13 @@ ARGS ?=
 export PYTHON TORCH TORCH_INDEX
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
+RELEASES ?= 0.5.12.post1 0.5.16 0.5.19
+
 BIN := .venv/bin
 READY := .venv/.ready
 
 help: ## show this list
-	@awk -F ':[^#]*## ' '/^[a-z]+:[^#]*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':[^#]*## ' '/^[a-z-]+:[^#]*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(READY) ## watch two engines follow a trainer that really learns, on this machine
 	@$(BIN)/refitd demo $(ARGS)
@@ -47,6 +49,23 @@ sglang: $(READY) ## run the contract tests against a real SGLang, on the CPU (1.
 areal: $(READY) ## run the released AReaL's own client against a facade (1.7 GB the first time)
 	@tests/areal/install .venv-areal
 	@REFITD_AREAL_VENV=.venv-areal $(BIN)/python -m pytest tests -m areal $(ARGS)
+
+plugin-releases: $(READY) ## run the plugin's tests inside older releases of SGLang as well (some minutes for each)
+	@tests/sglang/install .venv-sglang
+	@for release in $(RELEASES); do \
+	  tests/sglang/install-release .venv-sglang .sglang/$$release $$release || exit 1; \
+	  echo "SGLang $$release:"; \
+	  REFITD_SGLANG_VENV=.venv-sglang REFITD_SGLANG_RELEASE=.sglang/$$release \
+	    $(BIN)/python -m pytest tests/plugin -m sglang -q $(ARGS) || exit 1; \
+	done
+
+browser: $(READY) ## test the dashboard in a real Chromium, and look with axe for what keeps people out
+	@tests/browser/install .venv
+	@$(BIN)/python -m pytest tests/browser -q $(ARGS)
+
+screenshots: $(READY) ## take the README's pictures anew, of a stack that really runs
+	@tests/browser/install .venv
+	@PYTHONPATH=tests $(BIN)/python tests/browser/screenshots.py docs/images
 
 clean: ## remove what these verbs made: environments and caches
 	@rm -rf .venv .venv-sglang .venv-areal .sglang .pytest_cache .ruff_cache .hypothesis build dist

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from support.plugged import PluggedSglang
 from support.servers import AREAL_VENV, KIT, SGLANG_VENV, SglangServer
 
 # A shell that runs the tests in the background has SIGINT ignored, and what the tests start would ignore it as well.
@@ -28,6 +29,15 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for script in ("make-models", "make-bad"):
         subprocess.run([sys.executable, str(KIT / script), str(folder)], check=True, capture_output=True)
     return folder
+
+
+@pytest.fixture(scope="session")
+def sglang_plugged(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[PluggedSglang]:
+    """One with refitd's plugin on model_a, and its root. A test that kills it restarts it."""
+    root = tmp_path_factory.mktemp("root")
+    (root / ".refitd").mkdir()
+    with PluggedSglang(tmp_path_factory.mktemp("plugged"), models / "model_a", root=root) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

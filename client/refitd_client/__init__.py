@@ -7,6 +7,8 @@
 Importing it imports neither torch nor any part of the service.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from refitd_client.async_client import AsyncRefitClient
 from refitd_client.client import RefitClient
 from refitd_client.contract.wire import Notice
@@ -20,6 +22,7 @@ from refitd_client.errors import (
     NameRefusedError,
     NoSpaceError,
     NotFoundError,
+    PlanRefusedError,
     PublishError,
     RankLostError,
     RefitError,
@@ -42,6 +45,9 @@ from refitd_client.retry import RetryPolicy
 from refitd_client.sharded import Sharded, ShardedPublisher
 from refitd_client.verdict import Served
 
+if TYPE_CHECKING:
+    from refitd_client.planning import plan
+
 __all__ = [
     "AsyncRefitClient",
     "ConflictError",
@@ -54,6 +60,7 @@ __all__ = [
     "NoSpaceError",
     "NotFoundError",
     "Notice",
+    "PlanRefusedError",
     "Progress",
     "Publication",
     "PublishError",
@@ -77,4 +84,14 @@ __all__ = [
     "VersionRejectedError",
     "WaitTimeoutError",
     "WeightPublisher",
+    "plan",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`plan` is imported when it is asked for: a trainer that publishes has no need of it."""
+    if name != "plan":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from refitd_client.planning import plan
+
+    return plan

@@ -22,14 +22,17 @@ from refitd_client.answer import failure, read_outcome
 from refitd_client.connection import connect_to
 from refitd_client.contract.states import VersionState, WaitOutcome
 from refitd_client.contract.wire import (
+    Attempt,
     Engine,
     Event,
     Explanation,
     Faults,
     NewEngine,
     Notice,
+    Overview,
     Page,
     ReclaimPlan,
+    RunGlance,
     Version,
     WaitResult,
 )
@@ -147,6 +150,26 @@ class AsyncRefitClient:
         Without `to` it is not sent again when the reply is lost, since twice would go back two versions.
         """
         return await self._send(routes.rollback(run, to))
+
+    async def attempts(self, version_id: str, limit: int = 500) -> Page[Attempt]:
+        """How engines were brought to a version: its newest loads, each with the time of its stages."""
+        return await self._send(routes.attempts(version_id, limit))
+
+    async def pause(self, run: str) -> RunGlance:
+        """Bring no engine of a run to a newer version until it is resumed."""
+        return await self._send(routes.pause(run))
+
+    async def resume(self, run: str) -> RunGlance:
+        """Let the rollouts of a run go on."""
+        return await self._send(routes.resume(run))
+
+    async def overview(self) -> Overview:
+        """Everything at a glance. `event` is where the event stream goes on from there."""
+        return await self._send(routes.overview())
+
+    async def log(self, subject: str | None = None, before: str | None = None, limit: int = 50) -> Page[Event]:
+        """A page of the log of decisions, newest first. `before` is `next_cursor` of the page before."""
+        return await self._send(routes.log(subject, before, limit))
 
     async def engines(self) -> Page[Engine]:
         """The fleet."""

@@ -169,6 +169,7 @@ class Attempt:
                 kind=manifest.kind,
                 base=manifest.base,
                 metadata=self.metadata,
+                publish_ms=self._laps.since_begin,
             ),
             kind=manifest.kind,
             base=manifest.base,

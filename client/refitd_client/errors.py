@@ -13,6 +13,7 @@
     │   ├── VersionRejectedError
     │   └── VersionLostError
     ├── EngineFailedError               engine: the version is good and engines did not take it
+    ├── PlanRefusedError                trainer: what a plan was asked for contradicts itself
     ├── WaitTimeoutError                engine or service: whoever is late
     └── ServiceError
         ├── ServiceUnreachableError     service: no answer, or none that refitd gives
@@ -127,6 +128,12 @@ class EngineFailedError(RefitError):
     def __init__(self, message: str, *, engines: tuple[EngineOnVersion, ...] = ()) -> None:
         super().__init__(message)
         self.engines = engines
+
+
+class PlanRefusedError(RefitError, ValueError):
+    """A plan was asked for that contradicts itself, the machine or the model. The message says what and where."""
+
+    fault: Fault = Fault.TRAINER
 
 
 class WaitTimeoutError(RefitError):

@@ -43,7 +43,8 @@ def newest_in(folder: Path) -> Order | None:
     Raises:
         PublishError: the record cannot be read as one.
     """
-    orders = [order for entry in folder.iterdir() if (order := parse_version_folder(entry.name)) is not None]
+    names = (entry.name for entry in folder.iterdir() if not entry.is_symlink())  # a link is never a version
+    orders = [order for name in names if (order := parse_version_folder(name)) is not None]
     record = _read_record(folder / RECORD_NAME)
     return max([*orders, *([] if record is None else [record])], default=None)
 

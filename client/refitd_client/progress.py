@@ -53,8 +53,14 @@ class Laps:
 
     def __init__(self) -> None:
         """Start with none."""
+        self._began = time.perf_counter()
         self.times: dict[str, float] = {}
         self._turn = threading.Lock()
+
+    @property
+    def since_begin(self) -> float:
+        """Milliseconds since this was made: laps of several threads add up to more."""
+        return (time.perf_counter() - self._began) * 1000
 
     @contextmanager
     def lap(self, name: str) -> Generator[None, None, None]:

@@ -159,6 +159,16 @@ class WeightPublisher:
                 raise
             _log.warning("a publication has failed as well: %s", error)  # what is being raised came first
 
+    def begins(self, step: int) -> str | None:
+        """Say, in a sentence, that publishing this step now would begin a generation of the run; None if it would not.
+
+        Raises:
+            StepConflictError, NameRefusedError: the step cannot be published.
+            PublishError: this publisher is closed.
+        """
+        with self._turn:
+            return self._folder.begun(self._folder.place(operator.index(step)))
+
     @overload
     def publish(
         self,

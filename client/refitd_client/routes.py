@@ -10,14 +10,19 @@ from urllib.parse import quote
 
 from refitd_client.contract.states import VersionState
 from refitd_client.contract.wire import (
+    Attempt,
     Engine,
+    Event,
     Explanation,
     Faults,
     NewEngine,
     Notice,
+    Overview,
     Page,
     ReclaimPlan,
     Rollback,
+    Rollouts,
+    RunGlance,
     Version,
     WaitResult,
 )
@@ -82,6 +87,33 @@ def rollback(run: str, to: str | None = None) -> Call[Version]:
     """Roll forward to an earlier good version. Without `to` it is not repeatable: twice would go back two versions."""
     body = Rollback(run=run, to=to)
     return Call(method="POST", path="/v1/rollback", result=Version, body=body, repeatable=to is not None)
+
+
+def attempts(version_id: str, limit: int = 500) -> Call[Page[Attempt]]:
+    """How engines were brought to a version."""
+    params = {"limit": str(limit)}
+    return Call(method="GET", path=_path("versions", version_id, "attempts"), result=Page[Attempt], params=params)
+
+
+def pause(run: str) -> Call[RunGlance]:
+    """Bring no engine of a run to a newer version."""
+    return Call(method="POST", path="/v1/rollouts/pause", result=RunGlance, body=Rollouts(run=run))
+
+
+def resume(run: str) -> Call[RunGlance]:
+    """Let the rollouts of a run go on."""
+    return Call(method="POST", path="/v1/rollouts/resume", result=RunGlance, body=Rollouts(run=run))
+
+
+def overview() -> Call[Overview]:
+    """Everything at a glance."""
+    return Call(method="GET", path="/v1/overview", result=Overview)
+
+
+def log(subject: str | None = None, before: str | None = None, limit: int = 50) -> Call[Page[Event]]:
+    """A page of the log of decisions, newest first."""
+    params = _given(subject=subject, before=before, limit=limit)
+    return Call(method="GET", path="/v1/log", result=Page[Event], params=params)
 
 
 def engines() -> Call[Page[Engine]]:

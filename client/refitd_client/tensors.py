@@ -23,6 +23,9 @@ DTYPES = {
 }  # fmt: skip
 """safetensors' names of dtypes by torch's, which numpy (with ml_dtypes) shares."""
 
+TORCH_NAMES = {name: torch for torch, name in DTYPES.items()}
+"""The other way round."""
+
 HOST = "host"
 
 

@@ -15,8 +15,12 @@ import structlog
 from refitd.catalog.catalog import Catalog, CatalogRules
 from refitd.catalog.files import DiskFiles
 from refitd.catalog.references import References
-from refitd.catalog.watch import Watcher, mounts_now
+from refitd.catalog.warm import Warmer
+from refitd.catalog.watch import Watcher, mounts_now, root_file_system
 from refitd.clock import SystemClock
+from refitd.copies.before_load import BeforeLoad
+from refitd.copies.copier import Copier
+from refitd.copies.disk import DiskCopies
 from refitd.discovery.place import parse_place
 from refitd.discovery.scout import Scout
 from refitd.engine.connect import connector
@@ -26,7 +30,7 @@ from refitd.logs import configure_logs
 from refitd.notice.intake import Intake
 from refitd.ownership import Hold, StartRefusedError, owned, state_owned
 from refitd.preflight import stranger
-from refitd.reclaim.collector import Collector
+from refitd.reclaim.collector import Collector, LedgerFacts
 from refitd.reclaim.folders import DiskFolders
 from refitd.rollout.canary import CanaryChecks, Check, OperatorCheck
 from refitd.rollout.conductor import Conductor
@@ -34,6 +38,7 @@ from refitd.rollout.fleet import Fleet
 from refitd.rollout.hosts import guard_of
 from refitd.rollout.record import Source
 from refitd.root_mark import RootGuard, mark_root
+from refitd.root_threads import RootThreads
 from refitd.settings import Settings
 from refitd.state_folder import check_state_folder
 from refitd.surface.api import build_api
@@ -94,8 +99,13 @@ async def _run(settings: Settings, ledger: Ledger, guard: RootGuard, sockets: li
     by_api = [engine.id for engine in ledger.engines.values() if engine.source is Source.API]
     if (doubt := await asyncio.to_thread(stranger, settings, by_api)) is not None:
         log.warning("the canary is not there", reason=doubt)
-    files = DiskFiles(root, guard, settings.trainers)
-    catalog = Catalog(ledger, files, References(ledger, settings.base_model), CatalogRules.of(settings))
+    threads = RootThreads()
+    files = DiskFiles(root, guard, threads, settings.trainers)
+    catalog = Catalog(ledger, files, References(ledger, settings.base_model, threads), CatalogRules.of(settings))
+    copies = DiskCopies(root, settings.copies_folder)
+    copier = Copier(ledger, LedgerFacts(ledger, files), copies, most=settings.copies)
+    warmer = Warmer(root, lambda: root_file_system(root))
+    before_load = BeforeLoad(catalog.check, copier, warmer, ledger.carriage)
     fleet = Fleet(
         ledger,
         root=settings.path_map or str(root),
@@ -103,7 +113,8 @@ async def _run(settings: Settings, ledger: Ledger, guard: RootGuard, sockets: li
         engines_file=settings.engines_file,
         probe_interval=settings.probe_interval,
         connect=connector(settings, guard_of(settings, ledger)),
-        check=catalog.check,
+        check=before_load.check,
+        warm=before_load.warm,
         chance=random.Random(),  # noqa: S311 - jitter, not a secret
         discovers=bool(settings.discover),
     )
@@ -114,15 +125,27 @@ async def _run(settings: Settings, ledger: Ledger, guard: RootGuard, sockets: li
         checks.append(OperatorCheck(settings.canary_check))
     canaries = CanaryChecks(ledger, checks)
     conductor = Conductor(ledger, default_run=settings.run, quorum=settings.quorum)
-    collector = Collector(ledger, files, DiskFolders(root), settings)
-    intake = Intake(ledger, files, root, catalog.nudge, settings.run, settings.trainers, settings.kind)
+    collector = Collector(ledger, files, DiskFolders(root, threads), settings, copier)
+    intake = Intake(
+        ledger,
+        files,
+        root,
+        catalog.nudge,
+        settings.run,
+        trainers=settings.trainers,
+        kind=settings.kind,
+        deltas=settings.takes_deltas,
+    )
     watcher = Watcher(root, settings.watch, asyncio.get_running_loop(), catalog.nudge)
-    service = Service(settings=settings, ledger=ledger, intake=intake, fleet=fleet, sweeper=collector.sweeper)
+    service = Service(
+        settings=settings, ledger=ledger, intake=intake, fleet=fleet, sweeper=collector.sweeper, copier=copier
+    )
+    await copier.survey()  # before engines are asked: an engine goes straight to a copy that is there already
     gc.collect()
     gc.freeze()  # what was imported stays: looking through it again would stop everything for 30 ms at a time
     # A part that fails takes the service down with it: one that goes on without its catalog would only look alive.
     async with asyncio.TaskGroup() as group:
-        runs = (watcher.run, collector.run, catalog.run, conductor.run, canaries.run, fleet.run, scout.run)
+        runs = (watcher.run, collector.run, catalog.run, conductor.run, canaries.run, copier.run, fleet.run, scout.run)
         parts = [group.create_task(run(), name=run.__qualname__) for run in runs]
         await Server(build_api(service), settings.host, settings.port).serve(sockets)
         await fleet.drain(DRAIN_SECONDS)

@@ -18,6 +18,7 @@ from refitd.clock import Clock
 from refitd.journal import reads, writes
 from refitd.journal.journal import Journal
 from refitd.journal.origin import NEW
+from refitd.rollout.carriage import Carriage
 from refitd.rollout.goals import goals_of_engine, goals_of_run
 from refitd.rollout.plan import Goals
 from refitd.rollout.record import AttemptRecord, EngineRecord, RolloutRecord
@@ -27,6 +28,18 @@ from refitd_client.contract.states import EngineState, RolloutState, VersionStat
 from refitd_client.contract.wire import Event
 
 _ALL = Strategy()
+
+# States that somebody may want to be woken for.
+_GRAVE = frozenset(
+    {
+        VersionState.REJECTED,
+        VersionState.LOST,
+        EngineState.NACKED,
+        EngineState.TAINTED,
+        EngineState.QUARANTINED,
+        EngineState.UNREACHABLE,
+    }
+)
 
 log = structlog.get_logger("refitd")
 
@@ -38,6 +51,9 @@ class Ledger:
     `loading` holds the open attempt of each engine; `root_fault` says why the root cannot be listed, None while it can;
     `fleet_fault` why it is not known which engines there are; `file_fault` why the engines file cannot be used, so that
     what it said before stays in force. `origin` says whether the journal is being rebuilt.
+
+    What copies hold is read off the disk at each start and not written down: `carriage` says which deltas engines find
+    in one, or why not; `copying` names the versions that a copy is being made from.
     """
 
     def __init__(self, journal: Journal, clock: Clock, strategy: Strategy = _ALL) -> None:
@@ -57,6 +73,11 @@ class Ledger:
         self.file_fault: str | None = None
         self.discovery_fault: str | None = None
         self.origin = journal.read(reads.read_origin) or NEW
+        self._first_seen: dict[str, float] = {}
+        self.copying: frozenset[str] = frozenset()
+        self._carried: dict[str, str] = {}
+        self._refused: dict[str, str] = {}
+        self.carriage = Carriage(self._carried, self._refused)
         self._fingerprints: dict[tuple[str, str], str] = {}
         self._goals: dict[str, Goals] = {}
         self._seq = journal.read(reads.read_last_event)
@@ -115,7 +136,9 @@ class Ledger:
     def put_version(self, record: VersionRecord, text: str | None = None) -> None:
         """Take a version as it is now; `text` says in the log what happened to it."""
         self.journal.append(writes.put_version(record))
+        self._first_seen.setdefault(record.id, self.clock.monotonic())
         if record.state is VersionState.DELETED:
+            self._first_seen.pop(record.id, None)
             self.versions.pop(record.id, None)
             self.gone.add(record.id)
         else:
@@ -125,11 +148,16 @@ class Ledger:
             self.say("version", record.id, text, state=record.state.value, step=record.order.step, run=record.run)
         self.bell.ring()
 
+    def since_seen(self, version: str) -> float | None:
+        """Milliseconds since a version came to be known; None where that was before the service started."""
+        seen = self._first_seen.get(version)
+        return None if seen is None else (self.clock.monotonic() - seen) * 1000
+
     def goals(self, run: str) -> Goals:
         """What the run's engines are to serve. Asked by every replica at every turn, so it is remembered."""
         if run not in self._goals:
             self._goals[run] = goals_of_run(
-                self.strategy, self.rollouts.get(run), self.versions_of(run), self.engines_of(run)
+                self.strategy, self.rollouts.get(run), self.versions_of(run), self.engines_of(run), self.carriage
             )
         return self._goals[run]
 
@@ -156,6 +184,30 @@ class Ledger:
         if self.strategy.name is not StrategyName.ALL:
             self._aim(run)
             self.targets.ring()
+
+    def carry(self, version: VersionRecord, path: str) -> None:
+        """A copy at `path` holds a delta: engines may go there."""
+        if self._carried.get(version.id) != path:
+            self._carried[version.id] = path
+            self._refused.pop(version.id, None)
+            self._carriage_changed(version.run)
+            self.say("version", version.id, f"can be loaded from {path}")
+
+    def let_go(self, version: str, run: str) -> None:
+        """No copy holds a version any more, or will in a moment: from here on no engine begins to load it."""
+        if self._carried.pop(version, None) is not None:
+            self._carriage_changed(run)
+
+    def refuse(self, version: VersionRecord, reason: str) -> None:
+        """A delta cannot be carried out: engines stay on what they have until another version comes."""
+        if self._refused.get(version.id) != reason:
+            self._refused[version.id] = reason
+            self._carriage_changed(version.run)
+            self.say("version", version.id, f"cannot be carried out: {reason}", state=version.state.value)
+
+    def _carriage_changed(self, run: str) -> None:
+        self._aim(run)
+        self.bell.ring()
 
     async def find(self, version: str) -> VersionRecord | None:
         """A version by its id, also one that was deleted.
@@ -228,8 +280,14 @@ class Ledger:
     def start_rollout(self, run: str, version: str, cause: str) -> RolloutRecord:
         """Begin the way of a version to the engines of its run."""
         self._rollout_number += 1
+        before = self.rollouts.get(run)
         rollout = RolloutRecord(
-            number=self._rollout_number, run=run, version=version, cause=cause, started_at=self.clock.now()
+            number=self._rollout_number,
+            run=run,
+            version=version,
+            cause=cause,
+            started_at=self.clock.now(),
+            paused_since=None if before is None else before.paused_since,
         )
         self.put_rollout(rollout, f"rollout {rollout.number} to {version}: {cause}")
         return rollout
@@ -245,6 +303,15 @@ class Ledger:
     def end_rollout(self, record: RolloutRecord, state: RolloutState) -> None:
         """Close a rollout that a newer one replaces."""
         self.put_rollout(replace(record, state=state), f"rollout {record.number} to {record.version} is {state}")
+
+    def pause_rollouts(self, record: RolloutRecord, *, paused: bool) -> None:
+        """Let the run of `record`, its newest rollout, go no further than the last good version; or let it go on."""
+        if paused is (record.paused_since is not None):
+            return
+        since = self.clock.now() if paused else None
+        text = f"rollouts of run {record.run} {'are paused' if paused else 'go on'}"
+        self.put_rollout(replace(record, paused_since=since), text)
+        self.targets.ring()
 
     def rebuilt(self) -> None:
         """The root was listed and every engine asked: what a lost journal knew is known again, as far as it can be."""
@@ -263,7 +330,8 @@ class Ledger:
         self._seq += 1
         event = Event(seq=self._seq, at=self.clock.now(), kind=kind, subject=subject, text=text, data=data)
         self.journal.append(writes.put_event(event))
-        log.info(text, kind=kind, subject=subject, **data)
+        tell = log.warning if data.get("state") in _GRAVE else log.info
+        tell(text, kind=kind, subject=subject, **data)
         self.bell.ring()
 
     @property

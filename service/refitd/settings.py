@@ -140,6 +140,16 @@ class Settings(BaseSettings):
         description="Old versions' files of each run that its publisher may write the next versions into (0: none)",
     )
     slot_ttl: float = Field(default=3600.0, gt=0, description="Age at which a slot that nobody takes is deleted")
+    copies: int = Field(
+        default=2,
+        ge=0,
+        description="Copies of each run's model that deltas are applied to, for engines that load whole checkpoints "
+        "(2: one is patched while the other is read; 0: deltas are refused)",
+    )
+    copies_folder: Path | None = Field(
+        default=None,
+        description="Folder for these copies, which engines see under the same path (default: in the root)",
+    )
     reclaim_interval: float = Field(
         default=10.0, gt=0, description="Longest time between two looks for what to reclaim"
     )
@@ -203,6 +213,11 @@ class Settings(BaseSettings):
     def kind(self) -> Kind:
         """What the versions in the root are."""
         return Kind.FULL if self.lora is None else Kind.LORA
+
+    @property
+    def takes_deltas(self) -> bool:
+        """Whether versions may be deltas as well: there is a copy to apply them to, and it is no adapter."""
+        return self.copies > 0 and self.lora is None
 
     @property
     def rollout_strategy(self) -> Strategy:

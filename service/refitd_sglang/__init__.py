@@ -3,14 +3,21 @@
     plugin       SGLang's entry point: one function is wrapped, or nothing at all
     versions     what each release of SGLang looks like, as far as the plugin touches it
     desk         what the channel answers
-    engine       one rank's part of an update: prepare, commit, restore
+    engine       one rank's part of an update: prepare, decide with the others; `commit` writes, and takes back
+    way          how a version gets into the model: `whole` a full one, `sparse` a delta
+    standing     what is served, and what it is put back from
     loading      one load, by the model's loader or by the plan
     transaction  what the ranks decide together, and what came of it: pure
     ranks        how they hear of each other
     source       a version on disk: looked at, checked, mapped; `startup` the model that the server began with
+    changes      a delta on disk: looked at, checked, read
     recorder     watches one load; `plan` replays it as plain copies ever after
+    road         how those copies reach a GPU: `registered` files, `moves` of memory, the CUDA `driver`
+    routes       the plan for single elements; `patch` changes them, `device_patch` on a GPU with `patch_kernel`
     feeding      gives SGLang's own update function tensors in place of files
-    contents     fingerprints of what is in memory
+    overlap      fingerprints beside the copies
+    contents     fingerprints of what is in memory; `memory` whether it is there at all
+    turns        how a thread gets on beside SGLang's loop
     channel      a socket in the root, where the service says what comes next
     answer       what the reply to the service says, for people and for programs
 

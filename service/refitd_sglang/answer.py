@@ -26,7 +26,10 @@ _SENTENCES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What one update came to. `how`: `replay` or `load`; `contents`: digest of rank 0's fingerprints; times in ms."""
+    """What one update came to. `how`: `replay`, `load` or `delta`; `contents`: digest of this rank's fingerprints;
+    `proved`: how many tensors lie in its memory with the fingerprints of the manifest; times in ms. `needs`: `full`
+    where a delta was refused that a full version can stand for.
+    """
 
     outcome: Outcome
     reason: str = ""
@@ -34,6 +37,8 @@ class Answer:
     version: str = ""
     how: str = ""
     contents: str = ""
+    needs: str = ""
+    proved: int = 0
     ms: dict[str, float] = field(default_factory=dict[str, float])
 
     @property
@@ -44,9 +49,16 @@ class Answer:
         said = f"{sentence}: {reason}" if reason and self.outcome is not Outcome.SERVED else sentence
         return f"{said} {MARK}{json.dumps(self._facts(reason), separators=(',', ':'))}"
 
+    @property
+    def told(self) -> str:
+        """One line for the log of the server."""
+        stages = ", ".join(f"{stage} {took:.1f}" for stage, took in self.ms.items())
+        return f"{self.outcome.value} {self.version} {self.how} [ms: {stages}] {_short(self.reason)}".strip()
+
     def _facts(self, reason: str) -> dict[str, Any]:
         facts = {"protocol": PROTOCOL, "outcome": self.outcome.value, "plugin": self.plugin}
-        rest = {"reason": reason, "version": self.version, "how": self.how, "contents": self.contents}
+        rest: dict[str, Any] = {"reason": reason, "version": self.version, "how": self.how, "contents": self.contents}
+        rest |= {"needs": self.needs, "proved": self.proved}
         return facts | {key: value for key, value in rest.items() if value} | ({"ms": self.ms} if self.ms else {})
 
 
@@ -64,9 +76,9 @@ def _read(text: str) -> Answer:
         facts, _ = json.JSONDecoder().raw_decode(text)
         if facts["protocol"] != PROTOCOL:
             return Answer(outcome=Outcome.UNKNOWN, reason=f"the plugin speaks protocol {facts['protocol']!r:.20}")
-        words = {key: str(facts.get(key, "")) for key in ("reason", "plugin", "version", "how", "contents")}
+        words = {key: str(facts.get(key, "")) for key in ("reason", "plugin", "version", "how", "contents", "needs")}
         ms = {str(stage): float(value) for stage, value in facts.get("ms", {}).items()}
-        return Answer(outcome=Outcome(facts["outcome"]), ms=ms, **words)
+        return Answer(outcome=Outcome(facts["outcome"]), ms=ms, proved=int(facts.get("proved", 0)), **words)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return Answer(outcome=Outcome.UNKNOWN, reason="the plugin's answer cannot be read")
 

@@ -5,6 +5,7 @@ and a thread of the plugin does it while the engine serves. One line of JSON is 
 
     {"do": "hello"}                                    who is there: versions, rank, process, model, what is served
     {"do": "prepare", "path": "run/v000123", …}        check that version and keep it for the update that will name it
+    {"do": "contents"}                                 a digest of what is in memory now
     {"do": "forget"}                                   close what was prepared
 
 Everything is bounded: the length of a line, the number of connections, how long one may be silent. Nothing is
@@ -39,7 +40,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 class Request(msgspec.Struct, forbid_unknown_fields=True):
     """One line of the service. `path` is relative to the root; the `allow_…` are what the notice allows."""
 
-    do: Literal["hello", "prepare", "forget"]
+    do: Literal["hello", "prepare", "contents", "forget"]
     path: str = ""
     allow_missing: bool = False
     allow_extra: bool = False
@@ -139,6 +140,7 @@ def _engines_folder(root: Path) -> int:
     try:
         with suppress(FileExistsError):
             os.mkdir(ENGINES_FOLDER, 0o770, dir_fd=service)
+            os.chmod(ENGINES_FOLDER, 0o770, dir_fd=service)  # noqa: S103 - the group shares it, whatever the umask
         return os.open(ENGINES_FOLDER, _FOLDER, dir_fd=service)
     finally:
         os.close(service)

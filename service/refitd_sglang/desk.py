@@ -1,19 +1,33 @@
 """What the channel answers: who this engine is, and whether a version is ready."""
 
+import logging
 import os
 import socket
-import time
+import sys
+import traceback
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock, Timer, get_ident
 from typing import Any, assert_never
 
+import torch
+
+from refitd.catalog.contents import ReadingStoppedError
 from refitd.catalog.opening import OpeningRefusedError, components
 from refitd.catalog.validate import Options
 from refitd_sglang import PROTOCOL
 from refitd_sglang.channel import Reply, Request, refused
+from refitd_sglang.contents import contents_beside, digest
 from refitd_sglang.engine import Engine
-from refitd_sglang.source import SourceRefusedError
+from refitd_sglang.source import FullNeededError, SourceRefusedError
+from refitd_sglang.stages import Stages
+from refitd_sglang.turns import short_turns
 from refitd_sglang.versions import Runner, sglang_version
+
+logger = logging.getLogger("refitd_sglang")
+
+PREPARE_SECONDS = 120.0
+_HANDOVER_SECONDS = 10.0
+_SLOW_SECONDS = 10.0
 
 
 class Desk:
@@ -21,7 +35,7 @@ class Desk:
 
     def __init__(self, root: Path, runner: Runner, engine: Engine | None, aside: str | None, plugin: str) -> None:
         self._root, self._runner, self._engine, self._aside, self._plugin = root, runner, engine, aside, plugin
-        self._busy = Lock()
+        self._busy, self._turn, self._stop = Lock(), Lock(), Event()
 
     def handle(self, request: Request) -> Reply:
         """Answer one request, in the channel's thread."""
@@ -30,6 +44,8 @@ class Desk:
                 return self._hello()
             case "prepare":
                 return self._prepare(request)
+            case "contents":
+                return self._contents()
             case "forget":
                 if self._engine is not None:
                     self._engine.forget()
@@ -49,28 +65,51 @@ class Desk:
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "port": getattr(args, "port", None),
+            "seed": self._runner.seed,
             "rank": self._runner.rank,
             "ranks": self._runner.size,
             "dp_rank": getattr(self._runner.itself, "dp_rank", None),
             "model": {"path": str(self._runner.config.model_path), "class": type(self._runner.model).__name__},
             "served": "" if engine is None else engine.served,
             "plan": None if engine is None else _plan(engine),
+            "kinds": [] if engine is None else ["full", "delta"],
+            "no_deltas": (self._aside or "") if engine is None else engine.no_deltas,
         }
 
     def _prepare(self, request: Request) -> Reply:
+        """The last to ask is served: what an earlier one asked for is given up."""
         if self._engine is None:
             return refused(f"the plugin stands aside: {self._aside}")
-        if not self._busy.acquire(blocking=False):
-            return refused("another version is being prepared")
+        stop = self._replace()
+        if not self._busy.acquire(timeout=_HANDOVER_SECONDS):
+            return refused("another version is being prepared, and does not stop") | {"busy": True}
+        timers = Timer(PREPARE_SECONDS, stop.set), Timer(_SLOW_SECONDS, _tell_where, (request.path, get_ident()))
+        for timer in timers:
+            timer.daemon = True
+            timer.start()
         try:
-            return self._prepared(self._engine, request)
+            with short_turns():
+                return self._prepared(self._engine, request, stop)
+        except ReadingStoppedError:
+            return refused(f"given up after {PREPARE_SECONDS:g} s, or because another version was to be prepared")
+        except FullNeededError as error:
+            return refused(str(error)) | {"needs": "full"}
         except (SourceRefusedError, OpeningRefusedError, OSError) as error:
             return refused(str(error))
         finally:
+            for timer in timers:
+                timer.cancel()
             self._busy.release()
 
-    def _prepared(self, engine: Engine, request: Request) -> Reply:
-        began = time.perf_counter()
+    def _replace(self) -> Event:
+        """Stop what is being prepared. What is set when it is our turn to stop."""
+        with self._turn:
+            self._stop.set()
+            self._stop = Event()
+            return self._stop
+
+    def _prepared(self, engine: Engine, request: Request, stop: Event) -> Reply:
+        stages = Stages()
         options = Options(
             allow_missing=request.allow_missing,
             allow_extra=request.allow_extra,
@@ -78,9 +117,29 @@ class Desk:
         )
         path = str(self._root.joinpath(*components(request.path)))
         check = None if request.check is None else request.check == "bytes"
-        source = engine.prepare(path, options, check_bytes=check).source
-        took = round((time.perf_counter() - began) * 1000, 2)
-        return {"ok": True, "version": source.label, "digest": source.digest, "bytes": source.nbytes, "ms": took}
+        with stages.during("all"):
+            way = engine.prepare(path, options, check_bytes=check, stages=stages, stop=stop)
+        took = stages.ms.pop("all")
+        logger.info("refitd prepared %s in %.1f ms %s", way.label, took, stages.ms)
+        facts = {"version": way.label, "kind": way.kind, "digest": way.digest, "signature": way.signature}
+        return {"ok": True, "bytes": way.nbytes, "ms": took, "stages": stages.ms} | facts
+
+    def _contents(self) -> Reply:
+        """The digest that a load of what is in memory now would have answered with."""
+        if self._engine is None:
+            return refused(f"the plugin stands aside: {self._aside}")
+        if getattr(self._runner.args, "enable_memory_saver", False):  # reading what was released kills the process
+            return refused("the weights may be released at any time, so they are not looked at")
+        tensor = next(self._runner.model.parameters())
+        with torch.cuda.device_of(tensor):  # a thread begins on the first GPU, whichever the rank has
+            return {"ok": True, "contents": digest(contents_beside(self._runner.model))}
+
+
+def _tell_where(path: str, thread: int) -> None:
+    """Into the log: a version that takes so long to prepare may wait for something."""
+    frame = sys._current_frames().get(thread)  # noqa: SLF001 - Python has no other name for it
+    where = "".join(traceback.format_stack(frame)) if frame is not None else "nowhere"
+    logger.warning("refitd has been preparing %s for %g s, and is at:\n%s", path, _SLOW_SECONDS, where)
 
 
 def _plan(engine: Engine) -> dict[str, Any] | None:

@@ -3,7 +3,8 @@
 SGLang goes on doing what it does around a load (its refusals, what its quantisation prepares, its own records of what
 it serves), in the way of its release. For the length of one call only two things are other than stock: its loader's
 iterator yields tensors that are already checked and mapped, and, for a replay, the model's `load_weights` makes the
-plan's copies. Its "rolling back", which would read the version that has just failed once more, is refused.
+plan's copies, or applies a delta. Its "rolling back", which would read the version that has just failed once more, is
+refused.
 """
 
 import threading
@@ -23,11 +24,17 @@ class NoRollbackError(Exception):
 
 
 class Feed:
-    """One load. `asked`: SGLang came for the tensors; `begun`: some may be written; `done`: all were given."""
+    """One load, by the loader or by `copy` in its place. `asked`: SGLang came for the tensors; `begun`: some may be
+    written; `done`: all were given. `how` is `load`, or what `copy` is.
+    """
 
-    def __init__(self, tensors: Tensors, copy: Callable[[Loader], None] | None = None) -> None:
+    def __init__(self, tensors: Tensors, copy: Callable[[Loader], None] | None = None, how: str = "replay") -> None:
         self._tensors = tensors
         self._copy = copy
+        self.how = how if copy is not None else "load"
+        self.before: dict[str, str] | None = None  # the model's contents, where `copy` has taken them beside its work
+        self.after: dict[str, str] | None = None
+        self.others: list[int] | None = None
         self.asked = False
         self.begun = False
         self.done = False
@@ -51,11 +58,6 @@ class Feed:
         if self._copy is not None:
             self._copy(load)
         self.done = True
-
-    @property
-    def how(self) -> str:
-        """`replay` or `load`."""
-        return "load" if self._copy is None else "replay"
 
     @contextmanager
     def through(self, loader: type, model: Any, watching: Any = None) -> Iterator[None]:

@@ -1,20 +1,30 @@
-"""One load through SGLang's own function: by the model's loader, or by the plan that was learned from it."""
+"""One load through SGLang's own function: by the model's loader, by the plan that was learned from it, or a delta."""
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
-from refitd_sglang.contents import contents_of
+from refitd_sglang import road
+from refitd_sglang.changes import Changes, open_changes
+from refitd_sglang.contents import Prints, contents_of, holders_of, named
 from refitd_sglang.feeding import Feed, NoRollbackError
+from refitd_sglang.overlap import Overlap, Seen, parts_of
 from refitd_sglang.plan import Loader, Plan, anatomy, learned, replay, tensors_of
 from refitd_sglang.recorder import Recorder
-from refitd_sglang.source import Source
+from refitd_sglang.registered import Registry
+from refitd_sglang.road import Road, Table, Watch, table_of
+from refitd_sglang.routes import Routes, routes_of
+from refitd_sglang.source import Place, Source
+from refitd_sglang.spans import Span
+from refitd_sglang.stages import Stages
 from refitd_sglang.versions import Runner
 
 logger = logging.getLogger("refitd_sglang")
+_devices: WeakKeyDictionary[torch.nn.Module, frozenset[torch.device]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +35,15 @@ class Call:
     load_format: str
     recapture: bool
     stock: Callable[[str, str, bool], tuple[bool, str]]
+    stages: Stages = field(default_factory=Stages)
+
+
+@dataclass(frozen=True, slots=True)
+class Readied:
+    """The copies of one version along one plan, to be begun in the pause."""
+
+    plan: Plan
+    road: Road
 
 
 class Loading:
@@ -33,43 +52,188 @@ class Loading:
     def __init__(self, runner: Runner, loader: type) -> None:
         self.plan: Plan | None = None
         self._runner, self._loader = runner, loader
+        self._registry = Registry()
+        self._table: tuple[Plan, Table, Watch | None] | None = None
+        self._routes: tuple[Plan, Routes] | None = None
+        self._prints: tuple[Plan, Prints] | None = None
 
-    def load(self, call: Call, source: Source, *, partial: bool) -> tuple[Feed, str | None]:
+    @property
+    def model(self) -> torch.nn.Module:
+        """The model that is loaded into."""
+        return self._runner.model
+
+    def has(self, plan: Plan) -> bool:
+        """Whether this is still the plan, and the model is where it says."""
+        return self.plan is plan and plan.fits(plan.inventory, self.model)
+
+    def make_ready(self, source: Source) -> Readied | None:
+        """Do all that can be done before the pause. The engine may serve meanwhile."""
+        plan = self.plan  # another thread may throw it away meanwhile
+        if plan is None or not plan.replays or not plan.fits(source.inventory, self.model):
+            return None
+        return Readied(plan, self._road(plan, source))
+
+    def open_changes(self, place: Place, *, check_bytes: bool) -> Changes:
+        """Read a delta, to where the model's device takes it from. As `changes.open_changes`."""
+        devices = devices_of(self.model)
+        if not devices:
+            return open_changes(place, check_bytes=check_bytes)
+        from refitd_sglang.device_patch import pinned_room
+
+        with torch.cuda.device(next(iter(devices))):  # a thread begins on the first GPU, which may be another rank's
+            return open_changes(place, check_bytes=check_bytes, room=pinned_room)
+
+    def load(
+        self, call: Call, source: Source, *, partial: bool, readied: Readied | None = None
+    ) -> tuple[Feed, str | None]:
         """Load a version: how far it came, and what went wrong, if anything did.
 
         A partial one says nothing of how whole ones are to be loaded.
         """
-        tensors = source.tensors()
         plan = None if partial else self._plan(source.inventory)
-        recorder = self._recorder(call, tensors) if self.plan is None and not partial else None
-        before = anatomy(self._runner.model)
-        feed = Feed(tensors, None if plan is None else _copies(plan, tensors))
-        fault = self._through(call, feed, call.path, call.load_format, recorder)
-        if fault is None and plan is not None and not plan.proven:
+        if plan is not None and (readied is None or readied.plan is not plan):
+            with call.stages.during("road"):
+                readied = Readied(plan, self._road(plan, source))
+        if plan is not None and readied is not None:
+            return self._replay(call, source, readied)
+        return self._load(call, source, partial=partial)
+
+    def apply(self, call: Call, path: str, load_format: str, write: Callable[[], None]) -> tuple[Feed, str | None]:
+        """Have something else written in place of a load, under a path."""
+
+        def copy(_: Loader) -> None:
+            with call.stages.during("copy"):
+                write()
+
+        feed = Feed({}, copy, "delta")
+        return feed, self._through(call, feed, path, load_format)
+
+    def put_back(self, call: Call, tensors: Mapping[str, Any], path: str) -> str | None:
+        """Load what was served before, under the path that it had. Always by the loader: the plan may be at fault."""
+        return self._through(call, Feed(tensors), path, "auto")
+
+    def plan_for_deltas(self, inventory: str) -> Plan | str:
+        """The plan that a delta can be translated through, or why there is none."""
+        plan = self.plan
+        if plan is None or not plan.fits(inventory, self.model):
+            return "as nobody has seen yet how it is loaded"
+        if plan.whole is not None:
+            return f"as {plan.whole}"
+        return plan if plan.proven else "as its load plan is not proven yet"
+
+    def routes(self, plan: Plan, source: Source) -> Routes:
+        """Where the elements of its tensors go."""
+        if self._routes is None or self._routes[0] is not plan:
+            elements = {
+                name: spec.end - spec.start
+                for header in source.structure.headers.values()
+                for name, spec in header.tensors.items()
+            }
+            elements = {copy.name: elements[copy.name] // copy.target.element_size() for copy in plan.copies}
+            self._routes = plan, routes_of(plan.copies, elements, list(holders_of(self.model).values()))
+        return self._routes[1]
+
+    def prints(
+        self, source: Source, contents: dict[str, str], others: Sequence[int] | None = None
+    ) -> list[tuple[str, int]]:
+        """The fingerprints of the checkpoint's tensors that lie whole in the model, by the plan; none without one.
+
+        `others` are those that are not in `contents`, where they were taken already.
+        """
+        plan = self.plan
+        if plan is None or not plan.replays:
+            return []
+        return self._prints_of(plan, source).take(contents, others)
+
+    def _prints_of(self, plan: Plan, source: Source) -> Prints:
+        if self._prints is None or self._prints[0] is not plan:
+            self._prints = plan, Prints(self._whole(plan, source), self.model)
+        return self._prints[1]
+
+    def _whole(self, plan: Plan, source: Source) -> list[tuple[str, torch.Tensor]]:
+        routes, seen = self.routes(plan, source), dict[str, int]()
+        found: list[tuple[str, torch.Tensor]] = []
+        for copy in plan.copies:
+            number = seen[copy.name] = seen.get(copy.name, -1) + 1
+            way = routes[copy.name]
+            if not isinstance(way, str) and way[number].whole:
+                found.append((copy.name, copy.target))
+        return found
+
+    def _replay(self, call: Call, source: Source, readied: Readied) -> tuple[Feed, str | None]:
+        plan, ready, seen = readied.plan, readied.road, Seen()
+        tensors = source.tensors() if plan.residual or not plan.proven else {}
+
+        def copy(load: Loader) -> None:  # it does not know the feed, which knows it: files would stay open for a while
+            with call.stages.during("copy"):
+                if ready.watch is not None:
+                    ready.watch.overlap.run(ready.steps, seen)
+                else:
+                    replay(ready.steps, plan.rest(tensors), load)
+                    idle(self.model)
+
+        feed = Feed(tensors, copy)
+        fault = self._through(call, feed, call.path, call.load_format)
+        if ready.watch is not None:
+            _tell_seen(feed, seen, ready.watch.names)
+        if fault is None and not plan.proven:
             fault = self._prove(call, plan, tensors)
-        if fault is None and recorder is not None:
-            self.plan = learned(source.inventory, self._runner.model, before, tensors, recorder)
+        return feed, fault
+
+    def _load(self, call: Call, source: Source, *, partial: bool) -> tuple[Feed, str | None]:
+        tensors = source.tensors()
+        recorder = self._recorder(call, tensors) if self.plan is None and not partial else None
+        before = None if recorder is None else anatomy(self.model)
+        feed = Feed(tensors)
+        fault = self._through(call, feed, call.path, call.load_format, recorder)
+        if fault is None and recorder is not None and before is not None:
+            self.plan = learned(source.inventory, self.model, before, tensors, recorder)
             _tell(self.plan)
         return feed, fault
 
-    def put_back(self, call: Call, source: Source, path: str) -> str | None:
-        """Load what was served before, under the path that it had. Always by the loader: the plan may be at fault."""
-        return self._through(call, Feed(source.tensors()), path, "auto")
-
     def _plan(self, inventory: str) -> Plan | None:
         """The plan to replay, if there is one. One that does not fit any more is thrown away."""
-        if self.plan is not None and not self.plan.fits(inventory, self._runner.model):
+        if self.plan is not None and not self.plan.fits(inventory, self.model):
             self.plan = None
         return self.plan if self.plan is not None and self.plan.replays else None
+
+    def _road(self, plan: Plan, source: Source) -> Road:
+        devices = devices_of(self.model)
+        if not devices:
+            return road.plain(plan.bind(source.tensors()))
+        self._registry.begin()
+        (device, *others) = devices
+        files = None if others else source.registered(self._registry, device.index or 0)
+        if files is None:
+            return road.buffered(lambda: plan.bind(source.tensors()))
+        table, watch = self._table_of(plan, source)
+        return road.registered(table, files, device, source.tensors, watch)
+
+    def _table_of(self, plan: Plan, source: Source) -> tuple[Table, Watch | None]:
+        """The same as for the last version, as long as files are laid out alike."""
+        known, headers = self._table, source.structure.headers
+        if known is None or known[0] is not plan or known[1].headers != headers:
+            table = table_of(plan.copies, headers)
+            known = self._table = plan, table, self._watch(plan, source, table)
+        return known[1:]
+
+    def _watch(self, plan: Plan, source: Source, table: Table) -> Watch | None:
+        """Only where copies are all that is done: what a loader computes comes after them."""
+        if plan.residual or not plan.proven:
+            return None
+        holders = holders_of(self.model)
+        watched = [*holders.values(), *self._prints_of(plan, source).others]
+        spans = [span_of(tensor) for tensor in watched]
+        return Watch(Overlap(parts_of(table.writes, spans), watched), list(holders))
 
     def _recorder(self, call: Call, tensors: dict[str, Any]) -> Recorder | None:
         if call.recapture:  # graphs are captured within the same call, and nothing may look on
             return None
-        return Recorder(tensors, [tensor for _, tensor in tensors_of(self._runner.model)])
+        return Recorder(tensors, [tensor for _, tensor in tensors_of(self.model)])
 
     def _through(self, call: Call, feed: Feed, path: str, load_format: str, watching: Any = None) -> str | None:
         """One call of SGLang's function; what went wrong, if anything did."""
-        model = self._runner.model
+        model = self.model
         try:
             with feed.through(self._loader, model, watching):
                 ok, message = call.stock(path, load_format, call.recapture)
@@ -81,33 +245,46 @@ class Loading:
             return message
         if not feed.done:
             return "SGLang did not load the tensors that it was given"
-        return "SGLang has replaced the model" if self._runner.model is not model else None
+        return "SGLang has replaced the model" if self.model is not model else None
 
     def _prove(self, call: Call, plan: Plan, tensors: dict[str, Any]) -> str | None:
         """Hold a replay against a whole load of the same version."""
-        replayed = contents_of(self._runner.model)
+        replayed = contents_of(self.model)
         fault = self._through(call, Feed(tensors), call.path, call.load_format)
-        if fault is None and contents_of(self._runner.model) != replayed:
+        if fault is None and contents_of(self.model) != replayed:
             plan.whole = "a replay did not give what the loader gives"
             _tell(plan)
         plan.proven = fault is None
         return fault
 
 
+def _tell_seen(feed: Feed, seen: Seen, names: Sequence[str]) -> None:
+    """What was watched beside the copies: the model's tensors by name, and behind them others."""
+    if seen.before is not None:
+        feed.before = named(names, seen.before[: len(names)])
+    if seen.after is not None:
+        feed.after = named(names, seen.after[: len(names)])
+        feed.others = seen.after[len(names) :]
+
+
+def span_of(tensor: torch.Tensor) -> Span:
+    """The stretch of memory that a tensor lies in."""
+    steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (steps + 1) * tensor.element_size()
+
+
 def idle(model: torch.nn.Module) -> None:
     """Wait until the device has nothing to do: a forward pass on another stream may still read the weights."""
-    for device in {tensor.device for _, tensor in tensors_of(model)}:
-        if device.type == "cuda":
+    if next(model.parameters()).device.type == "cuda":
+        for device in devices_of(model):
             torch.cuda.synchronize(device)
 
 
-def _copies(plan: Plan, tensors: dict[str, Any]) -> Callable[[Loader], None]:
-    bound, rest = plan.bind(tensors), plan.rest(tensors)
-
-    def copy(load: Loader) -> None:
-        replay(bound, rest, load)
-
-    return copy
+def devices_of(model: torch.nn.Module) -> frozenset[torch.device]:
+    """Where it is. A model stays where it is put."""
+    if model not in _devices:
+        _devices[model] = frozenset(tensor.device for _, tensor in tensors_of(model) if tensor.device.type == "cuda")
+    return _devices[model]
 
 
 def _tell(plan: Plan) -> None:

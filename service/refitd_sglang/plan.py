@@ -15,6 +15,7 @@ from itertools import chain
 import torch
 
 from refitd_sglang.recorder import Copy, Recorder, overlapping, unaccounted
+from refitd_sglang.routes import overlap
 
 _COMPARED_AT_ONCE = 2**23  # elements: what a comparison takes beside the weights is a few times 8 M
 Tensors = Mapping[str, torch.Tensor]
@@ -25,13 +26,15 @@ Loader = Callable[[Iterator[tuple[str, torch.Tensor]]], object]
 class Plan:
     """`whole` says why every load goes through the loader; None where `copies` do it, and the loader for `residual`.
 
-    `proven`: a replay gives what a whole load gives. It is known where every byte is a copy.
+    `unused`: what the loader did not touch. `proven`: a replay gives what a whole load gives. It is known where every
+    byte is a copy.
     """
 
     inventory: str
     anatomy: "Anatomy"
     copies: tuple[Copy, ...] = ()
     residual: tuple[str, ...] = ()
+    unused: frozenset[str] = frozenset()
     whole: str | None = None
     proven: bool = False
 
@@ -58,18 +61,23 @@ class Anatomy:
     """Where a model's tensors are. Equal as long as the model is the same and none of them was replaced."""
 
     model: int
-    tensors: tuple[tuple[str, int, tuple[int, ...], tuple[int, ...], torch.dtype], ...] = field(repr=False)
+    tensors: tuple[tuple[object, ...], ...] = field(repr=False)
 
 
 def anatomy(model: torch.nn.Module) -> Anatomy:
-    """Look at a model."""
-    return Anatomy(
-        id(model),
-        tuple(
-            (name, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
-            for name, tensor in tensors_of(model)
-        ),
-    )
+    """Look at a model. This is done in each pause, several times, so it is done without torch's own iterators, which
+    take three times as long to make up names. A module has its tensors and modules by name, and in order.
+    """
+    found: list[tuple[object, ...]] = []
+    waiting = [model]
+    while waiting:
+        module = waiting.pop()
+        for named in (module._parameters, module._buffers):  # noqa: SLF001 - what torch's iterators look at
+            for name, tensor in named.items():
+                if tensor is not None:
+                    found.append((name, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype))
+        waiting += [each for each in module._modules.values() if each is not None]  # noqa: SLF001
+    return Anatomy(id(model), tuple(found))
 
 
 def tensors_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -96,8 +104,9 @@ def _judge(plan: Plan, model: torch.nn.Module, tensors: Tensors, recorder: Recor
     missed = unaccounted(recorder, _lasting(model))
     computed = set(tensors) - copied if missed else recorder.computing
     plan.residual = tuple(name for name in tensors if name in computed)  # in the checkpoint's order
+    plan.unused = frozenset(tensors) - copied - computed
     plan.proven = not plan.residual and not missed
-    if overlapping(recorder, plan.copies):
+    if overlapping(recorder, plan.copies) or overlap(plan.copies):
         recorder.give_up("the loader writes twice to the same place")
     elif not all(same_bits(target, source) for target, source in plan.bind(tensors)):
         recorder.give_up("something changes the weights after the loader has copied them")
@@ -126,22 +135,18 @@ def same_bits(target: torch.Tensor, source: torch.Tensor) -> bool:
 
 
 def replay(
-    bound: Iterable[tuple[torch.Tensor, torch.Tensor]],
+    steps: Iterable[Callable[[], object]],
     rest: Iterable[tuple[str, torch.Tensor]],
     load: Loader,
 ) -> None:
-    """Make the copies, and let the loader do what it has to compute. When this returns the device has done it.
+    """Make the copies, and let the loader do what it has to compute. A device may still be at it when this returns.
 
     Raises:
         Exception: whatever a copy or the loader raises; then the model holds a mixture.
     """
-    device = None
     with torch.no_grad():
-        for target, source in bound:
-            target.copy_(source, non_blocking=True)
-            device = target.device
+        for step in steps:
+            step()
     waiting = list(rest)
     if waiting:
         load(iter(waiting))
-    if device is not None and device.type == "cuda":
-        torch.cuda.synchronize(device)

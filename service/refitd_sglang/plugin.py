@@ -8,6 +8,7 @@ tensors only, and engines that the plugin does not handle go straight through to
 import logging
 import sys
 from dataclasses import replace
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -44,8 +45,7 @@ def register() -> None:
 
 
 def _register(settings: Settings) -> None:
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
+    hooks: Any = import_module("sglang.srt.plugins.hook_registry")
     from refitd_sglang.versions import Aside, find_layout, sglang_version
 
     layout = find_layout()
@@ -53,8 +53,8 @@ def _register(settings: Settings) -> None:
         logger.warning("refitd stands aside: SGLang %s is not one that it knows: %s", sglang_version(), layout.reason)
         return
     plugin = Plugin(layout, settings)
-    HookRegistry.register(layout.target, plugin.update, HookType.AROUND)
-    HookRegistry.register(_RUNNER_INIT, plugin.started, HookType.AFTER)
+    hooks.HookRegistry.register(layout.target, plugin.update, hooks.HookType.AROUND)
+    hooks.HookRegistry.register(_RUNNER_INIT, plugin.started, hooks.HookType.AFTER)
 
 
 class Plugin:
@@ -81,6 +81,8 @@ class Plugin:
         except Exception:
             self._warn("refitd stands aside: a call could not be understood", exc_info=True)
             engine = call = None
+        if engine is not None and call is None:
+            engine.lost_track()
         if engine is None or call is None:
             return stock(updater, *args, **kwargs)
         answer = self._updated(engine, call)
@@ -94,6 +96,7 @@ class Plugin:
             logger.exception("refitd failed in an update")
             outcome = Outcome.UNKNOWN if engine.touched else Outcome.REFUSED
             answer = Answer(outcome=outcome, reason=f"{type(error).__name__}: {error}")
+        logger.info("refitd: %s", answer.told)
         return replace(answer, plugin=plugin_version())
 
     def _engine(self, updater: Any) -> Any:

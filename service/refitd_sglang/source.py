@@ -9,7 +9,8 @@ import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from threading import Event
+from typing import TYPE_CHECKING, Any
 
 from refitd.catalog.evidence import Structure
 from refitd.catalog.examine import examine, signature, structure
@@ -17,6 +18,9 @@ from refitd.catalog.inventory import Reference
 from refitd.catalog.opening import ChangedError, Folder, OpeningRefusedError
 from refitd.catalog.validate import Invalid, Options, Unknown, judge, validate
 from refitd_client.contract.naming import MANIFEST_NAME, SERVICE_FOLDER, version_id
+
+if TYPE_CHECKING:
+    from refitd_sglang.registered import Registered, Registry
 
 _TORCH = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
@@ -29,6 +33,10 @@ _TORCH = {
 
 class SourceRefusedError(Exception):
     """A version that is not loaded. The message is a sentence that says why."""
+
+
+class FullNeededError(SourceRefusedError):
+    """A delta that cannot be applied to what is in memory, and nothing is wrong with either: a full version can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +89,21 @@ class Source:
         except (OSError, OpeningRefusedError):
             return False
 
+    def registered(self, registry: "Registry", device: int) -> "dict[str, Registered] | None":
+        """Its weight files, registered for a GPU; None where one cannot be, or is not what was mapped any more."""
+        found: dict[str, Any] = {}
+        try:
+            with Folder(self.place.root, self.place.path) as folder:
+                for name in self.maps:
+                    with folder.open(name, self.structure.files[name]) as fd:
+                        file = registry.of(fd, device)
+                    if file is None:
+                        return None
+                    found[name] = file
+        except (OSError, OpeningRefusedError, ChangedError):
+            return None
+        return found
+
     def tensors(self) -> dict[str, Any]:
         """Its tensors by name, as views into the mapped files, in the order of the files."""
         import torch
@@ -118,21 +141,24 @@ def is_version(path: str) -> bool:
     return (Path(path) / MANIFEST_NAME).is_file()
 
 
-def open_version(place: Place, reference: Reference | None, options: Options, *, check_bytes: bool) -> Source:
-    """Look at a version, check it, and map it.
+def open_version(
+    place: Place, reference: Reference | None, options: Options, *, check_bytes: bool, stop: Event | None = None
+) -> Source:
+    """Look at a version, check it, and map it. `stop` ends the reading of its bytes.
 
     Raises:
         SourceRefusedError: it is not one to load into the model that `reference` describes, or it changes meanwhile.
+        ReadingStoppedError: `stop` was set.
         OSError: it cannot be read.
     """
     source = mapped(place)
     verdict = judge(source.structure, reference, options)
     if verdict is None and check_bytes:
-        read = validate(examine(place.root, place.path, reference, options), reference, options)
+        read = validate(examine(place.root, place.path, reference, options, stop=stop), reference, options)
         verdict = read if isinstance(read, (Invalid, Unknown)) else None
     if verdict is not None:
         raise SourceRefusedError(f"{verdict.reason} [{verdict.code.value}]")
-    if not source.is_unchanged():  # between the look, the mapping and the reading
+    if check_bytes and not source.is_unchanged():  # between the look, the mapping and the reading
         raise SourceRefusedError(f"{place.folder} changed while it was looked at")
     return source
 

@@ -46,12 +46,15 @@ class Step(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a rank tells the others. `version` is the digest of what it is about to load."""
+    """What a rank tells the others. `version` is the digest of what it is about to load; `needs` is `full` where a
+    delta was refused that a full version can stand for.
+    """
 
     rank: int
     state: State
     reason: str = ""
     version: str = ""
+    needs: str = ""
 
 
 @dataclass(frozen=True, slots=True)

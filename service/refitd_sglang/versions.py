@@ -81,6 +81,16 @@ class Runner:
         return self.itself.server_args
 
     @property
+    def seed(self) -> int | None:
+        """The server's random seed, drawn anew at each start where none is given: its HTTP side tells it too.
+
+        0.5.23 and newer keep what was decided beside what was given.
+        """
+        decided = getattr(self.args, "resolved_dict", None)
+        found = getattr(self.args, "random_seed", None) if decided is None else decided().get("random_seed")
+        return found if isinstance(found, int) else None
+
+    @property
     def rank(self) -> int:
         """Which of the tensor-parallel ranks it is."""
         return int(self.updater.tp_rank)
@@ -89,6 +99,11 @@ class Runner:
     def size(self) -> int:
         """How many tensor-parallel ranks there are."""
         return int(getattr(self.args, "tp_size", 1) or 1)
+
+    @property
+    def may_release(self) -> bool:
+        """Whether the weights' memory may be taken away between updates (`--enable-memory-saver`)."""
+        return bool(getattr(self.args, "enable_memory_saver", False))
 
     def aside(self) -> str | None:
         """Why an update of this engine is left to stock SGLang; None where the plugin does it."""

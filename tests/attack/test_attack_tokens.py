@@ -37,7 +37,7 @@ async def routes(stage: Stage, token: str = "") -> list[tuple[str, str]]:
     """Every route that the service has, and a few that it has not."""
     paths = (await stage.http.get("/openapi.json", headers=bearer(token))).json()["paths"]
     known = [(method.upper(), path.replace("{", "").replace("}", "")) for path in paths for method in paths[path]]
-    return [*known, ("GET", "/"), ("GET", "/docs"), ("GET", "/nowhere"), ("POST", "/nowhere"), ("BREW", "/v1/versions")]
+    return [*known, ("GET", "/docs"), ("GET", "/nowhere"), ("POST", "/nowhere"), ("BREW", "/v1/versions")]
 
 
 async def test_without_a_token_nothing_is_reached_but_health_when_looking_needs_one(tmp_path: Path) -> None:

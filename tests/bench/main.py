@@ -20,6 +20,7 @@ from latency import notice, watch
 from publish import publish
 from rich.console import Console
 from rich.table import Table
+from stream import stream
 from update import update
 
 SCENARIOS: dict[str, Callable[[Path], list[Figure]]] = {
@@ -28,6 +29,7 @@ SCENARIOS: dict[str, Callable[[Path], list[Figure]]] = {
     "update": update,
     "publish": publish,
     "fleet": fleet,
+    "stream": stream,
     "footprint": footprint,
 }
 

@@ -1,15 +1,16 @@
-"""The engines that the contract is held against: the embedded one, with and without SGLang's mistakes, and SGLang."""
+"""The engines that the contract is held against: the embedded one, with and without SGLang's mistakes, and SGLang,
+without the plugin and with it."""
 
 from collections.abc import AsyncIterator, Generator
 from pathlib import Path
 
 import pytest
 
-from refitd.engine.sglang.adapter import SglangEngine
-from support.servers import ADMIN_KEY, API_KEY, SGLANG_VENV, EmbeddedServer, EngineServer
+from support.plugged import PluggedSglang
+from support.servers import SGLANG_VENV, EmbeddedServer, EngineServer
 from support.subject import Subject
 
-REAL = [pytest.param("sglang", marks=pytest.mark.sglang)] if SGLANG_VENV else []
+REAL = [pytest.param(kind, marks=pytest.mark.sglang) for kind in ("sglang", "sglang-plugged")] if SGLANG_VENV else []
 
 
 @pytest.fixture(scope="session", params=["embedded", "embedded-defects", *REAL])
@@ -22,8 +23,8 @@ def server(
     kind: str, models: Path, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Generator[EngineServer]:
     """An engine on model_a."""
-    if kind == "sglang":
-        yield request.getfixturevalue("sglang")
+    if kind.startswith("sglang"):
+        yield request.getfixturevalue(kind.replace("-", "_"))
         return
     flags = ["--defects"] if kind == "embedded-defects" else []
     with EmbeddedServer(tmp_path_factory.mktemp(kind), models / "model_a", *flags) as embedded:
@@ -35,7 +36,7 @@ async def subject(kind: str, server: EngineServer, models: Path) -> AsyncIterato
     """The engine, up and generating; restarted when the test before has killed it."""
     if not server.is_running:
         server.restart()
-    subject = Subject(kind, server, SglangEngine(server.url, api_key=API_KEY, admin_key=ADMIN_KEY), models)
+    subject = Subject(kind, server, models, root=server.root if isinstance(server, PluggedSglang) else None)
     try:
         yield subject
     finally:

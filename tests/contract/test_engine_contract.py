@@ -12,7 +12,7 @@ import pytest
 
 from refitd.engine.port import Outcome, Reached, Refit, Stage, Unreached
 from refitd.engine.sglang.adapter import SglangEngine
-from support.servers import ADMIN_KEY, API_KEY, EmbeddedServer, EngineServer
+from support.servers import API_KEY, EmbeddedServer, EngineServer
 from support.subject import PROMPT, Subject, ignore_stage
 
 pytestmark = pytest.mark.timeout(400)
@@ -25,7 +25,7 @@ async def test_a_probe_tells_what_is_served_and_how_the_server_was_started(subje
     await subject.refit("model_b", "3")
     seen = await subject.engine.probe()
     assert isinstance(seen, Reached)
-    assert seen.model_path == str(subject.models / "model_b")
+    assert seen.model_path == str(subject.path("model_b"))
     assert seen.weight_version == "3"
     assert seen.startup_path == str(subject.models / "model_a")
     assert seen.server_version.startswith("0.5.23")
@@ -50,7 +50,7 @@ async def test_an_acknowledged_target_is_what_the_server_names_by_path_and_label
     refit = await subject.refit("b_sharded", "41")
     assert refit.outcome is Outcome.ACK
     info = await subject.info()
-    assert (info["model_path"], info["weight_version"]) == (str(subject.models / "b_sharded"), "41")
+    assert (info["model_path"], info["weight_version"]) == (str(subject.path("b_sharded")), "41")
 
 
 async def test_a_trial_passes_on_a_good_model_and_tells_the_label_that_answers(subject: Subject) -> None:
@@ -62,7 +62,7 @@ async def test_a_trial_passes_on_a_good_model_and_tells_the_label_that_answers(s
 async def test_a_trial_of_a_bad_canary_tells_what_is_wrong(subject: Subject) -> None:
     """The files of a version can be in order and its numbers nonsense: this is what the canary is for."""
     refit = await subject.refit("bad_nan", "9")
-    assert refit.outcome is (Outcome.ACK if subject.careless else Outcome.NACK)
+    assert refit.outcome is (Outcome.ACK if subject.takes_nan else Outcome.NACK)
     fault = await subject.engine.trial("9")
     await subject.refit("model_a", "10")
     assert fault is not None
@@ -72,13 +72,14 @@ async def test_a_trial_of_a_bad_canary_tells_what_is_wrong(subject: Subject) -> 
 async def test_stages_come_in_order_and_are_timed(subject: Subject) -> None:
     stages: list[Stage] = []
     refit = await subject.engine.refit(subject.target("model_a", "5"), stages.append)
-    assert stages == [Stage.PAUSE, Stage.LOAD, Stage.VERIFY, Stage.RESUME]
+    prepared = [] if subject.root is None else [Stage.PREPARE]
+    assert stages == [*prepared, Stage.PAUSE, Stage.LOAD, Stage.VERIFY, Stage.RESUME]
     assert refit.timings.keys() == {stage.value for stage in stages}
 
 
 async def test_an_engine_with_unknown_contents_is_not_resumed_by_a_repair_that_it_refuses(subject: Subject) -> None:
     await subject.refit("model_a", "1")
-    tainted = await subject.refit("model_b", "2", fingerprint="xxh3:0")
+    tainted = await subject.refit("model_b", "2", fingerprint=subject.other_fingerprint)
     assert tainted.outcome is Outcome.TAINTED
     refused = await subject.refit("nowhere", "3", repairs=True)
     assert (refused.outcome, refused.resumed) == (Outcome.TAINTED, False)
@@ -91,7 +92,7 @@ async def test_an_engine_with_unknown_contents_is_not_resumed_by_a_repair_that_i
 
 async def test_contents_that_differ_from_a_recorded_load_are_not_believed(subject: Subject) -> None:
     await subject.refit("model_a", "1")
-    refit = await subject.refit("model_b", "2", fingerprint="xxh3:0")
+    refit = await subject.refit("model_b", "2", fingerprint=subject.other_fingerprint)
     assert (refit.outcome, refit.resumed) == (Outcome.TAINTED, False)
     assert "clean load" in (refit.reason or "")
     with pytest.raises(httpx.TimeoutException):
@@ -170,7 +171,7 @@ async def test_without_the_admin_key_nothing_changes_and_the_setting_is_named(
 async def test_what_is_served_can_be_asked_while_a_load_is_under_way(subject: Subject, tmp_path: Path) -> None:
     await subject.refit("model_a", "1")
     with _long_load(subject, tmp_path) as (server, begin, end):
-        engine, other = _adapter(server), _adapter(server)
+        engine, other = (Subject(subject.kind, server, subject.models, subject.root).engine for _ in range(2))
         before = await other.probe()
         assert isinstance(before, Reached)
         begun = asyncio.Event()
@@ -196,7 +197,7 @@ def _long_load(
     subject: Subject, folder: Path
 ) -> Generator[tuple[EngineServer, Callable[[], None], Callable[[], None]]]:
     """A server, and what makes a load long and ends it. The embedded engine is one process: it loads slowly instead."""
-    if subject.kind == "sglang":
+    if subject.kind.startswith("sglang"):
         scheduler = subject.server.scheduler
         try:
             yield subject.server, scheduler.suspend, scheduler.resume
@@ -205,10 +206,6 @@ def _long_load(
     else:
         with EmbeddedServer(folder, subject.models / "model_a", "--load-delay", "3") as server:
             yield server, lambda: None, lambda: None
-
-
-def _adapter(server: EngineServer) -> SglangEngine:
-    return SglangEngine(server.url, api_key=API_KEY, admin_key=ADMIN_KEY)
 
 
 async def test_a_load_that_outlasts_the_time_out_taints_and_the_next_refit_waits_for_its_end(subject: Subject) -> None:

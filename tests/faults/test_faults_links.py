@@ -4,8 +4,11 @@ import os
 import shutil
 from pathlib import Path
 
+import pytest
+
 from faults.stand import Stand, Subject, id_of, standing, until
 from refitd_client.contract.states import VersionState
+from refitd_client.errors import ConflictError
 from support.jobs import RUN
 
 SHARD = "model.safetensors"
@@ -35,7 +38,8 @@ def test_hard_links_are_deleted_by_the_version_s_own_names_and_noticed_when_othe
         with rewritten.open("r+b") as shard:
             shard.write((engine.models[0] / SHARD).read_bytes())
         lost = stand.until(lambda event: event.subject == id_of(3) and event.data.get("state") == VersionState.LOST)
-        stand.client.resync(stand.engine_now.id)
+        with pytest.raises(ConflictError, match="whose files are lost"):
+            stand.client.resync(stand.engine_now.id)
         stand.serve(engine.model(4), 4)
         assert engine.serves(4)
         later = [event.text for event in stand.events if event.seq > lost.seq]

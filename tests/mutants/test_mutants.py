@@ -109,7 +109,8 @@ MUTANTS = [
     Mutant(
         "loads files that have changed since they were checked",
         "service/refitd/rollout/replica.py",
-        "        if not unchanged:\n            self._drop(before, attempt)\n            return\n",
+        "        if not unchanged:\n            self._drop(before, attempt, "
+        '"its files are not those that were checked, or cannot be looked at")\n            return\n',
         "",
         "tests/unit/test_rollout.py",
     ),
@@ -140,6 +141,34 @@ MUTANTS = [
         'leases(views, dead_after=float("inf"))',
         "leases(views)",
         "tests/unit/test_spare.py",
+    ),
+    Mutant(
+        "patches a copy that an engine reads",
+        "service/refitd/copies/readers.py",
+        "reads=tuple(_sentences(held, naming)),",
+        "reads=(),",
+        "tests/unit/test_copies_readers.py",
+    ),
+    Mutant(
+        "patches a copy that still has its note",
+        "service/refitd/copies/writing.py",
+        "        os.unlink(name + NOTE_ENDING, dir_fd=run)\n",
+        "        pass\n",
+        "tests/crash/test_copies_power_loss.py",
+    ),
+    Mutant(
+        "believes a copy whose fingerprints are others",
+        "service/refitd/copies/changes.py",
+        "if found.get(name) != value:",
+        "if name not in found:",
+        "tests/unit/test_copies_disk.py",
+    ),
+    Mutant(
+        "collects the base of a delta that is kept",
+        "service/refitd/reclaim/needs.py",
+        "if base is not None and (version.state",
+        "if base is None and (version.state",
+        "tests/unit/test_keep.py",
     ),
     Mutant(
         "forgets an engine's unknown contents at a restart",

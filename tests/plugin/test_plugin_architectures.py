@@ -1,14 +1,16 @@
-"""Load plans of real loaders, on every rank: what a replay leaves is what a stock load leaves."""
+"""Load plans of real loaders, on every rank: what a replay or a delta leaves is what a stock load leaves."""
 
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from refitd_client import WeightPublisher
 from refitd_sglang.transaction import Outcome
-from support.architectures import ARCHITECTURES, make
+from support.architectures import ARCHITECTURES, change, make
+from support.forged import write_delta
 from support.plugged import PluggedSglang, ask
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
@@ -36,19 +38,30 @@ def stock_states(server: PluggedSglang, *models: Path) -> list[tuple[str, list[i
     return found
 
 
+def delta(root: Path, step: int, base: int, before: Path, after: Path) -> Path:
+    """A version that is what changed from one model's folder to another's."""
+    weights = [load_file(each / "model.safetensors") for each in (before, after)]
+    folder = root / RUN / f"v{step:06d}"
+    write_delta(folder, RUN, step, base, *weights)
+    return folder
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_replay_leaves_what_a_stock_load_leaves(architecture: str, models: Path, tmp_path: Path) -> None:
+def test_a_replay_and_a_delta_leave_what_a_stock_load_leaves(architecture: str, models: Path, tmp_path: Path) -> None:
     pair = [make(tmp_path / f"{seed}", architecture, seed, models / "model_a") for seed in (1, 2)]
+    derived = DERIVED.get(architecture, 0)
+    third = change(pair[0], tmp_path / "3", 3, but="norm" if derived else "nothing")
     published = versions(tmp_path / "root", *pair)
+    published.append(delta(tmp_path / "root", 3, 1, pair[0], third))
     with PluggedSglang(tmp_path, pair[0], root=tmp_path / "root", TORCHDYNAMO_DISABLE="1") as server:
-        stock = stock_states(server, *pair)
-        assert stock[0] != stock[1]
-        for number, how in ((0, "load"), (1, "replay"), (0, "replay")):
+        stock = stock_states(server, *pair, third)
+        assert len({checksum for checksum, _ in stock}) == 3
+        for number, how in ((0, "load"), (1, "replay"), (0, "replay"), (2, "delta"), (1, "replay")):
             answer = server.update(published[number])
             assert (answer.outcome, answer.how) == (Outcome.SERVED, how)
             assert (server.checksum, server.generate()) == stock[number]
         plan = ask(server.sockets[0], do="hello")["plan"]
-    assert (plan["replays"], plan["proven"], plan["loader"]) == (True, True, DERIVED.get(architecture, 0))
+    assert (plan["replays"], plan["proven"], plan["loader"]) == (True, True, derived)
 
 
 @pytest.fixture
@@ -70,6 +83,14 @@ def test_two_ranks_load_together_and_go_back_together(
             assert server.update(published[number]).outcome is Outcome.SERVED
             assert (server.checksum, server.generate()) == stock[number]
         assert sorted(ask(channel, do="hello")["rank"] for channel in server.sockets) == [0, 1]
+        changed = change(pair[1], tmp_path / "3", 3)
+        (third,) = stock_states(server, changed)
+        server.update(published[1])
+        folder = delta(tmp_path / "root", 3, 2, pair[1], changed)
+        for channel in server.sockets:
+            assert ask(channel, do="prepare", path="run/v000003")["kind"] == "delta"
+        assert server.update(folder).how == "delta"
+        assert (server.checksum, server.generate()) == third
         for broken in ((1,), (0,), (0, 1)):
             for number in (0, 1):
                 server.update(published[number])

@@ -6,11 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from refitd_client import WeightPublisher
 from refitd_sglang.transaction import Outcome
-from support.forged import forge
-from support.plugged import PluggedSglang, ask
+from support.architectures import change
+from support.forged import forge, write_delta
+from support.plugged import RELEASE, PluggedSglang, ask
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 
@@ -44,6 +46,14 @@ def root(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for step, model in enumerate(BAD, start=100):
         forge(root, RUN, step, models / model)
     return root
+
+
+def changed(root: Path, models: Path, step: int, base: int, seed: int) -> tuple[Path, Path]:
+    """A delta from one of the good versions, and the folder of what results."""
+    after = change(models / STEPS[base], root.parent / f"changed-{seed}", seed)
+    weights = [load_file(folder / "model.safetensors") for folder in (models / STEPS[base], after)]
+    write_delta(version(root, step), RUN, step, base, *weights)
+    return version(root, step), after
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +164,7 @@ def test_the_channel_says_who_is_there_and_prepares_while_the_engine_serves(serv
     serving_b(server, root)
     (channel,) = server.sockets
     hello = ask(channel, do="hello")
-    assert (hello["protocol"], hello["state"], hello["sglang"]) == (1, "on", "0.5.23")
+    assert (hello["protocol"], hello["state"], hello["sglang"]) == (1, "on", RELEASE)
     assert (hello["port"], hello["rank"], hello["ranks"]) == (server.port, 0, 1)
     assert (hello["served"], hello["plan"]["proven"]) == ("exp~trial~v000002", True)
     assert hello["pid"] == server.scheduler.pid
@@ -164,6 +174,47 @@ def test_the_channel_says_who_is_there_and_prepares_while_the_engine_serves(serv
     assert (refused["ok"], "torn-file" in refused["reason"]) == (False, True)
     assert not ask(channel, do="prepare", path="../../etc")["ok"]
     assert server.update(version(root, C)).outcome is Outcome.SERVED
+
+
+def test_a_delta_is_served_as_a_stock_load_of_its_result_serves_it(
+    server: PluggedSglang, root: Path, models: Path
+) -> None:
+    folder, after = changed(root, models, 50, B, 1)
+    assert server.load(after)[0]
+    stock = server.checksum, server.generate()
+    assert server.update(folder).needs == "full"  # it was loaded past the plugin
+    serving_b(server, root)
+    (channel,) = server.sockets
+    assert ask(channel, do="hello")["no_deltas"] == ""
+    assert ask(channel, do="prepare", path=f"{RUN}/v000050")["kind"] == "delta"
+    answer = server.update(folder, "50")
+    assert (answer.outcome, answer.how, answer.version) == (Outcome.SERVED, "delta", "exp~trial~v000050")
+    assert (server.checksum, server.generate()) == stock
+    assert server.labels == (str(folder), "50")
+    before = server.state
+    assert server.update(changed(root, models, 51, A, 2)[0]).needs == "full"  # from what is not served
+    assert server.state == before
+
+
+def test_a_delta_that_fails_after_the_first_write_is_undone(server: PluggedSglang, root: Path, models: Path) -> None:
+    serving_b(server, root)
+    folder, _ = changed(root, models, 52, B, 3)
+    before = server.state
+    server.fail("delta 3")
+    answer = server.update(folder, "77")
+    assert (answer.outcome, answer.reason) == (Outcome.RESTORED, "InjectedError: delta 3")
+    assert server.state == before
+
+
+def test_a_full_version_that_fails_after_a_delta_is_undone_to_the_delta(
+    server: PluggedSglang, root: Path, models: Path
+) -> None:
+    serving_b(server, root)
+    assert server.update(changed(root, models, 53, B, 4)[0]).how == "delta"
+    before = server.state
+    server.fail("copy 9")
+    assert server.update(version(root, C)).outcome is Outcome.RESTORED
+    assert server.state == before
 
 
 def test_switched_off_it_is_stock_sglang(root: Path, models: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from refitd.catalog.delta import Base
 from refitd.catalog.evidence import Evidence, Structure
 from refitd.catalog.examine import examine, structure
 from refitd.catalog.files import Unreadable
@@ -26,8 +27,9 @@ from refitd.reclaim.incoming import Incoming
 from refitd.reclaim.outcome import Discarded, Emptied, Gone, Refused
 from refitd.reclaim.slots import Slot
 from refitd_client.contract.manifest import ManifestFile
-from refitd_client.contract.naming import Order, parse_version_folder
+from refitd_client.contract.naming import Order, parse_version_folder, version_id
 from support.checkpoints import publish, tensors, write_model, write_shards
+from support.deltas import chain, training
 
 Pause = Callable[[], Awaitable[None]]
 
@@ -42,26 +44,35 @@ class Make(StrEnum):
     SHAPE = "shape"
     FLIPPED = "flipped"
     HALF = "half"  # no manifest, a shard is not there yet
+    DELTA = "delta"  # good, for who has its base
 
     @property
     def is_good(self) -> bool:
-        return self in {Make.GOOD, Make.PLAIN}
+        return self in {Make.GOOD, Make.PLAIN, Make.DELTA}
 
     @property
     def layout(self) -> str | None:
         """Which makes fit into each other's files; None for those that are nobody's slot."""
-        return {Make.PLAIN: None, Make.HALF: None, Make.SHAPE: "b" * 32, Make.MISSING: "c" * 32}.get(self, "a" * 32)
+        return {Make.PLAIN: None, Make.HALF: None, Make.DELTA: None, Make.SHAPE: "b" * 32, Make.MISSING: "c" * 32}.get(
+            self, "a" * 32
+        )
 
 
 @dataclass(slots=True)
 class SimFolder:
-    """A version's folder: `content` stands for the values of its tensors, `writes` counts changes to its files."""
+    """A version's folder: `content` stands for the values of its tensors, `writes` counts changes to its files.
+
+    A delta leads to `content` from the contents in `onto`; `base` is what its manifest says.
+    """
 
     inode: int
     make: Make
     content: int
     writes: int = 0
     foreign: bool = False
+    base: str | None = None
+    onto: frozenset[int] = frozenset()
+    note: tuple[Order, str | None, str] | None = None  # of a copy: what it holds, and what it looked like then
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +96,7 @@ def templates() -> tuple[Reference, dict[Make, _Template]]:
             Make.FLIPPED: lambda run: _flip(publish(root, run, 1, tensors(1))),
             Make.HALF: lambda run: _halve(write_shards(root / run / "v000001", tensors(1))),
         }
-        found: dict[Make, _Template] = {}
+        found: dict[Make, _Template] = {Make.DELTA: _delta(root / "deltas", reference)}
         for make, write in makers.items():
             write(make.value)
             path = f"{make.value}/v000001"
@@ -93,6 +104,18 @@ def templates() -> tuple[Reference, dict[Make, _Template]]:
             evidence = examine(root, path, reference, Options())
             found[make] = _Template(seen, evidence)
         return reference, found
+
+
+def _delta(root: Path, reference: Reference) -> _Template:
+    """A delta as the publisher writes it. What is said of fingerprints is left out: contents are made up here."""
+    with training(root) as trainer:
+        full, record = chain(trainer, root, 2)
+    base = Base(full.id, reference.inventory, {})
+    evidence = examine(root, record.path, base, Options())
+    assert evidence.structure is not None
+    assert evidence.structure.manifest is not None
+    look = replace(evidence.structure, manifest=replace(evidence.structure.manifest, fingerprints={}))
+    return _Template(look, replace(evidence, structure=look))
 
 
 def _without_one() -> dict[str, "np.ndarray[tuple[int, ...], np.dtype[np.float32]]"]:
@@ -135,6 +158,8 @@ class SimDisk:
         self.folders: dict[str, SimFolder] = {}
         self.trash: list[SimFolder] = []
         self.slots: dict[str, SimFolder] = {}
+        self.copies: dict[str, SimFolder] = {}
+        self.no_room = False
         self.fault: OSError | None = None
         self.hidden = False
         self.empty = False
@@ -156,6 +181,14 @@ class SimDisk:
                 self.folders[path] = folder
                 return folder
         return None
+
+    def inode(self) -> int:
+        """A number for a new folder."""
+        return next(self._inodes)
+
+    def any(self, path: str) -> SimFolder | None:
+        """What a server finds at a path: a version, or a copy."""
+        return self.folders.get(path) or self.copies.get(path.rpartition("/")[2])
 
     def rewrite(self, path: str, make: Make, content: int) -> None:
         """The same path, other bytes."""
@@ -212,11 +245,16 @@ def seen_at(path: str, folder: SimFolder) -> _Template:
         manifest = replace(
             manifest, run=path.rpartition("/")[0], generation=order.generation, step=order.step, files=files
         )
+        if folder.make is Make.DELTA:
+            manifest = replace(manifest, base=folder.base)
     look = replace(template.structure, path=path, signature=signature_of(folder), manifest=manifest)
     if contents is not None:
         digests = {name: f"{digest}:{folder.content}" for name, digest in contents.digests.items()}
         contents = replace(contents, digests=digests)
-    return _Template(look, replace(template.evidence, structure=look, contents=contents))
+    delta = template.evidence.delta
+    if delta is not None and manifest is not None:
+        delta = replace(delta, base=folder.base or "", version=version_id(manifest.run, manifest.order))
+    return _Template(look, replace(template.evidence, structure=look, contents=contents, delta=delta))
 
 
 class SimFiles:
@@ -248,7 +286,7 @@ class SimFiles:
         await self._pause()
         return seen_at(path, self._disk.at(path)).structure
 
-    async def examine(self, path: str, reference: Reference | None, options: Options) -> Evidence:
+    async def examine(self, path: str, reference: Reference | Base | None, options: Options) -> Evidence:
         await self._pause()
         before = signature_of(self._disk.at(path))
         await self._pause()

@@ -6,10 +6,14 @@ The numbers are those of docs/promises.md.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from refitd.catalog.chain import NoBase, chain_of
+from refitd.catalog.record import VersionRecord
 from refitd.catalog.scan import Listing
+from refitd.rollout.plan import repair_with
 from refitd_client.contract.naming import Order, version_id
 from refitd_client.contract.states import EngineState, VersionState
 
+from .copies import copy_path
 from .disk import SimFolder
 from .server import BASE, SimServer
 
@@ -42,6 +46,7 @@ class Promises:
         self._served: set[str] = set()
         self._held: set[int] = set()
         self.recycled = 0
+        self.copied = 0
         self.trace: list[str] = []
 
     # What the world tells.
@@ -97,12 +102,32 @@ class Promises:
         for engine in life.ledger.engines.values():
             if engine.serving == record.id and engine.unreachable_since is None:
                 raise AssertionError(f"6: {engine.id} serves {path}")
+        self._is_no_base(record)
+
+    def _is_no_base(self, record: VersionRecord) -> None:
+        """6: what a version that may be needed stands on."""
+        ledger = self._life.ledger
+        goals = ledger.goals(RUN)
+        serving = [ledger.versions.get(e.serving or "") for e in ledger.engines.values() if e.unreachable_since is None]
+        for needed in (goals.wanted, goals.loadable, goals.last_good, *serving):
+            link = needed
+            while link is not None and link.state is VersionState.SEALED and link.base is not None:
+                assert link.base != record.id, f"6: {record.id} is the base of {link.id}, which is needed"
+                link = ledger.versions.get(link.base)
 
     def before_recycling(self, folder: SimFolder) -> None:
         """6: what is about to be written again. Not even a server that counts as dead may have it open."""
         for server in self._world.servers.values():
             assert server.reading is not folder, f"6: {server.name} is reading what is written again"
         self.recycled += 1
+
+    def before_copying(self, name: str, folder: SimFolder) -> None:
+        """6: what is about to be written again. No server reads it, or names it as the model that it serves."""
+        for server in self._world.servers.values():
+            assert server.reading is not folder, f"6: {server.name} is reading the copy that is written"
+            if server.up and server.path.endswith(copy_path(name)):
+                raise AssertionError(f"6: {server.name} serves the copy that is written")
+        self.copied += 1
 
     # What holds at any time.
 
@@ -190,8 +215,8 @@ class Promises:
         for engine in ledger.engines.values():
             server = self._world.servers[engine.id.removesuffix(":1")]
             state = f"{engine.id} is {engine.state} ({engine.reason}), target {target.id if target else None}"
-            goals = ledger.goals(RUN)
-            nothing_to_repair_with = not engine.known and goals.loadable is None and goals.last_good is None
+            # A fleet with a canary repairs nobody with what no canary has tried.
+            nothing_to_repair_with = not engine.known and repair_with(ledger.goals_of(engine)) is None
             assert not server.paused or nothing_to_repair_with, f"9: left paused: {state}"
             if target is not None and target.state is VersionState.SEALED:
                 assert engine.serving == target.id, f"11: does not serve the target: {state}"
@@ -210,10 +235,26 @@ class Promises:
                 assert record.state is not VersionState.LOST, f"{record.id} counts as lost, and nobody has touched it"
             if record is None or not folder.make.is_good or record.barred or record.state is not VersionState.SEALED:
                 continue
+            if record.id in ledger.carriage.refused:
+                self._is_hopeless(record)
+                continue
             target = ledger.goals(RUN).target
             order = None if target is None else target.order
             assert order is not None, f"{record.id} is good, and there is no target"
             assert order >= record.order, f"{record.id} is newer than the target"
+
+    def _is_hopeless(self, record: VersionRecord) -> None:
+        """A delta is not given up while all that it stands on is there and leads to it."""
+        ledger, disk = self._life.ledger, self._world.disk
+        chain = chain_of(record, ledger.versions)
+        if isinstance(chain, NoBase) or any(version.path in self._rewritten for version in chain):
+            return
+        content = disk.folders[chain[0].path].content
+        for delta in chain[1:]:
+            if content not in disk.folders[delta.path].onto:
+                return
+            content = disk.folders[delta.path].content
+        raise AssertionError(f"{record.id} is given up without need: {ledger.carriage.refused[record.id]}")
 
     def _nothing_leaks(self) -> None:
         """What is on the disk is kept for a reason."""

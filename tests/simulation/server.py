@@ -117,8 +117,8 @@ class SimServer:
     async def _load(self, body: dict[str, Any], fault: Fault | None) -> Reply:
         try:
             self.loading = body["model_path"].removeprefix(f"{MOUNT}/")
-            folder = self.disk.folders.get(self.loading)
-            if folder is None or self.disk.hidden or folder.make is Make.HALF:
+            folder = self.disk.any(self.loading)
+            if folder is None or self.disk.hidden or folder.make in {Make.HALF, Make.DELTA}:
                 return _reply(400, success=False, message="Failed to get weights iterator: nothing there.")
             self.reading, make = folder, folder.make
             content = folder.content

@@ -33,9 +33,10 @@ CALLS = (
     "/model_info",
     "/server_info",
 )
-MAKES = st.sampled_from([*[Make.GOOD] * 6, *Make])
+WRITTEN = [make for make in Make if make is not Make.DELTA]
+MAKES = st.sampled_from([*[Make.GOOD] * 6, *WRITTEN])
 ENGINES = st.sampled_from("ab")
-DISK_FAULTS = ("error", "unmounted", "empty", "unreadable", "full")
+DISK_FAULTS = ("error", "unmounted", "empty", "unreadable", "full", "no room")
 INDEX = st.integers(0, 30)
 
 
@@ -61,6 +62,7 @@ class Everything(RuleBasedStateMachine):
         self.world = World(seed, engines=2, strategy=strategy)
 
     recycled: ClassVar[int] = 0
+    copied: ClassVar[int] = 0
 
     def do(self, act: Callable[[World], None]) -> None:
         Everything.steps += 1
@@ -76,6 +78,22 @@ class Everything(RuleBasedStateMachine):
     def publish(self, make: Make, announce: bool, seconds: float) -> None:
         self.do(lambda world: world.publish(make, announce=announce))
         self.do(lambda world: world.wait(seconds))
+
+    @rule(
+        back=st.sampled_from([0, 0, 0, 1, 2, 4]),
+        announce=st.booleans(),
+        honest=st.sampled_from([True] * 9 + [False]),
+        seconds=st.sampled_from([0.0, 0.01, 0.2, 2.0]),
+    )
+    def publish_a_delta(self, back: int, announce: bool, honest: bool, seconds: float) -> None:
+        self.do(lambda world: world.publish_delta(back, announce=announce, honest=honest))
+        self.do(lambda world: world.wait(seconds))
+
+    @rule(steps=st.integers(2, 5), seconds=st.sampled_from([0.1, 0.5, 2.0]))
+    def train_on(self, steps: int, seconds: float) -> None:
+        for _ in range(steps):
+            self.do(lambda world: world.publish_delta(0, announce=True, honest=True))
+            self.do(lambda world: world.wait(seconds))
 
     @rule()
     def publish_out_of_order(self) -> None:
@@ -150,6 +168,7 @@ class Everything(RuleBasedStateMachine):
             try:
                 self.world.heal()
                 Everything.recycled += self.world.promises.recycled
+                Everything.copied += self.world.promises.copied
             finally:
                 self.world.close()
 
@@ -157,7 +176,7 @@ class Everything(RuleBasedStateMachine):
 @pytest.mark.timeout(24 * 3600)
 @pytest.mark.parametrize("share", range(SHARES))
 def test_every_promise_holds_under_whatever_comes(share: int) -> None:
-    before, recycled, steps = Everything.steps, Everything.recycled, STEPS // SHARES
+    before, recycled, copied, steps = Everything.steps, Everything.recycled, Everything.copied, STEPS // SHARES
     run_state_machine_as_test(
         Everything,
         settings=settings(
@@ -171,9 +190,13 @@ def test_every_promise_holds_under_whatever_comes(share: int) -> None:
             suppress_health_check=list(HealthCheck),
         ),
     )
-    print(f"{Everything.steps - before} steps, {Everything.recycled - recycled} versions were recycled")
+    print(
+        f"{Everything.steps - before} steps, {Everything.recycled - recycled} versions were recycled, "
+        f"{Everything.copied - copied} times bytes of a copy were written"
+    )
     assert Everything.steps - before >= min(steps, 10_000)
     assert Everything.recycled - recycled > 100 or steps < 10_000
+    assert Everything.copied - copied > 300 or steps < 10_000
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -187,7 +210,10 @@ def story(seed: int) -> list[str]:
     world = World(seed, strategy=list(StrategyName)[seed % 3])
     try:
         for _ in range(20):
-            world.publish(chance.choice([Make.GOOD, Make.GOOD, *Make]), announce=chance.random() < 0.5)
+            if chance.random() < 0.5:
+                world.publish(chance.choice([Make.GOOD, Make.GOOD, *WRITTEN]), announce=chance.random() < 0.5)
+            else:
+                world.publish_delta(chance.choice([0, 0, 1, 2]), announce=True, honest=True)
             world.fault(chance.choice("ab"), chance.choice(CALLS), chance.choice(list(Fault)))
             world.wait(chance.random() * 3)
             if chance.random() < 0.2:

@@ -17,6 +17,9 @@ from sqlalchemy.exc import OperationalError
 
 from refitd.catalog.catalog import Catalog, CatalogRules
 from refitd.catalog.references import References
+from refitd.catalog.warm import Warmer
+from refitd.copies.before_load import BeforeLoad
+from refitd.copies.copier import Copier
 from refitd.engine.engines_file import EngineSpec
 from refitd.engine.sglang.adapter import SglangEngine
 from refitd.journal.journal import Journal, JournalError
@@ -24,18 +27,22 @@ from refitd.journal.writes import Write
 from refitd.ledger import Ledger
 from refitd.notice.intake import Intake
 from refitd.problem import ProblemError
-from refitd.reclaim.collector import Collector
+from refitd.reclaim.collector import Collector, LedgerFacts
 from refitd.rollout.canary import CanaryChecks
 from refitd.rollout.conductor import Conductor
 from refitd.rollout.fleet import Fleet
 from refitd.rollout.strategy import Strategy, StrategyName
 from refitd.settings import Settings
 from refitd.surface.context import Service
+from refitd.surface.present import present_engine
 from refitd.surface.versions import pin, rollback, unpin
-from refitd_client.contract.naming import Order, version_folder
+from refitd_client.contract.naming import Order, version_folder, version_id
+from refitd_client.contract.states import Kind
 from refitd_client.contract.wire import Notice, Rollback
+from refitd_client.delta.plan import last_served
 
-from .disk import Make, SimDisk, SimFiles, SimFolders, templates
+from .copies import SimCopies
+from .disk import Make, SimDisk, SimFiles, SimFolder, SimFolders, templates
 from .promises import Promises
 from .server import MOUNT, Fault, SimServer, SimTransport
 from .virtual_time import VirtualClock, VirtualLoop
@@ -80,6 +87,11 @@ class Life:
         settings = world.settings
         files = SimFiles(world.disk, self._pause)
         self.catalog = Catalog(self.ledger, files, _Base(self.ledger), CatalogRules.of(settings))
+        facts = LedgerFacts(self.ledger, files)
+        copies = SimCopies(world.disk, self._pause, world.promises.before_copying)
+        self.copier = Copier(self.ledger, facts, copies, most=settings.copies)
+        warmer = Warmer(world.state, lambda: "tmpfs")
+        before_load = BeforeLoad(self.catalog.check, self.copier, warmer, self.ledger.carriage)
         self.fleet = Fleet(
             self.ledger,
             root=MOUNT,
@@ -87,13 +99,13 @@ class Life:
             engines_file=None,
             probe_interval=settings.probe_interval,
             connect=self._connect,
-            check=self.catalog.check,
+            check=before_load.check,
             chance=random.Random(world.chance.random()),
         )
         promises = world.promises
         folders = SimFolders(world.disk, self._pause, promises.before_discard, promises.before_recycling)
         self.swept = SimFiles(world.disk, self._pause)
-        self.collector = Collector(self.ledger, self.swept, folders, settings)
+        self.collector = Collector(self.ledger, self.swept, folders, settings, self.copier)
         self.intake = Intake(self.ledger, files, Path(MOUNT), self.catalog.nudge)
         self.conductor = Conductor(self.ledger, default_run=None, quorum=1)
         self.canaries = CanaryChecks(self.ledger, [self.fleet.trial])
@@ -103,6 +115,7 @@ class Life:
             intake=self.intake,
             fleet=self.fleet,
             sweeper=self.collector.sweeper,
+            copier=self.copier,
         )
         self._task = world.loop.create_task(self._run())
 
@@ -116,8 +129,10 @@ class Life:
             raise asyncio.CancelledError
 
     async def _run(self) -> None:
+        await self.copier.survey()
         async with asyncio.TaskGroup() as group:
-            for part in (self.journal, self.catalog, self.conductor, self.canaries, self.collector, self.fleet):
+            parts = (self.catalog, self.conductor, self.canaries, self.collector, self.copier, self.fleet)
+            for part in (self.journal, *parts):
                 group.create_task(part.run())
 
     async def kill(self) -> None:
@@ -166,6 +181,7 @@ class World:
             for name in "abcdef"[:engines]
         }
         self.generation, self.step = 1, 0
+        self.trained: list[tuple[str, int]] = []  # what the trainer that runs now has published, with its contents
         self._contents = itertools.count(1)
         self.life: Life | None = Life(self)
         self.log: list[str] = []
@@ -198,9 +214,40 @@ class World:
     def publish(self, make: Make, *, announce: bool) -> None:
         """The next step comes into its place."""
         self.step += 1
-        self._write(Order(self.generation, self.step), make)
+        order = Order(self.generation, self.step)
+        folder = self._write(order, make)
+        if make is Make.GOOD:
+            self.trained.append((version_id(RUN, order), folder.content))
+        else:
+            self.trained.clear()  # what was written past the publisher it cannot lead on from
         if announce:
             self.announce(self.step)
+
+    def publish_delta(self, back: int, *, announce: bool, honest: bool) -> None:
+        """The next step as a delta on what engines serve, or on one that is so far back. A liar's leads nowhere."""
+        base = self._served() if back == 0 else self.trained[-back][0] if len(self.trained) >= back else None
+        names = [name for name, _ in self.trained]
+        if base not in names:
+            self.publish(Make.GOOD, announce=announce)
+            return
+        self.step += 1
+        order = Order(self.generation, self.step)
+        path, content = f"{RUN}/{version_folder(order)}", next(self._contents)
+        folder = self.disk.put(path, Make.DELTA, content)
+        folder.base = base
+        if honest:
+            folder.onto = frozenset(content for _, content in self.trained[names.index(base) :])
+        self.promises.published(path, order, folder)
+        self.trained.append((version_id(RUN, order), content))
+        if announce:
+            self.announce(self.step, base)
+
+    def _served(self) -> str | None:
+        """As the publisher asks for it."""
+        if self.life is None:
+            return None
+        found = last_served(map(present_engine, list(self.life.ledger.engines.values())), RUN)
+        return found if isinstance(found, str) else None
 
     def publish_late(self, make: Make) -> None:
         """A step that is older than the newest, out of order."""
@@ -213,20 +260,23 @@ class World:
         """It starts again at an earlier step: a new generation."""
         self.generation += 1
         self.step = self.step // 2
+        self.trained.clear()
 
-    def _write(self, order: Order, make: Make) -> None:
+    def _write(self, order: Order, make: Make) -> SimFolder:
         path = f"{RUN}/{version_folder(order)}"
         content = next(self._contents)
         folder = self.disk.recycle(path, make, content) or self.disk.put(path, make, content)
         self.promises.published(path, order, folder)
+        return folder
 
-    def announce(self, step: int) -> None:
+    def announce(self, step: int, base: str | None = None) -> None:
         """A notice; what is answered with 2xx is remembered as promised."""
         if self.life is not None:
-            self._call(self._announce(self.life, step))
+            self._call(self._announce(self.life, step, base))
 
-    async def _announce(self, life: Life, step: int) -> None:
-        record, _ = await life.intake.take(Notice(run=RUN, step=step))
+    async def _announce(self, life: Life, step: int, base: str | None) -> None:
+        kind = Kind.FULL if base is None else Kind.DELTA
+        record, _ = await life.intake.take(Notice(run=RUN, step=step, kind=kind, base=base))
         self.promises.noticed(record.id)
 
     def roll_back(self) -> None:
@@ -246,9 +296,10 @@ class World:
             self._call(self.life.collector.sweeper.run())
 
     def resync(self, name: str) -> None:
-        """An operator asks for a load."""
+        """An operator asks for a load, and may be told that it would go backwards."""
         if self.life is not None and f"{name}:1" in self.life.ledger.engines:
-            self.life.fleet.resync(f"{name}:1")
+            with suppress(ProblemError):
+                self.life.fleet.resync(f"{name}:1")
 
     def _call(self, request: Any) -> None:
         """A request to the service. It may be refused, and it may never be answered."""
@@ -305,6 +356,8 @@ class World:
                 self.disk.hidden = True
             case "empty":
                 self.disk.empty = True
+            case "no room":
+                self.disk.no_room = True
             case "unreadable":
                 self.disk.unreadable = set(self.disk.folders)
             case _:
@@ -314,6 +367,7 @@ class World:
         """The disk is well again."""
         self.disk.fault, self.disk.hidden, self.disk.empty, self.journal_full = None, False, False, False
         self.disk.unreadable.clear()
+        self.disk.no_room = False
 
     def set_wall_clock(self, days: float) -> None:
         """An administrator sets the clock."""

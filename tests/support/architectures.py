@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ARCHITECTURES = ("qwen2-tied", "qwen3", "llama", "gemma2", "gemma3", "qwen3-moe")
+ARCHITECTURES = ("qwen2-tied", "qwen3", "llama", "gemma2", "qwen3-moe")
 _SIZES: dict[str, Any] = {
     "vocab_size": 1024,
     "hidden_size": 64,
@@ -45,6 +45,22 @@ def make(folder: Path, architecture: str, seed: int, tokenizer: Path) -> Path:
     return folder
 
 
+def change(model: Path, folder: Path, seed: int, *, but: str = "nothing") -> Path:
+    """The same model with one in a hundred elements changed, but for tensors with `but` in their names."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(model, folder)
+    random = torch.Generator().manual_seed(seed)
+    weights = load_file(folder / "model.safetensors")
+    for name, tensor in weights.items():
+        if but not in name:
+            at = torch.randperm(tensor.numel(), generator=random)[: max(1, tensor.numel() // 100)]
+            tensor.view(-1)[at] = torch.randn(len(at), generator=random).to(tensor.dtype)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
 def _maker(architecture: str) -> Callable[[], Any]:
     import transformers as t
 
@@ -54,7 +70,6 @@ def _maker(architecture: str) -> Callable[[], Any]:
         "qwen3": lambda: t.Qwen3ForCausalLM(t.Qwen3Config(**_SIZES, **head)),
         "llama": lambda: t.LlamaForCausalLM(t.LlamaConfig(**_SIZES)),
         "gemma2": lambda: t.Gemma2ForCausalLM(t.Gemma2Config(**_SIZES | {"tie_word_embeddings": True}, **head)),
-        "gemma3": lambda: t.Gemma3ForCausalLM(t.Gemma3TextConfig(**_SIZES | {"tie_word_embeddings": True}, **head)),
         "qwen3-moe": lambda: t.Qwen3MoeForCausalLM(t.Qwen3MoeConfig(**_SIZES, **_EXPERTS, **head, num_experts=4)),
     }
     return makers[architecture]

@@ -43,10 +43,12 @@ class QuietServer(Server):
 
 
 @asynccontextmanager
-async def listening(api: FastAPI, **patience: Any) -> AsyncIterator[QuietServer]:
-    """Serve on loopback with this patience."""
-    server = QuietServer(api, "127.0.0.1", 0, Patience(**patience))
-    async with asyncio.timeout(4 * GIVE_UP), asyncio.TaskGroup() as group:
+async def listening(
+    api: FastAPI, port: int = 0, within: float = 4 * GIVE_UP, **patience: Any
+) -> AsyncIterator[QuietServer]:
+    """Serve on loopback with this patience, for `within` seconds at most."""
+    server = QuietServer(api, "127.0.0.1", port, Patience(**patience))
+    async with asyncio.timeout(within), asyncio.TaskGroup() as group:
         group.create_task(server.serve())
         while not server.started:  # noqa: ASYNC110 - likewise
             await asyncio.sleep(0.01)

@@ -49,12 +49,13 @@ class Job:
     refitd: RefitdServer
     engine: EngineServer
     client: RefitClient
+    run: str = RUN
     events: list[Event] = field(default_factory=list)
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def publish(self, model: Path, step: int) -> Publication:
         """Publish a model's folder as a trainer does, without waiting."""
-        with WeightPublisher(self.root, RUN, self.refitd.url, token=TOKEN) as publisher:
+        with WeightPublisher(self.root, self.run, self.refitd.url, token=TOKEN) as publisher:
             return publisher.publish(model, step=step)
 
     def serve(self, model: Path, step: int) -> Publication:
@@ -66,7 +67,7 @@ class Job:
 
     def announce(self, path: Path | str | None, step: int, **more: Any) -> Version:
         """Send a notice, with nothing but the path that it names."""
-        return self.client.announce(Notice(run=RUN, step=step, path=None if path is None else str(path), **more))
+        return self.client.announce(Notice(run=self.run, step=step, path=None if path is None else str(path), **more))
 
     def refused(self, path: Path | str, step: int, **more: Any) -> tuple[int, str, str]:
         """Send a notice that is refused; its status, the kind of problem and the explanation."""
@@ -122,11 +123,15 @@ class Job:
 
 
 @contextmanager
-def running(folder: Path, engine: EngineServer, *flags: str, named: bool = True) -> Generator[Job]:
-    """Run a refitd for one engine, which it is told of or has to find."""
-    root, keys = folder / "root", folder / "keys"
-    root.mkdir()
+def running(
+    folder: Path, engine: EngineServer, *flags: str, root: Path | None = None, run: str = RUN, named: bool = True
+) -> Generator[Job]:
+    """Run a refitd for one engine, which it is told of or has to find, on a root of its own unless one is given."""
+    keys = folder / "keys"
     keys.mkdir()
+    if root is None:
+        root = folder / "root"
+        root.mkdir()
     files = {"--engine-key-file": API_KEY, "--engine-admin-key-file": ADMIN_KEY, "--token-file": TOKEN}
     for flag, secret in files.items():
         (keys / flag).write_text(secret)
@@ -136,6 +141,6 @@ def running(folder: Path, engine: EngineServer, *flags: str, named: bool = True)
         RefitdServer(folder, root, [engine.url] if named else [], *quick, *flags) as refitd,
         RefitClient(refitd.url, token=TOKEN) as client,
     ):
-        job = Job(root, refitd, engine, client)
+        job = Job(root, refitd, engine, client, run)
         threading.Thread(target=job.listen, daemon=True).start()
         yield job

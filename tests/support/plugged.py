@@ -15,10 +15,13 @@ import httpx
 from refitd_sglang.answer import Answer, answers_in
 from refitd_sglang.transaction import Outcome
 from support.servers import ADMIN_KEY, API_KEY, SglangServer
+from support.sockets import reach
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 GROUP = "sglang.srt.plugins"
 _SECONDS = 120.0
+RELEASES = os.environ.get("REFITD_SGLANG_RELEASE")  # a folder with another release of SGLang, named after it
+RELEASE = Path(RELEASES).name if RELEASES else "0.5.23"
 FAULTS = "support.plugin_faults:register"
 
 
@@ -47,6 +50,7 @@ class PluggedSglang(SglangServer):
     def environment(self) -> dict[str, str]:
         real_triton = os.environ.get("REFITD_SGLANG_TRITON")  # tensor parallelism needs it
         extra = [real_triton] if real_triton and "--tp" in self._flags else []
+        extra += [str(Path(RELEASES).absolute())] if RELEASES else []
         folders = [*extra, self._site, *(REPOSITORY / name for name in ("client", "service", "tests"))]
         path = os.pathsep.join(str(folder) for folder in folders)
         root = {} if self.root is None else {"REFITD_SGLANG_ROOT": str(self.root)}
@@ -113,7 +117,7 @@ def ask(socket_path: Path, /, **request: Any) -> dict[str, Any]:
     """One request and its reply over a channel."""
     with socket.socket(socket.AF_UNIX) as line:
         line.settimeout(30)
-        line.connect(str(socket_path))
+        reach(line, socket_path)
         line.sendall(json.dumps(request).encode() + b"\n")
         with line.makefile("rb") as reply:
             return json.loads(reply.readline())

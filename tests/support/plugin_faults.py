@@ -1,6 +1,7 @@
 """A plugin for SGLang that lets the writing of weights fail, as the file FAULT_FILE says.
 
 copy 3      the third plain copy of the next replay raises
+delta 3     the fourth piece of the next delta is not written
 loader 3    the loader raises when it has been given three tensors
 rank 1 …    only on that rank
 again …     once more when the old weights are put back
@@ -21,17 +22,24 @@ def register() -> None:
 
     if "FAULT_FILE" not in os.environ or "sglang.srt.managers.scheduler" not in sys.modules:
         return
-    from refitd_sglang import feeding, loading
+    from refitd_sglang import feeding, loading, patch
 
-    original_replay, original_given = loading.replay, feeding.Feed._given
+    original_replay, original_given, original_write = loading.replay, feeding.Feed._given, patch.HostPatch.write
 
-    def replay(bound: Any, rest: Any, load: Any) -> None:
-        original_replay(_failing("copy", bound), rest, load)
+    def replay(steps: Any, rest: Any, load: Any) -> None:
+        original_replay(_failing("copy", steps), rest, load)
 
     def given(self: Any) -> Any:
         return _failing("loader", original_given(self))
 
-    loading.replay, feeding.Feed._given = replay, given
+    def write(self: Any) -> None:
+        pieces, self._pieces = self._pieces, _failing("delta", self._pieces)
+        try:
+            original_write(self)
+        finally:
+            self._pieces = pieces
+
+    loading.replay, feeding.Feed._given, patch.HostPatch.write = replay, given, write
 
 
 def _failing(what: str, items: Any) -> Any:

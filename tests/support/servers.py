@@ -23,7 +23,7 @@ AREAL_VENV = os.environ.get("REFITD_AREAL_VENV")
 API_KEY = "opens-reads"
 ADMIN_KEY = "opens-changes"
 KIT = Path(__file__).resolve().parents[1] / "sglang"
-START_SECONDS = 200.0  # SGLang takes about 20 on two idle cores, and more on busy ones
+START_SECONDS = 500.0  # SGLang takes about 20 on two idle cores, and far more on busy ones
 STOP_SECONDS = 15.0
 TAIL = 30  # lines
 

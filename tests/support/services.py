@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +15,16 @@ from pydantic import SecretStr
 from refitd.catalog.catalog import Catalog, CatalogRules
 from refitd.catalog.files import DiskFiles
 from refitd.catalog.references import References
+from refitd.catalog.warm import Warmer
 from refitd.clock import SystemClock
+from refitd.copies.before_load import BeforeLoad
+from refitd.copies.copier import Copier
+from refitd.copies.disk import DiskCopies
 from refitd.engine.engines_file import EngineSpec
 from refitd.journal.journal import Journal
 from refitd.ledger import Ledger
 from refitd.notice.intake import Intake
-from refitd.reclaim.collector import Collector
+from refitd.reclaim.collector import Collector, LedgerFacts
 from refitd.reclaim.folders import DiskFolders
 from refitd.rollout.conductor import Conductor
 from refitd.rollout.fleet import Fleet
@@ -43,6 +47,8 @@ class Stage:
     http: httpx.AsyncClient
     engines: dict[str, SimulatedEngine]
     api: FastAPI
+    copier: Copier
+    sweep: Callable[[], Awaitable[Any]]
 
     async def served(self, step: int) -> str:
         """Publish a step, wait until it is served, return its id."""
@@ -91,6 +97,8 @@ async def serving(
         name = spec.url.removeprefix("http://").removesuffix(":1")
         return engines.setdefault(name, SimulatedEngine())
 
+    copier = Copier(ledger, LedgerFacts(ledger, files), DiskCopies(root, settings.copies_folder), most=settings.copies)
+    before_load = BeforeLoad(catalog.check, copier, Warmer(root, lambda: "ext4"), ledger.carriage)
     fleet = Fleet(
         ledger,
         root=str(root),
@@ -98,21 +106,25 @@ async def serving(
         engines_file=None,
         probe_interval=settings.probe_interval,
         connect=connect,
-        check=catalog.check,
+        check=before_load.check,
+        warm=before_load.warm,
         chance=random.Random(),
     )
-    collector = Collector(ledger, files, DiskFolders(root), settings)
-    intake = Intake(ledger, files, root, catalog.nudge, settings.run)
-    service = Service(settings=settings, ledger=ledger, intake=intake, fleet=fleet, sweeper=collector.sweeper)
+    collector = Collector(ledger, files, DiskFolders(root), settings, copier)
+    intake = Intake(ledger, files, root, catalog.nudge, settings.run, kind=settings.kind, deltas=settings.takes_deltas)
+    service = Service(
+        settings=settings, ledger=ledger, intake=intake, fleet=fleet, sweeper=collector.sweeper, copier=copier
+    )
+    await copier.survey()
     api = build_api(service)
     transport = httpx.ASGITransport(app=api, raise_app_exceptions=False)
     conductor = Conductor(ledger, default_run=settings.run, quorum=1)
     async with asyncio.TaskGroup() as group, httpx.AsyncClient(transport=transport, base_url="http://refitd") as http:
-        tasks = [group.create_task(part()) for part in (catalog.run, conductor.run, fleet.run)]
+        tasks = [group.create_task(part()) for part in (catalog.run, conductor.run, copier.run, fleet.run)]
         writing = group.create_task(journal.run())
         await asyncio.sleep(0)  # each has begun
         try:
-            yield Stage(root, ledger, http, engines, api)
+            yield Stage(root, ledger, http, engines, api, copier, collector.sweeper.run)
         finally:
             for task in tasks:
                 task.cancel()

@@ -16,6 +16,7 @@ class SimulatedEngine:
         self.paused = False
         self.down = False
         self.loads: list[str] = []
+        self.probes = 0
         self.resumes = 0
         self.script: list[Refit] = []
         self.contents: str | None = None
@@ -24,6 +25,7 @@ class SimulatedEngine:
         self.fault: str | None = None
 
     async def probe(self) -> Reached | Unreached:
+        self.probes += 1
         if self.down:
             return Unreached(reason="connection refused")
         return Reached(
@@ -33,9 +35,6 @@ class SimulatedEngine:
             configuration="simulated",
             startup_path="/base",
         )
-
-    async def prepare(self, target: Target) -> None:
-        pass
 
     async def refit(self, target: Target, on_stage: Callable[[Stage], None]) -> Refit:
         self.loads.append(target.path)
@@ -51,8 +50,8 @@ class SimulatedEngine:
         self.paused = not refit.resumed
         return refit
 
-    async def fingerprint(self) -> str | None:
-        return self.contents
+    async def fingerprint(self, alike: str | None = None) -> str | None:
+        return None if self.down else self.contents
 
     async def trial(self, label: str) -> str | None:
         return self.fault

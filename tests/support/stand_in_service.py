@@ -7,6 +7,7 @@ real command line meet in the end-to-end tests.
 
 import socket
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -17,18 +18,22 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 
 from refitd_client.contract.naming import Order, version_id
-from refitd_client.contract.states import EngineState, Kind, VersionState, WaitOutcome
+from refitd_client.contract.states import EngineState, Kind, RolloutState, Standing, VersionState, WaitOutcome
 from refitd_client.contract.wire import (
     Engine,
     EngineOnVersion,
+    Event,
     Explanation,
     Faults,
     NewEngine,
     Notice,
+    Overview,
     Page,
     Problem,
     ReclaimPlan,
     Rollback,
+    Rollouts,
+    RunGlance,
     Version,
     WaitResult,
 )
@@ -64,6 +69,39 @@ def on_version(engine: Engine) -> EngineOnVersion:
     return EngineOnVersion(id=engine.id, state=engine.state, step=engine.step, reason=engine.reason)
 
 
+def make_run(**fields: Any) -> RunGlance:
+    """A run whose engines are all on its newest version."""
+    defaults: dict[str, Any] = {
+        "run": "exp",
+        "standing": Standing.CURRENT,
+        "headline": "All 2 engines serve step 2, the newest.",
+        "reasons": [],
+        "target": "exp~v000002",
+        "target_step": 2,
+        "newest": "exp~v000002",
+        "newest_step": 2,
+        "rollout": RolloutState.COMPLETE,
+        "paused_since": None,
+        "engines": {EngineState.IN_SYNC: 2},
+        "in_sync": 2,
+    }
+    return RunGlance(**(defaults | fields))
+
+
+def make_overview(state: "StandIn") -> Overview:
+    """What the service says of everything."""
+    return Overview(
+        at="2026-11-21T12:00:00.123Z",
+        event=len(state.events),
+        strategy="all",
+        faults=state.faults,
+        runs=state.runs,
+        engines=state.engines,
+        versions=dict(Counter(version.state for version in state.versions)),
+        held_bytes=sum(version.bytes or 0 for version in state.versions),
+    )
+
+
 class _ProblemError(Exception):
     def __init__(self, status: int, slug: str, detail: str) -> None:
         super().__init__(detail)
@@ -83,6 +121,8 @@ class StandIn:
     plan: ReclaimPlan = field(default_factory=lambda: ReclaimPlan(items=[], freed_bytes=0))
     sentences: list[str] = field(default_factory=lambda: ["It is well."])
     faults: Faults = field(default_factory=Faults)
+    runs: list[RunGlance] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
     trouble: Problem | None = None
     asked: list[str] = field(default_factory=list)
     bodies: list[Any] = field(default_factory=list)
@@ -200,6 +240,20 @@ def _app(state: StandIn) -> FastAPI:  # noqa: C901 - a table of routes
     @app.post("/v1/reclaim")
     async def reclaim() -> Response:
         return _say(replace(state.plan, done=True))
+
+    @app.get("/v1/overview")
+    async def overview() -> Response:
+        return _say(make_overview(state))
+
+    @app.get("/v1/log")
+    async def log() -> Response:
+        return _say(Page(items=state.events))
+
+    @app.post("/v1/rollouts/{what}")
+    async def rollouts(what: str, request: Request) -> Response:
+        order = msgspec.json.decode(await request.body(), type=Rollouts)
+        state.bodies.append(order)
+        return _say(make_run(run=order.run, paused_since="2026-11-21T12:00:00Z" if what == "pause" else None))
 
     @app.get("/v1/faults")
     async def faults() -> Response:

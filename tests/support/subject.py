@@ -9,6 +9,7 @@ import httpx
 from refitd.engine.port import Refit, Stage, Target
 from refitd.engine.sglang.adapter import SglangEngine
 
+from .forged import files_of, version_of
 from .servers import ADMIN_KEY, API_KEY, EngineServer
 
 PROMPT = [5, 6, 7]
@@ -20,20 +21,41 @@ def ignore_stage(_: Stage) -> None:
 
 @dataclass
 class Subject:
-    """An engine server under test, and the adapter that speaks to it."""
+    """An engine server under test, and the adapter that speaks to it. `root`, with versions: it has the plugin."""
 
     kind: str
     server: EngineServer
-    engine: SglangEngine
     models: Path
+    root: Path | None = None
+
+    def __post_init__(self) -> None:
+        self.engine = self.adapter()
 
     @property
     def careless(self) -> bool:
         """Whether it makes SGLang's mistakes."""
+        return self.kind in {"embedded-defects", "sglang"}
+
+    @property
+    def takes_nan(self) -> bool:
+        """Whether it loads what is not a number. The plugin leaves values to the service where files are the same."""
         return self.kind != "embedded"
 
+    @property
+    def other_fingerprint(self) -> str:
+        """Of contents that nobody ever had."""
+        return "xxh3:0" if self.root is None else "plugin:xxh3:0"
+
+    def path(self, model: str) -> Path:
+        """Where the engine finds a model, one that is not there too."""
+        if self.root is None or not (self.models / model).is_dir():
+            return self.models / model
+        return version_of(self.root, self.models / model)
+
     def target(self, model: str, label: str, **known: Any) -> Target:
-        return Target(path=str(self.models / model), label=label, **known)
+        path = self.path(model)
+        files = None if self.root is None or not path.is_dir() else files_of(self.root, path)
+        return Target(path=str(path), label=label, files=files, **known)
 
     async def refit(self, model: str, label: str, **known: Any) -> Refit:
         return await self.engine.refit(self.target(model, label, **known), ignore_stage)
@@ -55,4 +77,5 @@ class Subject:
         return httpx.AsyncClient(base_url=self.server.url, headers=headers, timeout=within, trust_env=False)
 
     def adapter(self, **options: Any) -> SglangEngine:
-        return SglangEngine(self.server.url, **{"api_key": API_KEY, "admin_key": ADMIN_KEY, **options})
+        given = {"api_key": API_KEY, "admin_key": ADMIN_KEY, "root": self.root}
+        return SglangEngine(self.server.url, **{**given, **options})

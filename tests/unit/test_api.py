@@ -73,7 +73,8 @@ async def test_waiting_for_a_bad_version_fails_with_the_reason(tmp_path: Path) -
         ({"run": "run", "step": 1, "path": "run/none"}, 422, "path-missing"),
         ({"run": "../x", "step": 1}, 422, "bad-name"),
         ({"run": "run", "step": -1}, 422, "bad-name"),
-        ({"run": "run", "step": 1, "kind": "delta"}, 422, "unsupported-kind"),
+        ({"run": "run", "step": 1, "kind": "lora"}, 422, "unsupported-kind"),
+        ({"run": "run", "step": 1, "kind": "delta"}, 422, "bad-request"),
         ({"run": "run"}, 422, "bad-request"),
         ({"run": "run", "step": "x"}, 422, "bad-request"),
     ],
@@ -236,6 +237,21 @@ async def test_an_engine_url_that_is_not_one_is_refused(tmp_path: Path, url: str
         assert (answer.status_code, answer.json()["type"]) == (422, "urn:refitd:problem:bad-engine-url")
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/versions", {"run": "run", "step": 1, "allow_mising": True}),
+        ("/v1/engines", {"url": "http://127.0.0.1:1", "name": "a"}),
+        ("/v1/rollback", {"run": "run", "version": "run~v000001"}),
+    ],
+)
+async def test_a_field_that_nobody_knows_is_refused_by_name(tmp_path: Path, path: str, body: dict[str, object]) -> None:
+    async with serving(tmp_path) as stage:
+        answer = await stage.http.post(path, json=body)
+        assert (answer.status_code, answer.json()["type"]) == (422, "urn:refitd:problem:bad-request")
+        assert [*body][-1] in answer.json()["detail"]
+
+
 async def test_a_resync_loads_an_engine_again(tmp_path: Path) -> None:
     async with serving(tmp_path) as stage:
         await stage.served(1)
@@ -296,7 +312,7 @@ async def test_a_body_that_curl_calls_a_form_is_answered_with_what_to_send(tmp_p
 async def test_what_is_wrong_with_root_and_engines_file_can_be_asked(tmp_path: Path) -> None:
     async with serving(tmp_path, token="secret") as stage:
         await stage.served(1)
-        assert (await stage.http.get("/v1/faults")).json() == {"root": None, "engines": None}
+        assert (await stage.http.get("/v1/faults")).json() == dict.fromkeys(("root", "engines", "journal"))
         stage.ledger.file_fault = "engines.yaml cannot be read"
         assert (await stage.http.get("/v1/faults")).json()["engines"] == "engines.yaml cannot be read"
 

@@ -10,10 +10,12 @@ from refitd.catalog.record import VersionRecord
 from refitd.clock import SystemClock
 from refitd.journal.journal import Journal
 from refitd.ledger import Ledger
-from refitd.rollout.canary import CanaryChecks
+from refitd.rollout.canary import CanaryChecks, Tell
 from refitd.rollout.record import CheckState, EngineRecord
 from refitd.rollout.strategy import Strategy, StrategyName
+from refitd.surface.explain import explain_version
 from refitd_client.contract.states import EngineState
+from refitd_client.contract.wire import ReclaimPlan
 from support.records import engine, version
 
 
@@ -25,8 +27,10 @@ class Operator:
         self.asked = {run: asyncio.Event() for run in ("a", "b")}
         self.let_go = asyncio.Event()
 
-    async def __call__(self, version: VersionRecord, engine: EngineRecord) -> str | None:
+    async def __call__(self, version: VersionRecord, engine: EngineRecord, tell: Tell) -> str | None:
         self.asked[version.run].set()
+        if version.run in self.waits:
+            tell("it answered 500")
         if version.run in self.waits:
             try:
                 await asyncio.Event().wait()
@@ -70,3 +74,11 @@ async def test_a_check_is_let_go_when_its_version_is_rolled_back_from(tmp_path: 
         ledger.put_version(replace(ledger.versions[version(2, run="a").id], barred=True))
         await operator.let_go.wait()
         assert ledger.rollouts["a"].check is CheckState.PENDING
+
+
+async def test_what_a_check_waits_for_is_told(tmp_path: Path) -> None:
+    async with checking(tmp_path, operator := Operator("a")) as ledger:
+        await operator.asked["a"].wait()
+        target = ledger.versions[version(2, run="a").id]
+        sentences = explain_version(target, ledger, ReclaimPlan(items=[], freed_bytes=0))
+        assert any("has not come to an end: it answered 500" in sentence for sentence in sentences)

@@ -234,9 +234,26 @@ def test_an_engine_that_missed_a_rollback_is_ahead() -> None:
 
 def test_the_newest_good_version_goes_by_generation_first() -> None:
     assert newest_good(
-        [make_version(9), make_version(3, generation=2), make_version(4, generation=2, barred=True)]
+        [make_version(9), make_version(3, generation=2), make_version(4, generation=2, barred=True)], held=set()
     ) == (make_version(3, generation=2))
-    assert newest_good([]) is None
+    assert newest_good([], held=set()) is None
+
+
+def test_a_version_whose_files_are_lost_is_the_target_while_engines_serve_it() -> None:
+    good, lost = make_version(3), make_version(4, state=VersionState.LOST)
+    assert newest_good([good, lost], held={lost.id}) == lost
+    assert newest_good([good, lost], held={good.id}) == good
+
+
+def test_what_nobody_vouches_for_is_not_called_start_up_weights() -> None:
+    assert (
+        render.steps_behind(make_engine(state=EngineState.TAINTED, version=None, step=None), make_version(3))
+        == "unknown contents"
+    )
+    assert (
+        render.steps_behind(make_engine(state=EngineState.BEHIND, version=None, step=None), make_version(3))
+        == "start-up weights"
+    )
 
 
 @pytest.mark.parametrize("state", list(VersionState))

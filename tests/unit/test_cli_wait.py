@@ -229,9 +229,16 @@ class TestPublish:
         said = msgspec.json.decode(result.stdout, type=Problem).detail if json else result.stderr
         assert f"exp~trial~v000007 is on disk at {path} all the same: the service finds it by watching" in said
 
+    def test_a_step_that_would_begin_a_generation_is_taken_for_a_slip(self, service: StandIn, checkpoint: Path) -> None:
+        assert refitd(*self.publish(checkpoint, "--url", service.url)).stderr == ""
+        result = refitd(*self.publish(checkpoint, "--url", service.url))
+        assert result.exit_code == 1
+        assert "say --new-generation if that is meant" in result.stderr
+        assert not (checkpoint.parent / "root/exp/trial/v000007.g2").exists()
+
     def test_a_step_that_begins_a_generation_says_so_in_one_line(self, service: StandIn, checkpoint: Path) -> None:
         assert refitd(*self.publish(checkpoint, "--url", service.url)).stderr == ""
-        assert refitd(*self.publish(checkpoint, "--url", service.url)).stderr == (
+        assert refitd(*self.publish(checkpoint, "--url", service.url, "--new-generation")).stderr == (
             "step 7 is not above 7, the last of run exp/trial: this begins generation 2, which takes over\n"
         )
 

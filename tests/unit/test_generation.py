@@ -62,6 +62,21 @@ def test_a_generation_that_begins_is_said_once(tmp_path: Path, caplog: pytest.Lo
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [("WARNING", said)]
 
 
+def test_whether_a_step_would_begin_a_generation_can_be_asked_before(tmp_path: Path) -> None:
+    _publish(tmp_path, 19, 20)
+    with WeightPublisher(tmp_path, "run") as publisher:
+        assert "this begins generation 2" in (publisher.begins(19) or "")
+        assert publisher.begins(21) is None
+    assert published.versions(tmp_path / "run") == ["v000019", "v000020"]
+
+
+def test_a_link_that_is_called_like_a_version_is_none(tmp_path: Path) -> None:
+    _publish(tmp_path, 1)
+    (tmp_path / "run" / "v000060").symlink_to("/nowhere")
+    _publish(tmp_path, 2)
+    assert published.check(tmp_path / "run" / "v000002").generation == 1
+
+
 def test_a_restart_that_goes_on_stays_in_its_generation(tmp_path: Path) -> None:
     """As after a clean shutdown."""
     _publish(tmp_path, 5)

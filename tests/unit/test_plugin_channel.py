@@ -12,6 +12,7 @@ import pytest
 from refitd_sglang import channel
 from refitd_sglang.channel import MAX_CONNECTIONS, MAX_LINE, Channel, Reply, Request
 from support.plugged import ask
+from support.sockets import listens, reach
 
 
 def opened(root: Path, handle: Callable[[Request], Reply]) -> Path:
@@ -20,18 +21,9 @@ def opened(root: Path, handle: Callable[[Request], Reply]) -> Path:
     each.open()
     path = root / ".refitd" / "engines" / each.name
     deadline = time.monotonic() + 30
-    while not _listens(path):
+    while not listens(path):
         assert time.monotonic() < deadline
     return path
-
-
-def _listens(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect(str(path))
-        except OSError:
-            return False
-        return True
 
 
 def echo(request: Request) -> Reply:
@@ -42,7 +34,7 @@ def said(path: Path, data: bytes) -> list[dict[str, Any]]:
     """All replies to some bytes, until the other side has no more to say."""
     with socket.socket(socket.AF_UNIX) as line:
         line.settimeout(30)
-        line.connect(str(path))
+        reach(line, path)
         line.sendall(data)
         line.shutdown(socket.SHUT_WR)
         with line.makefile("rb") as replies:
@@ -73,7 +65,7 @@ def test_a_line_without_end_is_cut_off(root: Path) -> None:
     path = opened(root, echo)
     with socket.socket(socket.AF_UNIX) as line:
         line.settimeout(30)
-        line.connect(str(path))
+        reach(line, path)
         line.sendall(b"x" * (MAX_LINE + 1))
         with line.makefile("rb") as replies:
             assert "bytes" in json.loads(replies.readline())["reason"]
@@ -94,12 +86,12 @@ def test_more_connections_than_it_takes_are_closed_and_places_become_free(root: 
     lines = [socket.socket(socket.AF_UNIX) for _ in range(MAX_CONNECTIONS)]
     for line in lines:
         line.settimeout(30)
-        line.connect(str(path))
+        reach(line, path)
         line.sendall(b'{"do":"hello"}\n')
         assert line.recv(1000)
     with socket.socket(socket.AF_UNIX) as one_more:
         one_more.settimeout(30)
-        one_more.connect(str(path))
+        reach(one_more, path)
         assert one_more.recv(1000) == b""
     for line in lines:
         line.close()
@@ -122,7 +114,7 @@ def test_it_waits_for_the_services_folder(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / ".refitd").mkdir()
     path = tmp_path / ".refitd" / "engines" / each.name
     deadline = time.monotonic() + 30
-    while not _listens(path):
+    while not listens(path):
         assert time.monotonic() < deadline
     assert path.stat().st_mode & 0o777 == 0o660
 

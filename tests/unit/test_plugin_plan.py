@@ -8,6 +8,7 @@ import torch
 
 from refitd_sglang.plan import Plan, anatomy, learned, replay, same_bits, tensors_of
 from refitd_sglang.recorder import Recorder
+from refitd_sglang.road import plain
 from support.mini_sglang import TinyModel, Weights, expected, tiny_weights, values
 
 
@@ -21,7 +22,7 @@ def learn(model: TinyModel, weights: dict[str, torch.Tensor]) -> Plan:
 
 
 def again(plan: Plan, model: TinyModel, weights: dict[str, torch.Tensor]) -> None:
-    replay(plan.bind(weights), plan.rest(weights), model.load_weights)
+    replay(plain(plan.bind(weights)).steps, plan.rest(weights), model.load_weights)
 
 
 @pytest.mark.parametrize(("rank", "size"), [(0, 1), (0, 2), (1, 2)])

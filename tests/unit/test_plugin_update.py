@@ -1,72 +1,22 @@
 """An update from SGLang's call to its answer, on a rank with SGLang's own flow and no server."""
 
-import inspect
 import os
 import shutil
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch.distributed import HashStore
 
-from refitd_sglang import ranks
-from refitd_sglang.answer import Answer, answers_in
-from refitd_sglang.plugin import Plugin
-from refitd_sglang.settings import Settings
 from refitd_sglang.transaction import Outcome
 from refitd_sglang.versions import FUNCTION, Layout, layout_of
 from support.forged import sign
 from support.mini_sglang import TinyModel, Updater, expected, make_loader, tiny_weights, values
+from support.tiny_rank import Breaking, Rank, group, together, version
 
 Weights = dict[str, torch.Tensor]
-
-
-class Rank:
-    """One rank of an engine that was started on `startup`, with the plugin."""
-
-    def __init__(self, startup: Path, rank: int = 0, size: int = 1, wait: float = 30.0, **args: Any) -> None:
-        self.model = TinyModel(rank, size)
-        self.updater = Updater(
-            model=self.model,
-            model_config=SimpleNamespace(model_path=str(startup)),
-            loader=make_loader(),
-            tp_rank=rank,
-            server_args=SimpleNamespace(tp_size=size, **args),
-        )
-        self.plugin = Plugin(
-            Layout("mini", Updater, self.updater.loader, inspect.signature(Updater.update_weights_from_disk)),
-            Settings(wait=wait),
-        )
-        assert self.stock(startup)[0]
-
-    def stock(self, path: Path) -> tuple[bool, str]:
-        return Updater.update_weights_from_disk(self.updater, str(path), "auto")
-
-    def update(self, path: Path, load_format: str = "auto", **more: Any) -> tuple[bool, str]:
-        hook: Callable[..., tuple[bool, str]] = self.plugin.update
-        return hook(Updater.update_weights_from_disk, self.updater, str(path), load_format, **more)
-
-    def answer(self, path: Path, **more: Any) -> Answer:
-        ok, message = self.update(path, **more)
-        (answer,) = answers_in(message)
-        assert ok == (answer.outcome is Outcome.SERVED)
-        return answer
-
-    def holds(self, seed: int) -> bool:
-        return values(self.model) == expected(tiny_weights(seed), self.model.rank, self.model.size)
-
-    @property
-    def engine(self) -> Any:
-        return self.plugin._engine(self.updater)
-
-    @property
-    def path(self) -> str:
-        return self.updater.model_config.model_path
 
 
 @pytest.fixture
@@ -80,15 +30,6 @@ def startup(tmp_path: Path) -> Path:
     folder = tmp_path / "startup"
     folder.mkdir()
     save_file(tiny_weights(0), folder / "model.safetensors")
-    return folder
-
-
-def version(root: Path, step: int, weights: Weights | None = None) -> Path:
-    """A version as a publisher leaves it; its seed is its step."""
-    folder = root / "run" / f"v{step:06d}"
-    folder.mkdir(parents=True)
-    save_file(tiny_weights(step) if weights is None else weights, folder / "model.safetensors")
-    sign(folder, "run", step)
     return folder
 
 
@@ -238,24 +179,6 @@ def test_a_load_format_that_kills_a_stock_server_is_refused(root: Path, startup:
     assert "Unknown load format quux" in answer.reason
 
 
-class Breaking:
-    """A loader that breaks off after some tensors, once or as often as it is told."""
-
-    def __init__(self, model: TinyModel, after: int, times: int = 1) -> None:
-        self._load, self._after, self._times = type(model).load_weights, after, times
-        model.__class__ = type("Breaking", (type(model),), {"load_weights": self._breaking()})
-
-    def _breaking(self) -> Callable[..., None]:
-        def load_weights(model: TinyModel, weights: Any) -> None:
-            for number, item in enumerate(weights):
-                if number == self._after and self._times > 0:
-                    self._times -= 1
-                    raise RuntimeError("CUDA out of memory")
-                self._load(model, [item])
-
-        return load_weights
-
-
 @pytest.mark.parametrize("after", [0, 1, 4])
 def test_a_load_that_fails_is_undone_and_proven_so(root: Path, startup: Path, after: int) -> None:
     rank = Rank(startup)
@@ -277,8 +200,8 @@ def test_a_replay_that_fails_is_undone_though_the_version_of_before_is_deleted(
 
     original = loading.replay
 
-    def failing(bound: Any, rest: Any, load: Any) -> None:
-        original(bound[:3], [], load)
+    def failing(steps: Any, rest: Any, load: Any) -> None:
+        original(steps[:3], [], load)
         raise RuntimeError("lost the device")
 
     monkeypatch.setattr(loading, "replay", failing)
@@ -353,8 +276,8 @@ def test_a_version_that_changes_while_it_is_looked_at_is_refused(
     rank, one = Rank(startup), version(root, 1)
     original = source.examine
 
-    def examine(*args: Any) -> Any:
-        found = original(*args)
+    def examine(*args: Any, **more: Any) -> Any:
+        found = original(*args, **more)
         sign(one, "run", 1)
         return found
 
@@ -422,17 +345,6 @@ def test_a_model_that_nobody_can_look_at_takes_nothing(root: Path, startup: Path
     (startup / "model.safetensors").rename(startup / "pytorch_model.bin")
     answer = rank.answer(version(root, 1))
     assert (answer.outcome, "nothing to hold a version against" in answer.reason) == (Outcome.REFUSED, True)
-
-
-def group(startup: Path, monkeypatch: pytest.MonkeyPatch, size: int = 2, wait: float = 30.0) -> list[Rank]:
-    store = HashStore()
-    monkeypatch.setattr(ranks, "default_store", lambda: store)
-    return [Rank(startup, rank, size, wait) for rank in range(size)]
-
-
-def together(members: list[Rank], path: Path) -> list[Answer]:
-    with ThreadPoolExecutor(len(members)) as pool:
-        return list(pool.map(lambda rank: rank.answer(path), members))
 
 
 def test_all_ranks_load_their_part(root: Path, startup: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ EXAMPLES: list[errors.RefitError] = [
     errors.VersionRejectedError("text"),
     errors.VersionLostError("text"),
     errors.EngineFailedError("text", engines=(ENGINE,)),
+    errors.PlanRefusedError("text"),
     errors.WaitTimeoutError("text", laggards=(ENGINE,)),
     errors.ServiceError("text"),
     errors.ServiceUnreachableError("text"),

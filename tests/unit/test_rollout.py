@@ -4,7 +4,11 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from refitd.engine.port import Outcome, Refit
+from refitd.journal.journal import JournalError
+from refitd.problem import ProblemError
 from refitd_client.contract.states import EngineState, RolloutState, VersionState
 from support.fleets import running
 from support.records import version
@@ -70,6 +74,21 @@ async def test_an_engine_that_is_down_holds_up_only_itself(tmp_path: Path) -> No
         assert stage.ledger.rollouts["run"].state is RolloutState.DEGRADED
         engines["b"].restart()
         await stage.until(lambda: stage.ledger.engines[B].serving == version(1).id)
+
+
+async def test_an_engine_that_was_out_of_reach_for_a_while_is_not_loaded_again(tmp_path: Path) -> None:
+    engine = SimulatedEngine()
+    async with running(tmp_path, {"a": engine}) as stage:
+        stage.ledger.put_version(version(1))
+        await stage.until(lambda: stage.ledger.engines[A].serving == version(1).id)
+        engine.down = True
+        probed = engine.probes
+        await stage.until(lambda: engine.probes > probed + 3)
+        away = stage.ledger.engines[A]
+        assert (away.state, away.serving) == (EngineState.UNREACHABLE, version(1).id)
+        engine.down = False
+        await stage.until(lambda: stage.ledger.engines[A].state is EngineState.IN_SYNC)
+        assert engine.loads == ["/root/run/v000001"]
 
 
 async def test_a_tainted_engine_stays_paused_until_it_is_repaired(tmp_path: Path) -> None:
@@ -201,3 +220,36 @@ async def test_files_that_are_deleted_after_the_load_take_no_engine_backwards(tm
         engine.restart()
         await stage.until(lambda: stage.ledger.engines[A].serving == version(1).id)
         assert engine.loads == [f"/root/run/v00000{step}" for step in (1, 2, 1)]
+
+
+async def test_a_resync_takes_no_engine_back_to_an_older_version_unsaid(tmp_path: Path) -> None:
+    async with running(tmp_path, {"a": SimulatedEngine()}) as stage:
+        for step in (1, 2):
+            stage.ledger.put_version(version(step))
+            await stage.until(lambda step=step: stage.ledger.versions[version(step).id].served_at is not None)
+        stage.ledger.put_version(replace(stage.ledger.versions[version(2).id], state=VersionState.LOST))
+        with pytest.raises(ProblemError, match="whose files are lost; a resync would take it back to run~v000001"):
+            stage.fleet.resync(A)
+        assert stage.ledger.engines[A].serving == version(2).id
+
+
+async def test_a_journal_that_cannot_be_written_is_not_held_against_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = SimulatedEngine()
+    async with running(tmp_path, {"a": engine}) as stage:
+        stage.ledger.put_version(version(1))
+        await stage.until(lambda: stage.ledger.engines[A].serving == version(1).id)
+
+        async def full() -> None:
+            raise JournalError("the disk is full")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(stage.ledger, "durable", full)
+            stage.ledger.put_version(version(2))
+            await stage.until(
+                lambda: stage.ledger.loading == {} and stage.ledger.engines[A].state is EngineState.BEHIND
+            )
+            assert stage.ledger.engines[A].unreachable_since is None
+            assert engine.loads == ["/root/run/v000001"]
+        await stage.until(lambda: stage.ledger.engines[A].serving == version(2).id)

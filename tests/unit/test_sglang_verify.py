@@ -29,7 +29,24 @@ def target(recorded: str | None = None, before: str | None = None) -> Target:
     ],
 )
 def test_an_engine_is_believed(seen: Says, wanted: Target) -> None:
-    assert doubt(seen, wanted) is None
+    assert doubt(seen, wanted, unchanged=True) is None
+
+
+@pytest.mark.parametrize(
+    ("seen", "wanted"),
+    [
+        (says(NEW), target()),
+        (says(NEW), target(before=OLD)),
+        (says(None), target(recorded=NEW)),
+        (says(OTHER), target(recorded=NEW)),
+    ],
+)
+def test_files_that_changed_during_the_load_leave_contents_that_nobody_vouches_for(seen: Says, wanted: Target) -> None:
+    assert "its files changed" in (doubt(seen, wanted, unchanged=False) or "")
+
+
+def test_contents_that_a_clean_load_gave_before_are_right_whatever_became_of_the_files() -> None:
+    assert doubt(says(NEW), target(recorded=NEW, before=OLD), unchanged=False) is None
 
 
 @pytest.mark.parametrize(
@@ -46,4 +63,4 @@ def test_an_engine_is_believed(seen: Says, wanted: Target) -> None:
     ],
 )
 def test_an_engine_is_doubted_and_the_reason_told(seen: Says, wanted: Target, because: str) -> None:
-    assert because in (doubt(seen, wanted) or "")
+    assert because in (doubt(seen, wanted, unchanged=True) or "")

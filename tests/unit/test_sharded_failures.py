@@ -1,10 +1,8 @@
 """Whatever goes wrong on one rank: every rank hears of it, by the rank's number, and nothing becomes visible."""
 
 import errno
-import os
 import re
 import shutil
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -31,7 +29,6 @@ from refitd_client import (
 )
 from refitd_client.contract.slot import ShardLayout, layout_of, slot_name, slots_path
 from refitd_client.contract.states import WaitOutcome
-from refitd_client.sharded import follower
 from support.ranks import run_ranks
 
 
@@ -185,43 +182,9 @@ def test_a_rank_without_room_is_named_on_every_rank(tmp_path: Path) -> None:
     assert _whole(tmp_path / "run") == ["v000001"]
 
 
-def _die(rank: int, size: int, root: Path, who: int, where: str) -> list[Exception | None]:
-    model = sharded_cases.fsdp2(rank, size)
-    publisher = ShardedPublisher(root, "run", rank_timeout=20)
-    publisher.publish(model, step=1)
-    if rank == who:
-        module = durable if hasattr(durable, where) else follower.writing
-        setattr(module, where, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
-    errors = [_attempt(lambda: publisher.publish(model, step=2)), _attempt(lambda: publisher.publish(model, step=3))]
-    publisher.close()
-    return errors
-
-
 def _go_on(rank: int, size: int, root: Path) -> None:
     with ShardedPublisher(root, "run") as publisher:
         publisher.publish(sharded_cases.fsdp2(rank, size), step=2)
-
-
-@pytest.mark.parametrize(
-    ("who", "where"), [(1, "opened"), (1, "write_at"), (1, "sync"), (2, "digest"), (0, "write_at"), (0, "rename")]
-)
-def test_a_rank_that_is_killed_in_mid_publish_ends_in_an_error_on_the_others_and_no_version(
-    tmp_path: Path, who: int, where: str
-) -> None:
-    """The others say whom they miss, and do not go on without it; ranks that are started anew do."""
-    run = tmp_path / "run"
-    results = run_ranks(3, tmp_path, _die, tmp_path, who, where)
-    assert results[who] is None
-    for errors in (errors for rank, errors in enumerate(results) if rank != who):
-        assert isinstance(errors[0], RankLostError), errors
-        assert errors[0].rank == who
-        assert f"rank {who} is gone" in str(errors[0])
-        assert isinstance(errors[1], PublishError)
-        assert "open another" in str(errors[1])
-    assert _whole(run) == ["v000001"]
-    assert (published.leftovers(run) == []) == (who != 0)  # what rank 0 left the service finds, its lock being free
-    assert run_ranks(2, tmp_path, _go_on, tmp_path) == [None, None]
-    assert "v000002" in _whole(run)[-1]
 
 
 def _late(rank: int, size: int, root: Path) -> Exception | None:

@@ -32,6 +32,6 @@ def test_a_canary_that_is_no_engine_is_warned_of_once(tmp_path: Path) -> None:
         assert process.stdout.readline().startswith("refitd ready on ")
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=60)
-    warnings = [line for line in err.splitlines() if '"level": "warning"' in line]
+    warnings = [line for line in err.splitlines() if "no engine is called nobody (--canary), but 127.0.0.1:1" in line]
     assert len(warnings) == 1
-    assert "no engine is called nobody (--canary), but 127.0.0.1:1" in warnings[0]
+    assert '"level": "warning"' in warnings[0]

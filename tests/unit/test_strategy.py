@@ -202,12 +202,21 @@ async def test_one_engine_alone_is_its_own_canary_and_serves_nothing_unchecked(t
 @pytest.mark.parametrize(("status", "good"), [(204, True), (422, False)])
 async def test_the_operator_has_a_say_in_the_check_of_a_canary(status: int, good: bool) -> None:
     with serve(answer(status, "BLEU fell by half")) as server:
-        fault = await OperatorCheck(server.url)(NEW, engine("a"))
+        fault = await OperatorCheck(server.url)(NEW, engine("a"), pytest.fail)
     assert (fault is None) is good
     assert good or "BLEU fell by half" in (fault or "")
 
 
 async def test_an_operator_s_check_that_is_down_is_a_no_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(canary, "CHECK_SECONDS", 0.05)
-    fault = await OperatorCheck("http://127.0.0.1:9/")(NEW, engine("a"))
+    fault = await OperatorCheck("http://127.0.0.1:9/")(NEW, engine("a"), lambda _: None)
     assert "said nothing within" in (fault or "")
+
+
+async def test_an_operator_s_check_that_answers_neither_yes_nor_no_is_told_of() -> None:
+    told: asyncio.Queue[str] = asyncio.Queue()
+    with serve(answer(500, b"out of memory")) as server:
+        asking = asyncio.create_task(OperatorCheck(server.url)(NEW, engine("a"), told.put_nowait))
+        assert "it answered 500: out of memory" in await told.get()
+        asking.cancel()
+        await asyncio.wait({asking})

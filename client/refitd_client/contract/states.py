@@ -60,6 +60,15 @@ class EngineState(StrEnum):
     QUARANTINED = "QUARANTINED"  # could not be repaired: stays paused, counted, alerted
 
 
+class Standing(StrEnum):
+    """How a run stands, for whoever only looks at it for a moment."""
+
+    CURRENT = "CURRENT"  # every engine serves the newest version
+    MOVING = "MOVING"  # not yet, and nobody has to do anything
+    PAUSED = "PAUSED"  # an operator has paused its rollouts, and there is something that waits for that
+    TROUBLED = "TROUBLED"  # something has failed: somebody should look
+
+
 class WaitOutcome(StrEnum):
     """How a wait for a version ended."""
 

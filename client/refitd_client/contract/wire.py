@@ -4,11 +4,13 @@ Times of day are RFC 3339 strings in UTC and for display only. Durations in `tim
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
-from refitd_client.contract.states import EngineState, Kind, VersionState, WaitOutcome
+from refitd_client.contract.states import EngineState, Kind, RolloutState, Standing, VersionState, WaitOutcome
 
 ItemT = TypeVar("ItemT")
+
+STRICT = {"extra": "forbid"}  # of request bodies: a slip in the name of a field must not pass for its default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +19,10 @@ class Notice:
 
     `path` is absolute or relative to the root; without one it is where the SDK would have published the step.
     `allow_missing` and `allow_extra` let the checkpoint have fewer or more tensors than the engines' model.
+    `publish_ms` is how long publishing took, in milliseconds: it is shown beside the other stages of the update.
     """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = STRICT
 
     run: str
     step: int
@@ -27,6 +32,7 @@ class Notice:
     allow_missing: bool = False
     allow_extra: bool = False
     metadata: dict[str, str] = field(default_factory=dict[str, str])
+    publish_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +47,11 @@ class EngineOnVersion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Version:
-    """A version as the service sees it. `bytes` counts all its files; `timings` maps stages to milliseconds."""
+    """A version as the service sees it. `bytes` counts all its files; `timings` maps stages to milliseconds.
+
+    `base` is the version that a delta leads from. `needs_full`: it cannot be carried out, for the reason given, and the
+    next one that can is a full version.
+    """
 
     id: str
     run: str
@@ -56,6 +66,8 @@ class Version:
     digest: str | None = None
     pinned: bool = False
     barred: bool = False
+    base: str | None = None
+    needs_full: bool = False
     engines: list[EngineOnVersion] = field(default_factory=list[EngineOnVersion])
     timings: dict[str, float] = field(default_factory=dict[str, float])
     metadata: dict[str, str] = field(default_factory=dict[str, str])
@@ -71,8 +83,12 @@ class WaitResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One try to bring an engine to a version. `outcome` is None while it runs."""
+    """One try to bring an engine to a version. `outcome` is None while it runs, `timings` are known at its end.
 
+    `outcome` is ACK (serves it), NACK (refused, untouched), TAINTED (contents unknown), UNREACHABLE or NOT_SENT.
+    """
+
+    engine: str
     version: str
     started_at: str
     outcome: str | None = None
@@ -82,7 +98,12 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """An engine (a replica) as the service sees it. `version` is what it is proven to serve."""
+    """An engine (a replica) as the service sees it. `version` is what it is proven to serve.
+
+    `behind` counts the trainer's steps from there to its run's target; None where they cannot be compared: on start-up
+    weights or unknown contents, without a target, and between generations.
+    `plugin` is the release of refitd's plugin that carries out its loads; None where SGLang does, for `stock_reason`.
+    """
 
     id: str
     url: str
@@ -90,16 +111,21 @@ class Engine:
     run: str | None = None
     version: str | None = None
     step: int | None = None
+    behind: int | None = None
     weight_version: str | None = None
     reason: str | None = None
     paused: bool = False
     last_attempt: Attempt | None = None
     skipped: int = 0
+    plugin: str | None = None
+    stock_reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewEngine:
     """The body of POST /v1/engines. `run` may be left out where there is one run."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = STRICT
 
     url: str
     id: str | None = None
@@ -110,8 +136,71 @@ class NewEngine:
 class Rollback:
     """The body of POST /v1/rollback. `to` is a version id; without it, the last good one before the current."""
 
+    __pydantic_config__: ClassVar[dict[str, str]] = STRICT
+
     run: str
     to: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollouts:
+    """The body of POST /v1/rollouts/pause and /v1/rollouts/resume: whose rollouts are meant."""
+
+    run: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faults:
+    """What the service cannot do now, in sentences: list its root, say which engines there are, write its journal.
+
+    None: nothing is wrong.
+
+    Where the engines file cannot be used any more, what it said before stays in force.
+    """
+
+    root: str | None = None
+    engines: str | None = None
+    journal: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunGlance:
+    """A run at a glance: are its engines on the newest version, and if not, why not.
+
+    `headline` answers that in a sentence, `reasons` say why not, the most important first; a program reads
+    `standing`. `target` is the version that engines should serve, `newest` the one that was
+    published last, whatever became of it. `engines` are counted by state. `paused_since` is None while rollouts go on.
+    """
+
+    run: str
+    standing: Standing
+    headline: str
+    reasons: list[str]
+    target: str | None
+    target_step: int | None
+    newest: str | None
+    newest_step: int | None
+    rollout: RolloutState | None
+    paused_since: str | None
+    engines: dict[EngineState, int]
+    in_sync: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """Everything that can be seen at a glance, as of event `event`: what Last-Event-ID takes to hear what comes next.
+
+    `versions` counts them by state. `held_bytes` is what versions take on disk.
+    """
+
+    at: str
+    event: int
+    strategy: str
+    faults: Faults
+    runs: list[RunGlance]
+    engines: list[Engine]
+    versions: dict[VersionState, int]
+    held_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,17 +221,6 @@ class ReclaimPlan:
     items: list[Reclaimable]
     freed_bytes: int
     done: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Faults:
-    """What the service cannot do now, in sentences: list its root, say which engines there are. None: nothing is wrong.
-
-    Where the engines file cannot be used any more, what it said before stays in force.
-    """
-
-    root: str | None = None
-    engines: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

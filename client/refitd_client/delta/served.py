@@ -15,6 +15,9 @@ def ask_base(connection: Connection | None, run: str) -> str | Full:
         return Full("the publisher was opened without service_url, so nobody says what engines serve")
     try:
         with open_client(connection, try_for=BASE_DEADLINE) as client:
+            newest = client.versions(run, limit=1).items
+            if newest and newest[0].needs_full:
+                return Full(f"{newest[0].id} cannot be carried out: {newest[0].reason}")
             return last_served(client.engines().items, run)
     except (ServiceError, OSError, ValueError) as error:
         return Full(f"the service did not say what engines serve: {error}")

@@ -28,7 +28,7 @@ def fingerprints(tensors: Iterable[Any]) -> list[int]:
         bits: Any = twin.flat_bits(tensor)
         if bits.device.type == "cpu":
             found.append(host.fingerprint(_unsigned(bits)))
-        elif bits.is_cuda and _has_triton():
+        elif bits.is_cuda and has_triton():
             found.append(_by_kernel(bits, torch.zeros(1, dtype=torch.int64, device=bits.device)))
         else:
             found.append(twin.fingerprint(bits))
@@ -60,5 +60,6 @@ def _unsigned(bits: Any) -> host.Bits:
 
 
 @cache
-def _has_triton() -> bool:
+def has_triton() -> bool:
+    """Whether kernels can be compiled here."""
     return importlib.util.find_spec("triton") is not None

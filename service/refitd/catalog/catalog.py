@@ -11,7 +11,10 @@ from dataclasses import dataclass, replace
 import structlog
 
 from refitd.bell import Bell
+from refitd.catalog.bases import Bases
+from refitd.catalog.chain import NoBase
 from refitd.catalog.conventions import is_foreign, recognise
+from refitd.catalog.delta import Base
 from refitd.catalog.evidence import Evidence, Structure
 from refitd.catalog.fault import Code
 from refitd.catalog.files import Files, Unreadable
@@ -39,13 +42,16 @@ log = structlog.get_logger("refitd")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogRules:
-    """How patient and how strict the catalog is; times in seconds."""
+    """How patient and how strict the catalog is; times in seconds. `kind` is what engines get, full versions or
+    adapters; without `deltas` those are refused by kind.
+    """
 
     scan_interval: float
     settle_for: float
     settle_timeout: float
     allow_dtype_cast: bool
     kind: Kind = Kind.FULL
+    deltas: bool = True
 
     @classmethod
     def of(cls, settings: Settings) -> "CatalogRules":
@@ -56,6 +62,7 @@ class CatalogRules:
             settle_timeout=settings.settle_timeout,
             allow_dtype_cast=settings.allow_dtype_cast,
             kind=settings.kind,
+            deltas=settings.takes_deltas,
         )
 
 
@@ -66,6 +73,7 @@ class Catalog:
         self._ledger = ledger
         self._files = files
         self._references = references
+        self._bases = Bases(ledger, files)
         self._rules = rules
         self._hints = Bell()
         self._work = Bell()
@@ -271,6 +279,7 @@ class Catalog:
     async def _judge(self, record: VersionRecord) -> None:
         structure = await self._files.structure(record.path)
         now = self._ledger.clock.monotonic()
+        record = self._read(record.id, structure)
         decision = settle(
             _look(structure, noticed=record.noticed),
             self._settling.get(record.id),
@@ -289,26 +298,49 @@ class Catalog:
                 self._settling.pop(record.id, None)
                 await self._validate(record)
 
+    def _read(self, id_: str, structure: Structure) -> VersionRecord:
+        """What its manifest says that it is, where no notice did: from here on its base is kept."""
+        record, manifest = self._ledger.versions[id_], structure.manifest
+        if manifest is None or record.noticed or (record.kind, record.base) == (manifest.kind, manifest.base):
+            return record
+        read = replace(record, kind=manifest.kind, base=manifest.base)
+        self._ledger.put_version(read)
+        return read
+
+    async def _against(self, record: VersionRecord) -> Reference | Base | NoReference | NoBase:
+        """What it is held against: a delta against its base, everything else against the engines' model."""
+        if record.kind is Kind.DELTA and self._rules.deltas:
+            return await self._bases.of(record)
+        return await self._references.of(record.run)
+
     async def _validate(self, record: VersionRecord) -> None:
-        reference = await self._references.of(record.run)
-        if isinstance(reference, NoReference) and not reference.final:
+        reference = await self._against(record)
+        if isinstance(reference, NoBase) and reference.final:
+            self._reject(record.id, reference.reason, Code.WRONG_BASE)
+            return
+        if isinstance(reference, NoBase | NoReference) and not reference.final:
             self._unknown(record.id, reference.reason)
             return
-        started = self._ledger.clock.monotonic()
+        started, waited = self._ledger.clock.monotonic(), self._ledger.since_seen(record.id)
         self._move(record.id, VersionState.VALIDATING, None)
         options = self._options(record)
-        model = reference if isinstance(reference, Reference) else None
+        model = reference if isinstance(reference, Reference | Base) else None
         evidence = await self._files.examine(record.path, model, options)
         verdict = await asyncio.to_thread(validate, evidence, model, options)  # a hundred thousand tensors take 0.1 s
         if options != self._options(self._ledger.versions[record.id]):
             self._due[record.id] = 0.0  # a notice came meanwhile and allows something else
             self._move(record.id, VersionState.ANNOUNCED, None)
             return
+        record = self._ledger.versions[record.id]
         match verdict:
-            case Valid() if (late := self._too_late(self._ledger.versions[record.id], evidence)) is not None:
+            case Valid() if isinstance(reference, Base) and isinstance(self._bases.record_of(record), NoBase):
+                self._due[record.id] = 0.0  # its base went meanwhile: the next look says so
+                self._move(record.id, VersionState.ANNOUNCED, None)
+            case Valid() if (late := self._too_late(record, evidence)) is not None:
                 self._reject(record.id, late, Code.OLD_GENERATION)
             case Valid():
-                self._seal(record.id, verdict, evidence, (self._ledger.clock.monotonic() - started) * 1000)
+                took = {"seen": waited or 0.0, "validate": (self._ledger.clock.monotonic() - started) * 1000}
+                self._seal(record.id, verdict, evidence, took)
             case Invalid(Code.NO_REFERENCE as code, reason):
                 self._reject(record.id, reference.reason if isinstance(reference, NoReference) else reason, code)
             case Invalid(code, reason):
@@ -331,10 +363,11 @@ class Catalog:
         return Options(
             run=record.run,
             order=record.order,
+            kind=record.kind if record.noticed else None,
             allow_missing=record.allow_missing,
             allow_extra=record.allow_extra,
             allow_dtype_cast=self._rules.allow_dtype_cast,
-            kind=self._rules.kind,
+            takes=self._rules.kind,
         )
 
     def _move(self, id_: str, state: VersionState, reason: str | None) -> None:
@@ -355,8 +388,16 @@ class Catalog:
         self._tries.pop(id_, None)
         rejected = replace(record, state=VersionState.REJECTED, reason=reason, code=code)
         self._ledger.put_version(rejected, f"rejected: {reason}")
+        self._wake_deltas(id_)
 
-    def _seal(self, id_: str, verdict: Valid, evidence: Evidence, milliseconds: float) -> None:
+    def _wake_deltas(self, base: str) -> None:
+        """Those that wait for a verdict on their base have it."""
+        for version in self._ledger.versions.values():
+            if version.base == base and version.state is VersionState.UNKNOWN:
+                self._due[version.id] = 0.0
+        self._work.ring()
+
+    def _seal(self, id_: str, verdict: Valid, evidence: Evidence, took: dict[str, float]) -> None:
         self._tries.pop(id_, None)
         record = self._ledger.versions[id_]
         seen = evidence.structure
@@ -372,12 +413,14 @@ class Catalog:
             weights=verdict.weights,
             shards=verdict.shards,
             inventory=verdict.inventory,
+            fingerprints=verdict.fingerprints,
             signature=None if seen is None else seen.signature,
             owned=seen is not None and seen.has_manifest,
             metadata=record.metadata if metadata is None else metadata,
-            timings={**record.timings, "validate": milliseconds},
+            timings=record.timings | took,
         )
         self._ledger.put_version(sealed, "; ".join([f"sealed: {verdict.bytes} bytes in good order", *notes]))
+        self._wake_deltas(id_)
 
 
 def _metadata(record: VersionRecord, seen: Structure | None) -> dict[str, str] | None:

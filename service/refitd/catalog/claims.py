@@ -16,7 +16,13 @@ from refitd_client.contract.naming import MANIFEST_NAME
 def check_manifest(
     manifest: Manifest, listing: Mapping[str, FileStat], headers: Mapping[str, Header]
 ) -> Iterator[Fault]:
-    """Say where the folder is not what the manifest says. Other files may lie there, but none that counts."""
+    """Say where the folder is not what the manifest says."""
+    yield from check_files(manifest, listing)
+    yield from _check_summary(manifest.tensors, headers)
+
+
+def check_files(manifest: Manifest, listing: Mapping[str, FileStat]) -> Iterator[Fault]:
+    """Say where files and sizes are not what the manifest says. Others may lie there, but none that counts."""
     for name, file in manifest.files.items():
         found = listing.get(name)
         if found is None:
@@ -28,7 +34,6 @@ def check_manifest(
     for name in listing:
         if counts(name) and name != MANIFEST_NAME and name not in manifest.files:
             yield _mismatch(f"{shown(name)} is not in {MANIFEST_NAME}")
-    yield from _check_summary(manifest.tensors, headers)
 
 
 def _check_summary(claim: TensorsSummary, headers: Mapping[str, Header]) -> Iterator[Fault]:

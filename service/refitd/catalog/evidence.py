@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from refitd.catalog.adapter import AdapterConfig
 from refitd.catalog.contents import Contents
+from refitd.catalog.delta import DeltaContents
 from refitd.catalog.fault import Fault
 from refitd.catalog.header import Header
 from refitd.catalog.inventory import Inventory
@@ -48,10 +49,11 @@ class Structure:
 class Evidence:
     """All that is needed for a verdict.
 
-    `contents` is None where the structure alone already decides. `failure` is set instead of both where the folder
-    could not be read.
+    `contents` is None where the structure alone already decides, `delta` where the version is none. `failure` is set
+    instead of all where the folder could not be read.
     """
 
     structure: Structure | None = None
     contents: Contents | None = None
+    delta: DeltaContents | None = None
     failure: str | None = None

@@ -18,9 +18,11 @@ from refitd.catalog.adapter import (
     is_adapter,
     parse_adapter,
 )
-from refitd.catalog.claims import check_manifest
+from refitd.catalog.claims import check_files, check_manifest
 from refitd.catalog.contents import read_contents
 from refitd.catalog.conventions import recognise
+from refitd.catalog.delta import Base
+from refitd.catalog.delta_file import look_into
 from refitd.catalog.evidence import Evidence, Structure
 from refitd.catalog.fault import Code, Fault, shown
 from refitd.catalog.header import MAX_TENSORS, Header, HeaderRefusedError, TornFileError, read_at, read_header
@@ -37,7 +39,8 @@ from refitd.catalog.layout import (
 from refitd.catalog.opening import CONFIG_NAME, ChangedError, FileStat, Folder, OpeningRefusedError
 from refitd.catalog.validate import Options, judge
 from refitd_client.contract.manifest import MAX_MANIFEST_BYTES, Manifest, ManifestRefusedError, parse_manifest
-from refitd_client.contract.naming import ADAPTER_CONFIG_NAME, INDEX_NAME, MANIFEST_NAME
+from refitd_client.contract.naming import ADAPTER_CONFIG_NAME, DELTA_NAME, INDEX_NAME, MANIFEST_NAME
+from refitd_client.contract.states import Kind
 
 T = TypeVar("T")
 _MOST_OF_A_KIND = 3  # one tensor in the wrong place often means all of them
@@ -82,7 +85,7 @@ def _awaited(root: Path, path: str) -> str | None:
 
 
 def examine(
-    root: Path, path: str, reference: Reference | None, options: Options, *, stop: Event | None = None
+    root: Path, path: str, reference: Reference | Base | None, options: Options, *, stop: Event | None = None
 ) -> Evidence:
     """Gather all that `validate` needs for a verdict. The weights are read only where the structure is acceptable.
 
@@ -100,14 +103,19 @@ def examine(
         return Evidence(failure=f"{path} cannot be read: {error}")
 
 
-def _examine(folder: Folder, path: str, reference: Reference | None, options: Options, stop: Event | None) -> Evidence:
+def _examine(
+    folder: Folder, path: str, reference: Reference | Base | None, options: Options, stop: Event | None
+) -> Evidence:
     seen = _Look(folder, path).structure()
     if judge(seen, reference, options) is not None:
         return Evidence(structure=seen)
     try:
         contents = read_contents(folder, to_read(seen), seen.headers, stop=stop)
+        delta = None
+        if isinstance(reference, Base) and DELTA_NAME in seen.files:
+            delta = look_into(folder, seen.files[DELTA_NAME], reference, stop=stop)
         if folder.signature(folder.list()) == seen.signature:
-            return Evidence(structure=seen, contents=contents)
+            return Evidence(structure=seen, contents=contents, delta=delta)
         change = Fault(Code.CHANGED, "files were added, replaced or removed while it was read: it is looked at again")
     except ChangedError as error:
         change = Fault(Code.CHANGED, f"{error}: it is looked at again")
@@ -138,7 +146,10 @@ class _Look:
 
     def structure(self) -> Structure:
         """Read manifest, index and headers, and hold them against each other."""
-        manifest, adapter = self._manifest(), self._adapter()
+        manifest = self._manifest()
+        if manifest is not None and manifest.kind is Kind.DELTA:
+            return self._delta(manifest)
+        adapter = self._adapter()
         index = self._index() if adapter is None else None
         layout = lay_out(self._listing.keys(), index)
         self._faults += layout.faults
@@ -154,6 +165,20 @@ class _Look:
             inventory=inventory_of(headers),
             faults=tuple(self._faults),
             adapter=adapter,
+        )
+
+    def _delta(self, manifest: Manifest) -> Structure:
+        """A delta has no index and no headers: the tensors that it speaks of are its base's."""
+        self._faults += islice(check_files(manifest, self._listing), _MOST_OF_A_KIND)
+        return Structure(
+            path=self._path,
+            signature=self._folder.signature(self._listing),
+            files={name: file for name, file in self._listing.items() if file.is_regular},
+            manifest=manifest,
+            has_manifest=True,
+            headers={},
+            inventory=Inventory({}),
+            faults=tuple(self._faults),
         )
 
     def _check(self, manifest: Manifest | None, index: Index | None, headers: Mapping[str, Header]) -> None:

@@ -26,6 +26,8 @@ class Code(StrEnum):
     NO_REFERENCE = "no-reference"
     OLD_GENERATION = "old-generation"  # nobody knows whether it was meant to be of the current one
     UNSUPPORTED_KIND = "unsupported-kind"
+    BAD_DELTA = "bad-delta"
+    WRONG_BASE = "wrong-base"  # the base of a delta is gone, bad, or not what the delta leads from
     CHANGED = "changed"  # while it was looked at
     UNREADABLE = "unreadable"
 

@@ -1,14 +1,15 @@
 """The port to the files under the root, and the real ones behind it. A simulation can stand behind it as well."""
 
-import asyncio
 import errno
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Protocol
 
 from refitd.catalog.conventions import Trainer
+from refitd.catalog.delta import Base
 from refitd.catalog.evidence import Evidence, Structure
 from refitd.catalog.examine import examine, signature, structure
 from refitd.catalog.inventory import Reference
@@ -16,6 +17,7 @@ from refitd.catalog.opening import OpeningRefusedError
 from refitd.catalog.scan import Listing, ListingFailed, scan
 from refitd.catalog.validate import Options
 from refitd.root_mark import RootGuard
+from refitd.root_threads import LISTING_SECONDS, LOOK_SECONDS, RootHangsError, RootThreads
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class Files(Protocol):
         """Look without reading weights. Raises OSError."""
         ...
 
-    async def examine(self, path: str, reference: Reference | None, options: Options) -> Evidence:
+    async def examine(self, path: str, reference: Reference | Base | None, options: Options) -> Evidence:
         """Read everything."""
         ...
 
@@ -50,21 +52,30 @@ class RootAwayError(OSError):
 
 
 class DiskFiles:
-    """The file system. Everything happens in threads.
+    """The file system. Everything happens in threads. `guard` says why what is at the root's path is not the root.
 
-    `guard` says why what is at the root's path is not the root; `trainers` are those whose own folders count as well.
+    One that does not answer in time is one that nobody can say anything about; reading all of a version has no limit.
+    `trainers` are those whose own folders count as well.
     """
 
     def __init__(
-        self, root: Path, guard: Callable[[], str | None] | None = None, trainers: Collection[Trainer] = ()
+        self,
+        root: Path,
+        guard: Callable[[], str | None] | None = None,
+        threads: RootThreads | None = None,
+        trainers: Collection[Trainer] = (),
     ) -> None:
         self._root = root
         self._trainers = trainers
         self._guard = guard or RootGuard(root)
+        self._threads = threads or RootThreads()
 
     async def scan(self) -> Listing | ListingFailed:
         """See `Files`."""
-        return await asyncio.to_thread(self._scan)
+        try:
+            return await self._threads.run("listing the root", self._scan, within=LISTING_SECONDS)
+        except RootHangsError as error:
+            return ListingFailed(str(error))
 
     def _scan(self) -> Listing | ListingFailed:
         listing = scan(self._root, self._trainers)
@@ -76,7 +87,11 @@ class DiskFiles:
         """See `Files`."""
         if not paths:
             return {}
-        return await asyncio.to_thread(self._signatures, paths)
+        look = partial(self._signatures, paths)
+        try:
+            return await self._threads.run("looking at versions", look, within=LOOK_SECONDS)
+        except RootHangsError as error:
+            return dict.fromkeys(paths, Unreadable(str(error)))
 
     def _signatures(self, paths: Sequence[str]) -> dict[str, str | Unreadable | None]:
         found = {path: self._signature(path) for path in paths}
@@ -95,17 +110,18 @@ class DiskFiles:
 
     async def structure(self, path: str) -> Structure:
         """See `Files`."""
-        return await asyncio.to_thread(self._structure, path)
+        return await self._threads.run(f"looking at {path}", partial(self._structure, path), within=LOOK_SECONDS)
 
     def _structure(self, path: str) -> Structure:
         if (fault := self._guard()) is not None:
             raise RootAwayError(errno.ENODEV, fault)
         return structure(self._root, path)
 
-    async def examine(self, path: str, reference: Reference | None, options: Options) -> Evidence:
+    async def examine(self, path: str, reference: Reference | Base | None, options: Options) -> Evidence:
         """See `Files`."""
         stop = Event()
         try:
-            return await asyncio.to_thread(examine, self._root, path, reference, options, stop=stop)
+            reading = partial(examine, self._root, path, reference, options, stop=stop)
+            return await self._threads.run(f"reading {path}", reading)
         finally:
             stop.set()  # when this is cancelled, the thread would read on to the end and hold up the shutdown

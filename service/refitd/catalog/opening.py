@@ -17,10 +17,10 @@ from types import TracebackType
 import xxhash
 
 from refitd.catalog.fault import shown
-from refitd_client.contract.naming import ADAPTER_CONFIG_NAME, INDEX_NAME, MANIFEST_NAME
+from refitd_client.contract.naming import ADAPTER_CONFIG_NAME, DELTA_NAME, INDEX_NAME, MANIFEST_NAME
 
 CONFIG_NAME = "config.json"
-_COUNT = frozenset({INDEX_NAME, MANIFEST_NAME, CONFIG_NAME, ADAPTER_CONFIG_NAME})
+_COUNT = frozenset({INDEX_NAME, MANIFEST_NAME, CONFIG_NAME, ADAPTER_CONFIG_NAME, DELTA_NAME})
 MAX_FILES = 100_000
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
@@ -120,16 +120,7 @@ class Folder:
             OpeningRefusedError: there are more than 100,000 names.
             OSError: it cannot be listed.
         """
-        found: dict[str, FileStat] = {}
-        with os.scandir(self._fd) as entries:
-            for entry in entries:
-                if entry.name.startswith("."):
-                    continue  # loaders do not see them: glob's "*" leaves them out
-                if len(found) == MAX_FILES:
-                    raise OpeningRefusedError(f"the folder has more than {MAX_FILES} files")
-                with suppress(FileNotFoundError):  # between the listing and the look: as if it had not been listed
-                    found[entry.name] = FileStat.of(os.stat(entry.name, dir_fd=self._fd, follow_symlinks=False))
-        return dict(sorted(found.items()))
+        return listing_of(self._fd)
 
     @contextmanager
     def open(self, name: str, expected: FileStat) -> Generator[int]:
@@ -160,17 +151,36 @@ class Folder:
             raise
 
     def signature(self, listing: Mapping[str, FileStat]) -> str:
-        """What the files that count (weights, index, manifest, config) look like from outside.
+        """What the files that count (weights, index, manifest, config, changes) look like from outside.
 
         Sizes, times and inodes of the files, and the folder's own inode: equal while none has changed. Nothing is
         read, so it is cheap enough before each load.
         """
-        hasher = xxhash.xxh3_128(f"{os.fstat(self._fd).st_ino}\n".encode())
-        for name, file in sorted(listing.items()):
-            if counts(name):
-                line = f"{name}\0{file.size}\0{file.mtime_ns}\0{file.ino}\0{file.kind}\n"
-                hasher.update(line.encode(errors="surrogateescape"))
-        return f"xxh3:{hasher.hexdigest()}"
+        return signature_of(self._fd, listing)
+
+
+def listing_of(folder: int) -> dict[str, FileStat]:
+    """Everything in an open folder, as `Folder.list`."""
+    found: dict[str, FileStat] = {}
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue  # loaders do not see them: glob's "*" leaves them out
+            if len(found) == MAX_FILES:
+                raise OpeningRefusedError(f"the folder has more than {MAX_FILES} files")
+            with suppress(FileNotFoundError):  # between the listing and the look: as if it had not been listed
+                found[entry.name] = FileStat.of(os.stat(entry.name, dir_fd=folder, follow_symlinks=False))
+    return dict(sorted(found.items()))
+
+
+def signature_of(folder: int, listing: Mapping[str, FileStat]) -> str:
+    """What the files of an open folder look like from outside, as `Folder.signature`."""
+    hasher = xxhash.xxh3_128(f"{os.fstat(folder).st_ino}\n".encode())
+    for name, file in sorted(listing.items()):
+        if counts(name):
+            line = f"{name}\0{file.size}\0{file.mtime_ns}\0{file.ino}\0{file.kind}\n"
+            hasher.update(line.encode(errors="surrogateescape"))
+    return f"xxh3:{hasher.hexdigest()}"
 
 
 def counts(name: str) -> bool:

@@ -12,7 +12,9 @@ class VersionRecord:
     """One version. `path` is relative to the root; `signature` sums up names, sizes and times of its files at sealing.
 
     `inventory` is the digest of tensor names, shapes and dtypes; `digest` that of all bytes, `weights`
-    that of the weight files, `shards` that of their names and sizes. All are None until known.
+    that of the weight files, `shards` that of their names and sizes, `fingerprints` that of its tensors' fingerprints
+    where its manifest has them. All are None until known; a delta has neither `weights` nor `shards`.
+    `kind` and `base` (a version's id) are the notice's, and without one the manifest's once it was read.
     `owned` says that refitd's own publisher wrote it (it has a manifest). `served_at` is when it was first proven on
     every reachable engine of its run, None before: the newest such version is the last good one. `code` is for programs
     what `reason` is for people, where validation has REJECTED it.
@@ -32,6 +34,7 @@ class VersionRecord:
     weights: str | None = None
     shards: str | None = None
     inventory: str | None = None
+    fingerprints: str | None = None
     signature: str | None = None
     owned: bool = False
     noticed: bool = False
@@ -49,8 +52,11 @@ class VersionRecord:
         return version_id(self.run, self.order)
 
     def differs_in_weights(self, other: "VersionRecord") -> bool:
-        """Whether it is proved that the two hold other tensors: files that are cut the same way and not the same.
+        """Whether it is proved that the two hold other tensors: files that are cut the same way and not the same, or
+        other fingerprints.
 
         Two ways to cut the same tensors into files, or another chat template, prove nothing.
         """
+        if self.fingerprints is not None and other.fingerprints is not None:
+            return self.fingerprints != other.fingerprints
         return self.shards is not None and self.shards == other.shards and self.weights != other.weights

@@ -1,12 +1,13 @@
 """Which model a run's checkpoints are held against: the operator's base model, else what the engines started with."""
 
-import asyncio
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from refitd.catalog.inventory import Reference
 from refitd.catalog.reference import ReferenceRefusedError, read_reference
 from refitd.ledger import Ledger
+from refitd.root_threads import LISTING_SECONDS, RootThreads
 from refitd_client.contract.states import EngineState
 
 _SETTING = "set --base-model (REFITD_BASE_MODEL) to a folder with the model that the engines serve"
@@ -23,9 +24,10 @@ class NoReference:
 class References:
     """Finds and remembers references. Files are read in a thread, headers only."""
 
-    def __init__(self, ledger: Ledger, base_model: Path | None) -> None:
+    def __init__(self, ledger: Ledger, base_model: Path | None, threads: RootThreads | None = None) -> None:
         self._ledger = ledger
         self._base_model = base_model
+        self._threads = threads or RootThreads()
         self._read: dict[Path, Reference] = {}
 
     async def of(self, run: str) -> Reference | NoReference:
@@ -50,7 +52,8 @@ class References:
     async def _reference(self, path: Path) -> Reference | NoReference:
         if path not in self._read:
             try:
-                self._read[path] = await asyncio.to_thread(read_reference, path)
+                what = f"reading the headers of {path}"
+                self._read[path] = await self._threads.run(what, partial(read_reference, path), within=LISTING_SECONDS)
             except (OSError, ReferenceRefusedError) as error:
                 return NoReference(f"the base model {path} cannot be read: {error}; {_SETTING}", final=True)
         return self._read[path]

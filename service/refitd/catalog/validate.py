@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from refitd.catalog.adapter import adapter_faults
 from refitd.catalog.contents import Contents
+from refitd.catalog.delta import Base, content_faults, structure_faults
 from refitd.catalog.evidence import Evidence, Structure
 from refitd.catalog.fault import Code, Fault
 from refitd.catalog.inventory import LM_HEAD, Difference, Different, Reference, compare, listed
@@ -29,30 +30,33 @@ NO_REFERENCE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What is expected of a checkpoint, and what it may do. `run` and `order` None: whatever its manifest says.
+    """What is expected of a checkpoint, and what it may do. `run`, `order` and `kind` None: what its manifest says.
 
-    `kind` is what the service's engines take: full versions, or adapters.
+    `takes` is what the service's engines get: full versions, which deltas lead to, or adapters.
     """
 
     run: str | None = None
     order: Order | None = None
+    kind: Kind | None = None
     allow_missing: bool = False
     allow_extra: bool = False
     allow_dtype_cast: bool = False
-    kind: Kind = Kind.FULL
+    takes: Kind = Kind.FULL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Valid:
     """Proven good. `inventory` digests names, shapes and dtypes; `digest` all bytes; `weights` those of the files that
-    loaders read, and `shards` their names and sizes; `notes` are worth knowing.
+    loaders read, and `shards` their names and sizes (None for a delta); `fingerprints` those of all tensors, where its
+    manifest has them; `notes` are worth knowing.
     """
 
     inventory: str
     bytes: int
     digest: str
-    weights: str
-    shards: str
+    weights: str | None
+    shards: str | None
+    fingerprints: str | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -75,8 +79,8 @@ class Unknown:
 Verdict = Valid | Invalid | Unknown
 
 
-def validate(evidence: Evidence, reference: Reference | None, options: Options) -> Verdict:
-    """Judge a checkpoint by all that is known of it."""
+def validate(evidence: Evidence, reference: Reference | Base | None, options: Options) -> Verdict:
+    """Judge a checkpoint by all that is known of it. It is held against a model, and a delta against its base."""
     structure = evidence.structure
     if structure is None:
         return Unknown(evidence.failure or "the checkpoint was not read", Code.UNREADABLE)
@@ -85,20 +89,43 @@ def validate(evidence: Evidence, reference: Reference | None, options: Options) 
         return judged
     if evidence.contents is None:
         return Unknown("the weights were not read to their end", Code.UNREADABLE)
-    fault = next(_content_faults(structure, evidence.contents), None)
+    fault = next(_content_faults(structure, evidence.contents), None) or next(_delta_faults(evidence, reference), None)
     if fault is not None:
         return Invalid(fault.code, fault.reason)
+    if isinstance(reference, Base):
+        return _valid_delta(structure, evidence.contents, reference)
     return Valid(
         inventory=structure.inventory.digest,
         bytes=structure.bytes,
         digest=_digest(structure, evidence.contents),
         weights=_weights(structure, evidence.contents.digests),
         shards=_weights(structure, {}),
+        fingerprints=_fingerprints(structure),
         notes=tuple(_notes(structure, reference, options)),
     )
 
 
-def judge(structure: Structure, reference: Reference | None, options: Options) -> Invalid | Unknown | None:
+def _delta_faults(evidence: Evidence, base: Reference | Base | None) -> Iterator[Fault]:
+    manifest = None if evidence.structure is None else evidence.structure.manifest
+    if isinstance(base, Base) and manifest is not None:
+        if evidence.delta is None:
+            yield Fault(Code.BAD_DELTA, "its changes were not read")
+        else:
+            yield from content_faults(manifest, evidence.delta, base)
+
+
+def _valid_delta(structure: Structure, contents: Contents, base: Base) -> Valid:
+    return Valid(
+        inventory=base.inventory.digest,
+        bytes=structure.bytes,
+        digest=_digest(structure, contents),
+        weights=None,
+        shards=None,
+        fingerprints=_fingerprints(structure),
+    )
+
+
+def judge(structure: Structure, reference: Reference | Base | None, options: Options) -> Invalid | Unknown | None:
     """Judge what is known without reading the weights; None where nothing speaks against it so far."""
     fault = next(_structure_faults(structure, reference, options), None)
     if fault is None:
@@ -106,12 +133,17 @@ def judge(structure: Structure, reference: Reference | None, options: Options) -
     return Invalid(fault.code, fault.reason) if fault.code.is_proof else Unknown(fault.reason, fault.code)
 
 
-def _structure_faults(structure: Structure, reference: Reference | None, options: Options) -> Iterator[Fault]:
+def _structure_faults(structure: Structure, reference: Reference | Base | None, options: Options) -> Iterator[Fault]:
     yield from (fault for fault in structure.faults if not fault.code.is_proof)  # what moves proves nothing
+    carried_out = Kind.DELTA if isinstance(reference, Base) else options.takes
+    yield from _kind_faults(structure, options, carried_out)
     yield from _identity_faults(structure, options)
     yield from structure.faults
-    yield from _kind_faults(structure, options)
-    if reference is None:
+    yield from _adapter_faults(structure, options)
+    if isinstance(reference, Base):
+        if structure.manifest is not None:
+            yield from structure_faults(structure.manifest, list(structure.files), reference)
+    elif reference is None:
         yield Fault(Code.NO_REFERENCE, NO_REFERENCE)
     elif structure.adapter is not None:
         yield from adapter_faults(structure.adapter, structure.inventory, reference)
@@ -119,11 +151,24 @@ def _structure_faults(structure: Structure, reference: Reference | None, options
         yield from _tensor_faults(structure, reference, options)
 
 
-def _kind_faults(structure: Structure, options: Options) -> Iterator[Fault]:
-    if structure.adapter is not None and options.kind is not Kind.LORA:
+def _kind_faults(structure: Structure, options: Options, carried_out: Kind) -> Iterator[Fault]:
+    kind = options.takes if structure.manifest is None else structure.manifest.kind
+    if options.kind is not None and options.kind is not kind:
+        text = f"the notice says kind {options.kind.value}, and the folder holds a {kind.value} version"
+        yield Fault(Code.MANIFEST_MISMATCH, f"{text}: publish it with refitd's publisher")
+    if kind is not carried_out:
+        yield Fault(
+            Code.UNSUPPORTED_KIND,
+            f"refit.json says kind {kind.value}, which this service does not carry out: publish "
+            f"{'adapters' if options.takes is Kind.LORA else 'in full'}",
+        )
+
+
+def _adapter_faults(structure: Structure, options: Options) -> Iterator[Fault]:
+    if structure.adapter is not None and options.takes is not Kind.LORA:
         reason = "it is a LoRA adapter, and this service's engines get full versions: start it with --lora NAME"
         yield Fault(Code.UNSUPPORTED_KIND, reason)
-    if structure.adapter is None and options.kind is Kind.LORA:
+    if structure.adapter is None and options.takes is Kind.LORA:
         reason = f"it is no LoRA adapter ({ADAPTER_CONFIG_NAME} and {ADAPTER_NAME}), and this service was started with "
         yield Fault(Code.UNSUPPORTED_KIND, f"{reason}--lora: full versions are another service's")
 
@@ -132,11 +177,6 @@ def _identity_faults(structure: Structure, options: Options) -> Iterator[Fault]:
     manifest = structure.manifest
     if manifest is None:
         return
-    if manifest.kind is not options.kind:
-        yield Fault(
-            Code.UNSUPPORTED_KIND,
-            f"refit.json says kind {manifest.kind.value}, and this service carries out {options.kind.value} ones",
-        )
     for what, said, expected in (
         ("run", manifest.run, options.run),
         ("generation", manifest.generation, options.order and options.order.generation),
@@ -220,6 +260,12 @@ def _digest(structure: Structure, contents: Contents) -> str:
 
 def _weights(structure: Structure, digests: Mapping[str, str]) -> str:
     return digest_of_files({name: (structure.files[name].size, digests.get(name, "")) for name in structure.headers})
+
+
+def _fingerprints(structure: Structure) -> str | None:
+    """One digest over the tensors' fingerprints: where two differ, so do the tensors, however they came about."""
+    named = {} if structure.manifest is None else structure.manifest.fingerprints
+    return digest_of_files({name: (0, text) for name, text in named.items()}) if named else None
 
 
 def _notes(structure: Structure, reference: Reference | None, options: Options) -> Iterator[str]:

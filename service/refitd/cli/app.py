@@ -9,14 +9,17 @@ import typer
 from refitd.cli import engines
 from refitd.cli.areal import areal
 from refitd.cli.demo import demo
+from refitd.cli.doctor import doctor
 from refitd.cli.exits import EXIT_CODES_HELP
 from refitd.cli.fsck import fsck
 from refitd.cli.help import help_of
+from refitd.cli.plan import plan
 from refitd.cli.publish import publish
 from refitd.cli.reclaim import reclaim
 from refitd.cli.serve import ENGINES_FILE_HELP, serve
 from refitd.cli.status import status
-from refitd.cli.versions import explain, pin, rollback, unpin, versions
+from refitd.cli.top import top
+from refitd.cli.versions import explain, pause, pin, resume, rollback, unpin, versions
 from refitd.cli.wait import wait
 
 app = typer.Typer(
@@ -52,9 +55,9 @@ def refitd(version: Version = False) -> None:
 
 
 COMMANDS: Mapping[str, tuple[Callable[..., None], ...]] = {
-    "Run it": (serve, areal, demo, fsck),
-    "Look": (status, versions, explain, wait),
-    "Change": (publish, rollback, pin, unpin, reclaim),
+    "Run it": (plan, doctor, serve, areal, demo, fsck),
+    "Look": (status, top, versions, explain, wait),
+    "Change": (publish, rollback, pause, resume, pin, unpin, reclaim),
 }
 EPILOGS: Mapping[Callable[..., None], str] = {serve: ENGINES_FILE_HELP + EXIT_CODES_HELP}
 for panel, commands in COMMANDS.items():

@@ -1,5 +1,6 @@
 """Commands about engines: list, add, remove, resync."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -9,7 +10,8 @@ from refitd.cli.exits import EXIT_CODES_HELP
 from refitd.cli.options import EngineId, Json, TokenFile, Url, connect
 from refitd.cli.output import speaking
 from refitd.cli.summary import look_at_targets
-from refitd_client.contract.wire import NewEngine
+from refitd_client.client import RefitClient
+from refitd_client.contract.wire import Engine, NewEngine, Version
 
 app = typer.Typer()
 
@@ -35,12 +37,17 @@ def engines(context: typer.Context, url: Url = None, token_file: TokenFile = Non
         list_engines(url, token_file, json)
 
 
+def _targets(client: RefitClient, engines: Sequence[Engine]) -> dict[str, Version]:
+    runs = {engine.run for engine in engines if engine.run}
+    return look_at_targets(client, runs, {engine.version for engine in engines if engine.version is not None})
+
+
 @app.command("list", epilog=EXIT_CODES_HELP)
 def list_engines(url: Url = None, token_file: TokenFile = None, json: Json = False) -> None:
     """List engines: what each serves, how far behind it is, and why."""
     with speaking(json=json) as out, connect(url, token_file) as client:
         page = client.engines()
-        targets = {} if json else look_at_targets(client, {engine.run for engine in page.items if engine.run})
+        targets = {} if json else _targets(client, page.items)
         out.show(page, render.engines_table(page.items, targets))
 
 

@@ -7,6 +7,7 @@ from enum import IntEnum
 from refitd_client.contract.wire import Problem
 from refitd_client.errors import (
     EngineFailedError,
+    PlanRefusedError,
     PublishError,
     RefitError,
     ServiceProblemError,
@@ -68,6 +69,8 @@ def failure_of(error: RefitError | ValueError | OSError) -> Failure:
             return _failure(ExitCode.FAILED, "engine-failed", "Engines did not take the version", 502, error)
         case PublishError():
             return _failure(ExitCode.FAILED, "publish-failed", "Nothing was published", 422, error)
+        case PlanRefusedError():
+            return usage(str(error))
         case RefitError():
             return _failure(ExitCode.FAILED, "failed", "The command failed", 500, error)
         case ValueError():

@@ -25,6 +25,7 @@ PANELS: Mapping[str, tuple[str, ...]] = {
     "Journal and log": ("state", "log_format"),
     "Keeping": ("keep_last", "keep_every", "disk_budget", "reclaim_foreign", "reclaim_interval", "incoming_ttl"),
     "Slots": ("slots", "slot_ttl"),
+    "Deltas": ("copies", "copies_folder"),
     "Looking": ("watch", "scan_interval", "settle", "settle_timeout", "allow_dtype_cast", "probe_interval"),
     "Loading": ("strategy", "max_unavailable", "canary", "canary_check", "quorum", "pause_mode", "load_timeout"),
 }

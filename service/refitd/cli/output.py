@@ -28,7 +28,7 @@ class Output:
 
     def __init__(self, *, json: bool) -> None:
         self.json = json
-        self._out = _console(stderr=False)
+        self.console = _console(stderr=False)
         self.err = _console(stderr=True)
 
     @property
@@ -44,7 +44,7 @@ class Output:
             sys.stdout.flush()
             return
         for part in shown:
-            self._out.print(part)
+            self.console.print(part)
 
     def remark(self, sentence: str, style: str = "yellow") -> None:
         """Say something beside the answer."""

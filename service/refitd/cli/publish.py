@@ -16,6 +16,7 @@ from refitd.cli.options import Json, Timeout, TokenFile, Url
 from refitd.cli.output import Output, speaking
 from refitd_client.connection import connect_to
 from refitd_client.contract.states import WaitOutcome
+from refitd_client.errors import StepConflictError
 from refitd_client.progress import Progress
 from refitd_client.publication import Publication
 from refitd_client.publisher import WeightPublisher
@@ -37,6 +38,10 @@ BaseModel = Annotated[
 Metadata = Annotated[
     list[str] | None,
     typer.Option("--metadata", metavar="KEY=VALUE", help="A text to keep with the version; repeatable"),
+]
+NewGeneration = Annotated[
+    bool,
+    typer.Option("--new-generation", help="The step may be one that was published before: the run begins anew there"),
 ]
 Wait = Annotated[bool, typer.Option("--wait", help="Return when engines serve it")]
 
@@ -64,6 +69,7 @@ def publish(
     step: Step,
     base_model: BaseModel = None,
     metadata: Metadata = None,
+    new_generation: NewGeneration = False,
     wait: Wait = False,
     timeout: Timeout = 300.0,
     url: Url = None,
@@ -89,6 +95,7 @@ def publish(
             ) as publisher,
             progress_bar(out) as report,
         ):
+            _refuse_slip(publisher.begins(step), new_generation=new_generation)
             publication = publisher.publish(folder, step=step, metadata=_pairs(metadata or ()), progress=report)
         _remark(out, publication)
         outcome = _wait(out, publication, timeout) if wait else None
@@ -122,6 +129,12 @@ def progress_bar(out: Output) -> Generator[Callable[[Progress], None] | None]:
     with Bar(*columns, console=out.err, transient=True) as bar:
         task = bar.add_task("writing", total=None)
         yield lambda progress: bar.update(task, completed=progress.written, total=progress.total)
+
+
+def _refuse_slip(begins: str | None, *, new_generation: bool) -> None:
+    """A trainer that starts anew means it; at a shell it may be a slip, and engines would follow it."""
+    if begins is not None and not new_generation:
+        raise StepConflictError(f"{begins}: say --new-generation if that is meant")
 
 
 def _pairs(texts: Sequence[str]) -> dict[str, str]:

@@ -90,7 +90,9 @@ def engines_table(engines: Iterable[Engine], targets: Mapping[str, Version]) -> 
     engines = list(engines)
     # An engine that was given no name is called by its address: to say that twice leaves no room for the reason.
     urls = any(_address(engine) != engine.id for engine in engines)
-    columns = ("ENGINE", *(("URL",) if urls else ()), "RUN", "STATE", "STEP", "BEHIND", "WHY")
+    looked = any(engine.plugin or engine.stock_reason for engine in engines)
+    loads = ("LOADS",) if looked else ()
+    columns = ("ENGINE", *(("URL",) if urls else ()), "RUN", "STATE", "STEP", "BEHIND", *loads, "WHY")
     table = _table(*columns, right={"STEP", "BEHIND"})
     for engine in engines:
         table.add_row(
@@ -100,9 +102,13 @@ def engines_table(engines: Iterable[Engine], targets: Mapping[str, Version]) -> 
             engine_state(engine),
             NOTHING if engine.step is None else str(engine.step),
             steps_behind(engine, targets.get(engine.run or "")),
+            *((how_it_loads(engine),) if looked else ()),
             _text(engine.reason),
         )
     return table
+
+
+_UNKNOWN = frozenset({EngineState.TAINTED, EngineState.QUARANTINED, EngineState.PROBING, EngineState.UNREACHABLE})
 
 
 def _address(engine: Engine) -> str:
@@ -115,6 +121,11 @@ def engine_state(engine: Engine) -> Text:
     return text.append(" paused", style=_BAD) if engine.paused else text
 
 
+def how_it_loads(engine: Engine) -> str:
+    """Who carries out its loads. Why it is not the plugin, `refitd explain` says."""
+    return "stock" if engine.plugin is None else "plugin"
+
+
 def steps_behind(engine: Engine, target: Version | None) -> str:
     """How stale an engine is, in steps of the trainer. Steps of different generations cannot be compared."""
     if target is None:
@@ -122,7 +133,7 @@ def steps_behind(engine: Engine, target: Version | None) -> str:
     if engine.version == target.id:
         return "0"
     if engine.step is None:
-        return "start-up weights"
+        return "unknown contents" if engine.state in _UNKNOWN else "start-up weights"
     served = parse_version_id(engine.version or "")
     if served is not None and served[1].generation != target.generation:
         return "other generation"

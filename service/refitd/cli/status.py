@@ -10,6 +10,7 @@ from refitd.cli.exits import ExitCode
 from refitd.cli.options import Json, TokenFile, Url, connect
 from refitd.cli.output import speaking
 from refitd.cli.summary import RunSummary, Summary, look
+from refitd_client.contract.states import VersionState
 
 Limit = Annotated[int, typer.Option("--limit", min=1, max=100, help="How many of the newest versions to list")]
 
@@ -50,7 +51,9 @@ def headline(summary: Summary) -> Text:
 
 def faults(summary: Summary) -> list[str]:
     """What is wrong with the service itself, a sentence each."""
-    return [fault for fault in (summary.faults.root, summary.faults.engines) if fault is not None]
+    return [
+        fault for fault in (summary.faults.root, summary.faults.engines, summary.faults.journal) if fault is not None
+    ]
 
 
 def run_line(run: RunSummary) -> Text:
@@ -60,4 +63,5 @@ def run_line(run: RunSummary) -> Text:
         return Text.assemble(name, " has no good version yet")
     style = "green" if run.engines and run.in_sync == run.engines else "yellow"
     count = (f"{run.in_sync} of {run.engines} engines", style)
-    return Text.assemble(name, f" → step {run.target.step} ({run.target.id}), served by ", count)
+    lost = ", whose files are lost: publish a newer step" if run.target.state is VersionState.LOST else ""
+    return Text.assemble(name, f" → step {run.target.step} ({run.target.id}), served by ", count, lost)

@@ -1,6 +1,6 @@
 """The state of everything at one glance: what `status` gathers, and what it makes of it."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from refitd_client.client import RefitClient
@@ -39,7 +39,7 @@ def look(client: RefitClient, limit: int) -> Summary:
     versions = came_last(client)
     engines = client.engines().items
     names = {version.run for version in versions} | {engine.run for engine in engines if engine.run}
-    targets = look_at_targets(client, names)
+    targets = look_at_targets(client, names, {engine.version for engine in engines if engine.version is not None})
     return Summary(
         url=client.url,
         ready=client.ready(),
@@ -60,19 +60,21 @@ def came_last(client: RefitClient) -> list[Version]:
     return sorted(found, key=lambda version: (version.created_at, version.generation, version.step), reverse=True)
 
 
-def look_at_targets(client: RefitClient, runs: Iterable[str]) -> dict[str, Version]:
-    """What the engines of each run should serve, for the runs that have a good version."""
+def look_at_targets(client: RefitClient, runs: Iterable[str], held: Collection[str]) -> dict[str, Version]:
+    """What the engines of each run should serve, for the runs that have a good version; `held` is what they serve."""
     found: dict[str, Version] = {}
     for run in runs:
         sealed = client.versions(run=run, state=VersionState.SEALED, limit=_LOOK_BACK).items
-        if (target := newest_good(sealed)) is not None:
+        lost = client.versions(run=run, state=VersionState.LOST, limit=_LOOK_BACK).items
+        if (target := newest_good([*sealed, *lost], held)) is not None:
             found[run] = target
     return found
 
 
-def newest_good(sealed: Iterable[Version]) -> Version | None:
-    """The newest version that was not rolled back from."""
-    good = (version for version in sealed if not version.barred)
+def newest_good(versions: Iterable[Version], held: Collection[str]) -> Version | None:
+    """The newest version that was not rolled back from. One whose files are lost stays it while engines serve it."""
+    there = (version for version in versions if version.state is VersionState.SEALED or version.id in held)
+    good = (version for version in there if not version.barred)
     return max(good, key=lambda version: (version.generation, version.step), default=None)
 
 

@@ -77,6 +77,31 @@ def rollback(
         out.show(version, render.sentence(f"{run} rolls back to {version.id} (step {version.step})."))
 
 
+def pause(run: RunArgument, url: Url = None, token_file: TokenFile = None, json: Json = False) -> None:
+    """Bring no engine of a run to a newer version until `refitd resume`.
+
+    Loads that are under way come to their end. An engine that is restarted or breaks is brought to the last good
+    version, and a rollback is carried out.
+
+    \b
+    refitd pause exp/trial
+    """
+    with speaking(json=json) as out, connect(url, token_file) as client:
+        seen = client.pause(run)
+        out.show(seen, render.sentence(f"Rollouts of {run} are paused: 'refitd resume {run}' lets them go on."))
+
+
+def resume(run: RunArgument, url: Url = None, token_file: TokenFile = None, json: Json = False) -> None:
+    """Let the rollouts of a run go on after `refitd pause`.
+
+    \b
+    refitd resume exp/trial
+    """
+    with speaking(json=json) as out, connect(url, token_file) as client:
+        seen = client.resume(run)
+        out.show(seen, render.sentence(f"Rollouts of {run} go on. {seen.headline}"))
+
+
 def explain(subject: Subject, url: Url = None, token_file: TokenFile = None, json: Json = False) -> None:
     """Say why a version or an engine is where it is, and what it waits for.
 

@@ -33,6 +33,8 @@ def connector(settings: Settings, guard: Guard) -> Callable[[EngineSpec], Engine
             pause_mode=settings.pause_mode,
             load_timeout=settings.load_timeout,
             guard=guard,
+            root=settings.root.resolve(),
+            allow_dtype_cast=settings.allow_dtype_cast,
         )
 
     return connect

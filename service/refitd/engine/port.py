@@ -1,6 +1,6 @@
 """The port to an engine: what the rollout asks of one replica, whatever server stands behind it.
 
-`refit` is the whole transaction (pause → load → verify → resume). Its promise is about what is left behind:
+`refit` is the whole transaction (prepare → pause → load → verify → resume). Its promise is about what is left behind:
 
     ACK          serves the target, proved by content; generation was resumed
     NACK         refused and proved untouched: serves what it served before; generation was resumed
@@ -41,6 +41,21 @@ async def _unchanged() -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Files:
+    """A version that refitd's publisher wrote, as the service has checked it: `path` is relative to the root.
+
+    `digest` and `signature` are those of the version's record, `allow_…` what its notice allows.
+    """
+
+    version: str
+    path: str
+    digest: str
+    signature: str
+    allow_missing: bool = False
+    allow_extra: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """What an engine is to serve: `path` as the engine sees it, `label` the weight_version it gets.
 
@@ -48,6 +63,7 @@ class Target:
     nobody has loaded it; `not_fingerprint` is what the engine's contents before the load gave, when the files differ.
     `repairs`: the contents before the load are unknown, so that "untouched" is no reason to resume. `unchanged` says
     after the load whether the files are still those that were checked: else nobody knows which ones it read.
+    `files` is None for what others wrote: an engine's plugin leaves that to the engine.
     """
 
     path: str
@@ -55,6 +71,7 @@ class Target:
     fingerprint: str | None = None
     not_fingerprint: str | None = None
     repairs: bool = False
+    files: Files | None = None
     unchanged: Callable[[], Awaitable[bool]] = field(default=_unchanged, compare=False)
 
 
@@ -64,6 +81,8 @@ class Reached:
 
     `startup_path` is the model that the server was started with (None where it does not say): its inventory is
     what checkpoints are held against. `fingerprint` is not part of a probe: it costs the engine time.
+    `plugin` is the release of refitd's plugin that carries out its loads; None where they are the server's own, and
+    then `stock_reason` says why, where a plugin was looked for.
     """
 
     model_path: str
@@ -71,6 +90,8 @@ class Reached:
     server_version: str
     configuration: str
     startup_path: str | None
+    plugin: str | None = None
+    stock_reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,16 +119,15 @@ class Engine(Protocol):
         """Ask what it serves. Cheap, answers while the engine loads, never touches generation."""
         ...
 
-    async def prepare(self, target: Target) -> None:
-        """Do what can be done for the target while the engine still serves (warm caches). Best effort."""
-        ...
-
     async def refit(self, target: Target, on_stage: Callable[[Stage], None]) -> Refit:
-        """Pause, load, verify, resume. `on_stage` is called as each stage begins."""
+        """Prepare while it serves, where it can; then pause, load, verify, resume. `on_stage`: a stage begins."""
         ...
 
-    async def fingerprint(self) -> str | None:
-        """One digest over all loaded tensors, or None where the server cannot tell."""
+    async def fingerprint(self, alike: str | None = None) -> str | None:
+        """One digest over all loaded tensors, or None where nobody can tell.
+
+        `alike`: the one that it is to be held against, so that it is computed in the same way.
+        """
         ...
 
     async def trial(self, label: str) -> str | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from refitd.catalog.files import DiskFiles
+from refitd.copies.disk import DiskCopies
 from refitd.fsck.compare import compare
 from refitd.fsck.disk import Tell, look_at_disk
 from refitd.fsck.facts import Facts
@@ -74,7 +75,13 @@ async def _gather(settings: Settings, root: Path, wish: Wish, running: str | Non
     origin = journal.condition.origin if isinstance(journal.condition, Sound) else NEW
     files = DiskFiles(root, RootGuard(root, origin.root))
     disk = await look_at_disk(
-        root, files, journal.versions.values(), deep=wish.deep, incoming_ttl=settings.incoming_ttl, tell=tell
+        root,
+        files,
+        journal.versions.values(),
+        DiskCopies(root, settings.copies_folder),
+        deep=wish.deep,
+        incoming_ttl=settings.incoming_ttl,
+        tell=tell,
     )
     engines = None
     if wish.engines:

@@ -14,7 +14,9 @@ from refitd.catalog.files import Files, Unreadable
 from refitd.catalog.opening import ChangedError, FileStat, Folder, OpeningRefusedError
 from refitd.catalog.record import VersionRecord
 from refitd.catalog.scan import MAX_DEPTH, Listing
-from refitd.fsck.facts import DiskFacts, Foreign
+from refitd.copies.copy import Copy
+from refitd.copies.disk import DiskCopies
+from refitd.fsck.facts import CopyFacts, DiskFacts, Foreign
 from refitd.fsck.leftovers import TRASH_PATH
 from refitd.reclaim.folders import DiskFolders
 from refitd.reclaim.incoming import Incoming
@@ -28,13 +30,21 @@ from refitd_client.contract.naming import (
     parse_version_folder,
 )
 from refitd_client.contract.states import VersionState
+from refitd_client.fingerprint import to_text
 
 MAX_FOREIGN = 20
 Tell = Callable[[str], None]
 
 
 async def look_at_disk(
-    root: Path, files: Files, versions: Iterable[VersionRecord], *, deep: bool, incoming_ttl: float, tell: Tell
+    root: Path,
+    files: Files,
+    versions: Iterable[VersionRecord],
+    copies: DiskCopies,
+    *,
+    deep: bool,
+    incoming_ttl: float,
+    tell: Tell,
 ) -> DiskFacts:
     """Look. `deep` reads every byte of every sealed version; `tell` hears what is being read."""
     versions = list(versions)
@@ -55,6 +65,7 @@ async def look_at_disk(
         incoming=await _incoming(root, listing.runs, incoming_ttl) if isinstance(listing, Listing) else (),
         trash=await asyncio.to_thread(_trash, root),
         slots=await _slots(root),
+        copies=[await _copy(root, copies, copy, versions, deep=deep, tell=tell) for copy in await _survey(copies)],
         foreign=foreign[:MAX_FOREIGN],
         unlisted=max(len(foreign) - MAX_FOREIGN, 0),
     )
@@ -90,6 +101,35 @@ def _trash(root: Path) -> list[str]:
     with suppress(FileNotFoundError):
         return sorted(os.listdir(root / TRASH_PATH))
     return []
+
+
+async def _survey(copies: DiskCopies) -> list[Copy]:
+    with suppress(OSError):  # a root that cannot be read: the scan has said so
+        return await copies.survey()
+    return []
+
+
+async def _copy(
+    root: Path, copies: DiskCopies, copy: Copy, versions: Iterable[VersionRecord], *, deep: bool, tell: Tell
+) -> CopyFacts:
+    version = next((v for v in versions if v.id == copy.holds and v.digest == copy.digest), None)
+    if not deep or version is None:
+        return CopyFacts(copy=copy)
+    tell(f"reading {copy.path}")
+    found = await copies.fingerprints(copy)
+    if isinstance(found, Unreadable):
+        return CopyFacts(copy=copy, odd=found)
+    promised = await asyncio.to_thread(_promised, root, version)
+    odd = next((name for name, text in promised.items() if to_text(found.get(name, 0)) != text), None)
+    return CopyFacts(copy=copy, odd=None if odd is None else f"tensor {odd} is not what that version has")
+
+
+def _promised(root: Path, version: VersionRecord) -> dict[str, str]:
+    """The fingerprints that a version's manifest has; none where it cannot be read: that is told elsewhere."""
+    with suppress(OSError):
+        manifest = structure(root, version.path).manifest
+        return {} if manifest is None else manifest.fingerprints
+    return {}
 
 
 async def _slots(root: Path) -> list[Slot]:

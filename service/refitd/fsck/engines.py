@@ -6,12 +6,14 @@ it agrees: one that is paused may be paused for a reason.
 
 from collections.abc import Iterator, Sequence
 
+from refitd.engine.fingerprint import comparable
 from refitd.engine.port import Reached, Unreached
 from refitd.fsck.facts import EngineFacts, JournalFacts
 from refitd.fsck.finding import Finding, Kind, Repair, Severity
 from refitd.journal.condition import Sound
 from refitd.rollout.record import EngineRecord
 from refitd.rollout.replica import label_of
+from refitd_client.contract.states import Kind as VersionKind
 from refitd_client.contract.states import VersionState
 
 
@@ -75,7 +77,8 @@ def _of_known(engine: EngineFacts, seen: Reached, record: EngineRecord, journal:
         yield _of(engine.id, Kind.ENGINE_SERVES_OTHER, fault, advice, repair=Repair.FORGET_SERVING)
         return
     recorded = journal.fingerprints.get((record.serving or "", seen.configuration))
-    if None not in (recorded, engine.fingerprint) and recorded != engine.fingerprint:
+    found = engine.fingerprint
+    if found is not None and comparable(found, recorded) and recorded != found:
         yield _of(
             engine.id,
             Kind.ENGINE_CONTENTS_DIFFER,
@@ -104,7 +107,10 @@ def _other(engine: EngineFacts, seen: Reached, record: EngineRecord, journal: Jo
     version = journal.versions.get(record.serving)
     if version is None:
         return None
-    expected = (f"{engine.root}/{version.path}", label_of(version))
+    loaded_from = f"{engine.root}/{version.path}"
+    if version.kind is VersionKind.DELTA:  # from a copy, which may hold another version by now
+        loaded_from = record.model_path or seen.model_path
+    expected = (loaded_from, label_of(version))
     if (seen.model_path, seen.weight_version) == expected:
         return None
     return f"it says that it serves {_claim(seen)}, and the journal says {record.serving}"

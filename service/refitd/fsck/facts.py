@@ -7,6 +7,7 @@ from pathlib import Path
 from refitd.catalog.files import Unreadable
 from refitd.catalog.record import VersionRecord
 from refitd.catalog.scan import Listing, ListingFailed
+from refitd.copies.copy import Copy
 from refitd.engine.port import Reached, Unreached
 from refitd.journal.condition import Condition, Sound
 from refitd.reclaim.incoming import Incoming
@@ -46,6 +47,14 @@ class Foreign:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CopyFacts:
+    """A copy that deltas are applied to. `odd` (only with --deep) is why its contents are not those that it says."""
+
+    copy: Copy
+    odd: str | Unreadable | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DiskFacts:
     """The root. `signatures` and `digests` (only with --deep) are by path; None where nothing is there."""
 
@@ -55,6 +64,7 @@ class DiskFacts:
     incoming: Sequence[Incoming] = ()
     trash: Sequence[str] = ()
     slots: Sequence[Slot] = ()
+    copies: Sequence[CopyFacts] = ()
     foreign: Sequence[Foreign] = ()
     unlisted: int = 0
 

@@ -45,6 +45,10 @@ class Kind(StrEnum):
     INCOMING_UNREADABLE = "incoming-unreadable"
     TRASH_LEFT = "trash-left"
     SLOT_DAMAGED = "slot-damaged"
+    DELTA_BASELESS = "delta-baseless"
+    COPY_DAMAGED = "copy-damaged"
+    COPY_UNREADABLE = "copy-unreadable"
+    COPY_UNFINISHED = "copy-unfinished"
     FOREIGN = "foreign"
 
 
@@ -62,6 +66,7 @@ class Repair(StrEnum):
     DISCARD_INCOMING = "discard-incoming"
     EMPTY_TRASH = "empty-trash"
     DISCARD_SLOT = "discard-slot"
+    DISOWN_COPY = "disown-copy"  # nobody believes what is in it, and the service writes it anew
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from refitd.fsck.facts import DiskFacts
+from refitd.catalog.files import Unreadable
+from refitd.fsck.facts import CopyFacts, DiskFacts
 from refitd.fsck.finding import Finding, Kind, Repair, Severity
 from refitd.reclaim.trash import TRASH
 from refitd_client.contract.naming import SERVICE_FOLDER
@@ -26,10 +27,31 @@ def compare_leftovers(disk: DiskFacts) -> Iterator[Finding]:
             yield _of(Kind.SLOT_DAMAGED, slot.path, text, "the service takes it away as well", Repair.DISCARD_SLOT)
         elif slot.fault is not None:
             yield _foreign(slot.path, slot.fault)
+    for found in disk.copies:
+        yield from _of_copy(found)
     for foreign in disk.foreign:
         yield _foreign(foreign.path, f"a {foreign.noun} that is none of refitd's: it is never touched")
     if disk.unlisted:
         yield _foreign("…", f"and {disk.unlisted} more that are none of refitd's")
+
+
+def _of_copy(found: CopyFacts) -> Iterator[Finding]:
+    copy = found.copy
+    if copy.fault is not None:
+        yield _foreign(copy.path, copy.fault)
+    elif copy.order is None:
+        text = "a copy for deltas that holds nothing: its writing was cut off, or it was changed since"
+        advice = "the service writes it anew when it is needed"
+        severity, kind = Severity.INFO, Kind.COPY_UNFINISHED
+        yield Finding(severity=severity, kind=kind, subject=copy.path, text=text, advice=advice)
+    elif isinstance(found.odd, Unreadable):
+        text, kind = f"the copy cannot be read to its end: {found.odd.reason}", Kind.COPY_UNREADABLE
+        yield Finding(severity=Severity.WARNING, kind=kind, subject=copy.path, text=text, advice="see to its disk")
+    elif found.odd is not None:
+        advice = f"engines that were loaded from it may not serve {copy.holds}: ask for a resync of each"
+        text, repair = f"its note says {copy.holds}, and {found.odd}", Repair.DISOWN_COPY
+        kind = Kind.COPY_DAMAGED
+        yield Finding(severity=Severity.ERROR, kind=kind, subject=copy.path, text=text, advice=advice, repair=repair)
 
 
 def _of(kind: Kind, path: str, text: str, advice: str, repair: Repair) -> Finding:

@@ -11,6 +11,7 @@ from typing import assert_never
 
 from refitd.catalog.files import DiskFiles
 from refitd.clock import SystemClock
+from refitd.copies.disk import DiskCopies
 from refitd.fsck.finding import Finding, Kind, Repair
 from refitd.fsck.roster import Roster
 from refitd.journal.journal import JournalError
@@ -61,6 +62,7 @@ class Mender:
         self._ledger = ledger
         self._roster = roster
         self._folders = DiskFolders(root)
+        self._copies = DiskCopies(root, settings.copies_folder)
         self._facts = LedgerFacts(ledger, DiskFiles(root))
         self._incoming_ttl = settings.incoming_ttl
 
@@ -95,8 +97,16 @@ class Mender:
                 return await self._finish_reclaim(subject)
             case Repair.DISCARD_INCOMING | Repair.DISCARD_SLOT | Repair.EMPTY_TRASH:
                 return await self._tidy(repair, subject)
+            case Repair.DISOWN_COPY:
+                return await self._disown(subject)
             case _:
                 assert_never(repair)
+
+    async def _disown(self, path: str) -> str | None:
+        for copy in await self._copies.survey():
+            if copy.path == path:
+                await self._copies.disown(copy)
+        return None
 
     def _mark_lost(self, version: str, finding: Finding) -> str | None:
         record = self._ledger.versions[version]

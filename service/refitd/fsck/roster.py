@@ -28,7 +28,7 @@ class Roster:
 
     def connect(self, name: str) -> Engine:
         """The adapter for an engine. Close it afterwards."""
-        return connector(self.settings, self._guard)(self.specs[name])
+        return connector(self.settings, self.guard)(self.specs[name])
 
     async def ask(self, names: list[str], *, contents: bool) -> list[EngineFacts]:
         """Ask engines, all at once, what they serve. `contents` also has them hash their tensors."""
@@ -57,14 +57,14 @@ class Roster:
             spec.url,
             api_key=spec.api_key_file or settings.engine_key_file,
             admin_key=spec.admin_key_file or settings.engine_admin_key_file,
-            guard=self._guard,
+            guard=self.guard,
         )
         reply = await http.get("/ready", READY_SECONDS)
         if not isinstance(reply, Reply):
             return None
         return {True: True, False: False}.get(reply.ok) if reply.ok or reply.status == _PAUSED else None
 
-    def _guard(self, host: str, address: Address | None) -> str | None:
+    def guard(self, host: str, address: Address | None) -> str | None:
         """The operator's own word is trusted, as the service trusts it; an allow list goes before the engines file."""
         allowed = parse_allow_list(self.settings.engine_allow)
         named = self.settings.engines if allowed.is_set else [spec.url for spec in self.specs.values()]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from refitd.catalog.chain import NoBase, chain_of
 from refitd.catalog.files import Unreadable
 from refitd.catalog.record import VersionRecord
 from refitd.catalog.scan import Listing, ListingFailed
@@ -9,6 +10,7 @@ from refitd.fsck.facts import DiskFacts, JournalFacts
 from refitd.fsck.finding import Finding, Kind, Repair, Severity
 from refitd.journal.condition import Sound
 from refitd_client.contract.naming import version_id
+from refitd_client.contract.states import Kind as VersionKind
 from refitd_client.contract.states import VersionState
 
 
@@ -24,6 +26,7 @@ def compare_versions(journal: JournalFacts, disk: DiskFacts) -> Iterator[Finding
         return
     for version in sealed:
         yield from _of_sealed(version, disk)
+        yield from _baseless(version, journal)
     yield from _reclaimed(journal, disk)
     yield from _rollouts(journal)
     if isinstance(journal.condition, Sound):
@@ -49,6 +52,16 @@ def _of_sealed(version: VersionRecord, disk: DiskFacts) -> Iterator[Finding]:
     elif digest is not None and digest != version.digest:
         text = f"the bytes in {version.path} are not those that were sealed, though sizes and times are"
         yield _lost(version, Kind.VERSION_DAMAGED, text)
+
+
+def _baseless(version: VersionRecord, journal: JournalFacts) -> Iterator[Finding]:
+    if version.kind is not VersionKind.DELTA or version.served_at is not None:
+        return
+    chain = chain_of(version, journal.versions)
+    if isinstance(chain, NoBase):
+        advice = "no engine gets it, unless a copy is far enough; the next full version ends that"
+        text = f"a delta that stands on nothing: {chain.reason}"
+        yield _of(version, Kind.DELTA_BASELESS, text, advice, severity=Severity.WARNING)
 
 
 def _reclaimed(journal: JournalFacts, disk: DiskFacts) -> Iterator[Finding]:

@@ -34,6 +34,11 @@ class JournalError(Exception):
     """The journal cannot be written now (disk full, folder gone); the cause says why. It is tried again by itself."""
 
 
+def _told(failure: Exception | None) -> str:
+    """What the file system or SQLite says, without what the library adds for programmers."""
+    return str(getattr(failure, "orig", None) or failure)
+
+
 class Journal:
     """One journal file. Writes are queued on the event loop; reads are plain calls for any thread."""
 
@@ -89,7 +94,9 @@ class Journal:
         async with self._progress:
             await self._progress.wait_for(lambda: self._durable >= goal or self._failure is not None)
             if self._durable < goal:
-                raise JournalError(f"the journal {self.path} cannot be written: {self._failure}") from self._failure
+                raise JournalError(
+                    f"the journal {self.path} cannot be written: {_told(self._failure)}"
+                ) from self._failure
 
     async def run(self) -> None:
         """Commit what is queued, until cancelled; what is queued then is committed first."""

@@ -50,6 +50,16 @@ def read_events(connection: sa.Connection, *, after: int, limit: int, subject: s
     return [unpack(row, Event) for row in connection.scalars(query)]
 
 
+def read_log(connection: sa.Connection, *, before: int | None, limit: int, subject: str | None = None) -> list[Event]:
+    """The log, newest first: what came before event `before`, or the newest."""
+    query = sa.select(events.c.record).order_by(events.c.seq.desc()).limit(limit)
+    if before is not None:
+        query = query.where(events.c.seq < before)
+    if subject is not None:
+        query = query.where(events.c.subject == subject)
+    return [unpack(row, Event) for row in connection.scalars(query)]
+
+
 def read_last_event(connection: sa.Connection) -> int:
     """The number of the newest event, 0 where there is none."""
     return connection.scalar(sa.select(sa.func.max(events.c.seq))) or 0
@@ -64,6 +74,13 @@ def read_open_attempts(connection: sa.Connection) -> list[AttemptRecord]:
     """Attempts without an outcome: each belonged to a process that died in the middle."""
     query = sa.select(attempts.c.record).where(attempts.c.outcome.is_(None))
     return [unpack(row, AttemptRecord) for row in connection.scalars(query)]
+
+
+def read_attempts(connection: sa.Connection, *, version: str, limit: int) -> list[AttemptRecord]:
+    """The newest attempts to bring engines to a version, the oldest of them first."""
+    rowid = sa.literal_column("rowid", sa.Integer)  # a row is written when its attempt begins, and keeps its place
+    query = sa.select(attempts.c.record).where(attempts.c.version == version).order_by(rowid.desc()).limit(limit)
+    return [unpack(row, AttemptRecord) for row in reversed(connection.scalars(query).all())]
 
 
 def read_fingerprints(connection: sa.Connection) -> list[tuple[str, str, str]]:

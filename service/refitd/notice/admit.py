@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from refitd.catalog.record import VersionRecord
 from refitd_client.contract.naming import Order
-from refitd_client.contract.states import VersionState
+from refitd_client.contract.states import Kind, VersionState
 from refitd_client.contract.wire import Notice
 
 _FILES_GONE = frozenset({VersionState.RETIRED, VersionState.DELETED})
@@ -35,12 +35,15 @@ class Conflict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What a look at the directory showed: the manifest's digest where there is one, and the files from outside."""
+    """What a look at the directory showed: the manifest's digest, kind and base where there is one, and the files from
+    outside.
+    """
 
     order: Order
     path: str
     digest: str | None
     signature: str
+    kind: tuple[Kind, str | None] | None = None
 
 
 def admit(notice: Notice, seen: Seen, known: VersionRecord | None) -> New | Same | Conflict:
@@ -51,11 +54,17 @@ def admit(notice: Notice, seen: Seen, known: VersionRecord | None) -> New | Same
     advice = "publish the next step, or restart the publisher, which opens a new generation"
     if known.path != seen.path:
         return Conflict(f"{step} is {known.path}, not {seen.path}: {advice}")
-    if known.kind is not notice.kind or known.base != notice.base:
-        return Conflict(f"{step} was announced as {known.kind.value}, not {notice.kind.value}: {advice}")
+    # The watch may have found it first, and nobody may have read its manifest yet.
+    kind, base = (known.kind, known.base) if known.noticed or seen.kind is None else seen.kind
+    if (kind, base) != (notice.kind, notice.base):
+        return Conflict(f"{step} was announced as {_told(kind, base)}, not {_told(notice.kind, notice.base)}: {advice}")
     if known.state not in _FILES_GONE and _differs(known, seen):
         return Conflict(f"the files of {step} are not those that were published first: {advice}")
     return Same(known)
+
+
+def _told(kind: Kind, base: str | None) -> str:
+    return kind.value if base is None else f"{kind.value} on {base}"
 
 
 def _differs(known: VersionRecord, seen: Seen) -> bool:

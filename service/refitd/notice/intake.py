@@ -14,6 +14,7 @@ from refitd.notice.caps import check_caps, check_metadata
 from refitd.notice.paths import order_of, relative_path
 from refitd.problem import Kind, ProblemError
 from refitd.rollout.binding import followed, why_unbound
+from refitd.root_threads import RootHangsError
 from refitd_client.contract.naming import NameRefusedError, Order, check_run, check_step, version_folder, version_id
 from refitd_client.contract.states import Kind as VersionKind
 from refitd_client.contract.states import VersionState
@@ -22,7 +23,7 @@ from refitd_client.contract.wire import Notice
 
 class Intake:
     """Admits notices. `nudge` tells the catalog that there is something to look at; `default_run` is the one that
-    engines follow which are bound to none.
+    engines follow which are bound to none. Without `deltas` they are refused, so that publishers make no more of them.
     """
 
     def __init__(
@@ -32,8 +33,10 @@ class Intake:
         root: Path,
         nudge: Callable[[], None],
         default_run: str | None = None,
+        *,
         trainers: Collection[Trainer] = (),
         kind: VersionKind = VersionKind.FULL,
+        deltas: bool = True,
     ) -> None:
         self._ledger = ledger
         self._files = files
@@ -42,6 +45,7 @@ class Intake:
         self._default_run = default_run
         self._trainers = trainers
         self._kind = kind
+        self._kinds = {kind, VersionKind.DELTA} if deltas else {kind}
 
     async def take(self, notice: Notice) -> tuple[VersionRecord, bool]:
         """The version that a notice is about, and whether it is new.
@@ -76,11 +80,13 @@ class Intake:
         except NameRefusedError as error:
             raise ProblemError(Kind.BAD_NAME, str(error)) from error
         check_caps(notice)
-        if notice.kind is not self._kind:
+        if notice.kind not in self._kinds:
             raise ProblemError(
                 Kind.UNSUPPORTED_KIND,
                 f"kind {notice.kind.value!r} is not carried out by this service: publish {self._kind.value!r} ones",
             )
+        if notice.kind is VersionKind.DELTA and notice.base is None:
+            raise ProblemError(Kind.BAD_REQUEST, "a delta names its base: say the id of the version that it leads from")
         self._check_followed(notice.run)
 
     def _check_followed(self, run: str) -> None:
@@ -120,12 +126,16 @@ class Intake:
             ) from error
         except RootAwayError as error:
             raise ProblemError(Kind.NOT_READY, str(error.strerror)) from error
+        except RootHangsError as error:
+            raise ProblemError(Kind.NOT_READY, str(error)) from error
         except OSError as error:
             raise ProblemError(Kind.PATH_UNREADABLE, f"{self._root / path} cannot be read: {error.strerror}") from error
         if not found.signature:
             raise ProblemError(Kind.PATH_UNREADABLE, found.reason or f"{path} cannot be opened")
-        digest = None if found.manifest is None else found.manifest.digest
-        return Seen(order=order, path=path, digest=digest, signature=found.signature)
+        manifest = found.manifest
+        digest = None if manifest is None else manifest.digest
+        kind = None if manifest is None else (manifest.kind, manifest.base)
+        return Seen(order=order, path=path, digest=digest, signature=found.signature, kind=kind)
 
     def _new(self, notice: Notice, path: str, order: Order) -> VersionRecord:
         return VersionRecord(
@@ -140,6 +150,7 @@ class Intake:
             allow_missing=notice.allow_missing,
             allow_extra=notice.allow_extra,
             metadata=notice.metadata,
+            timings=_published_in(notice),
         )
 
     async def _take(self, record: VersionRecord, text: str) -> VersionRecord:
@@ -155,19 +166,31 @@ class Intake:
         if told == known:
             await self._ledger.durable()
             return known
-        return await self._take(told, "announced" if told.state.is_open else "a notice adds to its metadata")
+        return await self._take(told, "announced" if told.state.is_open else "a notice adds to what is known of it")
+
+
+def _published_in(notice: Notice) -> dict[str, float]:
+    return {} if notice.publish_ms is None else {"publish": notice.publish_ms}
 
 
 def _told(known: VersionRecord, notice: Notice) -> VersionRecord:
     """What a notice changes of a version that is known already.
 
     What the watch found first is now announced: it need not settle, and may do what the notice allows, also where it
-    was rejected without. Once it has its verdict, a notice only adds to its metadata.
+    was rejected without. Once it has its verdict, a notice only adds to its metadata and timings.
     """
     if known.state in {VersionState.RETIRED, VersionState.DELETED}:
         return known
-    described = replace(known, metadata=known.metadata | notice.metadata)
-    told = replace(described, noticed=True, allow_missing=notice.allow_missing, allow_extra=notice.allow_extra)
+    timings = _published_in(notice) | known.timings  # what was said first stays
+    described = replace(known, metadata=known.metadata | notice.metadata, timings=timings)
+    told = replace(
+        described,
+        noticed=True,
+        kind=notice.kind,
+        base=notice.base,
+        allow_missing=notice.allow_missing,
+        allow_extra=notice.allow_extra,
+    )
     if known.state is VersionState.REJECTED and told != described:
         return replace(told, state=VersionState.ANNOUNCED, reason=None, code=None)
     return told if known.state.is_open else described

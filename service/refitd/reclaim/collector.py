@@ -17,8 +17,9 @@ from refitd.reclaim.keep import KeepRules
 from refitd.reclaim.leases import EngineView, Load, RunView, Views
 from refitd.reclaim.rebuild import Withheld, unfinished
 from refitd.reclaim.spare import SlotRules
-from refitd.reclaim.sweep import Sweeper
+from refitd.reclaim.sweep import CopySweep, Sweeper
 from refitd.rollout.record import EngineRecord
+from refitd.rollout.target import last_good
 from refitd.settings import Settings
 from refitd_client.contract.naming import version_folder
 from refitd_client.contract.states import EngineState, RolloutState, VersionState
@@ -44,7 +45,8 @@ class LedgerFacts:
         versions = self._ledger.versions.values()
         validating = tuple(version.id for version in versions if version.state is VersionState.VALIDATING)
         runs = tuple(self._run(run) for run in sorted({version.run for version in versions}))
-        return Views(engines=tuple(self._engines()), runs=runs, validating=validating)
+        copying = tuple(sorted(self._ledger.copying))
+        return Views(engines=tuple(self._engines()), runs=runs, validating=validating, copying=copying)
 
     def _engines(self) -> Iterator[EngineView]:
         for engine in self._ledger.engines.values():
@@ -55,15 +57,20 @@ class LedgerFacts:
 
     def _run(self, run: str) -> RunView:
         goals = self._ledger.goals(run)
-        target, good = goals.loadable, goals.last_good
+        target, next_, good = goals.wanted, goals.loadable, last_good(self._ledger.versions_of(run))
         rollout = self._ledger.rollouts.get(run)
         rolling = rollout is not None and rollout.state in {RolloutState.PENDING, RolloutState.ROLLING}
         return RunView(
             run=run,
             target=None if target is None else target.id,
+            loadable=None if next_ is None else next_.id,
             last_good=None if good is None else good.id,
-            rolling_back=rolling and any(version.barred for version in self._ledger.versions_of(run)),
+            rolling_back=rolling and target is not None and self._was_left(run, target),
         )
+
+    def _was_left(self, run: str, target: VersionRecord) -> bool:
+        """Whether something newer than the target was rolled back from."""
+        return any(version.barred and version.order > target.order for version in self._ledger.versions_of(run))
 
     def _engine(self, engine: EngineRecord) -> EngineView:
         since = engine.unreachable_since
@@ -148,7 +155,9 @@ def slot_rules(settings: Settings) -> SlotRules:
 class Collector:
     """Sweeps when something has changed, and from time to time."""
 
-    def __init__(self, ledger: Ledger, files: Files, folders: Folders, settings: Settings) -> None:
+    def __init__(
+        self, ledger: Ledger, files: Files, folders: Folders, settings: Settings, copies: CopySweep | None = None
+    ) -> None:
         self._ledger = ledger
         self._interval = settings.reclaim_interval
         self._facts = LedgerFacts(ledger, files)
@@ -165,6 +174,7 @@ class Collector:
             ),
             incoming_ttl=settings.incoming_ttl,
             slots=slot_rules(settings),
+            copies=copies,
         )
 
     async def run(self) -> None:

@@ -11,6 +11,7 @@ from refitd.reclaim.handle import Identity, root_at
 from refitd.reclaim.outcome import Discarded, Emptied, Gone, Refused
 from refitd.reclaim.recycler import SlotFolders
 from refitd.reclaim.slots import Slot
+from refitd.root_threads import LISTING_SECONDS, LOOK_SECONDS, RootThreads
 
 AnswerT = TypeVar("AnswerT")
 
@@ -40,63 +41,79 @@ class Folders(SlotFolders, Protocol):
 
 
 class DiskFolders:
-    """The file system. Everything happens in threads, one handle on the root for each."""
+    """The file system. Everything happens in threads, one handle on the root for each.
 
-    def __init__(self, root: Path) -> None:
+    What only looks is given up after a while; what deletes is not, so that nobody decides anew while it may yet happen.
+    """
+
+    def __init__(self, root: Path, threads: RootThreads | None = None) -> None:
         self._root = root
+        self._threads = threads or RootThreads()
 
     async def examine(self, path: str) -> Identity | Gone | Refused:
         """See `Folders`."""
-        return await self._in_thread(lambda root: trash.examine(root, path))
+        look = self._in_root(lambda root: trash.examine(root, path))
+        return await self._threads.run(f"looking at {path}", look, within=LOOK_SECONDS)
 
     async def discard(self, path: str, folder: Identity) -> Discarded | Gone | Refused:
         """See `Folders`."""
-        return await self._in_thread(lambda root: trash.discard(root, path, folder))
+        return await self._deleting(f"moving {path} away", lambda root: trash.discard(root, path, folder))
 
     async def survey(self, runs: Sequence[str], older_than: float) -> list[incoming.Incoming]:
         """See `Folders`."""
-        return await self._in_thread(lambda root: incoming.survey(root, runs, older_than))
+        look = self._in_root(lambda root: incoming.survey(root, runs, older_than))
+        return await self._threads.run("listing what is being written", look, within=LISTING_SECONDS)
 
     async def discard_abandoned(self, path: str, older_than: float) -> Discarded | Gone | Refused:
         """See `Folders`."""
-        return await self._in_thread(lambda root: incoming.discard_abandoned(root, path, older_than))
+        return await self._deleting(
+            f"moving {path} away", lambda root: incoming.discard_abandoned(root, path, older_than)
+        )
 
     async def hand_back(self, discarded: Discarded, run: str) -> Slot | Refused:
         """See `SlotFolders`."""
-        return await self._in_thread(lambda root: slots.hand_back(root, discarded, run))
+        return await self._deleting("handing a slot back", lambda root: slots.hand_back(root, discarded, run))
 
     async def slots(self) -> list[Slot]:
         """See `SlotFolders`."""
-        return await self._in_thread(slots.survey)
+        return await self._threads.run("listing the slots", self._in_root(slots.survey), within=LOOK_SECONDS)
 
     async def withdraw(self, slot: Slot) -> Discarded | Gone | Refused:
         """See `SlotFolders`."""
-        return await self._in_thread(lambda root: slots.withdraw(root, slot))
+        return await self._deleting("moving a slot away", lambda root: slots.withdraw(root, slot))
 
     async def layout(self, path: str) -> str | None:
         """See `SlotFolders`."""
-        return await self._in_thread(lambda root: slots.layout_at(root, path))
+        look = self._in_root(lambda root: slots.layout_at(root, path))
+        return await self._threads.run(f"looking at {path}", look, within=LOOK_SECONDS)
 
     async def empty(self) -> Emptied:
         """See `Folders`."""
         stop = threading.Event()
-        return await self._in_thread(lambda root: trash.empty(root, stop.is_set), stop)
+        return await self._deleting("emptying the trash", lambda root: trash.empty(root, stop.is_set), stop)
 
-    async def _in_thread(self, work: Callable[[int], AnswerT], stop: threading.Event | None = None) -> AnswerT:
-        """Do file work in a thread that opens the root for itself: a handle shared with it could be closed under it.
-
-        A thread cannot be cancelled. So a cancellation asks it to stop and waits: nothing is deleted after its end.
-        """
+    def _in_root(self, work: Callable[[int], AnswerT]) -> Callable[[], AnswerT]:
+        """File work for a thread. It opens the root for itself: a handle shared with it could be closed under it."""
 
         def in_root() -> AnswerT:
             with root_at(self._root) as root:
                 return work(root)
 
-        task = asyncio.ensure_future(asyncio.to_thread(in_root))
+        return in_root
+
+    async def _deleting(
+        self, what: str, work: Callable[[int], AnswerT], stop: threading.Event | None = None
+    ) -> AnswerT:
+        """A thread cannot be cancelled. So a cancellation asks it to stop and waits: nothing is deleted after its end.
+
+        A file system that hangs is not waited for: what it does to that one folder was decided, and is written down.
+        """
+        task = asyncio.ensure_future(self._threads.run(what, self._in_root(work)))
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             if stop is not None:
                 stop.set()
-            await asyncio.wait({task})
+            await asyncio.wait({task}, timeout=LOOK_SECONDS)
+            task.cancel()
             raise

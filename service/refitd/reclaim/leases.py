@@ -12,7 +12,6 @@ back, and a crash loses none. The worked case is an engine that gets slower and 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import assert_never
 
 from refitd_client.contract.states import EngineState
 
@@ -30,6 +29,8 @@ class LeaseKind(Enum):
     LAST_GOOD = auto()
     ROLLBACK = auto()
     VALIDATING = auto()
+    NEXT = auto()
+    COPYING = auto()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,30 +43,21 @@ class Lease:
 
     def __str__(self) -> str:
         """The lease as a sentence about the version."""
-        return self._claim() + (f" (since {self.since})" if self.since else "")
+        return _CLAIMS[self.kind].format(self.holder) + (f" (since {self.since})" if self.since else "")
 
-    def _claim(self) -> str:
-        match self.kind:
-            case LeaseKind.SERVING:
-                return f"engine {self.holder} serves it"
-            case LeaseKind.LOADING:
-                return f"engine {self.holder} loads it"
-            case LeaseKind.UNPROVEN:
-                return (
-                    f"engine {self.holder} may still be reading it: its load timed out and nothing proved that it ended"
-                )
-            case LeaseKind.NAMED:
-                return f"engine {self.holder} names its folder as what it serves, and may read it again"
-            case LeaseKind.TARGET:
-                return f"target of run {self.holder}"
-            case LeaseKind.LAST_GOOD:
-                return f"last good version of run {self.holder}"
-            case LeaseKind.ROLLBACK:
-                return f"run {self.holder} is being rolled back to it"
-            case LeaseKind.VALIDATING:
-                return f"the {self.holder} is validating it"
-            case _:
-                assert_never(self.kind)
+
+_CLAIMS = {
+    LeaseKind.SERVING: "engine {} serves it",
+    LeaseKind.LOADING: "engine {} loads it",
+    LeaseKind.UNPROVEN: "engine {} may still be reading it: its load timed out and nothing proved that it ended",
+    LeaseKind.NAMED: "engine {} names its folder as what it serves, and may read it again",
+    LeaseKind.TARGET: "target of run {}",
+    LeaseKind.LAST_GOOD: "last good version of run {}",
+    LeaseKind.ROLLBACK: "run {} is being rolled back to it",
+    LeaseKind.VALIDATING: "the {} is validating it",
+    LeaseKind.NEXT: "engines of run {} go to it until its target can be loaded",
+    LeaseKind.COPYING: "the {} makes a copy from it for engines",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,21 +91,28 @@ class EngineView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
-    """One run as it looks now. `rolling_back` says that `target` was reached backwards and not by all engines yet."""
+    """One run as it looks now. `rolling_back` says that `target` was reached backwards and not by all engines yet.
+
+    `loadable` is what engines go to while the target is a delta that waits for its copy.
+    """
 
     run: str
     target: str | None = None
+    loadable: str | None = None
     last_good: str | None = None
     rolling_back: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Views:
-    """All that leases are made of. `validating` are the ids of versions whose files are being read just now."""
+    """All that leases are made of. `validating` are the ids of versions whose files are being read just now, `copying`
+    those that a copy is being made from.
+    """
 
     engines: tuple[EngineView, ...] = ()
     runs: tuple[RunView, ...] = ()
     validating: tuple[str, ...] = ()
+    copying: tuple[str, ...] = ()
 
 
 def leases(views: Views, *, dead_after: float = DEAD_AFTER) -> dict[str, list[Lease]]:
@@ -134,6 +133,8 @@ def _all(views: Views, dead_after: float) -> Iterator[tuple[str, Lease]]:
         yield from _of_run(run)
     for version in views.validating:
         yield version, Lease(kind=LeaseKind.VALIDATING, holder="catalog")
+    for version in views.copying:
+        yield version, Lease(kind=LeaseKind.COPYING, holder="copier")
 
 
 def _of_engine(engine: EngineView, dead_after: float) -> Iterator[tuple[str, Lease]]:
@@ -155,5 +156,7 @@ def _of_run(run: RunView) -> Iterator[tuple[str, Lease]]:
     if run.target is not None:
         kind = LeaseKind.ROLLBACK if run.rolling_back else LeaseKind.TARGET
         yield run.target, Lease(kind=kind, holder=run.run)
+    if run.loadable is not None and run.loadable != run.target:
+        yield run.loadable, Lease(kind=LeaseKind.NEXT, holder=run.run)
     if run.last_good is not None:
         yield run.last_good, Lease(kind=LeaseKind.LAST_GOOD, holder=run.run)

@@ -74,6 +74,18 @@ class Books(Protocol):
         ...
 
 
+class CopySweep(Protocol):
+    """Sees to copies: a run that publishes no deltas any more needs none. `refitd.copies.copier` does."""
+
+    async def plan(self) -> list[Reclaimable]:
+        """What would be taken away and kept, and why."""
+        ...
+
+    async def sweep(self) -> list[Reclaimable]:
+        """Take it away."""
+        ...
+
+
 class Sweeper:
     """Plans and runs sweeps of one root, one at a time."""
 
@@ -87,8 +99,10 @@ class Sweeper:
         rules: KeepRules,
         incoming_ttl: float,
         slots: SlotRules | None = None,
+        copies: CopySweep | None = None,
     ) -> None:
         """Do nothing yet. `incoming_ttl` is in seconds; without `slots` nothing is recycled."""
+        self._copies = copies
         self._folders = folders
         self._facts = facts
         self._books = books
@@ -109,7 +123,9 @@ class Sweeper:
         listing = await self._facts.listing()
         lines = [_line(verdict) for verdict in self._verdicts(listing)]
         lines += [_incoming_line(found) for found in await self._survey(listing)]
-        lines += [slot_line(verdict) for verdict in await self._recycler.plan()]
+        if _known(listing) is not None:
+            lines += [slot_line(verdict) for verdict in await self._recycler.plan()]
+            lines += [] if self._copies is None else await self._copies.plan()
         return _plan(lines, done=False)
 
     async def run(self) -> ReclaimPlan:
@@ -126,6 +142,7 @@ class Sweeper:
             lines = [await self._settle(verdict, listing) for verdict in self._verdicts(listing)]
             lines += [await self._settle_incoming(found) for found in await self._survey(listing)]
             lines += await self._recycle(listing)
+            lines += [] if self._copies is None or _known(listing) is None else await self._copies.sweep()
             lines += await self._empty(listing)
             return _plan(lines, done=True)
 

@@ -18,8 +18,9 @@ from refitd.rollout.strategy import awaits_check
 CHECK_SECONDS = 600.0  # an operator's check may run a small evaluation
 RETRY_SECONDS = 1.0
 
-Check = Callable[[VersionRecord, EngineRecord], Awaitable[str | None]]
-"""Returns why the canary is bad, None where it is good."""
+Tell = Callable[[str], None]
+Check = Callable[[VersionRecord, EngineRecord, Tell], Awaitable[str | None]]
+"""Returns why the canary is bad, None where it is good; meanwhile it tells what it waits for."""
 
 
 class CanaryChecks:
@@ -64,7 +65,7 @@ class CanaryChecks:
             self._asking[key] = group.create_task(asked, name=f"check {target.id} on {canary.id}")
 
     async def _ask(self, target: VersionRecord, canary: EngineRecord, key: tuple[str, int, str]) -> None:
-        fault = await self._fault_of(target, canary)
+        fault = await self._fault_of(target, canary, lambda trouble: self._waits(canary, key, trouble))
         if self._asking.pop(key, None) is None or not self._is_current(*key):
             return  # rolled back or overtaken meanwhile
         now = self._ledger.engines.get(canary.id)
@@ -73,16 +74,22 @@ class CanaryChecks:
             return
         self._say(self._ledger.rollouts[target.run], canary, fault)
 
-    async def _fault_of(self, target: VersionRecord, canary: EngineRecord) -> str | None:
+    def _waits(self, canary: EngineRecord, key: tuple[str, int, str], trouble: str) -> None:
+        rollout = self._ledger.rollouts.get(key[0])
+        reason = f"the check of the canary {canary.id} has not come to an end: {trouble}; it is asked again"
+        if rollout is not None and self._is_current(*key) and rollout.reason != reason:
+            self._ledger.put_rollout(replace(rollout, reason=reason), reason)
+
+    async def _fault_of(self, target: VersionRecord, canary: EngineRecord, tell: Tell) -> str | None:
         for check in self._checks:
-            if (fault := await check(target, canary)) is not None:
+            if (fault := await check(target, canary, tell)) is not None:
                 return fault
         return None
 
     def _say(self, rollout: RolloutRecord, canary: EngineRecord, fault: str | None) -> None:
         if fault is None:
             text = f"the canary {canary.id} passed its check with {rollout.version}: the others follow"
-            self._ledger.put_rollout(replace(rollout, check=CheckState.PASSED), text)
+            self._ledger.put_rollout(replace(rollout, check=CheckState.PASSED, reason=None), text)
         else:
             reason = f"the canary {canary.id} failed its check: {fault}"
             self._ledger.put_rollout(replace(rollout, check=CheckState.FAILED, reason=reason), reason)
@@ -105,7 +112,7 @@ class OperatorCheck:
     def __init__(self, url: str) -> None:
         self._url = url
 
-    async def __call__(self, version: VersionRecord, engine: EngineRecord) -> str | None:
+    async def __call__(self, version: VersionRecord, engine: EngineRecord, tell: Tell) -> str | None:
         """See `Check`."""
         question = CanaryQuestion(
             run=version.run, step=version.order.step, version=version.id, engine=engine.id, url=engine.url
@@ -127,6 +134,7 @@ class OperatorCheck:
                         trouble = f"it answered {reply.status_code}: {reply.text[:200]}"
                         if reply.is_client_error:
                             return f"{self._url} says no: {trouble}"
+                    tell(f"{self._url}: {trouble}")
                     await asyncio.sleep(RETRY_SECONDS)
         except TimeoutError:
             return f"{self._url} said nothing within {CHECK_SECONDS:g} s: {trouble}"

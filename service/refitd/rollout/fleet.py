@@ -16,6 +16,7 @@ from refitd.engine.engines_file import EnginesFile, EngineSpec
 from refitd.engine.port import Engine
 from refitd.ledger import Ledger
 from refitd.problem import Kind, ProblemError
+from refitd.rollout.canary import Tell
 from refitd.rollout.record import EngineRecord, Source
 from refitd.rollout.replica import Replica
 from refitd.rollout.roster import Named, reconcile
@@ -27,9 +28,13 @@ FILE_LOOK_SECONDS = 2.0
 log = structlog.get_logger("refitd")
 
 
+async def warm_already(_: VersionRecord) -> None:
+    """Nothing to do: what lies in memory is as near as it gets."""
+
+
 class Fleet:
     """Owns a replica for each engine that is named. `connect` makes the adapter, `check` looks at a version right
-    before its load, `chance` is for jitter.
+    before its load, `warm` has it read into memory by then, `chance` is for jitter.
     """
 
     def __init__(
@@ -43,6 +48,7 @@ class Fleet:
         connect: Callable[[EngineSpec], Engine],
         check: Callable[[VersionRecord], Awaitable[bool]],
         chance: random.Random,
+        warm: Callable[[VersionRecord], Awaitable[None]] = warm_already,
         discovers: bool = False,
     ) -> None:
         """Do nothing yet. With `discovers`, `discovered` is going to say which engines there are beside the others."""
@@ -57,6 +63,7 @@ class Fleet:
         self._probe_interval = probe_interval
         self._connect = connect
         self._check = check
+        self._warm = warm
         self._chance = chance
         self._group: asyncio.TaskGroup | None = None
         self._named: dict[str, Named] = {}
@@ -120,12 +127,18 @@ class Fleet:
             name,
             adapter,
             self._ledger,
-            seen_path=lambda version: f"{spec.root or self._root}/{version.path}",
+            seen_path=lambda version: self._seen_path(spec, version),
             check=self._check,
+            warm=self._warm,
             probe_interval=self._probe_interval,
             chance=self._chance,
         )
         self._tasks[name] = self._group.create_task(self._keep(name, adapter), name=f"replica {name}")
+
+    def _seen_path(self, spec: EngineSpec, version: VersionRecord) -> str | None:
+        """Where an engine finds a version's files; None for a delta that no copy holds now."""
+        path = self._ledger.carriage.path_of(version)
+        return path if path is None or path.startswith("/") else f"{spec.root or self._root}/{path}"
 
     async def _keep(self, name: str, adapter: Engine) -> None:
         try:
@@ -210,7 +223,7 @@ class Fleet:
         self._named.pop(name, None)
         self._ledger.drop_engine(name)
 
-    async def trial(self, version: VersionRecord, engine: EngineRecord) -> str | None:
+    async def trial(self, version: VersionRecord, engine: EngineRecord, _: Tell) -> str | None:
         """Ask an engine that serves a version for a few tokens; see `refitd.rollout.canary.Check`."""
         if engine.id not in self._replicas:
             return f"engine {engine.id} was removed"
@@ -220,9 +233,14 @@ class Fleet:
         """Load an engine again.
 
         Raises:
-            ProblemError: there is none.
+            ProblemError: there is none, or nothing is left to load that would not take it back.
         """
-        self._known(name)
+        record = self._known(name)
+        goals = self._ledger.goals_of(record)
+        if record.known and goals.target is not None and record.serving == goals.target.id != _id(goals.loadable):
+            back = "" if goals.loadable is None else f"; a resync would take it back to {goals.loadable.id}"
+            now = f"engine {name} serves {record.serving}, whose files are lost{back}"
+            raise ProblemError(Kind.VERSION_NOT_GOOD, f"{now}: publish a newer step, or roll back")
         if name in self._replicas:
             self._replicas[name].resync()
 
@@ -237,6 +255,10 @@ class Fleet:
             replica.stop()
         if tasks := set(self._tasks.values()):
             await asyncio.wait(tasks, timeout=grace)
+
+
+def _id(version: VersionRecord | None) -> str | None:
+    return None if version is None else version.id
 
 
 def _spec_of(record: EngineRecord) -> EngineSpec:

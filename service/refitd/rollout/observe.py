@@ -35,6 +35,8 @@ def after_probe(
         model_path=seen.model_path,
         configuration=seen.configuration,
         startup_path=seen.startup_path or engine.startup_path,
+        plugin=seen.plugin,
+        stock_reason=seen.stock_reason,
     )
     if not engine.known:
         return _still_tainted(engine, moved=moved)

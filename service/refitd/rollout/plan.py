@@ -53,11 +53,12 @@ class Agenda:
 class Goals:
     """What an engine could be brought to: the run's target, and for repairs the last good version.
 
-    `loadable` is the target unless its files are lost; `serving` is what the engine serves. `recorded` names those of
-    them whose fingerprint is on record for the engine's configuration.
+    `wanted` is the target unless its files are lost, `loadable` is that unless it waits for a copy; `serving` is what
+    the engine serves. `recorded` names those of them whose fingerprint is on record for the engine's configuration.
     """
 
     target: VersionRecord | None = None
+    wanted: VersionRecord | None = None
     loadable: VersionRecord | None = None
     last_good: VersionRecord | None = None
     serving: VersionRecord | None = None

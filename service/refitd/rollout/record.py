@@ -41,7 +41,8 @@ class EngineRecord:
     `failures` counts refits in a row that did not end in ACK, `taints` those since its contents were last known whose
     end is not known either. `strikes` counts by version the loads that left this engine with unknown contents: the next
     clean load of another version does not forgive them. `unreachable_since` is in seconds of the monotonic clock.
-    `run_named` is True where the operator has said which run it follows.
+    `run_named` is True where the operator has said which run it follows. `plugin` is the release of refitd's plugin
+    that carries out its loads, None where they are the server's own, for `stock_reason`.
     """
 
     id: str
@@ -58,6 +59,8 @@ class EngineRecord:
     model_path: str | None = None
     configuration: str | None = None
     startup_path: str | None = None
+    plugin: str | None = None
+    stock_reason: str | None = None
     reason: str | None = None
     failures: int = 0
     taints: int = 0
@@ -65,6 +68,16 @@ class EngineRecord:
     skipped: int = 0
     unreachable_since: float | None = None
     last_attempt: AttemptRecord | None = None
+
+    @property
+    def how_it_loads(self) -> str:
+        """Who carries out its loads, in a sentence without a subject."""
+        if self.plugin is not None:
+            return f"loads through refitd's plugin {self.plugin}"
+        return f"loads as SGLang does by itself: {self.stock_reason or 'nobody has looked for a plugin yet'}"
+
+
+NOT_SENT = "NOT_SENT"  # the outcome of an attempt of which the engine never heard
 
 
 class CheckState(StrEnum):
@@ -79,7 +92,8 @@ class CheckState(StrEnum):
 class RolloutRecord:
     """The way of one version to the engines of its run. `number` grows with each change of a run's target.
 
-    `check` and its `reason` are those of the canary, where the strategy has one.
+    `check` and its `reason` are those of the canary, where the strategy has one. `paused_since` is when an operator has
+    paused the rollouts of the run, None while they go on; it is handed on to the run's next rollout.
     """
 
     number: int
@@ -90,3 +104,4 @@ class RolloutRecord:
     state: RolloutState = RolloutState.PENDING
     check: CheckState = CheckState.PENDING
     reason: str | None = None
+    paused_since: str | None = None

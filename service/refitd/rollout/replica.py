@@ -13,15 +13,15 @@ from dataclasses import replace
 from typing import assert_never
 
 from refitd.catalog.record import VersionRecord
-from refitd.engine.port import Engine, Outcome, Reached, Refit, Stage, Target
+from refitd.engine.port import Engine, Files, Outcome, Reached, Refit, Stage, Target
 from refitd.journal.journal import JournalError
 from refitd.ledger import Ledger
 from refitd.rollout.backoff import backoff
 from refitd.rollout.observe import Expected, after_probe, after_refit, standing
 from refitd.rollout.plan import Agenda, Goals, Probe, RefitTo, Rest, Resume, next_action
-from refitd.rollout.record import AttemptRecord, EngineRecord
+from refitd.rollout.record import NOT_SENT, AttemptRecord, EngineRecord
 from refitd.rollout.target import skipped_between
-from refitd_client.contract.states import EngineState
+from refitd_client.contract.states import EngineState, Kind
 
 _AWAY = frozenset({EngineState.PROBING, EngineState.UNREACHABLE})
 
@@ -33,8 +33,9 @@ class _RemovedError(Exception):
 class Replica:
     """Keeps one engine on its run's target until cancelled.
 
-    `seen_path` gives a version's path as the engine sees it; `check` looks at the files right before a load and
-    returns False (having marked the version LOST) when they are not what was sealed.
+    `seen_path` gives a version's path as the engine sees it, None for a delta that no copy holds now; `check` looks at
+    the files right before a load and returns False (having marked the version LOST) when they are not what was sealed.
+    `warm` has them read into memory where they may not be.
     """
 
     def __init__(
@@ -43,8 +44,9 @@ class Replica:
         engine: Engine,
         ledger: Ledger,
         *,
-        seen_path: Callable[[VersionRecord], str],
+        seen_path: Callable[[VersionRecord], str | None],
         check: Callable[[VersionRecord], Awaitable[bool]],
+        warm: Callable[[VersionRecord], Awaitable[None]],
         probe_interval: float,
         chance: random.Random,
     ) -> None:
@@ -54,6 +56,7 @@ class Replica:
         self._ledger = ledger
         self._seen_path = seen_path
         self._check = check
+        self._warm = warm
         self._probe_interval = probe_interval
         self._chance = chance
         self._agenda = Agenda()
@@ -131,14 +134,14 @@ class Replica:
             wait = min(wait, backoff(1, self._chance)) if before.state is EngineState.PROBING else wait
         self._agenda = replace(self._agenda, probe_at=self._now() + wait)
         after = after_probe(self._record, seen, self._expected(), self._target_id(), self._now())
-        if before.state in _AWAY and after.serving is not None:
+        if isinstance(seen, Reached) and before.state in _AWAY and after.serving is not None:
             after = await self._adopted(after)
         self._put(before, after)
 
     async def _adopted(self, engine: EngineRecord) -> EngineRecord:
         """Path and label are only names: hold the contents of an engine that was out of sight against the record."""
-        found = await self._engine.fingerprint()
         recorded = self._fingerprint_of(engine.serving or "")
+        found = await self._engine.fingerprint(recorded)
         if recorded is None or found == recorded:
             return engine  # a server that has a record can tell: an answer that is lost proves nothing
         reason = f"its contents are not those of {engine.serving}, whatever its label says"
@@ -146,10 +149,12 @@ class Replica:
 
     def _expected(self) -> Expected | None:
         serving = self._ledger.versions.get(self._record.serving or "")
-        if serving is None:
-            record = self._record  # the version was collected meanwhile: what it left behind is what counts
+        record = self._record
+        if serving is None:  # the version was collected meanwhile: what it left behind is what counts
             return Expected(path=record.model_path or "", label=record.weight_version or "")
-        return Expected(path=self._seen_path(serving), label=label_of(serving))
+        if serving.kind is Kind.DELTA:  # loaded from a copy, which may hold something else by now, or be gone
+            return Expected(path=record.model_path or "", label=label_of(serving))
+        return Expected(path=self._seen_path(serving) or "", label=label_of(serving))
 
     def _target_id(self) -> str | None:
         target = self._goals().target
@@ -167,16 +172,16 @@ class Replica:
         self._ledger.put_engine(replace(before, state=EngineState.UPDATING), f"UPDATING: loads {version.id}")
         # Right before each load, because the files may have been rewritten or deleted since they were sealed; and the
         # disk writes the intent meanwhile.
-        unchanged, unwritten = await asyncio.gather(self._check(version), self._written())
+        path = self._seen_path(version)
+        unchanged, unwritten, _ = await asyncio.gather(self._check(version), self._written(), self._warm(version))
         if unwritten is not None:
-            # Nothing was sent: the engine is as it was, and without a durable intent nothing may be sent.
-            self._close(before, version, Refit(outcome=Outcome.UNREACHABLE, resumed=True, reason=unwritten), attempt)
+            self._drop(before, attempt, f"{unwritten}: without a durable intent nothing is sent")
             return
-        if not unchanged:
-            self._drop(before, attempt)
+        if not unchanged or path is None:
+            self._drop(before, attempt, "its files are not those that were checked, or cannot be looked at")
             return
         try:
-            refit = await self._engine.refit(self._target_for(before, version), self._on_stage)
+            refit = await self._engine.refit(self._target_for(before, version, path), self._on_stage)
         except asyncio.CancelledError:
             refit = Refit(outcome=Outcome.TAINTED, resumed=False, reason="the service was stopped in mid-update")
             self._close(before, version, refit, attempt)
@@ -192,22 +197,22 @@ class Replica:
             return str(error)
         return None
 
-    def _drop(self, before: EngineRecord, attempt: AttemptRecord) -> None:
-        """The files are not those that were sealed, or cannot be looked at now: the engine never heard of it."""
-        reason = "its files are not those that were checked, or cannot be looked at: nothing was sent"
-        self._ledger.close_attempt(replace(attempt, outcome="NOT_SENT", reason=reason))
+    def _drop(self, before: EngineRecord, attempt: AttemptRecord, reason: str) -> None:
+        """Something of the service's own is in the way: the engine never heard of it, and is as it was."""
+        self._ledger.close_attempt(replace(attempt, outcome=NOT_SENT, reason=reason))
         self._agenda = replace(self._agenda, failed=attempt.version, retry_at=self._now() + backoff(1, self._chance))
         self._put(before, replace(self._record, state=before.state))
 
-    def _target_for(self, engine: EngineRecord, version: VersionRecord) -> Target:
+    def _target_for(self, engine: EngineRecord, version: VersionRecord, path: str) -> Target:
         serving = self._ledger.versions.get(engine.serving or "")
         differs = serving is not None and serving.differs_in_weights(version)
         return Target(
-            path=self._seen_path(version),
+            path=path,
             label=label_of(version),
             fingerprint=self._fingerprint_of(version.id),
             not_fingerprint=self._fingerprint_of(serving.id) if serving is not None and differs else None,
             repairs=not engine.known,
+            files=_files(version),
             unchanged=lambda: self._check(version),
         )
 
@@ -245,13 +250,15 @@ class Replica:
         after = replace(
             after,
             weight_version=label_of(version),
-            model_path=self._seen_path(version),
+            model_path=self._seen_path(version) or after.model_path,
             skipped=before.skipped + len(skipped),
         )
         return standing(after, self._target_id()) if refit.resumed else after
 
     def _put(self, before: EngineRecord, after: EngineRecord) -> None:
         _ = self._record
+        if (before.plugin, before.stock_reason) != (after.plugin, after.stock_reason):
+            self._ledger.say("engine", self.id, after.how_it_loads, state=after.state.value)
         changed = (before.state, before.serving, before.reason) != (after.state, after.serving, after.reason)
         self._ledger.put_engine(after, _sentence(after) if changed else None)
 
@@ -259,6 +266,20 @@ class Replica:
 def label_of(version: VersionRecord) -> str:
     """The weight_version that an engine gets: the step, as trainers expect it."""
     return str(version.order.step)
+
+
+def _files(version: VersionRecord) -> Files | None:
+    """What the plugin has to know of a version; None for one that it leaves to SGLang."""
+    if not version.owned or version.digest is None or version.signature is None:
+        return None
+    return Files(
+        version=version.id,
+        path=version.path,
+        digest=version.digest,
+        signature=version.signature,
+        allow_missing=version.allow_missing,
+        allow_extra=version.allow_extra,
+    )
 
 
 def _sentence(engine: EngineRecord) -> str:

@@ -21,11 +21,17 @@ def _serves(engine: EngineRecord, version: str) -> bool:
 
 
 def outcome_of(
-    version: VersionRecord, target: VersionRecord | None, wait_for: WaitOutcome, *, proven: bool
+    version: VersionRecord,
+    target: VersionRecord | None,
+    wait_for: WaitOutcome,
+    *,
+    proven: bool,
+    refused: bool = False,
 ) -> WaitOutcome:
     """How a wait for `version` stands, given the run's target. `wait_for` is SERVED or SEALED.
 
     `proven` says whether the engines serve the target now: what was served once and is rolled back to is on its way.
+    `refused`: it is a delta that cannot be carried out.
     """
     returning = wait_for is WaitOutcome.SERVED and target is not None and target.id == version.id and not proven
     if version.served_at is not None and not returning:
@@ -38,7 +44,7 @@ def outcome_of(
         case VersionState.SEALED if wait_for is WaitOutcome.SEALED:
             return WaitOutcome.SEALED
         case VersionState.SEALED:
-            return _on_its_way(version, target)
+            return WaitOutcome.FAILED if refused else _on_its_way(version, target)
         case _:
             return WaitOutcome.PENDING
 

@@ -1,17 +1,22 @@
 """Which version a run's engines are to serve. Pure: records in, one version out.
 
 Newest wins, by (generation, step) and never by clocks. A version that was rolled back from is barred; newer ones roll
-as usual. A step of an older generation is never newer than one of the current, whenever it was written.
+as usual. A step of an older generation is never newer than one of the current, whenever it was written. A delta that
+cannot be carried out is passed over: engines stay on what they have until another version comes.
 """
 
 from collections.abc import Collection, Iterable, Sequence
 
 from refitd.catalog.record import VersionRecord
+from refitd.rollout.carriage import NOTHING, Carriage
 from refitd_client.contract.states import VersionState
 
 
 def choose_target(
-    versions: Iterable[VersionRecord], finish: str | None = None, held: Collection[str] = ()
+    versions: Iterable[VersionRecord],
+    finish: str | None = None,
+    held: Collection[str] = (),
+    carriage: Carriage = NOTHING,
 ) -> VersionRecord | None:
     """The version that the engines of a run are to serve, None while there is none that is good.
 
@@ -19,25 +24,38 @@ def choose_target(
     delete them after the load: engines do not go backwards because of that, nor are they waited for in vain.
     `finish` names one that stays the target as long as it can be loaded.
     """
-    good = [version for version in versions if _is_good(version, held) and not version.barred]
+    good = [version for version in versions if _is_good(version, held, carriage) and not version.barred]
     unfinished = [version for version in good if version.id == finish and version.state is VersionState.SEALED]
     return max(unfinished or good, key=lambda version: version.order, default=None)
 
 
-def _is_good(version: VersionRecord, held: Collection[str]) -> bool:
+def _is_good(version: VersionRecord, held: Collection[str], carriage: Carriage) -> bool:
     was_taken = version.served_at is not None or version.id in held
-    return version.state is VersionState.SEALED or (version.state is VersionState.LOST and was_taken)
+    if version.state is VersionState.SEALED:
+        return was_taken or not carriage.is_refused(version)
+    return version.state is VersionState.LOST and was_taken
 
 
-def loadable(versions: Iterable[VersionRecord], finish: str | None = None) -> VersionRecord | None:
-    """The newest version that an engine can be brought to: the target, unless its files are lost."""
-    good = (version for version in versions if version.state is VersionState.SEALED and not version.barred)
+def wanted(
+    versions: Iterable[VersionRecord], finish: str | None = None, carriage: Carriage = NOTHING
+) -> VersionRecord | None:
+    """The version to have ready for engines: the target, unless its files are lost. A delta needs a copy first."""
+    sealed = (version for version in versions if version.state is VersionState.SEALED and not version.barred)
+    good = (version for version in sealed if carriage.can_load(version) or not carriage.is_refused(version))
     return max(good, key=lambda version: (version.id == finish, version.order), default=None)
 
 
-def last_good(versions: Iterable[VersionRecord]) -> VersionRecord | None:
-    """The newest version that was served before: what an engine can be brought back to."""
-    good = (version for version in versions if version.state is VersionState.SEALED and version.served_at is not None)
+def loadable(
+    versions: Iterable[VersionRecord], finish: str | None = None, carriage: Carriage = NOTHING
+) -> VersionRecord | None:
+    """The newest version that an engine can be brought to now: what is wanted, unless it waits for a copy."""
+    return wanted((version for version in versions if carriage.can_load(version)), finish, carriage)
+
+
+def last_good(versions: Iterable[VersionRecord], carriage: Carriage | None = None) -> VersionRecord | None:
+    """The newest version that was served before; with `carriage`, that an engine can be brought back to at once."""
+    sealed = (v for v in versions if v.state is VersionState.SEALED and (carriage is None or carriage.can_load(v)))
+    good = (version for version in sealed if version.served_at is not None)
     return max((v for v in good if not v.barred), key=lambda version: version.order, default=None)
 
 

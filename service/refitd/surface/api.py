@@ -2,10 +2,11 @@
 
 from fastapi import FastAPI
 
-from refitd.surface import engines, errors, health, log, reclaim, versions
+from refitd.surface import engines, errors, health, log, overview, pages, reclaim, rollouts, versions
 from refitd.surface.auth import Gate
 from refitd.surface.context import Service
 from refitd.surface.document import documented
+from refitd.surface.feed import Feed
 from refitd.surface.limits import RequestLimit
 from refitd.surface.streams import Streams
 
@@ -20,7 +21,9 @@ def build_api(service: Service) -> FastAPI:
     )
     app.state.service = service
     app.state.streams = Streams()
-    for part in (versions, engines, reclaim, log, health):
+    app.state.feed = Feed(service.ledger)
+    app.state.overview = overview.Cached()
+    for part in (overview, versions, engines, rollouts, reclaim, log, health, pages):
         app.include_router(part.router)
     errors.install(app)
     app.openapi = lambda: documented(app)

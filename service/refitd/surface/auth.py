@@ -7,15 +7,21 @@ anything needs the write token. What only looks needs a read or a write token wh
 import asyncio
 from dataclasses import dataclass
 
+import structlog
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from refitd.problem import Kind, ProblemError
 from refitd.settings import Settings
+from refitd.surface.browser import Sender, intrusion
 from refitd.surface.errors import answer
+from refitd.surface.pages import FILES
 from refitd.tokens import Tokens, TokensRefusedError, is_one_of
 
-OPEN = frozenset({"/healthz", "/readyz"})  # orchestrators ask these, without a token
+HEALTH = frozenset({"/healthz", "/readyz"})  # orchestrators ask these, without a token
+OPEN = HEALTH | FILES.keys()  # and the dashboard's files are what asks people for theirs
 LOOKS = frozenset({"GET", "HEAD", "OPTIONS"})
+log = structlog.get_logger("refitd")
+
 REALM = 'Bearer realm="refitd"'
 
 
@@ -69,6 +75,7 @@ class Gate:
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
         self._settings = settings
+        self._told: str | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer 401, 403 or 503."""
@@ -83,12 +90,23 @@ class Gate:
         asked = Asked(method=scope["method"], path=scope["path"], credentials=credentials)
         if asked.path in OPEN:
             return None
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         try:
-            return refusal(asked, await self._tokens())
+            tokens = await self._tokens()
         except OSError as error:
-            return ProblemError(Kind.NOT_READY, f"the service cannot read its token file: {error.strerror}")
+            return self._closed(f"the service cannot read its token file: {error.strerror}")
         except TokensRefusedError as error:
-            return ProblemError(Kind.NOT_READY, str(error))
+            return self._closed(str(error))
+        self._told = None
+        found = intrusion(Sender(headers=headers), changes=asked.method not in LOOKS, has_token=bool(tokens.write))
+        return found or refusal(asked, tokens)
+
+    def _closed(self, reason: str) -> ProblemError:
+        """Nobody is let in; the log says so once."""
+        if reason != self._told:
+            self._told = reason
+            log.error("every request is refused", reason=reason)
+        return ProblemError(Kind.NOT_READY, reason)
 
     async def _tokens(self) -> Tokens:
         settings = self._settings

@@ -6,6 +6,7 @@ from typing import Annotated, Protocol
 from fastapi import Depends, Request
 
 from refitd.catalog.record import VersionRecord
+from refitd.copies.copier import Copier
 from refitd.ledger import Ledger
 from refitd.settings import Settings
 from refitd_client.contract.wire import NewEngine, Notice, ReclaimPlan
@@ -56,6 +57,7 @@ class Service:
     intake: Intake
     fleet: Fleet
     sweeper: Sweeper
+    copier: Copier | None = None
 
 
 async def _service(request: Request) -> Service:

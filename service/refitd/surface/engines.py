@@ -17,7 +17,7 @@ router = APIRouter(prefix="/v1/engines", tags=["engines"])
 @router.get("")
 async def list_engines(service: ServiceOf) -> Page[Engine]:
     """All engines."""
-    return Page(items=[present_engine(record) for _, record in sorted(service.ledger.engines.items())])
+    return Page(items=[present_engine(record, service.ledger) for _, record in sorted(service.ledger.engines.items())])
 
 
 @router.post("", status_code=201)
@@ -63,4 +63,4 @@ def _present(service: Service, engine_id: str) -> Engine:
     record = service.ledger.engines.get(engine_id)
     if record is None:
         raise ProblemError(Kind.UNKNOWN_ENGINE, f"no engine {engine_id}: 'refitd engines' lists what there is")
-    return present_engine(record)
+    return present_engine(record, service.ledger)

@@ -7,9 +7,9 @@ from refitd.catalog.record import VersionRecord
 from refitd.engine.port import Outcome
 from refitd.ledger import Ledger
 from refitd.rollout.binding import why_unbound
-from refitd.rollout.record import AttemptRecord, EngineRecord
+from refitd.rollout.record import NOT_SENT, AttemptRecord, EngineRecord
 from refitd.rollout.strategy import has_given_up, released, why_waiting
-from refitd_client.contract.states import EngineState, VersionState
+from refitd_client.contract.states import EngineState, Kind, VersionState
 from refitd_client.contract.wire import ReclaimPlan
 
 _ENDED: Mapping[str, str] = {
@@ -17,14 +17,22 @@ _ENDED: Mapping[str, str] = {
     Outcome.NACK.name: "was refused, which left it as it was",
     Outcome.TAINTED.name: "broke off in the middle, which left contents that nobody can vouch for",
     Outcome.UNREACHABLE.name: "did not come about, because it could not be reached",
+    NOT_SENT: "did not come about: nothing was sent",
 }
 
 
-def explain_version(record: VersionRecord, ledger: Ledger, plan: ReclaimPlan) -> list[str]:
-    """What state a version is in and why, which engines serve it, whether it is kept."""
+def explain_version(
+    record: VersionRecord, ledger: Ledger, plan: ReclaimPlan, waits_for: str | None = None
+) -> list[str]:
+    """What state a version is in and why, which engines serve it, whether it is kept.
+
+    `waits_for` is why no copy of a delta is being written now.
+    """
     sentences = [f"{record.id} is {record.state}: {record.reason or _meaning(record.state)}."]
     if record.barred:
         sentences.append("It was rolled back from: engines do not go to it again.")
+    if record.kind is Kind.DELTA:
+        sentences += _as_delta(record, ledger, waits_for)
     if record.state is VersionState.SEALED:
         sentences += _on_engines(record, ledger)
     sentences += [
@@ -36,6 +44,18 @@ def explain_version(record: VersionRecord, ledger: Ledger, plan: ReclaimPlan) ->
     return sentences
 
 
+def _as_delta(record: VersionRecord, ledger: Ledger, waits_for: str | None) -> list[str]:
+    sentences = [f"It is a delta on {record.base}."]
+    path, refused = ledger.carriage.path_of(record), ledger.carriage.refused.get(record.id)
+    if path is not None:
+        sentences.append(f"Engines load it from {path}.")
+    elif refused is not None:
+        sentences.append(f"It cannot be carried out: {refused}. Publish a full version.")
+    elif waits_for is not None:
+        sentences.append(f"It waits for a copy that engines can load: {waits_for}.")
+    return sentences
+
+
 def _on_engines(record: VersionRecord, ledger: Ledger) -> list[str]:
     target = ledger.goals(record.run).target
     engines = [engine for engine in ledger.engines.values() if engine.run == record.run]
@@ -44,6 +64,9 @@ def _on_engines(record: VersionRecord, ledger: Ledger) -> list[str]:
         sentences.append(f"The target of run {record.run} is {target.id}.")
     if not engines:
         sentences.append(f"No engine follows run {record.run}.")
+    rollout = ledger.rollouts.get(record.run)
+    if rollout is not None and rollout.version == record.id and rollout.reason is not None:
+        sentences.append(f"Its rollout is {rollout.state}: {rollout.reason}.")
     for engine in engines:
         if engine.serving == record.id:
             sentences.append(f"Engine {engine.id} serves it.")
@@ -60,6 +83,8 @@ def explain_engine(engine: EngineRecord, ledger: Ledger) -> list[str]:
         return [*sentences, f"It follows no run: {why_unbound(runs)}."]
     target = ledger.goals(engine.run).target
     serving = engine.serving or ("its start-up weights" if engine.known else "contents that nobody can vouch for")
+    if engine.plugin is not None or engine.stock_reason is not None:
+        sentences.append(f"It {engine.how_it_loads}.")
     sentences.append(f"It serves {serving}; the target of run {engine.run} is {target.id if target else 'none yet'}.")
     if target is not None and engine.serving != target.id:
         sentences += _turn(engine, target, ledger)
@@ -84,11 +109,16 @@ def _told(attempt: AttemptRecord) -> str:
 def _turn(engine: EngineRecord, target: VersionRecord, ledger: Ledger) -> list[str]:
     """What the strategy has it wait for."""
     rollout, engines = ledger.rollouts.get(target.run), ledger.engines_of(target.run)
+    if rollout is not None and rollout.paused_since is not None:
+        return [f"Rollouts of run {target.run} are paused since {rollout.paused_since}: 'refitd resume {target.run}'."]
     if has_given_up(engine, target):
         return [f"It has given {target.id} up after {engine.strikes[target.id]} loads: a resync tries it once more."]
     if engine.id in released(ledger.strategy, target, rollout, engines):
         return []
-    return [f"It is not its turn yet: {why_waiting(ledger.strategy, target, engines)}."]
+    sentences = [f"It is not its turn yet: {why_waiting(ledger.strategy, target, engines)}."]
+    if rollout is not None and rollout.version == target.id and rollout.reason is not None:
+        sentences.append(f"The rollout is {rollout.state}: {rollout.reason}.")
+    return sentences
 
 
 def _state_of(engine: EngineRecord) -> str:

@@ -1,21 +1,16 @@
 """Liveness, readiness and metrics, open to everyone: they say nothing secret. And faults, which name files."""
 
 from fastapi import APIRouter, Response
-from fastapi.responses import RedirectResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from refitd.journal.journal import JournalError
+from refitd.ledger import Ledger
 from refitd.problem import Kind, ProblemError
 from refitd.surface.context import ServiceOf
 from refitd.surface.metrics import registry_of
 from refitd_client.contract.wire import Faults
 
 router = APIRouter(tags=["health"])
-
-
-@router.get("/", include_in_schema=False)
-async def home() -> RedirectResponse:
-    """To the API's documentation."""
-    return RedirectResponse("/docs")
 
 
 @router.get("/healthz")
@@ -36,8 +31,19 @@ async def readyz(service: ServiceOf) -> dict[str, str]:
 @router.get("/v1/faults")
 async def faults(service: ServiceOf) -> Faults:
     """What cannot be done now, in sentences; null where nothing is wrong."""
-    ledger = service.ledger
-    return Faults(root=ledger.root_fault, engines=ledger.file_fault or ledger.discovery_fault or ledger.fleet_fault)
+    return await faults_now(service.ledger)
+
+
+async def faults_now(ledger: Ledger) -> Faults:
+    """What is wrong with the journal, the root and the list of engines."""
+    try:
+        await ledger.durable()
+    except JournalError as error:
+        fault = f"{error}; it goes on by itself when there is room"
+    else:
+        fault = None
+    engines = ledger.file_fault or ledger.discovery_fault or ledger.fleet_fault
+    return Faults(root=ledger.root_fault, engines=engines, journal=fault)
 
 
 @router.get("/metrics", response_class=Response)

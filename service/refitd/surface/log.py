@@ -1,26 +1,44 @@
-"""Routes of the log: the event stream and explanations."""
+"""Routes of the log: its pages, the event stream, and explanations."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Annotated
 
-import msgspec
-from fastapi import APIRouter, Depends, Header
+import structlog
+from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.responses import StreamingResponse
 
 from refitd.journal import reads
+from refitd.journal.journal import JournalError
 from refitd.problem import Kind, ProblemError
-from refitd.surface.context import Service, ServiceOf
+from refitd.surface.context import ServiceOf
 from refitd.surface.explain import explain_engine, explain_version
+from refitd.surface.feed import Feed, FellBehindError
 from refitd.surface.streams import stream_slot
 from refitd.surface.versions import find
-from refitd_client.contract.wire import Event, Explanation, ReclaimPlan
+from refitd_client.contract.wire import Event, Explanation, Page, ReclaimPlan
 
 router = APIRouter(prefix="/v1", tags=["log"])
+log = structlog.get_logger("refitd")
 
-BATCH = 100
-PING_SECONDS = 15.0  # a comment as often as this tells both sides that the other is there
 _UNBUFFERED = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+
+
+@router.get("/log")
+async def list_events(
+    service: ServiceOf,
+    subject: str | None = None,
+    before: Annotated[int | None, Query(ge=0, le=2**63 - 1)] = None,
+    limit: Annotated[int, Query(ge=1, le=500)] = 50,
+) -> Page[Event]:
+    """The log of decisions, newest first. `subject` is the id of a version or an engine, `before` a `next_cursor`."""
+    await service.ledger.durable()
+    found = await asyncio.to_thread(
+        service.ledger.journal.read,
+        lambda connection: reads.read_log(connection, before=before, limit=limit + 1, subject=subject),
+    )
+    more = str(found[limit - 1].seq) if len(found) > limit else None
+    return Page(items=found[:limit], next_cursor=more)
 
 
 @router.get(
@@ -31,36 +49,25 @@ _UNBUFFERED = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 )
 async def events(
     service: ServiceOf,
+    request: Request,
     last_event_id: Annotated[int | None, Header(ge=0)] = None,
 ) -> StreamingResponse:
     """The log as server-sent events: from behind Last-Event-ID, or from now on."""
     position = service.ledger.last_event if last_event_id is None else last_event_id
     if position > service.ledger.last_event:
         position = 0  # of a journal that was lost since: all of this one is news
-    return StreamingResponse(_stream(service, position), media_type="text/event-stream", headers=_UNBUFFERED)
+    feed: Feed = request.app.state.feed
+    return StreamingResponse(_stream(feed, position), media_type="text/event-stream", headers=_UNBUFFERED)
 
 
-async def _stream(service: Service, position: int) -> AsyncIterator[bytes]:
-    """Each event is read when the one before it was taken, so a slow reader costs no memory."""
-    seen = -1
-    while True:
-        rung = await service.ledger.bell.after(seen, within=PING_SECONDS)
-        if rung == seen:
-            yield b": ping\n\n"
-        seen = rung
-        await service.ledger.durable()
-        while batch := await _read(service, position):
-            for event in batch:
-                yield b"event: %b\nid: %d\ndata: %b\n\n" % (event.kind.encode(), event.seq, msgspec.json.encode(event))
-            position = batch[-1].seq
-
-
-async def _read(service: Service, after: int) -> list[Event]:
-    if after >= service.ledger.last_event:
-        return []
-    return await asyncio.to_thread(
-        service.ledger.journal.read, lambda connection: reads.read_events(connection, after=after, limit=BATCH)
-    )
+async def _stream(feed: Feed, position: int) -> AsyncIterator[bytes]:
+    try:
+        async for frame in feed.watch(position):
+            yield frame
+    except FellBehindError:
+        log.info("a watcher of the event stream was dropped: it takes events more slowly than they come")
+    except JournalError as error:
+        log.info("the event stream ends: nothing can be written down now", reason=str(error))
 
 
 @router.get("/explain/{subject}")
@@ -72,11 +79,12 @@ async def explain(subject: str, service: ServiceOf) -> Explanation:
         record = await find(service, subject)
     except ProblemError as error:
         raise ProblemError(Kind.UNKNOWN_ID, f"no version and no engine is called {subject}") from error
+    waits_for = None if service.copier is None else service.copier.why_waiting(record)
     try:
         plan = await service.sweeper.plan()
     except OSError as error:
-        sentences = explain_version(record, service.ledger, ReclaimPlan(items=[], freed_bytes=0))
+        sentences = explain_version(record, service.ledger, ReclaimPlan(items=[], freed_bytes=0), waits_for)
         sentences.append(f"Whether it is kept cannot be said now: the root cannot be worked on ({error}).")
     else:
-        sentences = explain_version(record, service.ledger, plan)
+        sentences = explain_version(record, service.ledger, plan, waits_for)
     return Explanation(id=subject, sentences=sentences)

@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from refitd.ledger import Ledger
-from refitd_client.contract.naming import parse_version_id
+from refitd.surface.present import steps_behind
 from refitd_client.contract.states import EngineState, VersionState
 
 
@@ -47,10 +47,8 @@ class LedgerCollector(Collector):
     def _staleness(self) -> Metric:
         family = GaugeMetricFamily("refitd_staleness_steps", "Steps behind the run's target", labels=["engine"])
         for engine in self._ledger.engines.values():
-            serving = parse_version_id(engine.serving or "")
-            target = self._ledger.goals(engine.run).target if engine.run else None
-            if serving is not None and target is not None:
-                family.add_metric([engine.id], max(0, target.order.step - serving[1].step))
+            if (behind := steps_behind(engine, self._ledger)) is not None:
+                family.add_metric([engine.id], behind)
         return family
 
 

@@ -1,15 +1,21 @@
-"""From the service's records to the wire types. Pure."""
+"""From the service's records to the wire types. Reads records, asks nobody."""
 
 from collections.abc import Iterable
 
 from refitd.catalog.record import VersionRecord
+from refitd.ledger import Ledger
 from refitd.rollout.record import AttemptRecord, EngineRecord
 from refitd_client.contract.naming import parse_version_id
+from refitd_client.contract.states import Kind, VersionState
 from refitd_client.contract.wire import Attempt, Engine, EngineOnVersion, Version
 
+_NOT_GOOD = frozenset({VersionState.REJECTED, VersionState.LOST})
 
-def present_version(record: VersionRecord, engines: Iterable[EngineRecord]) -> Version:
-    """A version with the engines of its run."""
+
+def present_version(
+    record: VersionRecord, engines: Iterable[EngineRecord], *, refused: str | None = None, waits_for: str | None = None
+) -> Version:
+    """A version with the engines of its run; of a delta also why it cannot be carried out, or what it waits for."""
     mine = [engine for engine in engines if engine.run == record.run]
     return Version(
         id=record.id,
@@ -18,7 +24,9 @@ def present_version(record: VersionRecord, engines: Iterable[EngineRecord]) -> V
         step=record.order.step,
         kind=record.kind,
         state=record.state,
-        reason=record.reason,
+        reason=record.reason or refused or waits_for,
+        base=record.base,
+        needs_full=refused is not None or (record.kind is Kind.DELTA and record.state in _NOT_GOOD),
         path=record.path,
         bytes=record.bytes,
         digest=record.digest,
@@ -40,7 +48,16 @@ def _step(version: str | None) -> int | None:
     return None if parsed is None else parsed[1].step
 
 
-def present_engine(record: EngineRecord) -> Engine:
+def steps_behind(engine: EngineRecord, ledger: Ledger) -> int | None:
+    """How many of the trainer's steps lie between what an engine serves and its run's target. See `Engine.behind`."""
+    target = ledger.goals(engine.run).target if engine.run else None
+    serving = parse_version_id(engine.serving or "")
+    if target is None or serving is None or serving[1].generation != target.order.generation:
+        return None
+    return max(0, target.order.step - serving[1].step)
+
+
+def present_engine(record: EngineRecord, ledger: Ledger) -> Engine:
     """An engine."""
     return Engine(
         id=record.id,
@@ -49,16 +66,21 @@ def present_engine(record: EngineRecord) -> Engine:
         run=record.run,
         version=record.serving,
         step=_step(record.serving),
+        behind=steps_behind(record, ledger),
         weight_version=record.weight_version,
         reason=record.reason,
         paused=not record.known or record.resume_owed,
-        last_attempt=None if record.last_attempt is None else _attempt(record.last_attempt),
+        last_attempt=None if record.last_attempt is None else present_attempt(record.last_attempt),
         skipped=record.skipped,
+        plugin=record.plugin,
+        stock_reason=record.stock_reason,
     )
 
 
-def _attempt(record: AttemptRecord) -> Attempt:
+def present_attempt(record: AttemptRecord) -> Attempt:
+    """A try to bring an engine to a version."""
     return Attempt(
+        engine=record.engine,
         version=record.version,
         started_at=record.started_at,
         outcome=record.outcome,

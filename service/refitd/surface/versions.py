@@ -13,9 +13,9 @@ from refitd.rollout.served import is_proven, outcome_of
 from refitd.rollout.target import last_good_before, to_bar
 from refitd.surface.context import Service, ServiceOf
 from refitd.surface.cursor import decode_cursor, encode_cursor
-from refitd.surface.present import present_version
+from refitd.surface.present import present_attempt, present_version
 from refitd_client.contract.states import VersionState, WaitOutcome
-from refitd_client.contract.wire import Notice, Page, Rollback, Version, WaitResult
+from refitd_client.contract.wire import Attempt, Notice, Page, Rollback, Version, WaitResult
 
 router = APIRouter(prefix="/v1", tags=["versions"])
 
@@ -54,6 +54,20 @@ async def list_versions(
 async def get_version(version_id: str, service: ServiceOf) -> Version:
     """One version."""
     return _present(service, await find(service, version_id))
+
+
+@router.get("/versions/{version_id}/attempts")
+async def list_attempts(
+    version_id: str, service: ServiceOf, limit: Annotated[int, Query(ge=1, le=1000)] = 500
+) -> Page[Attempt]:
+    """How engines were brought to a version: each load with the time of its stages, in the order that they began."""
+    record = await find(service, version_id)
+    await service.ledger.durable()
+    found = await asyncio.to_thread(
+        service.ledger.journal.read,
+        lambda connection: reads.read_attempts(connection, version=record.id, limit=limit),
+    )
+    return Page(items=[present_attempt(attempt) for attempt in found])
 
 
 @router.get("/versions/{version_id}/wait")
@@ -113,7 +127,8 @@ def _outcome(service: Service, record: VersionRecord, wait_for: WaitOutcome) -> 
     ledger = service.ledger
     target = ledger.goals(record.run).target
     proven = target is not None and is_proven(target.id, ledger.engines_of(record.run), service.settings.quorum)
-    return outcome_of(record, target, wait_for, proven=proven)
+    refused = ledger.carriage.is_refused(record)
+    return outcome_of(record, target, wait_for, proven=proven, refused=refused)
 
 
 async def _goal(service: Service, order: Rollback) -> VersionRecord | None:
@@ -150,7 +165,13 @@ async def find(service: Service, version_id: str) -> VersionRecord:
 
 
 def _present(service: Service, record: VersionRecord) -> Version:
-    return present_version(record, service.ledger.engines.values())
+    ledger, copier = service.ledger, service.copier
+    return present_version(
+        record,
+        ledger.engines.values(),
+        refused=ledger.carriage.refused.get(record.id),
+        waits_for=None if copier is None else copier.why_waiting(record),
+    )
 
 
 def _state(state: str | None) -> VersionState | None:

@@ -3,10 +3,14 @@
 The transaction of one refit, and what is sent when it breaks off:
 
     settle    a load that nobody heard the end of may still run: wait for it, send nothing beside it
+    prepare   where the engine has refitd's plugin: it checks the version while it serves; refused → nothing was paused
     pause     broke off → resume, contents are known
     load      refused → prove untouched → resume; unclear → nothing: the engine stays paused, its contents are unknown
     verify    doubt → nothing, likewise
     resume    lost → said in the result, and the rollout goes on telling the engine
+
+With the plugin the answer to the load says what the engine holds, and there is nothing to prove: no checksums are
+computed before or after it, and it is not asked what it serves.
 """
 
 import asyncio
@@ -14,11 +18,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, assert_never
 
-import msgspec
-import xxhash
-
 from refitd.engine.dialing import Guard
+from refitd.engine.fingerprint import BY_PLUGIN
+from refitd.engine.plugin.beside import Beside
+from refitd.engine.plugin.prepared import Refused
 from refitd.engine.port import Outcome, Reached, Refit, Stage, Target, Unreached
+from refitd.engine.sglang.answers import fingerprint
+from refitd.engine.sglang.checksums import digest_of
 from refitd.engine.sglang.dialect import OLDEST, Dialect, dialect_of
 from refitd.engine.sglang.info import ModelInfo, ServerInfo, read_model_info, read_server_info
 from refitd.engine.sglang.reply import Loaded, NotFlushed, Unclear, Untouched, message_of, was_done, what_happened
@@ -47,8 +53,12 @@ class SglangEngine:
         pause_mode: str = "auto",
         load_timeout: float = 600.0,
         guard: Guard | None = None,
+        root: Path | None = None,
+        allow_dtype_cast: bool = False,
     ) -> None:
+        """`root` is where the plugin's sockets are, as the service sees it."""
         self._http = Transport(url, api_key=api_key, admin_key=admin_key, guard=guard)
+        self._beside = Beside(root, allow_dtype_cast=allow_dtype_cast)
         self._pause_mode = pause_mode
         self._load_timeout = load_timeout
         self._server: ServerInfo | None = None
@@ -74,16 +84,17 @@ class SglangEngine:
             self._server, self._last = server, info
             if server.dialect.names_startup or info.weight_version in _NEVER_TOLD:
                 self._startup_path = server.model_path or self._startup_path
+        await self._beside.look(self._server.launch)
         return Reached(
             model_path=info.model_path,
             weight_version=info.weight_version,
             server_version=self._server.version,
-            configuration=self._server.configuration,
+            # What the plugin computes and what SGLang does cannot be compared: each has records of its own.
+            configuration=self._server.configuration + (" refitd" if self._beside.release is not None else ""),
             startup_path=self._startup_path,
+            plugin=self._beside.release,
+            stock_reason=self._beside.reason,
         )
-
-    async def prepare(self, target: Target) -> None:
-        """See `Engine`. A stock server has nothing to prepare."""
 
     async def refit(self, target: Target, on_stage: Callable[[Stage], None]) -> Refit:
         """See `Engine`."""
@@ -92,22 +103,32 @@ class SglangEngine:
             return Refit(outcome=Outcome.UNREACHABLE, resumed=True, reason=seen.reason)
         if self._unsettled and (fault := await self._settle()) is not None:
             return Refit(outcome=Outcome.UNREACHABLE, resumed=False, reason=fault)
+        if target.files is not None and self._beside.release is not None:
+            with watch.during(Stage.PREPARE):
+                prepared = await self._beside.prepare(target.files, self._load_timeout)
+            if isinstance(prepared, Refused):
+                return await self._as_before(prepared.reason, None, target, watch)
         try:
             with watch.during(Stage.PAUSE):
                 fault = await self._pause(target)
-            before = None if fault is not None else target.not_fingerprint or await self._contents()
+            before = None if fault is not None else await self._before(target)
             if isinstance(before, NoReply):
                 fault, before = before, None
         except asyncio.CancelledError:
             if not target.repairs:
                 await asyncio.shield(self.resume())  # no load was sent: its contents are known
+            await asyncio.shield(self._beside.forget())
             raise
         if fault is not None:
-            return await self._back(fault, target, watch)
+            back = await self._back(fault, target, watch)
+            await self._beside.forget()
+            return back
         return await self._load(target, before, watch)
 
-    async def fingerprint(self) -> str | None:
+    async def fingerprint(self, alike: str | None = None) -> str | None:
         """See `Engine`."""
+        if self._beside.release is not None and (alike is None or alike.startswith(BY_PLUGIN)):
+            return fingerprint(await self._beside.contents())
         contents = await self._contents()
         return None if isinstance(contents, NoReply) else contents
 
@@ -119,6 +140,10 @@ class SglangEngine:
         """See `Engine`."""
         reply = await self._http.post("/continue_generation", {"torch_empty_cache": False}, CALL_SECONDS)
         return isinstance(reply, Reply) and was_done(reply)
+
+    @property
+    def _dp_ranks(self) -> int:
+        return 1 if self._server is None else self._server.launch.dp_ranks
 
     @property
     def _dialect(self) -> Dialect:
@@ -145,7 +170,14 @@ class SglangEngine:
         reply = await self._http.post("/weights_checker", {"action": "checksum"}, CHECK_SECONDS)
         if isinstance(reply, NoReply):
             return reply
-        return _digest(reply.data.get("ranks")) if reply.ok and reply.data is not None else None
+        return digest_of(reply.data.get("ranks")) if reply.ok and reply.data is not None else None
+
+    async def _before(self, target: Target) -> str | NoReply | None:
+        """The fingerprint before the load, by which a refusal is proved. The plugin's word needs no proof."""
+        if self._beside.vouches_for(target.files):
+            return None
+        recorded = target.not_fingerprint
+        return recorded if recorded is not None and not recorded.startswith(BY_PLUGIN) else await self._contents()
 
     async def _pause(self, target: Target) -> NoReply | str | None:
         # Answers say which part came from which label. Where a trainer did a step again the label stays as it is: no
@@ -200,8 +232,11 @@ class SglangEngine:
         with watch.during(Stage.LOAD):
             reply = await self._http.post("/update_weights_from_disk", _order(target), self._load_timeout)
         self._unsettled = isinstance(reply, NoReply)
-        happened = what_happened(reply)
+        self._beside.is_done()
+        happened = what_happened(reply, self._dp_ranks)
         match happened:
+            case Untouched(reason, vouched=True):
+                return await self._as_before(reason, None, target, watch)
             case Untouched(reason, reachable):
                 return await self._untouched(reason, before, target, watch, reachable=reachable)
             case Unclear(reason):
@@ -212,28 +247,35 @@ class SglangEngine:
                 # Requests that were paused in place hold on to what the old weights computed. Retracted ones do not.
                 await self._http.post("/pause_generation", {"mode": "retract"}, CALL_SECONDS)
                 return await self._load(target, before, watch, again=True)
-            case Loaded():
-                return await self._verify(target, watch)
+            case Loaded(version, found):
+                if version is not None and target.files is not None and version != target.files.version:
+                    return _tainted(f"it says that it serves {version}, not {target.files.version}", watch)
+                return await self._verify(target, found, watch)
             case _:
                 assert_never(happened)
 
-    async def _verify(self, target: Target, watch: Stopwatch) -> Refit:
+    async def _verify(self, target: Target, found: str | None, watch: Stopwatch) -> Refit:
+        """`found` is the fingerprint that the plugin answered with: then it was told the path and the label as well."""
         with watch.during(Stage.VERIFY):
-            info, contents, unchanged = await asyncio.gather(self._model_info(), self._contents(), target.unchanged())
+            (info, contents), unchanged = await asyncio.gather(self._said(target, found), target.unchanged())
         if isinstance(info, str):
             return _tainted(f"loaded, but cannot be verified: {info}", watch)
         if isinstance(contents, NoReply):
             return _tainted(f"loaded, but its tensors cannot be verified: {contents.reason}", watch)
         says = Says(model_path=info.model_path, weight_version=info.weight_version, fingerprint=contents)
-        reason = doubt(says, target)
-        if not unchanged:  # a trainer wrote there again, between the last look and the end of the load
-            reason = "loaded, but its files changed meanwhile, or nobody can say whether they did"
+        reason = doubt(says, target, unchanged=unchanged)
         if reason is not None:
-            return _tainted(reason, watch)
+            return _tainted(f"loaded, but {reason}", watch)
         self._last = info
         with watch.during(Stage.RESUME):
             resumed = await asyncio.shield(self.resume())
         return Refit(outcome=Outcome.ACK, resumed=resumed, fingerprint=contents, timings=watch.milliseconds)
+
+    async def _said(self, target: Target, found: str | None) -> tuple[ModelInfo | str, str | NoReply | None]:
+        """What it serves, and the fingerprint. One request set path and label with what the plugin answered for."""
+        if found is not None:
+            return ModelInfo(model_path=target.path, weight_version=target.label), found
+        return await asyncio.gather(self._model_info(), self._contents())
 
     async def _untouched(
         self, reason: str, before: str | None, target: Target, watch: Stopwatch, *, reachable: bool
@@ -264,19 +306,3 @@ def _order(target: Target) -> dict[str, Any]:
         "abort_all_requests": False,
         "torch_empty_cache": False,
     }
-
-
-def _digest(ranks: object) -> str | None:
-    """One digest over all ranks' tensors; None where the reply has no checksums. Ranks come in any order."""
-    try:
-        checksums = [rank.checksums for rank in msgspec.convert(ranks, list[_Rank])]
-    except msgspec.ValidationError:
-        return None
-    if not checksums or not all(checksums):
-        return None
-    each = sorted(msgspec.json.encode(rank, order="sorted") for rank in checksums)
-    return f"xxh3:{xxhash.xxh3_128(b''.join(each)).hexdigest()}"
-
-
-class _Rank(msgspec.Struct):
-    checksums: dict[str, str]

@@ -139,7 +139,7 @@ class SglangAdapters:
         self._unload_but(name)
         return Refit(outcome=Outcome.ACK, resumed=True, timings=watch.milliseconds)
 
-    async def fingerprint(self) -> str | None:
+    async def fingerprint(self, alike: str | None = None) -> str | None:
         """See `Engine`. SGLang's checksums are of the model alone."""
         return None
 

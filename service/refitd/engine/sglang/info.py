@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from refitd.engine.plugin.crew import Launch
 from refitd.engine.sglang.dialect import Dialect, dialect_of
 from refitd.engine.sglang.reply import message_of
 from refitd.engine.sglang.transport import NoReply, Reply
@@ -35,6 +36,8 @@ class _Launch(msgspec.Struct, frozen=True):
     moe_runner_backend: str | None = None
     speculative_algorithm: str | None = None
     tokenizer_worker_num: int = 1
+    port: int | str | None = None
+    random_seed: int | str | None = None
 
     @property
     def configuration(self) -> str:
@@ -43,6 +46,17 @@ class _Launch(msgspec.Struct, frozen=True):
         split = f"{self.enable_dp_attention} {self.enable_dp_lm_head} {self.moe_dense_tp_size}"
         kind = f"{self.device} {self.dtype} {self.quantization or 'unquantized'}"
         return f"sglang {self.version} {kind} {sizes} {split} {self.moe_runner_backend} {self.speculative_algorithm}"
+
+    @property
+    def launch(self) -> Launch:
+        """What tells this server from others, and how many processes hold its weights."""
+        return Launch(
+            port=self.port if isinstance(self.port, int) else None,
+            seed=self.random_seed if isinstance(self.random_seed, int) else None,
+            ranks=self.tp_size,
+            dp_ranks=self.dp_size,
+            spread=not self.enable_dp_attention,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +67,7 @@ class ServerInfo:
     configuration: str
     model_path: str | None
     dialect: Dialect
+    launch: Launch
 
 
 def read_model_info(reply: Reply | NoReply, url: str) -> ModelInfo | str:
@@ -81,6 +96,7 @@ def read_server_info(reply: Reply | NoReply, url: str) -> ServerInfo | str:
         configuration=launch.configuration,
         model_path=launch.model_path,
         dialect=dialect_of(launch.version),
+        launch=launch.launch,
     )
 
 

@@ -2,17 +2,25 @@
 
 The texts are SGLang's own (`managers/scheduler_components/weight_updater.py` and
 `model_executor/model_runner_components/weight_updater.py` in 0.5.23). A reply that is not known for certain to leave
-the contents alone counts as `Unclear`: SGLang's "rolling back" re-reads the checkpoint that has just failed.
+the contents alone counts as `Unclear`: SGLang's "rolling back" re-reads the checkpoint that has just failed. Where
+refitd's plugin has carried the update out, its own words at the end of the message count.
 """
 
 from dataclasses import dataclass
+from typing import assert_never
 
+from refitd.engine.sglang.answers import fingerprint, worst
 from refitd.engine.sglang.transport import Lost, NoReply, Reply
+from refitd_sglang.answer import MARK, Answer, answers_in
+from refitd_sglang.transaction import Outcome
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """It says that it loaded everything."""
+    """It says that it loaded everything. Where its plugin says so: the version, and the fingerprint of its contents."""
+
+    version: str | None = None
+    fingerprint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +32,11 @@ class NotFlushed:
 
 @dataclass(frozen=True, slots=True)
 class Untouched:
-    """It refused before the first write, or never heard of it."""
+    """It refused before the first write, or never heard of it. `vouched`: its plugin says so, or has put back all."""
 
     reason: str
     reachable: bool = True
+    vouched: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,26 +60,56 @@ _REFUSED = {
 }
 
 
-def what_happened(reply: Reply | NoReply) -> Loading:
-    """Say what an update call did."""
+def what_happened(reply: Reply | NoReply, ranks: int = 1) -> Loading:
+    """Say what an update call did to an engine of so many data-parallel ranks."""
     if isinstance(reply, NoReply):
         if reply.lost is Lost.NEVER_SENT:
             return Untouched(reply.reason, reachable=False)
         return Unclear(f"{reply.reason}: it may have loaded, in part or in full")
     if reply.status in _REFUSED:
         return Untouched(_REFUSED[reply.status])
+    if reply.data is not None and (answers := answers_in(_sentence(reply))):
+        return _said_by_plugin(reply, answers, ranks)
     return _answered(reply, _sentence(reply).split(" | "))
+
+
+def _said_by_plugin(reply: Reply, answers: list[Answer], ranks: int) -> Loading:
+    """What the plugin says counts: SGLang's sentences of the same kind may be quoted in it.
+
+    Only of the cache SGLang speaks last, in place of the plugin's answer.
+    """
+    stale = [part for part in _sentence(reply).split(" | ") if _IS_STALE in part and MARK not in part]
+    if stale and len(stale) + len(answers) == ranks and all(each.outcome is Outcome.SERVED for each in answers):
+        return NotFlushed(f"the engine answered {reply.status}: {message_of(reply)}")
+    answer = worst(answers, ranks)
+    match answer.outcome:
+        case Outcome.SERVED if _succeeded(reply):
+            return Loaded(answer.version, fingerprint([each.contents for each in answers]))
+        case Outcome.SERVED:
+            return Unclear(f"the engine answered {reply.status}: {message_of(reply)}")
+        case Outcome.REFUSED:
+            return Untouched(f"the engine refused: {answer.reason}", vouched=True)
+        case Outcome.RESTORED:
+            return Untouched(f"the load failed, and what was there is back: {answer.reason}", vouched=True)
+        case Outcome.UNKNOWN:
+            return Unclear(f"the load failed, and nobody knows what it left behind: {answer.reason}")
+        case _:
+            assert_never(answer.outcome)
 
 
 def _answered(reply: Reply, ranks: list[str]) -> Loading:
     """Decide by what each data-parallel rank says: SGLang joins their sentences. If they differ, nobody can say."""
-    if reply.ok and reply.data is not None and reply.data.get("success") is True:
+    if _succeeded(reply):
         return Loaded()
     if _is_validation(reply) or all(_REFUSES in rank for rank in ranks):
         return Untouched(f"the engine refused: {message_of(reply)}")
     if reply.data is not None and all(_IS_STALE in rank or _SUCCEEDED in rank for rank in ranks):
         return NotFlushed(f"the engine answered {reply.status}: {message_of(reply)}")
     return Unclear(f"the engine answered {reply.status}: {message_of(reply)}")
+
+
+def _succeeded(reply: Reply) -> bool:
+    return reply.ok and reply.data is not None and reply.data.get("success") is True
 
 
 def _is_validation(reply: Reply) -> bool:

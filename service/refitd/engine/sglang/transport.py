@@ -32,11 +32,12 @@ MAX_BODY_BYTES = 64 * 2**20  # the checksums of a hundred thousand tensors are a
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a server answered. `data` is its JSON object, None where it sent something else."""
+    """What a server answered. `data` is its JSON object, None where it sent something else; `date` is its own clock."""
 
     status: int
     text: str
     data: dict[str, Any] | None
+    date: str | None = None
 
     @property
     def ok(self) -> bool:
@@ -123,7 +124,8 @@ class Transport:
             httpcore.AsyncHTTPConnection(at, tls, network_backend=self._network) as connection,
             connection.stream(method, url, headers=headers, content=content) as response,
         ):
-            return _reply(response.status, await _body(response))
+            date = next((value.decode() for name, value in response.headers if name.lower() == b"date"), None)
+            return _reply(response.status, await _body(response), date)
 
 
 class _TooLargeError(Exception):
@@ -139,12 +141,12 @@ async def _body(response: httpcore.Response) -> bytes:
     return bytes(body)
 
 
-def _reply(status: int, body: bytes) -> Reply:
+def _reply(status: int, body: bytes, date: str | None) -> Reply:
     try:
         data = msgspec.json.decode(body, type=dict[str, Any])
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         data = None
-    return Reply(status=status, text=body[:2000].decode(errors="replace"), data=data)
+    return Reply(status=status, text=body[:2000].decode(errors="replace"), data=data, date=date)
 
 
 @functools.cache

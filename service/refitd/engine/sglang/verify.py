@@ -6,6 +6,7 @@ with what a clean load of the version gave before, and with what the engine held
 
 from dataclasses import dataclass
 
+from refitd.engine.fingerprint import comparable
 from refitd.engine.port import Target
 
 
@@ -18,16 +19,24 @@ class Says:
     fingerprint: str | None
 
 
-def doubt(says: Says, target: Target) -> str | None:
-    """Why the engine does not serve the target, None where it does as far as can be proved."""
+def doubt(says: Says, target: Target, *, unchanged: bool) -> str | None:
+    """Why the engine does not serve the target, None where it does as far as can be proved.
+
+    `unchanged` says that the files are still those that were checked. Where they are not, a trainer may have written
+    there between the last look and the end of the load, and only a clean load's record proves what was read.
+    """
     if says.model_path != target.path:
         return f"it says that it serves {says.model_path}, not {target.path}"
     if says.weight_version != target.label:
         return f"it says weight_version {says.weight_version!r}, not {target.label!r}"
+    is_proved = says.fingerprint is not None and says.fingerprint == target.fingerprint
+    if not unchanged and not is_proved:
+        return "its files changed meanwhile, or nobody can say whether they did"
     if says.fingerprint is None:
         return None
-    if target.fingerprint is not None and says.fingerprint != target.fingerprint:
+    recorded = target.fingerprint if comparable(says.fingerprint, target.fingerprint) else None
+    if recorded is not None and says.fingerprint != recorded:
         return "its tensors are not those that a clean load of this version gave"
-    if target.fingerprint is None and says.fingerprint == target.not_fingerprint:
+    if recorded is None and says.fingerprint == target.not_fingerprint:
         return "its tensors have not changed, and the files of the two versions differ"
     return None

@@ -1,0 +1,8 @@
+"""Weights handed over from memory to memory, where trainer and engine share a GPU or a host (docs/adr/0008).
+
+offer    what is offered, as plain data under a message authentication code: pure
+secret   the key of that code, a file that the service makes
+lent     the offer's file and its lock: how a trainer gets its tensors back
+making   an offer of a trainer's tensors; `taking` the tensors of an offer, as an engine sees them
+shared   tensors in shared memory of the host; `device` in a GPU's, by CUDA IPC
+"""

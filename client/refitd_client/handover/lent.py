@@ -1,0 +1,141 @@
+"""The file of an offer, and the lock on it: how a trainer lends its tensors and gets them back.
+
+    trainer    writes the file · … · empties and unlinks it, takes an exclusive flock: it has them back
+    engine     takes a shared flock, reads the file, then the tensors, sees that the file is not empty yet, lets go
+
+Once the exclusive lock is held no engine reads any more, and none can begin: an empty file is not an offer, under
+whatever other name somebody kept it. A lock dies with its holder, so neither side waits for a process that is gone, and
+no service has to be there.
+"""
+
+import fcntl
+import os
+import secrets
+import stat
+import time
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from refitd_client.handover.offer import MAX_OFFER_BYTES, Offer, OfferRefusedError, seal, unseal
+
+PREFIX = ".offer-"
+_LOOK_SECONDS = 0.0005
+_LOOKS_SLOWER = 0.02  # the longest time between two looks
+
+
+class Lent:
+    """An offer that was made. Use it as a context manager, or call `take_back`."""
+
+    def __init__(self, folder: Path, offer: Offer, secret: bytes) -> None:
+        """Write it into a run's folder. Nothing is synced: an offer does not outlive its process.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        self.path = folder / f"{PREFIX}{secrets.token_hex(8)}"
+        made = folder / f".making{self.path.name}"
+        self._fd: int | None = os.open(made, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
+        try:
+            _write(self._fd, seal(offer, secret))
+            made.rename(self.path)
+        except BaseException:
+            made.unlink(missing_ok=True)
+            self._close()
+            raise
+
+    def take_back(self, within: float) -> bool:
+        """Withdraw it, and wait until no engine reads: True, and the tensors are the trainer's own again.
+
+        False when one still reads after `within` seconds: it copies, or hangs. Its copy fails the check of its
+        fingerprints if the tensors change now, and it is restored. Harmless when it was taken back before.
+        """
+        if self._fd is None:
+            return True
+        os.ftruncate(self._fd, 0)  # a reader that holds the lock has read it: it only sees that it is withdrawn
+        with suppress(FileNotFoundError):
+            self.path.unlink()
+        if not _alone(self._fd, within):
+            return False
+        self._close()
+        return True
+
+    def __enter__(self) -> "Lent":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.take_back(0.0)
+        self._close()
+
+    def _close(self) -> None:
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
+
+
+@dataclass(frozen=True, slots=True)
+class Borrowed:
+    """An offer that is being read."""
+
+    offer: Offer
+    _fd: int
+
+    @property
+    def is_lent(self) -> bool:
+        """Whether the trainer still stands by it. What was read while it did is what was offered."""
+        return os.fstat(self._fd).st_size > 0
+
+
+@contextmanager
+def borrowed(path: Path, secret: bytes) -> Generator[Borrowed]:
+    """Read an offer and hold its lock. The trainer waits for the end of this context: make it short.
+
+    Raises:
+        OfferRefusedError: it was withdrawn, or is none.
+        OSError: it is gone, or cannot be read.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_OFFER_BYTES:
+            raise OfferRefusedError(f"{path.name} is no offer: a plain file of at most {MAX_OFFER_BYTES} bytes is")
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OfferRefusedError("the offer was withdrawn") from None
+        data = _read(fd, status.st_size)
+        if len(data) < status.st_size:  # between the opening and the lock
+            raise OfferRefusedError("the offer was withdrawn")
+        yield Borrowed(unseal(data, secret), fd)
+    finally:
+        os.close(fd)
+
+
+def _alone(fd: int, within: float) -> bool:
+    """Take the exclusive lock. It is asked for again and again: a wait in the kernel has no deadline."""
+    deadline, pause = time.monotonic() + within, _LOOK_SECONDS
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(pause)
+            pause = min(2 * pause, _LOOKS_SLOWER)
+        else:
+            return True
+
+
+def _write(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _read(fd: int, size: int) -> bytes:
+    parts: list[bytes] = []
+    while size > 0 and (part := os.read(fd, size)):
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)

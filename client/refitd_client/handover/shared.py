@@ -1,0 +1,84 @@
+"""Tensors in a file of shared memory: what a GPU's memory is by CUDA IPC, on the CPU. One file for all of them.
+
+The twin of `device`: the same offers, the same lock, the same transaction, and other addresses.
+"""
+
+import mmap
+import os
+import secrets
+import sys
+from collections.abc import Mapping, Set
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from refitd_client.handover.offer import HostPlace
+from refitd_client.header import BITS
+from refitd_client.tensors import TORCH_NAMES
+
+_ALIGNED = 64
+
+
+class SharedTensors:
+    """A trainer's tensors, allocated so that they can be lent. `specs` maps names to (dtype of safetensors, shape)."""
+
+    def __init__(self, specs: Mapping[str, tuple[str, tuple[int, ...]]], folder: Path = Path("/dev/shm")) -> None:  # noqa: S108 - a random name, made exclusively
+        self.places: dict[str, HostPlace] = {}
+        self.path = folder / f"refitd-{secrets.token_hex(8)}"
+        size = 0
+        for name, (dtype, shape) in specs.items():
+            self.places[name] = HostPlace(str(self.path), size)
+            size += -(-prod(shape) * BITS[dtype] // 8 // _ALIGNED) * _ALIGNED
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
+        try:
+            os.ftruncate(fd, max(size, 1))
+            self._memory = mmap.mmap(fd, max(size, 1))
+        finally:
+            os.close(fd)
+        views = {name: (self.places[name].offset, *spec) for name, spec in specs.items()}
+        self.tensors = {name: view(self._memory, *each) for name, each in views.items()}
+
+    def close(self) -> None:
+        """Take the file's name away. The memory goes when the last tensor does."""
+        self.path.unlink(missing_ok=True)
+
+
+class HostMemory:
+    """Files of shared memory, opened once each, as the reader of an offer sees them."""
+
+    def __init__(self) -> None:
+        self._maps: dict[str, mmap.mmap] = {}
+
+    def tensor(self, place: HostPlace, dtype: str, shape: tuple[int, ...]) -> Any:
+        """A view of the tensor that lies there. What is written to it stays here.
+
+        Raises:
+            OSError: the file is gone, or may not be read. ValueError: it is shorter than the tensor.
+        """
+        if place.path not in self._maps:
+            fd = os.open(place.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                self._maps[place.path] = mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)
+            finally:
+                os.close(fd)
+        return view(self._maps[place.path], place.offset, dtype, shape)
+
+    def keep(self, paths: Set[str]) -> None:
+        """Let go of all others. Their memory goes when the last view does."""
+        for path in self._maps.keys() - paths:
+            del self._maps[path]
+
+
+def view(memory: mmap.mmap, offset: int, dtype: str, shape: tuple[int, ...]) -> Any:
+    """A tensor in mapped memory.
+
+    Raises:
+        ValueError: it does not fit in.
+    """
+    torch: Any = sys.modules["torch"]
+    kind, count = getattr(torch, TORCH_NAMES[dtype]), prod(shape)
+    if offset + count * BITS[dtype] // 8 > len(memory):
+        raise ValueError(f"{count} elements of {dtype} from byte {offset} on are more than the file has")
+    if not count:
+        return torch.empty(shape, dtype=kind)
+    return torch.frombuffer(memory, dtype=kind, count=count, offset=offset).reshape(shape)

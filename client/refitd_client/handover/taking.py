@@ -1,0 +1,40 @@
+"""The tensors of an offer, as an engine sees them: views of another process's memory, nothing copied yet."""
+
+from typing import Any
+
+from refitd_client.handover.device import DeviceMemory
+from refitd_client.handover.offer import DevicePlace, HostPlace, Offer, OfferRefusedError
+from refitd_client.handover.shared import HostMemory
+from refitd_client.handover.whereabouts import boot_id, host_name
+
+
+class Taker:
+    """What one engine has opened. Kept from one offer to the next: a trainer's memory stays where it is."""
+
+    def __init__(self) -> None:
+        self._host, self._device = HostMemory(), DeviceMemory()
+
+    def tensors(self, offer: Offer) -> dict[str, Any]:
+        """The tensors by name, in the offer's order. They are what was offered as long as its lock is held.
+
+        Raises:
+            OfferRefusedError: it is of another host, or of before a boot.
+            OSError, ValueError, DriverError: the memory is not there, or not as the offer says.
+        """
+        if (offer.host, offer.boot) != (host_name(), boot_id()):
+            raise OfferRefusedError(f"the offer is of host {offer.host[:100]!a}, and this is {host_name()}")
+        self.keep(offer)
+        return {each.name: self._open(each.place, each.dtype, each.shape) for each in offer.tensors}
+
+    def keep(self, offer: Offer | None) -> None:
+        """Give back what this offer does not name, all where there is none. Nothing may read there any more."""
+        places = [] if offer is None else [tensor.place for tensor in offer.tensors]
+        self._host.keep({place.path for place in places if isinstance(place, HostPlace)})
+        self._device.keep({place.handle for place in places if isinstance(place, DevicePlace)})
+
+    def _open(self, place: HostPlace | DevicePlace, dtype: str, shape: tuple[int, ...]) -> Any:
+        match place:
+            case HostPlace():
+                return self._host.tensor(place, dtype, shape)
+            case DevicePlace():
+                return self._device.tensor(place, dtype, shape)

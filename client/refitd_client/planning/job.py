@@ -1,0 +1,159 @@
+"""What trainer and engines are asked to do: the settings that decide how much memory they take, and what is assumed of
+those that nobody gave."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import Any
+
+from refitd_client.errors import PlanRefusedError
+from refitd_client.planning.faults import positive
+
+
+class Precision(StrEnum):
+    """How the trainer keeps its weights. Bytes a parameter: see `trainer.py`."""
+
+    BF16 = "bf16"  # weights, gradients and moments in bf16
+    MIXED = "mixed"  # bf16 weights and gradients; master weights and moments in fp32
+    FP32 = "fp32"  # everything in fp32
+
+
+class Optimizer(StrEnum):
+    """What it keeps a parameter: two moments, two of 8 bits, or nothing."""
+
+    ADAMW = "adamw"
+    ADAMW_8BIT = "adamw8bit"
+    SGD = "sgd"
+
+
+class Loss(StrEnum):
+    """How the loss treats the logits: chunked or fused, or in fp32 all at once."""
+
+    FUSED = "fused"
+    EAGER = "eager"
+
+
+class AttentionBackend(StrEnum):
+    """SGLang's, as far as it matters for memory."""
+
+    FLASHINFER = "flashinfer"
+    FA3 = "fa3"
+    TRITON = "triton"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """The settings. Names are those of the flags of `refitd plan`; tokens are counted per sequence or micro-batch.
+
+    None stands for what SGLang or the model decides. `context_length` and `running_requests` bound one engine rank.
+    """
+
+    precision: Precision = Precision.BF16
+    optimizer: Optimizer = Optimizer.ADAMW
+    loss: Loss = Loss.FUSED
+    gradient_checkpointing: bool = False
+    expandable_segments: bool = False
+    lora_rank: int | None = None
+    batch_size: int = 8
+    samples: int = 4
+    prompt_tokens: int = 512
+    max_new_tokens: int = 512
+    micro_batch_tokens: int = 10_240
+    concurrent_rollouts: int = 32
+    mem_fraction_static: float | None = None
+    max_total_tokens: int | None = None
+    kv_cache_bytes: int = 2
+    context_length: int | None = None
+    running_requests: int | None = None
+    attention_backend: AttentionBackend = AttentionBackend.FLASHINFER
+    cuda_graphs: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be.
+
+        Raises:
+            PlanRefusedError: a number is not above 0, or absurd; the message names it.
+        """
+        for name in _COUNTS:
+            positive(flag(name), getattr(self, name), most=_MOST[name])
+        if self.mem_fraction_static is not None and not 0 < self.mem_fraction_static < 1:
+            raise PlanRefusedError(f"--mem-fraction-static is {self.mem_fraction_static:g}: a share between 0 and 1")
+        if self.kv_cache_bytes not in {1, 2}:
+            raise PlanRefusedError(f"kv_cache_bytes is {self.kv_cache_bytes}: 2 (bf16) or 1 (fp8)")
+
+    @property
+    def sequence_tokens(self) -> int:
+        """The longest sequence that is generated and trained on."""
+        return self.prompt_tokens + self.max_new_tokens
+
+    @property
+    def trained_tokens(self) -> int:
+        """Tokens of the largest micro-batch: what the batch has, if that is less than what one may have."""
+        return min(self.micro_batch_tokens, self.batch_size * self.samples * self.sequence_tokens)
+
+    @property
+    def requests(self) -> int:
+        """Sequences that are generated at a time, over all engines."""
+        return self.concurrent_rollouts * self.samples
+
+
+_MOST: Mapping[str, float] = {
+    "lora_rank": 65_536,
+    "batch_size": 2**24,
+    "samples": 2**16,
+    "prompt_tokens": 2**27,
+    "max_new_tokens": 2**27,
+    "micro_batch_tokens": 2**30,
+    "concurrent_rollouts": 2**24,
+    "max_total_tokens": 2**40,
+    "context_length": 2**27,
+    "running_requests": 2**24,
+}
+_COUNTS = tuple(_MOST)
+
+_ASSUMED: Mapping[str, str] = {
+    "precision": "the trainer keeps weights, gradients and moments in bf16, as AReaL's FSDP engine does",
+    "optimizer": "the optimizer is AdamW",
+    "loss": "the loss takes the logits in chunks or fused, without a copy of all of them in fp32",
+    "gradient_checkpointing": "the trainer stores activations, it does not recompute them",
+    "batch_size": "8 prompts a step",
+    "samples": "4 samples a prompt",
+    "prompt_tokens": "a prompt has at most 512 tokens",
+    "max_new_tokens": "an answer has at most 512 tokens",
+    "micro_batch_tokens": "a micro-batch of the trainer has at most 10240 tokens",
+    "concurrent_rollouts": "32 rollouts at a time",
+    "mem_fraction_static": "mem_fraction_static is what SGLang chooses for GPUs of this size",
+    "attention_backend": "SGLang's attention is FlashInfer, which keeps a workspace",
+}
+
+
+def job_of(given: Mapping[str, Any]) -> tuple[Job, list[str]]:
+    """The job with what was given, and what is assumed of the rest. None counts as not given.
+
+    Raises:
+        PlanRefusedError: a name is no setting, or a value cannot be.
+    """
+    known = {field.name for field in fields(Job)}
+    said = {name: value for name, value in given.items() if value is not None}
+    if strange := sorted(said.keys() - known):
+        raise PlanRefusedError(f"{strange[0]} is no setting of a plan: there are {', '.join(sorted(known))}")
+    try:
+        for name, kind in _KINDS.items():
+            if name in said:
+                said[name] = kind(said[name])
+    except ValueError as error:
+        raise PlanRefusedError(str(error)) from error
+    return Job(**said), [text for name, text in _ASSUMED.items() if name not in said]
+
+
+_KINDS: Mapping[str, type[StrEnum]] = {
+    "precision": Precision,
+    "optimizer": Optimizer,
+    "loss": Loss,
+    "attention_backend": AttentionBackend,
+}
+
+
+def flag(name: str) -> str:
+    """The flag of a setting."""
+    return "--" + name.replace("_", "-")

@@ -1,0 +1,43 @@
+"""Reading ahead: a version's files are in the page cache when an engine begins to load them, so that it pauses less.
+
+The kernel is asked to read, and nobody waits for it: what was just validated is there already, and what engines are
+brought back to after hours may not be. Of a file system in memory there is nothing to read; what another host's engines
+have in their caches nobody here can see to.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from refitd.catalog.opening import ChangedError, Folder, OpeningRefusedError
+
+IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
+
+
+class Warmer:
+    """Warms folders beneath the root. Engines that go to one version at the same time share one reading."""
+
+    def __init__(self, root: Path, kind: Callable[[], str]) -> None:
+        """`kind` says which type of file system the root is on."""
+        self._root = root
+        self._kind = kind
+        self._warming: dict[str, asyncio.Task[None]] = {}
+
+    async def warm(self, path: str) -> None:
+        """Have a folder's files read ahead. Best effort: an error here is for the load to find."""
+        task = self._warming.get(path)
+        if task is None:
+            task = self._warming[path] = asyncio.create_task(asyncio.to_thread(self._warm, path))
+            task.add_done_callback(lambda _: self._warming.pop(path, None))
+        await asyncio.shield(task)  # one engine that is let go stops nobody else's
+
+    def _warm(self, path: str) -> None:
+        if self._kind() in IN_MEMORY:
+            return
+        with suppress(OSError, OpeningRefusedError, ChangedError), Folder(self._root, path) as folder:
+            for name, file in folder.list().items():
+                if name.endswith(".safetensors"):
+                    with folder.open(name, file) as fd:
+                        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_WILLNEED)

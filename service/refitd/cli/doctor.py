@@ -1,0 +1,71 @@
+"""`refitd doctor`: live checks of root, service and engines, with a fix for each finding."""
+
+import asyncio
+from inspect import Parameter, Signature
+from typing import Annotated, Any
+
+import typer
+
+from refitd.cli.exits import ExitCode
+from refitd.cli.flags import parameters, settings_from
+from refitd.cli.options import Json
+from refitd.cli.output import speaking
+
+_SETTINGS = frozenset(
+    {
+        "root",
+        "state",
+        "host",
+        "token_file",
+        "read_token_file",
+        "engines",
+        "engines_file",
+        "engine_allow",
+        "engine_key_file",
+        "engine_admin_key_file",
+        "path_map",
+        "base_model",
+        "watch",
+        "keep_last",
+        "slots",
+        "disk_budget",
+    }
+)
+
+
+def doctor(**flags: Any) -> None:
+    """Check what a job will need, live: the root, the service's own files, each engine, and what they share.
+
+    It takes the settings of 'refitd serve', from the same flags and variables, beside a running service or before one
+    starts. It changes nothing: a probe file comes and goes on the root, and engines are asked. What cannot be proved
+    from here is said to be unknown, never guessed. Ends with 0, or with 1 where something has to be mended first.
+
+    \b
+    refitd doctor --root /shared/weights --engine http://10.0.0.7:30000
+    refitd doctor --root /shared/weights --engines-file engines.yaml --nccl --trainer-pid 4711
+    refitd doctor --json | jq '.findings[] | select(.verdict != "ok")'
+    """
+    # Here, because only this command needs so much of the service.
+    from refitd.doctor.check import check
+    from refitd.doctor.show import document, findings_table, summary
+
+    json, nccl, trainer = bool(flags.pop("json", False)), bool(flags.pop("nccl")), flags.pop("trainer_pid")
+    with speaking(json=json) as out:
+        report = asyncio.run(check(settings_from(flags), nccl=nccl, trainer=trainer))
+        out.show(document(report), findings_table(report), summary(report))
+        if report.failed:
+            raise typer.Exit(ExitCode.FAILED)
+
+
+Nccl = Annotated[bool, typer.Option("--nccl", help="A broadcast is planned: check what NCCL needs")]
+TrainerPid = Annotated[
+    int | None, typer.Option("--trainer-pid", metavar="PID", min=1, help="The trainer's process, if it runs here")
+]
+_OWN = [
+    Parameter("nccl", Parameter.KEYWORD_ONLY, default=False, annotation=Nccl),
+    Parameter("trainer_pid", Parameter.KEYWORD_ONLY, default=None, annotation=TrainerPid),
+    Parameter("json", Parameter.KEYWORD_ONLY, default=False, annotation=Json),
+]
+# Typer reads a command's options from its signature.
+_SHARED = [parameter for parameter in parameters() if parameter.name in _SETTINGS]
+doctor.__signature__ = Signature([*_SHARED, *_OWN])  # pyright: ignore[reportFunctionMemberAccess]

@@ -1,0 +1,182 @@
+"""What `refitd top` shows: the dashboard's facts, for a terminal of any size. Pure: wire types in, Rich out."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from refitd.cli import render
+from refitd_client.contract.states import EngineState, Standing
+from refitd_client.contract.wire import Engine, Event, Overview, RunGlance, Version
+
+BAR = 32  # characters
+# Lines around each part: an empty one, the table's head, and what stands below it.
+_ENGINES_FRAME, _UPDATES_FRAME, _EVENTS_FRAME = 4, 4, 1
+_SMALL = 10  # lines that engines have for themselves
+# A letter for each stage, so that a bar can be read without colours. In the capitals the engine stands still.
+STAGES: Mapping[str, tuple[str, str]] = {
+    "publish": ("p", "dim"),
+    "seen": ("s", "dim"),
+    "validate": ("v", "blue"),
+    "prepare": ("e", "cyan"),
+    "pause": ("P", "yellow"),
+    "load": ("L", "bright_blue"),
+    "verify": ("V", "magenta"),
+    "resume": ("R", "green"),
+}
+_OTHER = ("?", "dim")
+_STANDINGS: Mapping[Standing, tuple[str, str]] = {
+    Standing.CURRENT: ("●", "green"),
+    Standing.MOVING: ("▶", "yellow"),
+    Standing.PAUSED: ("‖", "yellow"),
+    Standing.TROUBLED: ("▲", "bold red"),
+}
+_NEED = (
+    EngineState.QUARANTINED,
+    EngineState.TAINTED,
+    EngineState.NACKED,
+    EngineState.UNREACHABLE,
+    EngineState.PROBING,
+    EngineState.UPDATING,
+    EngineState.VERIFYING,
+    EngineState.BEHIND,
+    EngineState.IN_SYNC,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Glance:
+    """What was seen at one look. `lost` says why nothing newer is known, None where this is how it is now."""
+
+    url: str
+    overview: Overview
+    versions: Sequence[Version]
+    events: Sequence[Event]
+    lost: str | None = None
+
+
+def screen(glance: Glance, height: int | None = None) -> RenderableType:
+    """Everything; within `height` lines where that is given, the most important first."""
+    top = [_headline(glance), *_faults(glance.overview)]
+    for run in glance.overview.runs or []:
+        top += _run(run)
+    room = None if height is None else height - len(top) - _ENGINES_FRAME
+    engines, versions, events = _shares(room, len(glance.overview.engines), len(glance.versions), len(glance.events))
+    parts: list[RenderableType] = [*top, "", _engines(glance.overview.engines, engines)]
+    if versions:
+        parts += ["", _updates(glance.versions[:versions])]
+    if events:
+        parts += ["", *(_event(event) for event in glance.events[:events])]
+    return Group(*parts)
+
+
+def _shares(room: int | None, engines: int, versions: int, events: int) -> tuple[int, int, int]:
+    """How many lines each part gets, besides its frame. What one does not need the next one may have."""
+    if room is None:
+        return engines, versions, events
+    wished = versions + _UPDATES_FRAME + events + _EVENTS_FRAME
+    first = min(engines, max(room // 2, room - wished, 1) if room > _SMALL else max(room, 1))
+    left = room - first - _UPDATES_FRAME
+    second = min(versions, max(left // 2, left - events - _EVENTS_FRAME, 0))
+    left = left - second if second else room - first
+    return first, second, min(events, max(left - _EVENTS_FRAME, 0))
+
+
+def _headline(glance: Glance) -> Text:
+    at = glance.overview.at.partition("T")[2].partition(".")[0]
+    if glance.lost is None:
+        word = Text(f"● live, {at} UTC", style="green")
+    else:
+        word = render.sentence(f"✕ not live since {at} UTC: {glance.lost}; trying again", "bold red")
+    return _line(("refitd ", "bold"), render.sentence(glance.url), "  ", word)
+
+
+def _line(*parts: str | Text | tuple[str, str]) -> Text:
+    """What is cut at the edge of the window and never goes on in a second line."""
+    return Text.assemble(*parts, overflow="ellipsis", no_wrap=True)
+
+
+def _faults(overview: Overview) -> list[Text]:
+    found = (overview.faults.root, overview.faults.engines, overview.faults.journal)
+    return [render.sentence(f"▲ {fault}", "bold red") for fault in found if fault is not None]
+
+
+def _run(run: RunGlance) -> list[Text]:
+    shape, style = _STANDINGS[run.standing]
+    first = _line((f"{shape} {run.standing} ", style), (run.headline, "bold"), "  ", render.sentence(run.run, "dim"))
+    return [first, *(_line("    ", render.sentence(reason)) for reason in run.reasons)]
+
+
+def _engines(engines: Sequence[Engine], most: int) -> RenderableType:
+    if not engines:
+        return render.sentence("No engines.", "dim")
+    ordered = sorted(engines, key=lambda engine: (_NEED.index(engine.state), engine.id))
+    table = _table("ENGINE", "STATE", ">STEP", ">BEHIND", ">LOAD", "WHY")
+    for engine in ordered[:most]:
+        load = engine.last_attempt
+        table.add_row(
+            render.sentence(engine.id),
+            render.engine_state(engine),
+            render.NOTHING if engine.step is None else f"{engine.step:,}",
+            render.NOTHING if engine.behind is None else str(engine.behind),
+            render.NOTHING if load is None or load.outcome is None else span(sum(load.timings.values())),
+            render.sentence(engine.reason or ""),
+        )
+    rest = len(engines) - most
+    return table if rest <= 0 else Group(table, render.sentence(f"and {rest} more", "dim"))
+
+
+def _updates(versions: Sequence[Version]) -> RenderableType:
+    longest = max((sum(version.timings.values()) for version in versions), default=0.0)
+    table = _table(">STEP", "STATE", "UPDATE", ">TOOK", ">ENGINES", ">SIZE")
+    for version in versions:
+        took = sum(version.timings.values())
+        table.add_row(
+            f"{version.step:,}",
+            render.version_state(version),
+            bar(version.timings, longest),
+            span(took) if took else render.NOTHING,
+            render.engines_on(version),
+            render.size(version.bytes),
+        )
+    letters = ", ".join(f"{letter} {name}" for name, (letter, _) in STAGES.items())
+    return Group(table, _line((f"{letters}; in capitals the engine stands still", "dim")))
+
+
+def bar(timings: Mapping[str, float], longest: float, width: int = BAR) -> Text:
+    """Stages to scale, one after the other: `longest` milliseconds fill `width` characters. None is left out."""
+    text, passed, drawn = Text(), 0.0, 0
+    for name in (*STAGES, *sorted(timings.keys() - STAGES.keys())):
+        if timings.get(name, 0.0) > 0:
+            passed += timings[name]
+            count = max(round(passed / longest * width) - drawn, 1)
+            letter, style = STAGES.get(name, _OTHER)
+            text.append(letter * count, style=style)
+            drawn += count
+    return text
+
+
+def span(milliseconds: float) -> str:
+    """A duration with about three digits, as the dashboard writes it."""
+    if milliseconds < 9.95:
+        return f"{milliseconds:.2g} ms"
+    if milliseconds < 999.5:
+        return f"{milliseconds:.0f} ms"
+    seconds = milliseconds / 1000
+    return f"{seconds:.3g} s" if seconds < 99.5 else f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
+
+
+def _event(event: Event) -> Text:
+    at = event.at.partition("T")[2].partition(".")[0]
+    return _line((f"{at} ", "dim"), render.sentence(event.subject, "cyan"), " ", render.sentence(event.text))
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    for column in columns:
+        justify = "right" if column.startswith(">") else "left"
+        table.add_column(column.removeprefix(">"), justify=justify, no_wrap=True, overflow="ellipsis")
+    return table

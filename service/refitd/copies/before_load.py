@@ -1,0 +1,32 @@
+"""What is done right before a load, whatever kind of version it is: a last look at the files, and reading ahead."""
+
+from collections.abc import Awaitable, Callable
+
+from refitd.catalog.record import VersionRecord
+from refitd.catalog.warm import Warmer
+from refitd.copies.copier import Copier
+from refitd.rollout.carriage import Carriage
+from refitd_client.contract.states import Kind
+
+
+class BeforeLoad:
+    """Full versions are looked at in their own folders, deltas in the copies that hold them."""
+
+    def __init__(
+        self, full: Callable[[VersionRecord], Awaitable[bool]], copier: Copier, warmer: Warmer, carriage: Carriage
+    ) -> None:
+        """`full` looks at a full version."""
+        self._full = full
+        self._copier = copier
+        self._warmer = warmer
+        self._carriage = carriage
+
+    async def check(self, version: VersionRecord) -> bool:
+        """Whether the files that an engine is about to read, or has read, are those that were found good."""
+        return await (self._copier.check(version) if version.kind is Kind.DELTA else self._full(version))
+
+    async def warm(self, version: VersionRecord) -> None:
+        """Have those files in memory. A copy was written just now, or is worth a read by the kernel."""
+        path = self._carriage.path_of(version)
+        if path is not None and not path.startswith("/"):
+            await self._warmer.warm(path)

@@ -1,0 +1,85 @@
+"""The deltas that are applied in one pass, read from their versions' folders, and what fingerprints they promise."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+
+from refitd.catalog.delta import Base
+from refitd.catalog.delta_file import read_changes
+from refitd.catalog.examine import structure
+from refitd.catalog.header import Header
+from refitd.catalog.inventory import inventory_of
+from refitd.catalog.opening import ChangedError, Folder, OpeningRefusedError
+from refitd.catalog.record import VersionRecord
+from refitd.copies.trouble import MisfitError, SourceChangedError
+from refitd_client.contract.naming import DELTA_NAME
+from refitd_client.delta import Delta, DeltaRefusedError, check_fits
+from refitd_client.fingerprint import to_text
+from refitd_client.header import BITS, Entry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """Deltas in their order. `expected` are the fingerprints of what they lead to, of as many tensors as they tell."""
+
+    deltas: Sequence[Delta]
+    expected: Mapping[str, int]
+    last: str
+
+    def check(self, found: Mapping[str, int]) -> None:
+        """Hold what came out against what was promised.
+
+        Raises:
+            MisfitError: a tensor is something else.
+        """
+        for name, value in self.expected.items():
+            if found.get(name) != value:
+                told = "not there" if name not in found else f"of fingerprint {to_text(found[name])}"
+                raise MisfitError(
+                    f"in {self.last} tensor {name} was to have fingerprint {to_text(value)}, and is {told}"
+                )
+
+
+def read_batch(root: Path, batch: Sequence[VersionRecord], headers: Mapping[str, Header], stop: Event) -> Changes:
+    """Read the deltas of some versions, for shards with these headers.
+
+    Raises:
+        SourceChangedError: they are not what was checked.
+        MisfitError: the shards do not have the tensors that they change.
+        ReadingStoppedError: `stop` was set.
+        OSError: one cannot be read.
+    """
+    base, entries = Base("", inventory_of(headers), {}), _entries(headers)
+    deltas: list[Delta] = []
+    expected: dict[str, int] = {}
+    for record in batch:
+        delta, promised = _read(root, record, base, stop)
+        try:
+            check_fits(delta, entries)
+        except DeltaRefusedError as error:
+            raise MisfitError(f"{record.id} does not fit: {error}") from error
+        deltas.append(delta)
+        expected |= {name: change.result for name, change in delta.changes.items()} | promised
+    return Changes(deltas=deltas, expected=expected, last=batch[-1].id)
+
+
+def _read(root: Path, record: VersionRecord, base: Base, stop: Event) -> tuple[Delta, dict[str, int]]:
+    seen = structure(root, record.path)
+    if seen.signature != record.signature or seen.manifest is None:
+        raise SourceChangedError(f"the files of {record.id} are not those that were checked")
+    try:
+        with Folder(root, record.path) as folder:
+            delta = read_changes(folder, seen.files[DELTA_NAME], base, stop=stop)
+    except (DeltaRefusedError, ChangedError, OpeningRefusedError) as error:
+        raise SourceChangedError(f"the changes of {record.id} cannot be used any more: {error}") from error
+    return delta, {name: int(text, 16) for name, text in seen.manifest.fingerprints.items()}
+
+
+def _entries(headers: Mapping[str, Header]) -> dict[str, Entry]:
+    return {
+        name: Entry(name=name, dtype=spec.dtype, shape=spec.shape)
+        for header in headers.values()
+        for name, spec in header.tensors.items()
+        if spec.dtype in BITS
+    }

@@ -1,0 +1,171 @@
+"""The files of a copy: made to fit those that they are written from, and rewritten by several threads.
+
+A file of the right name and size is written in place: its pages are there already. Everything is opened by handle, and
+no link is followed.
+"""
+
+import os
+import stat
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Event
+
+from refitd.catalog.contents import MAX_THREADS
+from refitd.catalog.header import Header, HeaderRefusedError, read_header
+from refitd.copies.rewrite import Shard, copy_file, rewrite
+from refitd.copies.trouble import NoRoomError, SourceChangedError
+from refitd_client.contract.naming import MANIFEST_NAME
+from refitd_client.delta import Delta
+
+SPARE_BYTES = 16 * 2**20  # left free on a disk that others write to as well
+SHARD_ENDING = ".safetensors"
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_WRITE = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """What is written from: a handle on its folder, the headers of its shards, and the sizes of all its files."""
+
+    folder: int
+    headers: Mapping[str, Header]
+    sizes: Mapping[str, int]
+
+
+def checkpoint_in(folder: int) -> Checkpoint:
+    """Look at a folder. A manifest is left out: it speaks of one version only.
+
+    Raises:
+        SourceChangedError: it is no checkpoint (any more).
+        OSError: it cannot be read.
+    """
+    names = sorted(name for name in os.listdir(folder) if not name.startswith(".") and name != MANIFEST_NAME)
+    headers: dict[str, Header] = {}
+    sizes: dict[str, int] = {}
+    for name in names:
+        with reading(folder, name) as fd:
+            sizes[name] = os.fstat(fd).st_size
+            if name.endswith(SHARD_ENDING):
+                headers[name] = _header(fd, name, sizes[name])
+    if not headers:
+        raise SourceChangedError("there are no shards to write from")
+    return Checkpoint(folder=folder, headers=headers, sizes=sizes)
+
+
+def fit(source: Checkpoint, folder: int) -> None:
+    """Take away what does not fit, and see that there is room for what is made anew.
+
+    Raises:
+        NoRoomError: there is not.
+    """
+    for name in os.listdir(folder):
+        if not _fits(folder, name, source.sizes.get(name)):
+            os.unlink(name, dir_fd=folder)
+    there = set(os.listdir(folder))
+    missing = sum(size for name, size in source.sizes.items() if name not in there)
+    disk = os.fstatvfs(folder)
+    room = disk.f_bavail * disk.f_frsize
+    if missing and missing + SPARE_BYTES > room:
+        advice = "make room, or name another folder with --copies-folder"
+        raise NoRoomError(
+            f"there is no room for a copy: it takes {missing:,} bytes more, and {room:,} are free: {advice}"
+        )
+
+
+def rewrite_all(source: Checkpoint, folder: int, deltas: Sequence[Delta], stop: Event) -> dict[str, int]:
+    """Write all shards with deltas applied, and give all tensors' fingerprints. `folder` may be the source's own.
+
+    Raises:
+        ReadingStoppedError: `stop` was set.
+        OSError: a file cannot be read or written.
+    """
+    names = sorted(source.headers, key=lambda name: -source.sizes[name])  # the longest first: none is left at the end
+    either = _Either(stop)
+
+    def one(name: str) -> dict[str, int]:
+        with reading(source.folder, name) as fd, writing(folder, name, fd) as target:
+            place = target if source.folder == folder else fd
+            shard = Shard(source=place, target=target, size=source.sizes[name], header=source.headers[name])
+            return rewrite(shard, deltas, either)
+
+    with ThreadPoolExecutor(_threads(len(names)), thread_name_prefix="refitd-copies") as pool:
+        parts = list(_results(pool.map(one, names), either))
+    return {name: value for part in parts for name, value in part.items()}
+
+
+def fingerprints_in(folder: int, stop: Event) -> dict[str, int]:
+    """Read a checkpoint and give its tensors' fingerprints; raises as `checkpoint_in` and `rewrite_all`."""
+    found: dict[str, int] = {}
+    here = checkpoint_in(folder)
+    for name, header in here.headers.items():
+        with reading(folder, name) as fd:  # nothing is applied, so nothing is written
+            found |= rewrite(Shard(source=fd, target=fd, size=here.sizes[name], header=header), (), stop)
+    return found
+
+
+def copy_others(source: Checkpoint, folder: int, stop: Event) -> None:
+    """Copy what holds no tensors: index, configuration, tokenizer. Raises as `rewrite_all`."""
+    for name in sorted(source.sizes.keys() - source.headers.keys()):
+        with reading(source.folder, name) as fd, writing(folder, name, fd) as target:
+            copy_file(fd, target, source.sizes[name], stop)
+
+
+@contextmanager
+def reading(folder: int, name: str) -> Generator[int]:
+    """A descriptor of a regular file."""
+    fd = os.open(name, _READ, dir_fd=folder)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise SourceChangedError(f"{name} is no regular file")
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def writing(folder: int, name: str, source: int) -> Generator[int]:
+    """The file to write: the one that is there, or one that is as readable as that which it is made from."""
+    mode = stat.S_IMODE(os.fstat(source).st_mode) | 0o600
+    fd = os.open(name, _WRITE | os.O_CREAT, mode, dir_fd=folder)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _header(fd: int, name: str, size: int) -> Header:
+    try:
+        return read_header(fd, size)
+    except HeaderRefusedError as error:
+        raise SourceChangedError(f"{name}: {error}") from error
+
+
+def _fits(folder: int, name: str, size: int | None) -> bool:
+    status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    return stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and status.st_size == size
+
+
+def _threads(files: int) -> int:
+    return max(1, min(len(os.sched_getaffinity(0)), MAX_THREADS, files))
+
+
+class _Either(Event):
+    """Set when it is, or when another is."""
+
+    def __init__(self, other: Event) -> None:
+        super().__init__()
+        self._other = other
+
+    def is_set(self) -> bool:
+        """See `Event`."""
+        return super().is_set() or self._other.is_set()
+
+
+def _results(parts: Iterator[dict[str, int]], failed: Event) -> Iterator[dict[str, int]]:
+    try:
+        yield from parts
+    except BaseException:
+        failed.set()  # nobody waits for the others to read to their end
+        raise

@@ -1,0 +1,160 @@
+"""A copy written. Its note goes first and comes back last, so that a copy is the version that it says, or nothing.
+
+read the first deltas, see that they fit   until here the copy is what it was
+unlink the note, sync of the run's folder  from here on it is worth nothing, whatever stops us
+shards: read, patch, write                 in threads; each pass takes a few deltas, so that memory is bounded
+fingerprints                               each pass's against those that its last delta promises
+sync of every file, of the folder, of the run's folder
+note: write, sync, rename, sync            from here on it is the version
+"""
+
+import errno
+import os
+import time
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+
+import msgspec
+
+from refitd.catalog.opening import listing_of, signature_of
+from refitd.catalog.record import VersionRecord
+from refitd.copies.changes import Changes, read_batch
+from refitd.copies.copy import NOTE_ENDING, Copy, Note
+from refitd.copies.files import Checkpoint, checkpoint_in, copy_others, fit, rewrite_all
+from refitd.copies.trouble import NoRoomError, SourceChangedError
+from refitd.reclaim.handle import below, made, opened, root_at
+from refitd.reclaim.trash import sync
+
+DELTAS_AT_ONCE = 4
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_NOTE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """Write the copy `name` from the folder `source` beneath `top`, which looks like `signature`, with `deltas`.
+
+    `in_place`: the source is the copy itself.
+    """
+
+    name: str
+    top: Path
+    source: str
+    signature: str | None
+    in_place: bool
+    deltas: tuple[VersionRecord, ...]
+
+
+def write_copy(root: Path, run: int, path: str, job: Job, stop: Event) -> Copy:
+    """Write a copy. `run` is a handle on the folder of the run's copies, `path` what engines will be told.
+
+    Raises:
+        CopyError: it was not written, or not well.
+        ReadingStoppedError: `stop` was set.
+        OSError: something cannot be read or written.
+    """
+    try:
+        with _source(job) as source:
+            changes = read_batch(root, job.deltas[:DELTAS_AT_ONCE], source.headers, stop)
+            invalidate(run, job.name)
+            with made(job.name, run, 0o755) as folder:
+                _first_pass(source, folder, changes, stop, in_place=job.in_place)
+        with opened(job.name, run) as folder:
+            _further_passes(root, folder, job.deltas[DELTAS_AT_ONCE:], stop)
+            for name in os.listdir(folder):
+                _sync_file(folder, name)
+            sync(folder)
+            sync(run)
+            return _validate(run, folder, path, job)
+    except OSError as error:
+        if error.errno in _FULL:
+            raise NoRoomError(f"there was no room to write a copy to its end: {error.strerror}") from error
+        raise
+
+
+def invalidate(run: int, name: str) -> None:
+    """Take a copy's note away, durably: from here on nobody believes what is in it."""
+    with suppress(FileNotFoundError):
+        os.unlink(name + NOTE_ENDING, dir_fd=run)
+    sync(run)
+
+
+def look(folder: int) -> tuple[str, int]:
+    """What the files of a copy look like from outside, and their bytes."""
+    listing = listing_of(folder)
+    return signature_of(folder, listing), sum(file.size for file in listing.values())
+
+
+@contextmanager
+def _source(job: Job) -> Generator[Checkpoint]:
+    with root_at(job.top) as top, below(top, tuple(job.source.split("/"))) as folder:
+        _check(job, folder)
+        yield checkpoint_in(folder)
+        if not job.in_place:
+            _check(job, folder)  # a trainer may have written there meanwhile
+
+
+def _check(job: Job, folder: int) -> None:
+    if look(folder)[0] != job.signature:
+        raise SourceChangedError(f"the files in {job.source} are not those that were checked")
+
+
+def _first_pass(source: Checkpoint, folder: int, changes: Changes, stop: Event, *, in_place: bool) -> None:
+    if in_place:
+        source = Checkpoint(folder=folder, headers=source.headers, sizes=source.sizes)
+    else:
+        fit(source, folder)
+        copy_others(source, folder, stop)
+    changes.check(rewrite_all(source, folder, changes.deltas, stop))
+
+
+def _further_passes(root: Path, folder: int, deltas: tuple[VersionRecord, ...], stop: Event) -> None:
+    for first in range(0, len(deltas), DELTAS_AT_ONCE):
+        here = checkpoint_in(folder)
+        changes = read_batch(root, deltas[first : first + DELTAS_AT_ONCE], here.headers, stop)
+        changes.check(rewrite_all(here, folder, changes.deltas, stop))
+
+
+def _sync_file(folder: int, name: str) -> None:
+    handle = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        now = time.time_ns()
+        os.utime(handle, ns=(now, now))  # it looks like another file from now on, however coarse the kernel's clock is
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _validate(run: int, folder: int, path: str, job: Job) -> Copy:
+    signature, size = look(folder)
+    target = job.deltas[-1]
+    digest = target.digest or ""
+    note = Note(
+        run=target.run,
+        generation=target.order.generation,
+        step=target.order.step,
+        digest=digest,
+        bytes=size,
+        signature=signature,
+    )
+    temporary = f".{job.name}{NOTE_ENDING}"  # one for each copy: what a kill leaves is written over the next time
+    handle = os.open(temporary, _NOTE, 0o644, dir_fd=run)
+    try:
+        os.pwrite(handle, msgspec.json.encode(note), 0)
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+    os.rename(temporary, job.name + NOTE_ENDING, src_dir_fd=run, dst_dir_fd=run)
+    sync(run)
+    return Copy(
+        run=target.run,
+        name=job.name,
+        path=path,
+        bytes=size,
+        order=target.order,
+        digest=digest,
+        signature=signature,
+    )

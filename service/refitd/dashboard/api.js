@@ -1,0 +1,66 @@
+// The service's API. The token is asked for when the service wants one, and kept for this tab alone.
+
+const KEY = "refitd-token";
+
+/** An answer that is no good: a problem document (RFC 9457), or nobody there. */
+export class Problem extends Error {
+  constructor(status, detail) {
+    super(detail);
+    this.status = status;
+  }
+
+  /** Whether another token might help. */
+  get wantsToken() {
+    return this.status === 401 || (this.status === 403 && this.slug === "insufficient-scope");
+  }
+}
+
+export const hasToken = () => sessionStorage.getItem(KEY) !== null;
+export const keepToken = (token) => sessionStorage.setItem(KEY, token);
+export const dropToken = () => sessionStorage.removeItem(KEY);
+
+/** The headers of a request, with the token where there is one. */
+export function headers(more = {}) {
+  const token = sessionStorage.getItem(KEY);
+  return token === null ? more : { ...more, Authorization: `Bearer ${token}` };
+}
+
+/** Why an answer is no good. */
+export async function problemOf(response) {
+  const document = await response.json().catch(() => ({}));
+  const problem = new Problem(response.status, document.detail ?? `the service answers ${response.status}`);
+  problem.slug = (document.type ?? "").split(":").pop();
+  return problem;
+}
+
+async function ask(method, path, body) {
+  const sent = body === undefined ? headers() : headers({ "Content-Type": "application/json" });
+  const options = { method, headers: sent, cache: "no-store" };
+  if (body !== undefined) options.body = JSON.stringify(body);
+  let response;
+  try {
+    response = await fetch(path, options);
+  } catch {
+    throw new Problem(0, "the service does not answer");
+  }
+  if (!response.ok) throw await problemOf(response);
+  return response.status === 204 ? null : response.json();
+}
+
+const id = encodeURIComponent;
+const given = (query) => new URLSearchParams(Object.entries(query).filter(([, value]) => value)).toString();
+
+export const overview = () => ask("GET", "/v1/overview");
+export const versions = (query) => ask("GET", `/v1/versions?${given(query)}`);
+export const attempts = (version) => ask("GET", `/v1/versions/${id(version)}/attempts`);
+export const explain = (subject) => ask("GET", `/v1/explain/${id(subject)}`);
+export const log = (query) => ask("GET", `/v1/log?${given(query)}`);
+export const plan = () => ask("GET", "/v1/reclaim/plan");
+
+export const pin = (version) => ask("PUT", `/v1/versions/${id(version)}/pin`);
+export const unpin = (version) => ask("DELETE", `/v1/versions/${id(version)}/pin`);
+export const rollback = (run, to) => ask("POST", "/v1/rollback", to === undefined ? { run } : { run, to });
+export const resync = (engine) => ask("POST", `/v1/engines/${id(engine)}/resync`);
+export const pause = (run) => ask("POST", "/v1/rollouts/pause", { run });
+export const resume = (run) => ask("POST", "/v1/rollouts/resume", { run });
+export const reclaim = () => ask("POST", "/v1/reclaim");

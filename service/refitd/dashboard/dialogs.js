@@ -1,0 +1,79 @@
+// Questions: is this meant, and what is the token. Native dialogs: they keep the focus, close on Escape, give it back.
+
+import { html, nothing, render } from "./vendor/lit-html/lit-html.js";
+import { keepToken } from "./api.js";
+
+const place = () => document.getElementById("dialogs");
+
+/**
+ * Ask whether something is meant. `detail` is a template or text, `verb` what the button does. Resolves to true or
+ * false. The focus is on "Cancel": Enter alone changes nothing.
+ */
+export function confirm({ title, detail, verb, danger = false }) {
+  return open(
+    title,
+    (close) => html`<div class="detail">${detail}</div>
+      <menu>
+        <button type="button" autofocus @click=${() => close(false)}>Cancel</button>
+        <button type="button" class=${danger ? "danger" : "primary"} @click=${() => close(true)}>${verb}</button>
+      </menu>`,
+    false,
+  );
+}
+
+/** Ask for the token, because of `problem`. Resolves to whether one was given. */
+export function askForToken(problem) {
+  const take = (close) => (event) => {
+    event.preventDefault();
+    const token = new FormData(event.target).get("token").trim();
+    if (token !== "") keepToken(token);
+    close(token !== "");
+  };
+  return open(
+    "The service wants a token",
+    (close) => html`<form @submit=${take(close)}>
+      <p class="detail">${problem.message}</p>
+      <label for="token">Token</label>
+      <input id="token" name="token" type="password" autocomplete="off" spellcheck="false" required autofocus />
+      <p class="hint">It stays in this tab, and is forgotten when the tab is closed.</p>
+      <menu>
+        <button type="button" @click=${() => close(false)}>Cancel</button>
+        <button type="submit" class="primary">Use it</button>
+      </menu>
+    </form>`,
+    false,
+  );
+}
+
+let asking = Promise.resolve();
+
+// One question at a time: the next one waits.
+function open(title, content, otherwise) {
+  const answer = asking.then(() => show(title, content, otherwise));
+  asking = answer;
+  return answer;
+}
+
+function show(title, content, otherwise) {
+  const before = document.activeElement;
+  return new Promise((resolve) => {
+    let answer = otherwise;
+    const close = (given) => {
+      answer = given;
+      place().querySelector("dialog").close();
+    };
+    const closed = () => {
+      render(nothing, place());
+      if (before?.isConnected) before.focus();
+      resolve(answer);
+    };
+    render(
+      html`<dialog aria-labelledby="dialog-title" @close=${closed}>
+        <h2 id="dialog-title">${title}</h2>
+        ${content(close)}
+      </dialog>`,
+      place(),
+    );
+    place().querySelector("dialog").showModal();
+  });
+}

@@ -1,0 +1,152 @@
+// The fleet: what each engine serves, how far behind it is, and why. Those that need somebody come first.
+
+import { html, nothing } from "./vendor/lit-html/lit-html.js";
+import { repeat } from "./vendor/lit-html/directives/repeat.js";
+import * as api from "./api.js";
+import { confirm } from "./dialogs.js";
+import { folded } from "./folded.js";
+import { clock, count, plural, span, words } from "./format.js";
+import { act, unfold } from "./live.js";
+import { mark, stateWord } from "./marks.js";
+import { pager } from "./pager.js";
+import { PAGE, change } from "./store.js";
+import { bar, placed, total } from "./timeline.js";
+
+// What needs somebody first, what is well last.
+const ORDER = ["QUARANTINED", "TAINTED", "NACKED", "UNREACHABLE", "PROBING", "UPDATING", "VERIFYING", "BEHIND", "IN_SYNC"];
+
+export const byNeed = (one, other) =>
+  ORDER.indexOf(one.state) - ORDER.indexOf(other.state) || one.id.localeCompare(other.id, "en", { numeric: true });
+
+/** The engines that are asked for. */
+export function chosen(engines, { state, text }) {
+  const words = text.trim().toLowerCase();
+  const fits = (engine) => `${engine.id} ${engine.url} ${engine.reason ?? ""}`.toLowerCase().includes(words);
+  return engines.filter((engine) => (state === null || engine.state === state) && fits(engine)).sort(byNeed);
+}
+
+/** The section. */
+export function engines({ overview, engines: filter, open }) {
+  const all = overview.engines;
+  const found = chosen(all, filter);
+  const pages = Math.max(1, Math.ceil(found.length / PAGE));
+  const page = Math.min(filter.page, pages - 1);
+  const first = page * PAGE;
+  const shown = found.slice(first, first + PAGE);
+  const runs = new Set(all.map((engine) => engine.run)).size > 1;
+  const max = Math.max(...shown.map((engine) => total(engine.last_attempt?.timings ?? {})), 1);
+  return html`<section aria-labelledby="engines-title">
+    <div class="bar-of-section">
+      <h2 id="engines-title">Engines</h2>
+      ${states(all, filter)}
+      ${all.length > 8 ? search(filter) : nothing}
+    </div>
+    ${all.length === 0
+      ? html`<p class="empty">No engines. Start the service with <code>--engine URL</code>, or
+          <code>refitd engines add URL</code>.</p>`
+      : html`<table class="engines">
+          <caption class="unseen">Engines, those that need somebody first</caption>
+          <thead>
+            <tr>
+              <th scope="col">Engine</th>
+              <th scope="col">State</th>
+              ${runs ? html`<th scope="col" class="wide">Run</th>` : nothing}
+              <th scope="col" class="number">Step</th>
+              <th scope="col" class="number">Behind</th>
+              <th scope="col" class="wide load">Last load</th>
+              <th scope="col" class="wide number">Took</th>
+              <th scope="col" class="wide why">Why</th>
+            </tr>
+          </thead>
+          <tbody>
+            ${repeat(shown, (engine) => engine.id, (engine) => row(engine, open, runs, max))}
+          </tbody>
+        </table>`}
+    ${found.length === 0 && all.length > 0 ? html`<p class="empty">No engine is like that.</p>` : nothing}
+    ${pager({
+      what: "engines",
+      told: `${first + 1} – ${first + shown.length} of ${count(found.length)}`,
+      canBack: page > 0,
+      canOn: page < pages - 1,
+      turn: (by) => change((state) => (state.engines.page = page + by)),
+    })}
+  </section>`;
+}
+
+function states(all, filter) {
+  const counts = ORDER.map((state) => [state, all.filter((engine) => engine.state === state).length]);
+  const choose = (state) => () => change(({ engines }) => Object.assign(engines, { state, page: 0 }));
+  return html`<div class="chips" role="group" aria-label="Show engines by state">
+    <button type="button" aria-pressed=${filter.state === null} @click=${choose(null)}>all ${count(all.length)}</button>
+    ${counts
+      .filter(([state, number]) => number > 0 || state === filter.state)
+      .map(
+        ([state, number]) =>
+          html`<button type="button" aria-pressed=${filter.state === state} @click=${choose(state)}>
+            ${mark(state)}${words(state)} ${count(number)}
+          </button>`,
+      )}
+  </div>`;
+}
+
+function search(filter) {
+  const take = (event) => {
+    const text = event.target.value;
+    change(({ engines }) => Object.assign(engines, { text, page: 0 }));
+  };
+  return html`<input type="search" aria-label="Search engines" placeholder="name, address, reason" .value=${filter.text}
+    @input=${take} />`;
+}
+
+function row(engine, open, runs, max) {
+  const isOpen = open?.id === engine.id;
+  const load = engine.last_attempt;
+  return html`<tr class=${isOpen ? "open" : ""}>
+      <th scope="row">
+        <button type="button" class="fold" aria-expanded=${isOpen} @click=${() => unfold("engine", engine.id)}
+          >${engine.id}</button>
+      </th>
+      <td>${stateWord(engine.state)}${engine.paused ? html` <span class="tag">${mark("PAUSED")}paused</span>` : nothing}</td>
+      ${runs ? html`<td class="wide">${engine.run ?? "–"}</td>` : nothing}
+      <td class="number">${engine.step === null ? "–" : count(engine.step)}</td>
+      <td class="number">${behind(engine)}</td>
+      <td class="wide load">${load === null ? "–" : lastLoad(load, max)}</td>
+      <td class="wide number">${load === null ? "–" : span(load.outcome === null ? null : total(load.timings))}</td>
+      <td class="wide why">${engine.reason ?? ""}</td>
+    </tr>
+    ${isOpen ? detail(engine, open, runs ? 8 : 7) : nothing}`;
+}
+
+const lastLoad = (load, max) => bar(placed(load, Date.parse(load.started_at)), max, `Load of ${load.version}`);
+
+function behind(engine) {
+  if (engine.behind === null) return engine.version === null && engine.state === "IN_SYNC" ? "start-up" : "–";
+  return engine.behind === 0 ? "0" : html`<b>${plural(engine.behind, "step")}</b>`;
+}
+
+function detail(engine, open, columns) {
+  const load = engine.last_attempt;
+  return html`<tr class="detail">
+    <td colspan=${columns}>
+      ${folded(open.sentences ?? ["Asking …"], 6)}
+      <p class="facts"><span>${engine.url}</span>${load === null ? nothing : html`<span>last load at ${clock(load.started_at)}</span>`}
+        ${engine.skipped > 0 ? html`<span>passed over ${plural(engine.skipped, "good version")}</span>` : nothing}</p>
+      <div class="actions">
+        <button type="button" @click=${() => resync(engine)}>Resync …</button>
+        <a href="#log" @click=${() => showLogOf(engine.id)}>Its log</a>
+      </div>
+    </td>
+  </tr>`;
+}
+
+export function showLogOf(subject) {
+  dispatchEvent(new CustomEvent("show-log", { detail: subject }));
+}
+
+async function resync(engine) {
+  const detail = html`<p><b>${engine.id}</b> is loaded again, whatever it claims to serve; it pauses for that. This ends a
+    quarantine.</p>`;
+  if (await confirm({ title: "Resync?", detail, verb: "Resync" })) {
+    await act(`${engine.id} is loaded again.`, () => api.resync(engine.id));
+  }
+}

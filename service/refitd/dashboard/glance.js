@@ -1,0 +1,109 @@
+// The top of the page: is the stream live, is the service well, is every run on its newest version, and if not, why not.
+
+import { html, nothing } from "./vendor/lit-html/lit-html.js";
+import * as api from "./api.js";
+import { confirm } from "./dialogs.js";
+import { clock, plural, words } from "./format.js";
+import { act, wantToken } from "./live.js";
+import { mark } from "./marks.js";
+import { change } from "./store.js";
+
+/** The line at the top. */
+export function header({ link, heardAt }) {
+  return html`<h1>refitd</h1>
+    <p class="link ${link.state}">${mark(link.state)}<span>${told(link, heardAt)}</span></p>
+    ${tokenButton()}
+    <a href="/openapi.json">API</a>`;
+}
+
+function told(link, heardAt) {
+  const since = heardAt === null ? "" : `, last heard at ${clock(heardAt)}`;
+  switch (link.state) {
+    case "live":
+      return "live";
+    case "lost":
+      return `not live: ${link.reason}${since}; trying again`;
+    case "refused":
+      return "not allowed in";
+    default:
+      return "connecting";
+  }
+}
+
+function tokenButton() {
+  const forget = () => {
+    api.dropToken();
+    location.reload();
+  };
+  if (api.hasToken()) return html`<button type="button" class="quiet" @click=${forget}>Forget token</button>`;
+  const ask = () => wantToken(new api.Problem(401, "Give it now, or when something asks for it."));
+  return html`<button type="button" class="quiet" @click=${ask}>Token …</button>`;
+}
+
+/** What came of the last action. */
+export function notice({ notice: said }) {
+  if (said === null) return nothing;
+  const dismiss = () => change((state) => (state.notice = null));
+  return html`<p class="notice ${said.bad ? "bad" : "good"}" role=${said.bad ? "alert" : "status"}>
+    ${mark(said.bad ? "TROUBLED" : "CURRENT")}<span>${said.text}</span>
+    <button type="button" class="quiet" @click=${dismiss}>Dismiss</button>
+  </p>`;
+}
+
+/** Each run, and what is wrong with the service itself. */
+export function glance({ overview }) {
+  const faults = Object.values(overview.faults).filter((fault) => fault !== null);
+  return html`<section class="glance" aria-label="At a glance">
+    ${faults.map((fault) => html`<p class="fault">${mark("TROUBLED")}<span>${fault}</span></p>`)}
+    ${overview.runs.map(run)}
+    ${overview.runs.length === 0 ? empty(overview) : nothing}
+  </section>`;
+}
+
+const empty = (overview) => html`<article class="run">
+  <h2>${mark("MOVING")}Nothing has been published yet.</h2>
+  <p>${plural(overview.engines.length, "engine")} wait${overview.engines.length === 1 ? "s" : ""}. A trainer publishes
+    with <code>WeightPublisher</code>, or <code>refitd publish DIR</code>.</p>
+</article>`;
+
+function run(seen) {
+  return html`<article class="run ${seen.standing}">
+    <h2>${mark(seen.standing)}<span><span class="unseen">${words(seen.standing)}: </span>${seen.headline}</span></h2>
+    <p class="facts">
+      <b>${seen.run}</b>
+      ${seen.rollout === null ? nothing : html`<span>rollout ${seen.rollout}</span>`}
+      ${seen.paused_since === null ? nothing : html`<span>${mark("PAUSED")}paused since ${clock(seen.paused_since)}</span>`}
+    </p>
+    ${seen.reasons.length === 0 ? nothing : html`<ul>${seen.reasons.map((reason) => html`<li>${reason}</li>`)}</ul>`}
+    <div class="actions">
+      ${seen.paused_since === null
+        ? html`<button type="button" ?disabled=${seen.rollout === null} @click=${() => pause(seen)}>Pause rollouts …</button>`
+        : html`<button type="button" class="primary" @click=${() => resume(seen)}>Resume rollouts …</button>`}
+      <button type="button" ?disabled=${seen.target === null} @click=${() => rollBack(seen)}>Roll back …</button>
+    </div>
+  </article>`;
+}
+
+async function pause({ run }) {
+  const detail = html`<p>No engine of <b>${run}</b> goes to a newer version until you resume. Loads that are under way
+    come to their end. An engine that restarts or breaks is brought to the last good version.</p>`;
+  if (await confirm({ title: "Pause rollouts?", detail, verb: "Pause" })) {
+    await act(`Rollouts of ${run} are paused.`, () => api.pause(run));
+  }
+}
+
+async function resume({ run }) {
+  const detail = html`<p>Engines of <b>${run}</b> go to its newest good version.</p>`;
+  if (await confirm({ title: "Resume rollouts?", detail, verb: "Resume" })) {
+    await act(`Rollouts of ${run} go on.`, () => api.resume(run));
+  }
+}
+
+async function rollBack({ run, target }) {
+  const detail = html`<p>Engines of <b>${run}</b> go from ${target} back to the last version before it that they have
+    served. What is newer is barred for good; what the trainer publishes from now on rolls out as usual.</p>
+    <p>To go to a certain version, unfold it below.</p>`;
+  if (await confirm({ title: "Roll back?", detail, verb: "Roll back", danger: true })) {
+    await act(`${run} rolls back.`, () => api.rollback(run));
+  }
+}

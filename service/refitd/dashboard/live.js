@@ -1,0 +1,178 @@
+// Keeps the state true. Events only say "look again": what is shown is always asked for anew, at most once a second.
+
+import * as api from "./api.js";
+import { askForToken } from "./dialogs.js";
+import { LOG_PAGE, PAGE, addToLog, change, state } from "./store.js";
+import { follow } from "./stream.js";
+
+const PACE = 1000;
+const PLAN_PACE = 5000;
+const ANYWAY = 15_000; // also without an event: a reason or a time-out may have changed
+
+/** A question to the service that is asked at most once in `pace` milliseconds, however often it is wanted. */
+class Question {
+  constructor(ask, pace) {
+    this.ask = ask;
+    this.pace = pace;
+    this.due = null;
+    this.running = false;
+    this.askedAt = 0;
+  }
+
+  /** Ask soon. */
+  want() {
+    if (this.due !== null) return;
+    const wait = Math.max(0, this.askedAt + this.pace - Date.now());
+    this.due = setTimeout(() => this.now(), wait);
+  }
+
+  /** Ask now; resolves when the answer is in the state. */
+  async now() {
+    clearTimeout(this.due);
+    this.due = null;
+    if (this.running) return this.want();
+    this.running = true;
+    this.askedAt = Date.now();
+    try {
+      await this.ask();
+    } finally {
+      this.running = false;
+    }
+  }
+}
+
+const overview = new Question(() => taken(api.overview(), (found) => change((state) => (state.overview = found))), PACE);
+const versions = new Question(loadVersions, PACE);
+const plan = new Question(loadPlan, PLAN_PACE);
+const unfolded = new Question(loadUnfolded, PACE);
+
+async function taken(answer, take) {
+  try {
+    take(await answer);
+    change((state) => (state.heardAt = Date.now()));
+  } catch (problem) {
+    if (!(problem instanceof api.Problem)) throw problem;
+    if (problem.wantsToken) wantToken(problem);
+  }
+}
+
+/** Fetch the page of versions that is shown. */
+export async function loadVersions() {
+  const { run, versions } = state;
+  const cursor = versions.before.at(-1);
+  await taken(api.versions({ run, cursor, limit: PAGE }), (page) =>
+    change((state) => Object.assign(state.versions, { items: page.items, next: page.next_cursor })),
+  );
+}
+
+async function loadPlan() {
+  try {
+    const found = await api.plan();
+    change(({ plan }) => Object.assign(plan, { items: found.items, freed: found.freed_bytes, problem: null }));
+  } catch (problem) {
+    if (problem.wantsToken) wantToken(problem);
+    else change(({ plan }) => (plan.problem = problem.message));
+  }
+}
+
+/** Fetch the newest page of the log, or the one behind what is shown. */
+export async function loadLog({ older = false } = {}) {
+  const { subject, more } = state.log;
+  await taken(api.log({ subject, before: older ? more : null, limit: older ? 50 : LOG_PAGE }), (page) =>
+    change(({ log }) => {
+      log.items = older ? [...log.items, ...page.items] : page.items;
+      log.more = page.next_cursor;
+    }),
+  );
+}
+
+async function loadUnfolded() {
+  const { open } = state;
+  if (open === null) return;
+  await taken(api.explain(open.id), (found) => change(() => (open.sentences = found.sentences)));
+  if (open.kind === "version") {
+    await taken(api.attempts(open.id), (page) => change(() => (open.attempts = page.items)));
+  }
+}
+
+/** Unfold what there is to say about a version or an engine; fold it where it is unfolded. */
+export function unfold(kind, id) {
+  change((state) => {
+    state.open = state.open?.id === id ? null : { kind, id, sentences: null, attempts: null };
+  });
+  unfolded.now();
+}
+
+/** Ask for everything again. */
+export const lookAtAll = () => Promise.all([overview.now(), versions.now(), plan.now(), unfolded.now(), loadLog()]);
+
+function hear(events) {
+  change((state) => {
+    state.heardAt = Date.now();
+    addToLog(state.log, events);
+  });
+  overview.want();
+  versions.want();
+  if (events.some(({ kind }) => kind === "version" || kind === "rollout")) plan.want();
+  if (state.open !== null) unfolded.want();
+}
+
+function tell(link) {
+  const wasLost = state.link.state !== "live";
+  change((state) => (state.link = link));
+  if (link.state === "refused") wantToken(link.problem);
+  if (link.state === "live" && wasLost) lookAtAll();
+}
+
+// Where somebody looks again, or the network is back, it does not wait for its turn.
+function hurry() {
+  return new Promise((done) => {
+    const options = { once: true };
+    addEventListener("online", done, options);
+    addEventListener("focus", done, options);
+    document.addEventListener("visibilitychange", done, options);
+  });
+}
+
+let wanted = null;
+let following = false;
+
+/** Ask for a token, once however many requests were refused. */
+export function wantToken(problem) {
+  wanted ??= askForToken(problem).then((given) => {
+    wanted = null;
+    if (given) start();
+    else if (state.overview === null) change((state) => (state.link = { state: "refused", problem }));
+    return given;
+  });
+  return wanted;
+}
+
+/** Do something that changes something, and say what came of it. A token is asked for where one is wanted. */
+export async function act(what, how) {
+  try {
+    await how();
+    change((state) => (state.notice = { bad: false, text: what }));
+    lookAtAll();
+  } catch (problem) {
+    if (!(problem instanceof api.Problem)) throw problem;
+    if (problem.wantsToken && (await wantToken(problem))) return act(what, how);
+    change((state) => (state.notice = { bad: true, text: problem.message }));
+  }
+}
+
+/** Look, then follow. */
+export async function start() {
+  await overview.now();
+  if (following || state.overview === null) {
+    if (!following && wanted === null) setTimeout(start, 2000);
+    return;
+  }
+  following = true;
+  await follow({ from: state.overview.event, hear, tell, hurry });
+  following = false;
+}
+
+setInterval(() => {
+  if (!document.hidden && state.link.state === "live") overview.want();
+}, ANYWAY);

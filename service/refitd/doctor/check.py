@@ -1,0 +1,101 @@
+"""The whole of doctor: look, ask, judge."""
+
+import asyncio
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from refitd.doctor.engines import Asked, ask_engines, judge_engine
+from refitd.doctor.finding import Check, Finding, Verdict
+from refitd.doctor.libraries import judge_releases, nccl_of
+from refitd.doctor.processes import LocalProcess, environment_of, family_of, local_process
+from refitd.doctor.root import Nonce, RootUnusableError, judge_root, look_at_root, probed
+from refitd.doctor.service import judge_service
+from refitd.doctor.sharing import evidence, judge_sharing
+from refitd.doctor.surroundings import gpus_of, judge_gpus, judge_hub, judge_nccl, look_at_gpus
+from refitd.engine.port import Unreached
+from refitd.fsck.facts import JournalFacts
+from refitd.fsck.held import still
+from refitd.fsck.journal_facts import read_journal
+from refitd.fsck.roster import roster_of
+from refitd.settings import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The answer: findings, those that keep a job from running among them."""
+
+    root: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def failed(self) -> bool:
+        """Whether something has to be mended first."""
+        return any(finding.verdict is Verdict.FAILED for finding in self.findings)
+
+
+async def check(settings: Settings, *, nccl: bool, trainer: int | None) -> Report:
+    """Check everything. `nccl`: a broadcast is planned. `trainer` is the trainer's process on this host, if known.
+
+    Raises:
+        OSError, ValueError: the engines file, the token file or the lock cannot be used.
+    """
+    root = settings.root.resolve()
+    try:
+        with probed(root) as nonce:
+            findings = await _check(settings, root, nonce, nccl=nccl, trainer=trainer)
+    except RootUnusableError as error:
+        fix = "create it, give this user and the trainer's a common group, or name another with --root"
+        findings = [Finding(check=Check.ROOT, subject=str(root), verdict=Verdict.FAILED, text=str(error), fix=fix)]
+    return Report(root=str(root), findings=tuple(findings))
+
+
+async def _check(settings: Settings, root: Path, nonce: Nonce, *, nccl: bool, trainer: int | None) -> list[Finding]:
+    facts = await asyncio.to_thread(look_at_root, root, nonce, settings.base_model)
+    with still(root) as running:
+        journal = await asyncio.to_thread(read_journal, settings.state_folder, root)
+    asked = await ask_engines(roster_of(settings, journal.engines))
+    processes = {one.name: await asyncio.to_thread(local_process, one.spec.url) for one in asked}
+    findings = [*judge_root(facts, settings), *judge_service(settings, journal, running), *_none(asked)]
+    for one in asked:
+        findings += await asyncio.to_thread(_of_engine, root, nonce, one, processes[one.name], journal)
+    findings += await asyncio.to_thread(_of_gpus, processes, trainer)
+    if nccl:
+        findings += await asyncio.to_thread(lambda: list(_of_nccl(processes, trainer)))
+    return findings
+
+
+def _of_engine(
+    root: Path, nonce: Nonce, asked: Asked, process: LocalProcess | None, journal: JournalFacts
+) -> list[Finding]:
+    if isinstance(asked.seen, Unreached):
+        return list(judge_engine(asked))
+    found = evidence(root, nonce, asked, process, journal.engines.get(asked.name))
+    return [*judge_engine(asked), judge_sharing(asked, nonce, found), judge_hub(asked.name, process)]
+
+
+def _of_gpus(processes: Mapping[str, LocalProcess | None], trainer: int | None) -> list[Finding]:
+    used = {name: gpus_of(family_of(process.pid)) for name, process in processes.items() if process is not None}
+    if trainer is not None:
+        used["trainer"] = gpus_of(family_of(trainer))
+    return list(judge_gpus(look_at_gpus(), used))
+
+
+def _of_nccl(processes: Mapping[str, LocalProcess | None], trainer: int | None) -> Iterator[Finding]:
+    """The trainer's variables, or else this shell's, from which it would be started; and the engines'."""
+    if trainer is None:
+        yield from judge_nccl("this shell", dict(os.environ), is_sglang=False)
+    else:
+        yield from judge_nccl("trainer", environment_of(trainer), is_sglang=False)
+    for name, process in processes.items():
+        yield from judge_nccl(name, None if process is None else process.environment, is_sglang=True)
+    pids = {name: process.pid for name, process in processes.items() if process is not None}
+    pids |= {} if trainer is None else {"trainer": trainer}
+    yield from judge_releases({name: nccl_of(pid) for name, pid in pids.items()})
+
+
+def _none(asked: list[Asked]) -> Iterator[Finding]:
+    if not asked:
+        text, fix = "nobody named an engine", "--engine URL, or --engines-file"
+        yield Finding(check=Check.ENGINES, subject="service", verdict=Verdict.WARNING, text=text, fix=fix)

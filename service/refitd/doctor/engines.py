@@ -1,0 +1,115 @@
+"""Each engine asked: is it there, can refitd drive it, do the keys open what they have to, what is its clock.
+
+Whether the key opens changes is found out by an update that names no model: SGLang looks at the key first, and then
+refuses the request as incomplete (400 or 422). Nothing is paused and nothing is loaded.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+
+from refitd.doctor.finding import Check, Finding, Verdict, good
+from refitd.engine.connect import connector
+from refitd.engine.engines_file import EngineSpec
+from refitd.engine.port import Reached, Unreached
+from refitd.engine.sglang.reply import message_of
+from refitd.engine.sglang.transport import NoReply, Reply, Transport
+from refitd.fsck.roster import Roster
+
+CALL_SECONDS = 5.0
+SKEW_SECONDS = 5.0  # a Date header has whole seconds, and the call takes its time
+_UPDATE = "/update_weights_from_disk"
+_INCOMPLETE = frozenset({400, 422})
+_UNAUTHORISED = frozenset({401, 403})
+_NO_ROUTE = frozenset({404, 405})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What one engine answered. `change` is None where it was not asked, `skew` in seconds where it tells its time."""
+
+    name: str
+    spec: EngineSpec
+    root: str
+    seen: Reached | Unreached
+    change: Reply | NoReply | None = None
+    skew: float | None = None
+
+
+async def ask_engines(roster: Roster) -> list[Asked]:
+    """Ask all of them at once."""
+    return await asyncio.gather(*(_ask(roster, name) for name in sorted(roster.specs)))
+
+
+async def _ask(roster: Roster, name: str) -> Asked:
+    spec, settings = roster.specs[name], roster.settings
+    root = spec.root or settings.path_map or str(settings.root.resolve())
+    engine = connector(settings, roster.guard)(spec)
+    try:
+        seen = await engine.probe()
+    finally:
+        await engine.aclose()
+    if isinstance(seen, Unreached):
+        return Asked(name=name, spec=spec, root=root, seen=seen)
+    http = Transport(
+        spec.url,
+        api_key=spec.api_key_file or settings.engine_key_file,
+        admin_key=spec.admin_key_file or settings.engine_admin_key_file,
+        guard=roster.guard,
+    )
+    reply = await http.post(_UPDATE, {}, CALL_SECONDS)
+    return Asked(name=name, spec=spec, root=root, seen=seen, change=reply, skew=skew_of(reply))
+
+
+def skew_of(reply: Reply | NoReply) -> float | None:
+    """How far the server's clock is ahead, in seconds; None where it does not tell its time."""
+    if isinstance(reply, NoReply) or reply.date is None:
+        return None
+    try:
+        return parsedate_to_datetime(reply.date).timestamp() - time.time()
+    except ValueError:
+        return None
+
+
+def judge_engine(asked: Asked) -> Iterator[Finding]:
+    """What the answers mean."""
+    if isinstance(asked.seen, Unreached):
+        fix = "start it, or correct its URL, its key (--engine-key-file) or --engine-allow"
+        yield Finding(
+            check=Check.REACHABLE, subject=asked.name, verdict=Verdict.FAILED, text=asked.seen.reason, fix=fix
+        )
+        return
+    yield good(Check.REACHABLE, asked.name, f"SGLang {asked.seen.server_version}, {asked.seen.configuration}")
+    if asked.change is not None:
+        yield _changes(asked.name, asked.change)
+    yield _clock(asked.name, asked.skew)
+
+
+def _changes(name: str, reply: Reply | NoReply) -> Finding:
+    if isinstance(reply, NoReply):
+        fix = "see the engine's log: it answers reads and not this"
+        return Finding(check=Check.CHANGES, subject=name, verdict=Verdict.FAILED, text=reply.reason, fix=fix)
+    if reply.status in _INCOMPLETE:
+        return good(Check.CHANGES, name, "the key opens changes")
+    if reply.status in _UNAUTHORISED:
+        text, fix = f"the key does not open changes ({reply.status})", "set --engine-admin-key-file"
+    elif reply.status in _NO_ROUTE:
+        text = f"it has no {_UPDATE} ({reply.status}): a gateway or another front end"
+        fix = "name each engine's own address: gateways have no routes for weights"
+    else:
+        text = f"an update that names no model was answered with {reply.status}: {message_of(reply)}"
+        fix = "is this SGLang itself, of a release that refitd knows?"
+    return Finding(check=Check.CHANGES, subject=name, verdict=Verdict.FAILED, text=text, fix=fix)
+
+
+def _clock(name: str, skew: float | None) -> Finding:
+    if skew is None:
+        text = "it does not tell its time"
+        return Finding(check=Check.ENGINE_CLOCK, subject=name, verdict=Verdict.UNKNOWN, text=text)
+    text = f"its clock differs by {skew:+.0f} s"
+    if abs(skew) <= SKEW_SECONDS:
+        return good(Check.ENGINE_CLOCK, name, text)
+    fix = "have its host and this one follow one time server (NTP): logs and events cannot be put in order"
+    return Finding(check=Check.ENGINE_CLOCK, subject=name, verdict=Verdict.WARNING, text=text, fix=fix)

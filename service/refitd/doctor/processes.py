@@ -1,0 +1,106 @@
+"""What can be seen of an engine that runs on this host: its process, by the port it listens on (Linux's /proc)."""
+
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+PROC = Path("/proc")
+_LISTENS = "0A"
+_MOST_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalProcess:
+    """An engine's process. `environment` is None where this user may not read it."""
+
+    pid: int
+    environment: Mapping[str, str] | None
+
+    def reads(self, path: str) -> str | None:
+        """What a file holds as the process sees it, with its mounts; None where it sees none, or nobody may look."""
+        with suppress(OSError, UnicodeDecodeError):
+            return (PROC / str(self.pid) / "root" / path.lstrip("/")).read_text()
+        return None
+
+    @property
+    def can_be_seen(self) -> bool:
+        """Whether this user may look at files as the process sees them."""
+        with suppress(OSError):
+            return (PROC / str(self.pid) / "root" / "proc").exists()
+        return False
+
+
+def local_process(url: str) -> LocalProcess | None:
+    """The process that answers at a URL, None where it is on another host or belongs to somebody else."""
+    at = httpx.URL(url)
+    port = at.port or (443 if at.scheme == "https" else 80)
+    if not _is_here(at.host, port):
+        return None
+    sockets = {f"socket:[{inode}]" for inode in _listening(port)}
+    pid = next((pid for pid in _pids() if sockets & _links(pid)), None) if sockets else None
+    return None if pid is None else LocalProcess(pid=pid, environment=environment_of(pid))
+
+
+def _is_here(host: str, port: int) -> bool:
+    """Whether a host is this one: then a datagram to it would come from the address that it goes to."""
+    with suppress(OSError, UnicodeError):
+        for family, kind, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
+            with suppress(OSError), socket.socket(family, kind) as probe:
+                probe.connect(address)  # sends nothing
+                if probe.getsockname()[0] == address[0]:
+                    return True
+    return False
+
+
+def _listening(port: int) -> Iterator[str]:
+    for name in ("tcp", "tcp6"):
+        with suppress(OSError):
+            for line in (PROC / "net" / name).read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == _LISTENS and int(fields[1].rpartition(":")[2], 16) == port:
+                    yield fields[9]
+
+
+def _pids() -> Iterator[int]:
+    for entry in PROC.iterdir():
+        if entry.name.isdigit():
+            yield int(entry.name)
+
+
+def _links(pid: int) -> set[str]:
+    found: set[str] = set()
+    with suppress(OSError):
+        for link in (PROC / str(pid) / "fd").iterdir():
+            with suppress(OSError):
+                found.add(str(link.readlink()))
+    return found
+
+
+def environment_of(pid: int) -> Mapping[str, str] | None:
+    """The variables that a process was started with; None where this user may not read them."""
+    try:
+        with (PROC / str(pid) / "environ").open("rb") as file:
+            text = file.read(_MOST_BYTES).decode(errors="replace")
+    except OSError:
+        return None
+    return {name: value for name, equals, value in (entry.partition("=") for entry in text.split("\0")) if equals}
+
+
+def family_of(pid: int) -> set[int]:
+    """A process and all that it started."""
+    parents = {other: _parent(other) for other in _pids()}
+    family, size = {pid}, 0
+    while len(family) > size:
+        size = len(family)
+        family |= {child for child, parent in parents.items() if parent in family}
+    return family
+
+
+def _parent(pid: int) -> int | None:
+    with suppress(OSError, IndexError, ValueError):
+        return int((PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
+    return None

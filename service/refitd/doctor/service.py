@@ -1,0 +1,55 @@
+"""The service's own things: its token, its journal, its lock."""
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from refitd.doctor.finding import Check, Finding, Verdict, good
+from refitd.fsck.facts import JournalFacts
+from refitd.journal.condition import Corrupt, Missing, Newer, Sound, Unreadable
+from refitd.settings import LOOPBACK, Settings
+
+
+def judge_service(settings: Settings, journal: JournalFacts, running: str | None) -> Iterator[Finding]:
+    """Token, journal and lock. `running` says who holds the root's lock, None where nobody does."""
+    yield from _tokens(settings)
+    yield _journal(journal)
+    text = "no service runs on this root" if running is None else f"a service runs on this root ({running})"
+    yield good(Check.LOCK, str(settings.root), text)
+
+
+def _tokens(settings: Settings) -> Iterator[Finding]:
+    for file in (settings.token_file, settings.read_token_file):
+        if file is not None and (fault := _open_to_others(file)) is not None:
+            fix = f"chmod 640 {file}"
+            yield Finding(check=Check.TOKEN, subject=str(file), verdict=Verdict.WARNING, text=fault, fix=fix)
+    if settings.tokens().write:
+        yield good(Check.TOKEN, "service", "changes need a token")
+    elif settings.host in LOOPBACK:
+        yield good(Check.TOKEN, "service", "no token: it listens on loopback only")
+
+
+def _open_to_others(file: Path) -> str | None:
+    mode = stat.S_IMODE(os.stat(file).st_mode)  # noqa: PTH116 - as the path is, links followed
+    return f"every user can read it (mode {mode:o})" if mode & stat.S_IROTH else None
+
+
+def _journal(journal: JournalFacts) -> Finding:
+    subject, fix = str(journal.path), "refitd fsck says more, and --repair begins a new one"
+    match journal.condition:
+        case Sound():
+            return good(Check.JOURNAL, subject, "can be read to its end")
+        case Missing() if not journal.elsewhere:
+            return good(Check.JOURNAL, subject, "there is none yet: the service begins it")
+        case Missing():
+            text = f"there is none, and the root's last one lies in {journal.last_folder}"
+            fix = f"--state {journal.last_folder}"
+            return Finding(check=Check.JOURNAL, subject=subject, verdict=Verdict.WARNING, text=text, fix=fix)
+        case Newer(schema=schema):
+            text, fix = f"a later refitd wrote it (schema {schema})", "run that refitd"
+        case Corrupt(reason=reason):
+            text = f"it is corrupt: {reason}"
+        case Unreadable(reason=reason):
+            text, fix = f"it cannot be read: {reason}", f"see who holds {journal.path} and who may read it"
+    return Finding(check=Check.JOURNAL, subject=subject, verdict=Verdict.FAILED, text=text, fix=fix)

@@ -1,0 +1,44 @@
+"""How a report looks to people, and to machines. Pure."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from refitd.cli.output import clean
+from refitd.doctor.check import Report
+from refitd.doctor.finding import Verdict
+
+_STYLES: Mapping[Verdict, str] = {
+    Verdict.OK: "green",
+    Verdict.WARNING: "yellow",
+    Verdict.FAILED: "bold red",
+    Verdict.UNKNOWN: "cyan",
+}
+
+
+def findings_table(report: Report) -> Table:
+    """One line a finding."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    for column in ("", "CHECK", "SUBJECT", "FOUND", "TO DO"):
+        table.add_column(column, overflow="fold")
+    for finding in report.findings:
+        verdict = Text(finding.verdict, style=_STYLES[finding.verdict])
+        words = (finding.check, finding.subject, finding.text, finding.fix or "-")
+        table.add_row(verdict, *(Text(clean(word)) for word in words))
+    return table
+
+
+def summary(report: Report) -> Text:
+    """The report in one line."""
+    counts = Counter(finding.verdict for finding in report.findings)
+    told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict])
+    return Text(told, style="bold red" if report.failed else "bold green")
+
+
+def document(report: Report) -> dict[str, Any]:
+    """The report for machines."""
+    return {"root": report.root, "healthy": not report.failed, "findings": report.findings}

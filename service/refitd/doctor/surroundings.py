@@ -1,0 +1,103 @@
+"""What surrounds an engine on this host: the variables it was started with, and the GPUs that it computes on."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from refitd.doctor.finding import Check, Finding, Verdict, good
+from refitd.doctor.processes import LocalProcess
+from refitd_client.errors import PlanRefusedError
+from refitd_client.planning.machine import Gpu
+from refitd_client.planning.nvml import read_gpus
+
+_HUB = "HF_HUB_OFFLINE"
+_CUMEM = "NCCL_CUMEM_ENABLE"
+_DEBUG = "NCCL_DEBUG"
+_TRUE = frozenset({"1", "true", "yes", "on"})
+
+
+def judge_hub(name: str, process: LocalProcess | None) -> Finding:
+    """Whether the engine would go to the hub for a path that is not there."""
+    fix = f"start it with {_HUB}=1: a path that is gone has to fail, and never be looked for on the hub"
+    if process is None or process.environment is None:
+        text = "whether it may use the hub cannot be seen from here"
+        return Finding(check=Check.HUB, subject=name, verdict=Verdict.UNKNOWN, text=text, fix=fix)
+    if process.environment.get(_HUB, "").lower() in _TRUE:
+        return good(Check.HUB, name, f"{_HUB} is set")
+    return Finding(check=Check.HUB, subject=name, verdict=Verdict.WARNING, text=f"{_HUB} is not set", fix=fix)
+
+
+def judge_nccl(name: str, environment: Mapping[str, str] | None, *, is_sglang: bool) -> Iterator[Finding]:
+    """Whether a process is ready for a broadcast. SGLang sets NCCL_CUMEM_ENABLE=0 for itself where nobody set it."""
+    fix = f"set {_CUMEM}=0 on both sides: else the trainer joins the group and the first broadcast fails"
+    if environment is None:
+        text = "its variables cannot be seen from here"
+        yield Finding(check=Check.NCCL, subject=name, verdict=Verdict.UNKNOWN, text=text, fix=fix)
+        return
+    said = environment.get(_CUMEM, "0" if is_sglang else None)
+    if said == "0":
+        yield good(Check.NCCL, name, f"{_CUMEM} is 0")
+    else:
+        text = f"{_CUMEM} is {'not set' if said is None else said}"
+        yield Finding(check=Check.NCCL, subject=name, verdict=Verdict.FAILED, text=text, fix=fix)
+    if environment.get(_DEBUG, "").upper() == "INFO":
+        text, fix = f"{_DEBUG} is INFO", f"unset {_DEBUG}: it writes for every operation"
+        yield Finding(check=Check.NCCL, subject=name, verdict=Verdict.WARNING, text=text, fix=fix)
+
+
+def look_at_gpus() -> Sequence[Gpu] | str:
+    """The GPUs of this host, or why they cannot be read."""
+    try:
+        return read_gpus()
+    except PlanRefusedError as error:
+        return str(error)
+
+
+def gpus_of(pids: set[int]) -> list[str]:
+    """UUIDs of the GPUs that processes compute on; none where NVML does not tell (in containers)."""
+    try:
+        import pynvml  # pyright: ignore[reportMissingTypeStubs]
+
+        nvml: Any = pynvml
+        nvml.nvmlInit()
+    except Exception:
+        return []
+    try:
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        return [str(nvml.nvmlDeviceGetUUID(handle)) for handle in handles if pids & _computing(nvml, handle)]
+    except nvml.NVMLError:
+        return []
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _computing(nvml: Any, handle: Any) -> set[int]:
+    return {int(row.pid) for row in nvml.nvmlDeviceGetComputeRunningProcesses(handle)}
+
+
+def judge_gpus(gpus: Sequence[Gpu] | str, used: Mapping[str, Sequence[str]]) -> Iterator[Finding]:
+    """The host's GPUs, and who computes on which. `used` maps engines, and the trainer, to UUIDs."""
+    if isinstance(gpus, str):
+        fix = "see nvidia-smi: the driver or a GPU is at fault"
+        yield Finding(check=Check.GPUS, subject="host", verdict=Verdict.FAILED, text=gpus, fix=fix)
+        return
+    if not gpus:
+        text = "no GPU can be read here: no driver, or no nvidia-ml-py"
+        yield Finding(check=Check.GPUS, subject="host", verdict=Verdict.UNKNOWN, text=text)
+        return
+    names = [gpu.uuid or "?" for gpu in gpus]
+    if len(set(names)) < len(names):
+        text, fix = f"several GPUs have one UUID: {', '.join(names)}", "see nvidia-smi -L: NCCL takes them for one"
+        yield Finding(check=Check.GPUS, subject="host", verdict=Verdict.WARNING, text=text, fix=fix)
+    else:
+        yield good(Check.GPUS, "host", ", ".join(names))
+    for name, uuids in used.items():
+        if uuids:
+            yield _shared(name, uuids, used)
+
+
+def _shared(name: str, uuids: Sequence[str], used: Mapping[str, Sequence[str]]) -> Finding:
+    others = sorted(other for other, theirs in used.items() if other != name and set(theirs) & set(uuids))
+    text = f"computes on {', '.join(uuids)}"
+    if not others:
+        return good(Check.GPUS, name, text)
+    return good(Check.GPUS, name, f"{text}, which it shares with {', '.join(others)}: NCCL is ruled out between them")

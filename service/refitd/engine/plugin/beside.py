@@ -1,0 +1,63 @@
+"""refitd's plugin beside one engine's HTTP API, as the adapter uses it: who speaks, prepare, forget, contents."""
+
+from pathlib import Path
+
+from refitd.engine.plugin.channels import Channels
+from refitd.engine.plugin.crew import Crew, Launch, Stock
+from refitd.engine.plugin.prepared import Order, Preparation, Ready, Unprepared, forget, prepare
+from refitd.engine.port import Files
+
+CONTENTS_SECONDS = 120.0  # to fingerprint all tensors, while the engine serves
+
+
+class Beside:
+    """`root` is the folder that the sockets are in, None where there is none to look in."""
+
+    def __init__(self, root: Path | None, *, allow_dtype_cast: bool) -> None:
+        self._channels = Channels(root)
+        self._cast = allow_dtype_cast
+        self._crew: Crew | Stock | None = None
+        self._waiting = False  # whether its ranks may hold a version that was prepared and not loaded
+
+    @property
+    def release(self) -> str | None:
+        """The plugin's, None where the engine's loads are its own."""
+        return self._crew.release if isinstance(self._crew, Crew) else None
+
+    @property
+    def reason(self) -> str | None:
+        """Why its loads are its own."""
+        return self._crew.reason if isinstance(self._crew, Stock) else None
+
+    def vouches_for(self, files: Files | None) -> bool:
+        """Whether the answer to a load will say what it left behind."""
+        return files is not None and self.release is not None
+
+    async def look(self, launch: Launch) -> None:
+        """Find out who speaks for the engine that was started so."""
+        self._crew = await self._channels.crew(launch)
+
+    async def prepare(self, files: Files, within: float) -> Preparation:
+        """Have the version checked while the engine serves, within seconds."""
+        if not isinstance(self._crew, Crew):
+            return Unprepared("no plugin speaks for it")
+        prepared = await prepare(self._channels, self._crew, Order(files, self._cast), within)
+        self._waiting = isinstance(prepared, Ready)
+        return prepared
+
+    def is_done(self) -> None:
+        """A load was sent: what was prepared was taken, or will be."""
+        self._waiting = False
+
+    async def forget(self) -> None:
+        """Have what was prepared closed, where no load came of it."""
+        if self._waiting and isinstance(self._crew, Crew):
+            self._waiting = False
+            await forget(self._channels, self._crew)
+
+    async def contents(self) -> list[str]:
+        """The digests of what the ranks hold that answer an update; an empty one where a rank does not say."""
+        if not isinstance(self._crew, Crew):
+            return []
+        replies = await self._channels.ask_all(self._crew.first, {"do": "contents"}, CONTENTS_SECONDS)
+        return [str(reply.get("contents", "")) if isinstance(reply, dict) else "" for reply in replies]

@@ -1,0 +1,89 @@
+"""Whose hellos belong to the engine that is asked about. Pure: hellos in, its crew out, or why it has none.
+
+Two of a server's launch settings say which it is: the port that it listens on and its random seed, which SGLang draws
+anew at each start unless it is given one. Its HTTP side tells both (/server_info), and so does each rank's hello. Where
+engines of several containers cannot be told apart by them, none is taken: a wrong crew is worse than none.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from refitd.engine.plugin.hello import Hello, shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What an engine's HTTP side says of how it was started. `spread`: each data-parallel rank has ranks of its own."""
+
+    port: int | None
+    seed: int | None
+    ranks: int = 1
+    dp_ranks: int = 1
+    spread: bool = True
+
+    @property
+    def seats(self) -> int:
+        """How many processes hold weights."""
+        return self.ranks * (self.dp_ranks if self.spread else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One rank, and the name of its socket."""
+
+    socket: str
+    hello: Hello
+
+
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """All ranks of an engine, in order, each with the plugin on. `release` is the plugin's."""
+
+    members: tuple[Member, ...]
+    release: str
+
+    @property
+    def first(self) -> tuple[Member, ...]:
+        """Those who answer an update: the first tensor-parallel rank of each data-parallel one."""
+        return tuple(member for member in self.members if member.hello.rank == 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Stock:
+    """The engine's loads are SGLang's own, as far as anyone can tell. `reason` is a sentence."""
+
+    reason: str
+
+
+def crew_of(launch: Launch, found: Sequence[Member], faults: Sequence[str]) -> Crew | Stock:
+    """The crew of the engine. `faults` are sentences on sockets that gave no hello."""
+    mine = [member for member in found if _is_of(member.hello, launch)]
+    if not mine:
+        return Stock("; ".join(["no plugin speaks for it", *faults[:1]]))
+    if len({member.hello.host for member in mine}) > 1 or _doubled(mine, launch):
+        return Stock(
+            f"several engines with port {launch.port} and seed {launch.seed} share the root, and nobody can tell them "
+            "apart: give them different ports"
+        )
+    if aside := [member.hello for member in mine if member.hello.state != "on"]:
+        return Stock(f"the plugin stands aside: {shown(aside[0].reason)}")
+    if len(mine) < launch.seats:
+        heard = f"only {len(mine)} of its {launch.seats} ranks answer for the plugin"
+        return Stock("; ".join([heard, *faults[:1]]))
+    if len({member.hello.plugin for member in mine}) > 1:
+        return Stock("its ranks have different releases of the plugin")
+    members = sorted(mine, key=lambda member: (member.hello.dp_rank or 0, member.hello.rank))
+    return Crew(tuple(members), shown(mine[0].hello.plugin))
+
+
+def _is_of(hello: Hello, launch: Launch) -> bool:
+    known = launch.port is not None and launch.seed is not None
+    same = (hello.port, hello.seed) == (launch.port, launch.seed)
+    return known and same and hello.ranks == launch.ranks
+
+
+def _doubled(members: Sequence[Member], launch: Launch) -> bool:
+    """Whether two of them have the same seat."""
+    seats = Counter((member.hello.dp_rank if launch.spread else None, member.hello.rank) for member in members)
+    return any(count > 1 for count in seats.values())

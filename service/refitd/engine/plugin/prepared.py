@@ -1,0 +1,115 @@
+"""A version made ready on all ranks of an engine while it serves, so that its pause is the copy alone.
+
+The service has read every byte of what it sealed. Where a rank sees the very same files (the same signature: names,
+sizes, times and inodes) it need not read them again; where it sees them in another way, as through a copy, it does.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from refitd.engine.plugin.channels import Channels
+from refitd.engine.plugin.crew import Crew, Member
+from refitd.engine.plugin.hello import shown
+from refitd.engine.plugin.line import LineError
+from refitd.engine.port import Files
+
+FORGET_SECONDS = 2.0
+_BUSY_SECONDS = 0.2  # between two tries while a rank is still at a version that nobody wants any more
+_MOST = 500  # characters of a rank's reason
+
+Replies = list[dict[str, Any] | LineError]
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Every rank holds the version open, checked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A rank would not load it. Nothing was paused, nothing is held open any more."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unprepared:
+    """A rank was not heard of: the update checks the version in the pause, as it does without a channel."""
+
+    reason: str
+
+
+Preparation = Ready | Refused | Unprepared
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What the ranks are told: the version, and whether the operator lets engines cast tensors to their own dtype."""
+
+    files: Files
+    allow_dtype_cast: bool = False
+
+    def request(self, check: str) -> dict[str, Any]:
+        """As docs/plugin.md has it. `check`: `headers`, or `bytes` to read all of it once more."""
+        allowed = {"allow_missing": self.files.allow_missing, "allow_extra": self.files.allow_extra}
+        cast = {"allow_dtype_cast": self.allow_dtype_cast}
+        return {"do": "prepare", "path": self.files.path, "check": check, **allowed, **cast}
+
+
+async def prepare(channels: Channels, crew: Crew, order: Order, within: float) -> Preparation:
+    """Have all ranks prepare, within seconds. What does not end in `Ready` is forgotten, also when it is cancelled."""
+    try:
+        async with asyncio.timeout(within):
+            done = await _prepared(channels, crew.members, order, within)
+    except TimeoutError:
+        done = Unprepared(f"its ranks were not ready within {within:g} s")
+    except asyncio.CancelledError:
+        await asyncio.shield(forget(channels, crew))
+        raise
+    if isinstance(done, Unprepared):
+        channels.doubt()
+    if not isinstance(done, Ready):
+        await forget(channels, crew)
+    return done
+
+
+async def forget(channels: Channels, crew: Crew) -> None:
+    """Have all ranks close what they prepared. One that does not hear of it closes it at the next update."""
+    await channels.ask_all(crew.members, {"do": "forget"}, FORGET_SECONDS)
+
+
+async def _prepared(channels: Channels, members: Sequence[Member], order: Order, within: float) -> Preparation:
+    replies = await _replies(channels, members, order.request("headers"), within)
+    found = judge(replies, order.files)
+    others = [member for member, reply in zip(members, replies, strict=True) if not _has_seen(reply, order.files)]
+    if isinstance(found, Ready) and others:
+        return judge(await _replies(channels, others, order.request("bytes"), within), order.files)
+    return found
+
+
+async def _replies(channels: Channels, members: Sequence[Member], request: dict[str, Any], within: float) -> Replies:
+    """Ask, and ask again those that are still busy with what was given up."""
+    replies = dict(zip(members, await channels.ask_all(members, request, within), strict=True))
+    while busy := [member for member, reply in replies.items() if isinstance(reply, dict) and reply.get("busy")]:
+        await asyncio.sleep(_BUSY_SECONDS)
+        replies |= zip(busy, await channels.ask_all(busy, request, within), strict=True)
+    return list(replies.values())
+
+
+def judge(replies: Replies, files: Files) -> Preparation:
+    """What the ranks' replies come to; the worst counts."""
+    said = [reply for reply in replies if isinstance(reply, dict)]
+    if refused := [reply for reply in said if reply.get("ok") is not True]:
+        return Refused(f"the engine refused, and serves on: {shown(str(refused[0].get('reason', '')), _MOST)}")
+    if any(reply.get("digest") != files.digest for reply in said):
+        return Refused(f"the engine sees another version at {files.path}: is its root the folder that refitd has?")
+    if len(said) < len(replies):
+        fault = next(reply for reply in replies if isinstance(reply, LineError))
+        return Unprepared(f"a rank {fault}")
+    return Ready()
+
+
+def _has_seen(reply: dict[str, Any] | LineError, files: Files) -> bool:
+    return isinstance(reply, dict) and reply.get("signature") == files.signature

@@ -1,0 +1,43 @@
+"""What refitd's plugin says of an update, in the reply to it: what that means for the contents. Pure.
+
+Each data-parallel rank answers for all its tensor-parallel ones, the worst of which counts. An answer that is not there
+is a rank of which nobody knows what it did; ranks that serve different things leave an engine that serves a mixture.
+"""
+
+from collections.abc import Sequence
+
+import xxhash
+
+from refitd.engine.fingerprint import BY_PLUGIN
+from refitd_sglang.answer import Answer
+from refitd_sglang.transaction import Outcome
+
+_OF_BEFORE = frozenset({Outcome.REFUSED, Outcome.RESTORED})
+
+
+def worst(answers: Sequence[Answer], ranks: int) -> Answer:
+    """One answer for the engine: whose `ranks` data-parallel ranks should all have spoken."""
+    outcomes = {answer.outcome for answer in answers}
+    unknown = next((answer for answer in answers if answer.outcome is Outcome.UNKNOWN), None)
+    if unknown is not None:
+        return unknown
+    if len(answers) != ranks:
+        heard = f"{len(answers)} of its {ranks} data-parallel ranks have answered for the plugin"
+        return Answer(outcome=Outcome.UNKNOWN, reason=heard)
+    if outcomes == {Outcome.SERVED}:
+        return answers[0]
+    if outcomes <= _OF_BEFORE:
+        return next((each for each in answers if each.outcome is Outcome.RESTORED), answers[0])
+    mixed = next(answer for answer in answers if answer.outcome is not Outcome.SERVED)
+    return Answer(
+        outcome=Outcome.UNKNOWN, reason=f"some of its data-parallel ranks serve it, and not all: {mixed.reason}"
+    )
+
+
+def fingerprint(contents: Sequence[str]) -> str | None:
+    """One fingerprint of what some ranks hold, in any order; None where one does not say."""
+    if not contents or not all(contents):
+        return None
+    if len(contents) == 1:
+        return f"{BY_PLUGIN}{contents[0]}"
+    return f"{BY_PLUGIN}xxh3:{xxhash.xxh3_128(','.join(sorted(contents)).encode()).hexdigest()}"

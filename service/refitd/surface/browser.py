@@ -1,0 +1,63 @@
+"""Requests that a browser sends in somebody else's name. Pure.
+
+The dashboard made browsers clients, and a browser sends a request wherever a page that it shows asks for it. Without a
+token, a service on loopback would do what any page says that its user happens to look at. So what comes from a page
+changes nothing unless the page is the dashboard itself (`Sec-Fetch-Site`, else `Origin`), and where no token is set the
+service must have been called by an address of this machine: a name that anybody can point at 127.0.0.1 (DNS rebinding)
+makes a foreign page look like the dashboard.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from refitd.problem import Kind, ProblemError
+
+_OWN = frozenset({"same-origin", "none"})  # "none": typed into the address bar
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sender:
+    """What a request says of where it comes from: its headers, by lower-case name."""
+
+    headers: Mapping[str, str]
+
+    @property
+    def is_browser(self) -> bool:
+        """Whether a page, or its user, sent it. No other client sends these headers."""
+        return "origin" in self.headers or "sec-fetch-site" in self.headers
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether the page that sent it is not one of this service's."""
+        site = self.headers.get("sec-fetch-site")
+        if site is not None:
+            return site not in _OWN
+        origin = self.headers.get("origin")
+        return origin is not None and urlsplit(origin).netloc != self.headers.get("host")
+
+
+def intrusion(sender: Sender, *, changes: bool, has_token: bool) -> ProblemError | None:
+    """Why a browser's request is not let in, None where it is."""
+    if not sender.is_browser:
+        return None
+    if changes and sender.is_foreign:
+        return ProblemError(Kind.FOREIGN_PAGE, "a page of another site asks for this: only the dashboard's own may")
+    host = sender.headers.get("host", "")
+    if not has_token and not _is_local(host):
+        detail = f"no token is set, so a browser has to call the service by its address and not as {host!r}"
+        return ProblemError(Kind.FOREIGN_PAGE, f"{detail}: open http://127.0.0.1, or set REFITD_TOKEN")
+    return None
+
+
+def _is_local(host: str) -> bool:
+    """Whether a `Host` header names an address, which no name server can point elsewhere, or this machine."""
+    name = urlsplit(f"//{host}").hostname or ""
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,148 @@
+"""A run at a glance: are its engines on the newest version, and if not, why not. Pure: records in, sentences out.
+
+The dashboard, `refitd top` and whoever asks GET /v1/overview show these words, so that all say the same.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from refitd.catalog.record import VersionRecord
+from refitd.rollout.record import EngineRecord, RolloutRecord
+from refitd.rollout.strategy import Strategy, has_given_up, released, why_waiting
+from refitd_client.contract.states import EngineState, Standing, VersionState
+from refitd_client.contract.wire import RunGlance
+
+NAMED = 3  # engines that a sentence names; the others it counts
+_TROUBLE = (EngineState.QUARANTINED, EngineState.TAINTED, EngineState.NACKED, EngineState.UNREACHABLE)
+_OVER = frozenset({VersionState.RETIRED, VersionState.DELETED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What a glance takes in. `versions` are the run's, `rollout` its newest, `target` what engines should serve."""
+
+    run: str
+    target: VersionRecord | None
+    versions: Sequence[VersionRecord]
+    engines: Sequence[EngineRecord]
+    rollout: RolloutRecord | None
+    strategy: Strategy
+
+
+def glance(seen: Seen) -> RunGlance:
+    """Look."""
+    newest = newest_of(seen.versions)
+    there = [engine for engine in seen.engines if _is_there(engine, seen.target)]
+    trouble, waiting = _trouble(seen, newest), _waiting(seen, newest)
+    paused = seen.rollout.paused_since if seen.rollout is not None else None
+    return RunGlance(
+        run=seen.run,
+        standing=_standing(seen, newest, bool(trouble), len(there)),
+        headline=_headline(seen, newest, len(there)),
+        reasons=[*trouble, *waiting],
+        target=None if seen.target is None else seen.target.id,
+        target_step=None if seen.target is None else seen.target.order.step,
+        newest=None if newest is None else newest.id,
+        newest_step=None if newest is None else newest.order.step,
+        rollout=None if seen.rollout is None else seen.rollout.state,
+        paused_since=paused,
+        engines=dict(Counter(engine.state for engine in seen.engines)),
+        in_sync=len(there),
+    )
+
+
+def newest_of(versions: Iterable[VersionRecord]) -> VersionRecord | None:
+    """What the trainer published last in the run's newest generation, whatever became of it."""
+    left = (version for version in versions if version.state not in _OVER)
+    return max(left, key=lambda version: version.order, default=None)
+
+
+def _is_there(engine: EngineRecord, target: VersionRecord | None) -> bool:
+    return target is not None and engine.serving == target.id and engine.state is EngineState.IN_SYNC
+
+
+def _standing(seen: Seen, newest: VersionRecord | None, is_troubled: bool, there: int) -> Standing:
+    if is_troubled:
+        return Standing.TROUBLED
+    is_newest = newest is not None and seen.target is not None and newest.id == seen.target.id
+    if is_newest and there == len(seen.engines):
+        return Standing.CURRENT
+    return Standing.PAUSED if _is_paused(seen) else Standing.MOVING
+
+
+def _is_paused(seen: Seen) -> bool:
+    return seen.rollout is not None and seen.rollout.paused_since is not None
+
+
+def _headline(seen: Seen, newest: VersionRecord | None, there: int) -> str:
+    if seen.target is None:
+        return "No good version yet." if newest is not None else "No version yet."
+    step, count = f"step {seen.target.order.step:,}", len(seen.engines)
+    newest_too = ", the newest" if newest is not None and newest.id == seen.target.id else ""
+    if count == 0:
+        return f"No engine follows this run; {step} is its target."
+    if there == count:
+        who = "The engine serves" if count == 1 else f"All {count} engines serve"
+        return f"{who} {step}{newest_too}."
+    return f"{there} of {count} engines serve {step}{newest_too}."
+
+
+def _trouble(seen: Seen, newest: VersionRecord | None) -> list[str]:
+    """What somebody should look at."""
+    found = [_group(seen, state) for state in _TROUBLE]
+    if newest is not None and newest.id != (seen.target.id if seen.target else None):
+        if newest.state in {VersionState.REJECTED, VersionState.LOST}:
+            found.append(f"Step {newest.order.step:,} is {newest.state}: {newest.reason or 'for no known reason'}")
+        elif newest.state is VersionState.UNKNOWN:
+            found.append(f"Step {newest.order.step:,} could not be read: {newest.reason}")
+        elif newest.barred:
+            found.append(f"Step {newest.order.step:,} is barred: {newest.reason or 'it was rolled back from'}")
+    return [sentence for sentence in found if sentence is not None]
+
+
+def _group(seen: Seen, state: EngineState) -> str | None:
+    """One sentence for all engines in a state: with two hundred, a sentence each is none at all."""
+    mine = sorted((engine for engine in seen.engines if engine.state is state), key=lambda engine: engine.id)
+    if not mine:
+        return None
+    why = next((engine.reason for engine in mine if engine.reason), None)
+    return f"{_names([engine.id for engine in mine])} {state}" + (f": {why}" if why else "")
+
+
+def _names(ids: Sequence[str]) -> str:
+    if len(ids) == 1:
+        return f"{ids[0]} is"
+    more = len(ids) - NAMED
+    listed = ", ".join(ids[:NAMED])
+    return f"{listed} and {more} more are" if more > 0 else f"{', '.join(ids[:-1])} and {ids[-1]} are"
+
+
+def _waiting(seen: Seen, newest: VersionRecord | None) -> list[str]:
+    """What goes on, or is waited for."""
+    found: list[str] = []
+    if seen.rollout is not None and seen.rollout.paused_since is not None:
+        found.append("Rollouts of this run are paused: no engine goes to a newer version before they are resumed")
+    if newest is not None and newest.state.is_open and newest.state is not VersionState.UNKNOWN:
+        why = f": {newest.reason}" if newest.reason else ""
+        found.append(f"Step {newest.order.step:,} is {newest.state}{why}")
+    busy = (_group(seen, state) for state in (EngineState.UPDATING, EngineState.VERIFYING, EngineState.PROBING))
+    found += [sentence for sentence in busy if sentence is not None]
+    return [*found, *_turn(seen)]
+
+
+def _turn(seen: Seen) -> list[str]:
+    """Engines that could load and do not: whose turn it is not, or which have given the target up."""
+    if seen.target is None or _is_paused(seen):
+        return []
+    behind = [e for e in seen.engines if e.state is EngineState.BEHIND]
+    gave_up = sorted(engine.id for engine in behind if has_given_up(engine, seen.target))
+    free = released(seen.strategy, seen.target, seen.rollout, seen.engines)
+    later = sorted(engine.id for engine in behind if engine.id not in free)
+    found: list[str] = []
+    if gave_up:
+        found.append(f"{_names(gave_up)} not brought to it again: loads of it failed too often")
+    if later:
+        why = why_waiting(seen.strategy, seen.target, seen.engines)
+        found.append(f"{_names(later)} next: {why}")
+    return found

@@ -1,0 +1,78 @@
+"""GET /v1/overview: everything at a glance, made and encoded once however many watch."""
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from refitd.ledger import Ledger
+from refitd.surface.context import ServiceOf
+from refitd.surface.glance import Seen, glance
+from refitd.surface.health import faults_now
+from refitd.surface.present import present_engine
+from refitd_client.contract.states import VersionState
+from refitd_client.contract.wire import Faults, Overview, RunGlance
+
+router = APIRouter(prefix="/v1", tags=["overview"])
+
+
+class Cached:
+    """The last overview, in JSON. It is good until the ledger's bell rings again, or something else goes wrong."""
+
+    def __init__(self) -> None:
+        self._as_of = (-1, Faults())
+        self._json = b""
+
+    def json(self, ledger: Ledger, faults: Faults) -> bytes:
+        """The overview as it is now."""
+        now = (ledger.bell.count, faults)
+        if self._as_of != now:
+            self._json, self._as_of = msgspec.json.encode(overview_of(ledger, faults)), now
+        return self._json
+
+
+@router.get("/overview", response_class=Response, responses={200: {"model": Overview}})
+async def overview(service: ServiceOf, request: Request) -> Response:
+    """Each run with a sentence that says whether its engines are on the newest version; all engines; counts."""
+    cached: Cached = request.app.state.overview
+    faults = await faults_now(service.ledger)  # a full disk is when somebody looks: it is told, and hides nothing else
+    return Response(cached.json(service.ledger, faults), media_type="application/json")
+
+
+def overview_of(ledger: Ledger, faults: Faults) -> Overview:
+    """Look at everything."""
+    return Overview(
+        at=ledger.clock.now(),
+        event=ledger.last_event,
+        strategy=ledger.strategy.name,
+        faults=faults,
+        runs=[glance_at(ledger, run) for run in runs_of(ledger)],
+        engines=[present_engine(engine, ledger) for _, engine in sorted(ledger.engines.items())],
+        versions=_count(ledger),
+        held_bytes=sum(version.bytes or 0 for version in ledger.versions.values()),
+    )
+
+
+def runs_of(ledger: Ledger) -> list[str]:
+    """The runs that anything is known of."""
+    runs = {version.run for version in ledger.versions.values()}
+    return sorted(runs | {engine.run for engine in ledger.engines.values() if engine.run is not None})
+
+
+def glance_at(ledger: Ledger, run: str) -> RunGlance:
+    """One run."""
+    return glance(
+        Seen(
+            run=run,
+            target=ledger.goals(run).target,
+            versions=[version for version in ledger.versions.values() if version.run == run],  # in any order
+            engines=ledger.engines_of(run),
+            rollout=ledger.rollouts.get(run),
+            strategy=ledger.strategy,
+        )
+    )
+
+
+def _count(ledger: Ledger) -> dict[VersionState, int]:
+    counts = dict.fromkeys(VersionState, 0)
+    for version in ledger.versions.values():
+        counts[version.state] += 1
+    return counts | {VersionState.DELETED: len(ledger.gone)}

@@ -1,0 +1,36 @@
+"""Routes of rollouts: pause them, let them go on."""
+
+from fastapi import APIRouter
+
+from refitd.problem import Kind, ProblemError
+from refitd.surface.context import Service, ServiceOf
+from refitd.surface.overview import glance_at
+from refitd_client.contract.wire import Rollouts, RunGlance
+
+router = APIRouter(prefix="/v1/rollouts", tags=["rollouts"])
+
+
+@router.post("/pause")
+async def pause(order: Rollouts, service: ServiceOf) -> RunGlance:
+    """Bring no engine of the run to a newer version until it is resumed.
+
+    Loads that are under way come to their end. An engine that is restarted or breaks is brought to the last good
+    version, and a rollback is carried out. It outlives a restart of the service.
+    """
+    return await _set(service, order.run, paused=True)
+
+
+@router.post("/resume")
+async def resume(order: Rollouts, service: ServiceOf) -> RunGlance:
+    """Let the rollouts of the run go on."""
+    return await _set(service, order.run, paused=False)
+
+
+async def _set(service: Service, run: str, *, paused: bool) -> RunGlance:
+    rollout = service.ledger.rollouts.get(run)
+    if rollout is None:
+        detail = f"run {run} has no rollout yet: there is one as soon as it has a good version"
+        raise ProblemError(Kind.UNKNOWN_RUN, detail)
+    service.ledger.pause_rollouts(rollout, paused=paused)
+    await service.ledger.durable()
+    return glance_at(service.ledger, run)

@@ -1,0 +1,183 @@
+"""A delta on disk: looked at, checked and read, whole, before anything is written.
+
+Its folder is opened beneath the root and no link is followed, as for full versions. The file is read and not mapped:
+what is checked is what is applied. docs/delta-format.md says what it holds.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from io import RawIOBase
+from pathlib import Path
+from typing import Any
+from weakref import finalize
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from refitd.catalog.fault import shown
+from refitd.catalog.opening import ChangedError, FileStat, Folder, OpeningRefusedError
+from refitd_client.contract.manifest import MAX_MANIFEST_BYTES, Manifest, ManifestRefusedError, parse_manifest
+from refitd_client.contract.naming import DELTA_NAME, MANIFEST_NAME, version_id
+from refitd_client.contract.states import Kind
+from refitd_client.delta import Delta, DeltaRefusedError, parse_delta
+from refitd_client.finite import any_nonfinite, count_nonfinite
+from refitd_sglang.adjacent import together
+from refitd_sglang.source import Place, SourceRefusedError
+
+_COUNT = (MANIFEST_NAME, DELTA_NAME)
+Room = Callable[[int], NDArray[np.uint8]]
+
+
+def _room(size: int) -> NDArray[np.uint8]:
+    return np.empty(size, np.uint8)
+
+
+class Kept:
+    """A delta's file, held open: it can be read again whatever became of its folder. Closed when nobody has it."""
+
+    def __init__(self, fd: int, place: Place, base: str, label: str) -> None:
+        """`fd` stays the caller's."""
+        self._fd = os.dup(fd)
+        self.place, self.base, self.label = place, base, label
+        finalize(self, os.close, self._fd)
+
+    def read(self) -> Delta:
+        """All of it, once more.
+
+        Raises:
+            SourceRefusedError: it is not what it was.
+            OSError: it cannot be read.
+        """
+        data = np.empty(os.fstat(self._fd).st_size, np.uint8)
+        with open(self._fd, "rb", closefd=False, buffering=0) as file:
+            file.seek(0)
+            _fill(file, data.data)
+        try:
+            return parse_delta(data.data)
+        except DeltaRefusedError as error:
+            raise SourceRefusedError(f"the changes to {self.label} are not what they were: {error}") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """A delta, in memory. `files` is what its files looked like from outside; `kept` outlives what is in memory."""
+
+    place: Place
+    manifest: Manifest
+    files: tuple[FileStat, ...]
+    kept: Kept = field(repr=False)
+    delta: Delta = field(repr=False)
+
+    @property
+    def label(self) -> str:
+        """The id of the version that it leads to."""
+        return version_id(self.manifest.run, self.manifest.order)
+
+    @property
+    def digest(self) -> str:
+        """Equal for equal versions."""
+        return self.manifest.digest
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes in memory."""
+        return sum(change.indices.nbytes + change.values.nbytes for change in self.delta.changes.values())
+
+    def is_unchanged(self) -> bool:
+        """Whether the folder still looks as it did. Cheap."""
+        try:
+            with Folder(self.place.root, self.place.path) as folder:
+                listing = folder.list()
+        except (OSError, OpeningRefusedError):
+            return False
+        return tuple(listing.get(name) for name in _COUNT) == self.files
+
+
+def is_delta(path: str) -> bool:
+    """Whether a version's folder holds changes in place of tensors."""
+    return (Path(path) / DELTA_NAME).is_file()
+
+
+def open_changes(place: Place, *, check_bytes: bool, room: Room = _room) -> Changes:
+    """Look at a delta, check it, and read it. `room` gives the memory for so many bytes of it.
+
+    Raises:
+        SourceRefusedError: it is none that may be applied to anything.
+        OSError: it cannot be read.
+    """
+    try:
+        with Folder(place.root, place.path) as folder:
+            listing = folder.list()
+            files = {name: listing[name] for name in _COUNT}
+            manifest = parse_manifest(bytes(_read(folder, MANIFEST_NAME, files, MAX_MANIFEST_BYTES, _room)))
+            data = _read(folder, DELTA_NAME, files, files[DELTA_NAME].size, room)
+            delta = _checked(manifest, data, place)
+            with folder.open(DELTA_NAME, files[DELTA_NAME]) as fd:
+                kept = Kept(fd, place, delta.base, delta.version)
+    except KeyError as error:
+        raise SourceRefusedError(f"{place.folder} has no {error.args[0]}") from error
+    except (OpeningRefusedError, ChangedError, ManifestRefusedError) as error:
+        raise SourceRefusedError(f"{place.folder}: {error}") from error
+    if check_bytes:
+        _check_finite(delta)
+    return Changes(place=place, manifest=manifest, files=tuple(files.values()), kept=kept, delta=delta)
+
+
+def _read(folder: Folder, name: str, files: dict[str, FileStat], limit: int, room: Room) -> memoryview:
+    """The whole of a file."""
+    if files[name].size > limit:
+        raise SourceRefusedError(f"{name} has {files[name].size} bytes; at most {limit} are read")
+    data = room(files[name].size)
+    with folder.open(name, files[name]) as fd, open(fd, "rb", closefd=False, buffering=0) as file:
+        _fill(file, data.data)
+    return data.data
+
+
+def _fill(file: RawIOBase, data: memoryview) -> None:
+    """Read so many bytes, in as many turns as the system takes: it gives 2 GiB at a time at most."""
+    while data:
+        count = file.readinto(data)
+        if not count:
+            raise ChangedError("a file became shorter while it was read")
+        data = data[count:]
+
+
+def _checked(manifest: Manifest, data: memoryview, place: Place) -> Delta:
+    """Hold file, manifest and delta against each other."""
+    if manifest.kind is not Kind.DELTA:
+        raise SourceRefusedError(f"{place.folder} holds changes, and its manifest says kind {manifest.kind.value}")
+    said = manifest.files.get(DELTA_NAME)
+    if said is None or said.size != len(data) or said.digest != f"xxh3:{xxhash.xxh3_128(data).hexdigest()}":
+        raise SourceRefusedError(f"{DELTA_NAME} is not what refit.json says it is: its bytes were damaged")
+    try:
+        delta = parse_delta(data)
+    except DeltaRefusedError as error:
+        raise SourceRefusedError(f"{DELTA_NAME} is no delta to be used: {error}") from error
+    if (delta.base, delta.version) != (manifest.base, version_id(manifest.run, manifest.order)):
+        raise SourceRefusedError(
+            f"{DELTA_NAME} leads from {shown(delta.base)} to {shown(delta.version)}, and refit.json says otherwise"
+        )
+    for name, change in delta.changes.items():
+        if manifest.fingerprints and manifest.fingerprints.get(name) != f"{change.result:016x}":
+            raise SourceRefusedError(f"refit.json has another fingerprint for tensor {shown(name)} than {DELTA_NAME}")
+    return delta
+
+
+def _check_finite(delta: Delta) -> None:
+    kinds: dict[str, list[NDArray[Any]]] = {}
+    for change in delta.changes.values():
+        kinds.setdefault(change.dtype, []).append(change.values)
+    if all((values := together(arrays)) is not None and not _any(dtype, values) for dtype, arrays in kinds.items()):
+        return
+    for name, change in delta.changes.items():
+        if count := count_nonfinite(change.dtype, np.ascontiguousarray(change.values).view(np.uint8)):
+            raise SourceRefusedError(
+                f"tensor {shown(name)} gets {count} non-finite values (NaN or infinity): the trainer has diverged "
+                "[non-finite]"
+            )
+
+
+def _any(dtype: str, values: NDArray[Any]) -> bool:
+    return any_nonfinite(dtype, values.view(np.uint8))

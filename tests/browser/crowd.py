@@ -1,0 +1,80 @@
+"""A service with as much to show as there may be: the real API over a ledger of 1,000 versions and 200 engines."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+
+from refitd.clock import SystemClock
+from refitd.journal.journal import Journal
+from refitd.ledger import Ledger
+from refitd.rollout.record import AttemptRecord
+from refitd.settings import Settings
+from refitd.surface.api import build_api
+from refitd.surface.context import Service
+from refitd_client.contract.states import EngineState
+from refitd_client.contract.wire import Reclaimable, ReclaimPlan
+from support.records import engine, version
+
+VERSIONS, ENGINES = 1000, 200
+STAGES = {"pause": 4.0, "load": 300.0, "verify": 80.0, "resume": 2.0}
+
+
+class _Plan:
+    """Keeps everything, for as many reasons as there are engines."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    async def plan(self) -> ReclaimPlan:
+        """See `Sweeper`."""
+        reasons = [f"engine {name} serves it" for name in self._ledger.engines]
+        items = [
+            Reclaimable(path=version.path, keep=True, reasons=reasons, version=version.id, bytes=version.bytes)
+            for version in self._ledger.versions.values()
+        ]
+        return ReclaimPlan(items=items, freed_bytes=0)
+
+    async def run(self) -> ReclaimPlan:
+        """See `Sweeper`."""
+        return await self.plan()
+
+
+@asynccontextmanager
+async def crowd(tmp_path: Path) -> AsyncIterator[tuple[FastAPI, Ledger]]:
+    """The API, and the ledger behind it."""
+    journal = Journal(tmp_path / "state")
+    ledger = Ledger(journal, SystemClock())
+    _fill(ledger)
+    parts: dict[str, Any] = {"intake": None, "fleet": None, "sweeper": _Plan(ledger)}
+    service = Service(settings=Settings(root=tmp_path), ledger=ledger, **parts)
+    async with asyncio.TaskGroup() as group:
+        writing = group.create_task(journal.run())
+        await ledger.durable()
+        try:
+            yield build_api(service), ledger
+        finally:
+            writing.cancel()
+    journal.close()
+
+
+def _fill(ledger: Ledger) -> None:
+    ledger.root_fault = ledger.fleet_fault = None
+    now = ledger.clock.now()
+    for step in range(1, VERSIONS + 1):
+        timings = {"publish": 400.0, "seen": 3.0, "validate": 90.0} | STAGES
+        ledger.put_version(version(step, created_at=now, bytes=3 * 10**9, served_at=now, timings=timings), "sealed")
+    target = f"run~v{VERSIONS:06d}"
+    for number in range(ENGINES):
+        name = f"gpu-{number:03d}"
+        load = AttemptRecord(id=name, engine=name, version=target, started_at=now, outcome="ACK", timings=STAGES)
+        ledger.close_attempt(load)
+        record = engine(name, serving=target, last_attempt=load)
+        if number % 50 == 7:
+            record = replace(record, state=EngineState.UNREACHABLE, reason="connection refused", serving="run~v000998")
+        ledger.put_engine(record, "added")
+    ledger.start_rollout("run", target, "newest good version")

@@ -1,0 +1,138 @@
+"""`make screenshots`: pictures of the dashboard and of `refitd top` for the README, of a stack that really runs.
+
+    screenshots.py FOLDER
+
+A trainer's publisher, six engines over HTTP and the service, all real processes. One engine is stopped, one version is
+bad, so that there is something to see.
+"""
+
+import asyncio
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from playwright.async_api import Browser, async_playwright
+from safetensors.torch import load_file, save_file
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from conftest import QUIET, chromium
+from refitd_client import RefitClient, WeightPublisher
+from refitd_embedded.demo.processes import Child
+
+RUN = "grpo-7b"
+STEPS = range(4191, 4201)
+DELAYS = (0.35, 0.4, 0.4, 0.45, 0.5, 0.55)  # seconds that each engine's load takes longer
+AWAY = 4  # the engine that is stopped before the last two steps
+DESK = {"width": 1280, "height": 1200}
+PHONE = {"width": 390, "height": 844}
+
+
+def main(out: Path) -> None:
+    """Take them all."""
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="refitd-pictures-") as name, _stack(Path(name)) as url:
+        asyncio.run(_take(url, out))
+        _terminal(url, out)
+
+
+@contextmanager
+def _stack(folder: Path) -> Generator[str]:
+    base, root = _model(folder / "base"), folder / "root"
+    root.mkdir()
+    with ExitStack() as running:
+        engines: list[str] = []
+        away = ExitStack()
+        for number, delay in enumerate(DELAYS):
+            words = ["refitd_embedded", "--model-path", str(base), "--port", "0", "--load-delay", str(delay)]
+            keep = away if number == AWAY else running
+            child = keep.enter_context(Child(f"gpu-{number}", words, folder))
+            engines.append(f"  - {{id: gpu-{number}, url: '{child.url()}', run: {RUN}}}")
+        (folder / "engines.yaml").write_text("engines:\n" + "\n".join(engines) + "\n")
+        flags = {"--root": root, "--state": folder / "state", "--base-model": base, "--port": 0}
+        flags |= {"--engines-file": folder / "engines.yaml", "--keep-last": 8, "--keep-every": 10}
+        words = ["refitd", "serve", *(str(word) for flag in flags.items() for word in flag)]
+        url = running.enter_context(Child("refitd", words, folder)).url()
+        running.push(away)
+        _history(root, base, url, away)
+        yield url
+
+
+def _model(folder: Path) -> Path:
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=4096,
+        hidden_size=256,
+        intermediate_size=688,
+        num_hidden_layers=6,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        tie_word_embeddings=False,
+        dtype="bfloat16",
+    )
+    Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+def _history(root: Path, base: Path, url: str, away: ExitStack) -> None:
+    """A while of training: an engine is stopped towards its end, and a step is bad."""
+    weights = load_file(base / "model.safetensors")
+    with WeightPublisher(root, RUN, url, base_model=base) as publisher, RefitClient(url) as client:
+        for step in STEPS:
+            for tensor in weights.values():
+                tensor.add_(0.0005)
+            if step == STEPS[-2]:
+                away.close()
+            publisher.publish(weights, step=step).wait(timeout=120)
+        client.pin(f"{RUN}~v{STEPS[-5]:06d}")
+        _bad(root, base, STEPS[-1] + 1)
+        rejected = client.wait(f"{RUN}~v{STEPS[-1] + 1:06d}", timeout=60)
+        if rejected.outcome != "failed":
+            raise RuntimeError(f"the torn step is {rejected.outcome}")
+
+
+def _bad(root: Path, base: Path, step: int) -> None:
+    """A checkpoint with a NaN, as a trainer without the SDK writes it."""
+    weights = load_file(base / "model.safetensors")
+    weights["model.layers.3.mlp.up_proj.weight"][7, 11] = float("nan")
+    folder = root / RUN / f"v{step:06d}"
+    folder.mkdir()
+    shutil.copy(base / "config.json", folder)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+async def _take(url: str, out: Path) -> None:
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=chromium(), args=QUIET)
+        await _picture(browser, url, out / "dashboard-light.png", viewport=DESK)
+        await _picture(browser, url, out / "dashboard-dark.png", viewport=DESK, color_scheme="dark")
+        await _picture(browser, url, out / "dashboard-phone.png", viewport=PHONE)
+        await browser.close()
+
+
+async def _picture(browser: Browser, url: str, file: Path, **look: Any) -> None:
+    page = await (await browser.new_context(**look)).new_page()
+    await page.goto(url)
+    await page.locator("table.log tbody tr").first.wait_for()
+    await page.locator("table.disk tbody tr").first.wait_for()
+    if look["viewport"] == DESK:
+        await page.get_by_role("button", name=f"{STEPS[-1]:,}", exact=True).click()
+        await page.locator("table.loads tbody tr").first.wait_for()
+    await page.screenshot(path=file)
+    await page.context.close()
+
+
+def _terminal(url: str, out: Path) -> None:
+    """As text: a terminal's picture would be one of its font."""
+    command = [sys.executable, "-m", "refitd", "top", "--once", "--url", url]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True)
+    (out / "top.txt").write_text(shown.stdout)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,69 @@
+"""kill -9 of one rank in the middle of a version: every other rank hears of it by the rank's number."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from refitd_client import PublishError, RankLostError, ShardedPublisher, durable
+from refitd_client.sharded import follower
+from support.ranks import run_ranks
+from unit import published, sharded_cases
+
+
+def _whole(folder: Path) -> list[str]:
+    """The visible versions, each of them held against its manifest."""
+    names = published.versions(folder)
+    for name in names:
+        published.check(folder / name)
+    return names
+
+
+def _attempt(call: Callable[[], Any]) -> Exception | None:
+    try:
+        call()
+    except Exception as error:
+        return error
+    return None
+
+
+def _die(rank: int, size: int, root: Path, who: int, where: str) -> list[Exception | None]:
+    model = sharded_cases.fsdp2(rank, size)
+    publisher = ShardedPublisher(root, "run", rank_timeout=20)
+    publisher.publish(model, step=1)
+    if rank == who:
+        module = durable if hasattr(durable, where) else follower.writing
+        setattr(module, where, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
+    errors = [_attempt(lambda: publisher.publish(model, step=2)), _attempt(lambda: publisher.publish(model, step=3))]
+    publisher.close()
+    return errors
+
+
+def _go_on(rank: int, size: int, root: Path) -> None:
+    with ShardedPublisher(root, "run") as publisher:
+        publisher.publish(sharded_cases.fsdp2(rank, size), step=2)
+
+
+@pytest.mark.parametrize(
+    ("who", "where"), [(1, "opened"), (1, "write_at"), (1, "sync"), (2, "digest"), (0, "write_at"), (0, "rename")]
+)
+def test_a_rank_that_is_killed_in_mid_publish_ends_in_an_error_on_the_others_and_no_version(
+    tmp_path: Path, who: int, where: str
+) -> None:
+    """The others say whom they miss, and do not go on without it; ranks that are started anew do."""
+    run = tmp_path / "run"
+    results = run_ranks(3, tmp_path, _die, tmp_path, who, where)
+    assert results[who] is None
+    for errors in (errors for rank, errors in enumerate(results) if rank != who):
+        assert isinstance(errors[0], RankLostError), errors
+        assert errors[0].rank == who
+        assert f"rank {who} is gone" in str(errors[0])
+        assert isinstance(errors[1], PublishError)
+        assert "open another" in str(errors[1])
+    assert _whole(run) == ["v000001"]
+    assert (published.leftovers(run) == []) == (who != 0)  # what rank 0 left the service finds, its lock being free
+    assert run_ranks(2, tmp_path, _go_on, tmp_path) == [None, None]
+    assert "v000002" in _whole(run)[-1]

@@ -1,0 +1,268 @@
+"""The plugin's code for a GPU: its kernels and the driver do what numpy and torch do; and whole updates with it.
+
+    PYTHONPATH=client:service:tests python -m pytest -c /dev/null --rootdir . --noconftest tests/gpu -q -k plugin
+
+Skipped without CUDA.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+if not torch.cuda.is_available():
+    pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
+pytest.importorskip("triton")
+
+from safetensors.torch import save_file  # noqa: E402
+
+from refitd_client.delta.change import Change  # noqa: E402
+from refitd_client.fingerprint import fingerprints  # noqa: E402
+from refitd_client.fingerprint.batch import Batch  # noqa: E402
+from refitd_client.fingerprint.definition import ROW  # noqa: E402
+from refitd_sglang import device_patch, driver, road  # noqa: E402
+from refitd_sglang.contents import contents_of, digest  # noqa: E402
+from refitd_sglang.device_patch import DevicePatch  # noqa: E402
+from refitd_sglang.loading import span_of  # noqa: E402
+from refitd_sglang.overlap import Overlap, Seen, parts_of  # noqa: E402
+from refitd_sglang.patch import HostPatch, pieces_of  # noqa: E402
+from refitd_sglang.recorder import Copy  # noqa: E402
+from refitd_sglang.registered import Registry  # noqa: E402
+from refitd_sglang.routes import Route  # noqa: E402
+from refitd_sglang.source import Place, mapped  # noqa: E402
+from refitd_sglang.transaction import Outcome  # noqa: E402
+from support.mini_sglang import TinyModel, expected, tiny_weights, values  # noqa: E402
+from support.tiny_rank import Rank, delta, version  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+DTYPES = [torch.uint8, torch.bfloat16, torch.float32, torch.float64]
+
+
+def bits(dtype: Any, count: int) -> Any:
+    return torch.randint(0, 256, (count * dtype.itemsize,), dtype=torch.uint8).view(dtype)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """On tmpfs: only there files are registered."""
+    path = Path(tempfile.mkdtemp(dir="/dev/shm"))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_all_fingerprints_in_one_launch_are_those_of_each(dtype: Any) -> None:
+    """Of few elements and of many, of slices that are not aligned, of what has gaps, and again when it has changed."""
+    base = bits(dtype, 300 * ROW).cuda()
+    tensors = [base[:1], base[7 : 7 + 3 * ROW], base[64 : 64 + 200 * ROW + 5], base.view(300, ROW)[:, :5], base[:0]]
+    batch = Batch(tensors)
+    for _ in range(2):
+        assert batch.fingerprints() == fingerprints([tensor.cpu() for tensor in tensors])
+        base.copy_(bits(dtype, 300 * ROW))
+
+
+@pytest.mark.parametrize("kind", [np.uint32, np.uint64])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_patch_on_the_device_does_what_one_in_host_memory_does(
+    dtype: Any, kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole tensors, columns, transposed ones; in several chunks."""
+    monkeypatch.setattr(device_patch, "_SCRATCH", 60 * 1024)
+    device_patch._memory.cache_clear()
+    random = np.random.default_rng(0)
+    holders = [bits(dtype, 200_000), bits(dtype, 9_000)]
+    row = {"row_index": 100, "column_place": 1, "whole": False}
+    routes = [
+        Route(holder=0, offset=0, begin=3000, rows=1, columns=100_000, row_index=100_000, row_place=1, column_place=1, whole=True),  # noqa: E501
+        Route(holder=1, offset=50, begin=0, rows=100, columns=50, row_place=50, **row),
+        Route(holder=1, offset=0, begin=6000, rows=30, columns=100, row_place=1, **row | {"column_place": 30}),
+    ]  # fmt: skip
+    pieces = []
+    for number, (route, elements) in enumerate(zip(routes, (100_000, 10_000, 3_000), strict=True)):
+        indices = np.sort(random.choice(elements, elements // 4, replace=False)).astype(kind)
+        new = random.integers(0, 256, len(indices) * dtype.itemsize, dtype=np.uint8).view(f"u{dtype.itemsize}")
+        change = Change(dtype="", shape=(), indices=indices, values=new, base=0, result=0)
+        pieces += pieces_of(f"w{number}", change, [route])
+    there = [holder.cuda() for holder in holders]
+    before = [holder.clone() for holder in holders]
+    host, device = HostPatch(pieces, holders), DevicePatch(pieces, there)
+    one, other = host.look(), device.look()
+    assert (list(one.pieces), list(one.holders)) == (list(other.pieces), list(other.holders))
+    host.write()
+    device.write()
+    assert [same(*pair) for pair in zip(holders, there, strict=True)] == [True, True]
+    assert not same(before[0], there[0])
+    device.undo()
+    device_patch._memory.cache_clear()
+    assert [same(*pair) for pair in zip(before, there, strict=True)] == [True, True]
+
+
+def same(some: Any, other: Any) -> bool:
+    return torch.equal(some.view(torch.uint8), other.cpu().view(torch.uint8))
+
+
+def copies(target: Any, source: Any) -> list[Copy]:
+    """Of the parts of a tensor `w`: whole rows that become one move, columns, and a transposed part."""
+    parts = [
+        (target[0:100], source[0:100]),
+        (target[100:200], source[100:200]),
+        (target[200:300, 10:138], source[200:300, 10:138]),
+        (target[300:337, :100], source[300:400, 3:40].t()),
+    ]
+    return [Copy("w", other.storage_offset(), tuple(other.shape), other.stride(), some) for some, other in parts]
+
+
+def test_copies_from_registered_files_are_torchs_copies(folder: Path) -> None:
+    """The file is looked at anew each time, and registered once."""
+    data = bits(torch.bfloat16, 400 * 256).view(400, 256)
+    save_file({"w": data}, folder / "model.safetensors")
+    registry, target = Registry(), torch.zeros(400, 256, dtype=torch.bfloat16, device="cuda")
+    wanted = torch.zeros(400, 256, dtype=torch.bfloat16)
+    for copy in copies(wanted, data):
+        copy.target.copy_(copy.source({"w": data}))
+    for _ in range(2):
+        source = mapped(Place(folder.parent, folder.name))
+        files = source.registered(registry, 0)
+        assert files is not None
+        table = road.table_of(copies(target, data), source.structure.headers)
+        assert [len(moves) for moves in table.moves.values()] == [2]
+        plain = [(copy.target, copy.source({"w": data})) for copy in copies(target, data)]
+        for ready in (
+            road.registered(table, files, torch.device("cuda", 0), source.tensors),
+            road.buffered(lambda plain=plain: plain),
+        ):
+            target.zero_()
+            for step in ready.steps:
+                step()
+            torch.cuda.synchronize()
+            assert same(wanted, target)
+        assert len(registry) == 1
+    del files, ready, source
+    (folder / "model.safetensors").unlink()
+    registry.begin()
+    assert len(registry) == 0
+
+
+def test_what_is_larger_than_a_pinned_buffer_goes_through_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(road, "_ROOM", 2**20)
+    source = bits(torch.bfloat16, 3000 * 1000).view(3000, 1000)
+    target = torch.zeros_like(source, device="cuda")
+    for step in road.buffered(lambda: [(target, source)]).steps:
+        step()
+    torch.cuda.synchronize()
+    assert same(source, target)
+
+
+def test_memory_that_is_there_counts_as_there() -> None:
+    assert driver.is_mapped(torch.zeros(10, device="cuda").data_ptr())
+
+
+def test_fingerprints_beside_copies_are_those_of_before_and_after() -> None:
+    """Also where it breaks off: all that is to be put back is known."""
+    held, new = ([bits(torch.bfloat16, 3 * ROW + 40 * number) for number in range(20)] for _ in range(2))
+    tensors = [tensor.cuda() for tensor in held]
+    pinned = [tensor.pin_memory() for tensor in new]
+    watched = [*tensors, tensors[3][ROW:], torch.zeros(5, device="cuda")]
+    writes = [(tensor.nbytes, span_of(tensor)) for tensor in tensors]
+    overlap = Overlap(parts_of(writes, [span_of(tensor) for tensor in watched], 4), watched)
+    steps = [partial(target.copy_, source, non_blocking=True) for target, source in zip(tensors, pinned, strict=True)]
+    for turn in range(3):
+        before, seen = fingerprints(watched), Seen()
+        overlap.run(steps, seen)
+        assert (seen.before, seen.after) == (before, fingerprints(watched))
+        assert all(same(*pair) for pair in zip(new, tensors, strict=True))
+        for target, source in zip(tensors, held, strict=True):
+            target.copy_(source)
+        broken = [*steps[:turn], lambda: 1 / 0, *steps[turn + 1 :]]
+        before, seen = fingerprints(watched), Seen()
+        with pytest.raises(ZeroDivisionError):
+            overlap.run(broken, seen)
+        assert (seen.before, seen.after) == (before, None)
+        for target, source in zip(tensors, held, strict=True):
+            target.copy_(source)
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_a_whole_update_of_plain_copies_is_watched(
+    folder: Path, failing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model whose loader computes nothing; and what a failure in the midst of it leaves."""
+
+    class Plain(TinyModel):
+        def _load_norm(self, tensor: Any) -> None:
+            self.norm.data.copy_(tensor)
+
+        def _load_embed(self, tensor: Any) -> None:
+            self.embed.data[:5].copy_(tensor)
+
+    root, startup = folder / "root", folder / "startup"
+    (root / ".refitd").mkdir(parents=True)
+    startup.mkdir()
+    save_file(tiny_weights(0), startup / "model.safetensors")
+    rank = Rank(startup, device="cuda")
+    rank.model.__class__ = Plain
+    assert rank.answer(version(root, 1, fingerprints=True)).how == "load"
+    rank.engine.loading.plan.proven = True  # what pads the vocabulary is not written, and stays
+    for step in (2, 3):
+        path = version(root, step, fingerprints=True)
+        assert rank.engine.prepare(str(path)).watches
+        if failing and step == 3:
+            monkeypatch.setattr(road.driver, "to_device", lambda *_: 1 / 0)
+            held = contents_of(rank.model)
+            assert rank.answer(path).outcome is Outcome.RESTORED
+            assert contents_of(rank.model) == held
+            return
+        answer = rank.answer(path)
+        assert (answer.outcome, answer.how, answer.proved) == (Outcome.SERVED, "replay", 6)
+        assert answer.contents == digest(contents_of(rank.model))
+        assert values(rank.model)["qkv"] == expected(tiny_weights(step))["qkv"]
+
+
+@pytest.mark.parametrize("registers", [True, False])
+def test_updates_of_a_model_on_a_gpu(folder: Path, registers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the loader, by replay and by delta, prepared or not, and undone."""
+    root, startup = folder / "root", folder / "startup"
+    (root / ".refitd").mkdir(parents=True)
+    startup.mkdir()
+    save_file(tiny_weights(0), startup / "model.safetensors")
+    rank = Rank(startup, device="cuda")
+    if not registers:
+        rank.engine.loading._registry._refused = True
+    for step, how in ((1, "load"), (2, "replay"), (3, "replay")):
+        path = version(root, step, fingerprints=True)
+        if step == 3:
+            rank.engine.prepare(str(path))
+        answer = rank.answer(path)
+        assert (answer.outcome, answer.how, answer.proved) == (Outcome.SERVED, how, 5)
+        assert rank.holds(step)
+        assert answer.contents == digest(contents_of(rank.model))
+    assert (len(rank.engine.loading._registry) == 2) == registers
+    weights = tiny_weights(3)
+    for step in (4, 5):
+        after = {name: tensor.clone() for name, tensor in weights.items()}
+        for name in ("q.weight", "down.weight", "turned.weight", "embed.weight"):
+            after[name].view(-1)[step] = step
+        path = delta(root, step, step - 1, weights, after)
+        if step == 5:
+            rank.engine.prepare(str(path))
+        answer = rank.answer(path)
+        assert (answer.outcome, answer.how) == (Outcome.SERVED, "delta")
+        assert values(rank.model) == expected(after)
+        weights = after
+    put = DevicePatch.write
+
+    def failing(patch: DevicePatch) -> None:
+        put(patch)
+        raise RuntimeError("lost the device")
+
+    monkeypatch.setattr(DevicePatch, "write", failing)
+    after = {name: tensor.clone() for name, tensor in weights.items()}
+    after["k.weight"].zero_()
+    assert rank.answer(delta(root, 6, 5, weights, after)).outcome is Outcome.RESTORED
+    assert values(rank.model) == expected(weights)

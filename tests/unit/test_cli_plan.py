@@ -1,0 +1,124 @@
+"""`refitd plan`: the same plan for people and for machines, and errors that can be mended."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from support.command_line import answer, refitd
+from support.planning_page import CONFIGS
+
+A40 = ["--gpus-per-node", "1", "--gpu-memory", "44.42", "--mem-fraction-static", "0.8", "--context-length", "4096"]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> list[str]:
+    (tmp_path / "config.json").write_bytes(msgspec.json.encode(CONFIGS["Qwen2.5-0.5B"]))
+    return ["--model", str(tmp_path)]
+
+
+def test_one_gpu_gets_a_plan_with_reasons(model: list[str]) -> None:
+    shown = refitd("plan", "sglang.d1p1t1+d1p1t1", *A40, *model)
+    assert shown.exit_code == 1, "it does not fit"
+    for word in ("disk+delta", "Duplicate GPU detected", "does not fit", "mem_fraction_static", "KV cache", "Assumed"):
+        assert word in shown.stdout
+
+
+def test_it_is_one_json_document(model: list[str]) -> None:
+    shown = refitd("plan", "sglang.d1p1t1+d1p1t1", *A40, *model, "--json")
+    document = msgspec.json.decode(shown.stdout)
+    assert document.keys() >= {"transport", "rule", "reason", "memory", "assumptions", "sglang_flags", "environment"}
+    assert document["memory"].keys() >= {"fits", "processes", "changes"}
+    assert document["areal"]["sglang"]["mem_fraction_static"] == document["memory"]["changes"][0]["value"]
+    assert all(process["total"] > 0 for process in document["memory"]["processes"])
+
+
+def test_it_ends_well_where_the_job_fits(model: list[str]) -> None:
+    fitting = ["--gpus-per-node", "2", "--gpu-memory", "80", "--gradient-checkpointing"]
+    made = answer("plan", "sglang:d1+fsdp:d1", *fitting, *model)
+    assert made["memory"]["fits"]
+    assert made["meanwhile"] == "disk+delta"
+    assert "export NCCL_CUMEM_ENABLE=0" in refitd("plan", "sglang:d1+fsdp:d1", *fitting, *model).stdout
+
+
+def test_counts_do_in_place_of_a_string() -> None:
+    made = answer("plan", "--engine-gpus", "4", "--engine-tp", "2", "--trainer-gpus", "4", "--gpus-per-node", "8")
+    assert made["allocation"] == "sglang:d2t2+fsdp:d4"
+    assert made["update_group"] == 5
+    assert made["memory"] is None
+
+
+def test_an_error_points_at_the_character() -> None:
+    shown = refitd("plan", "sglang-d1", "--gpus-per-node", "1")
+    assert shown.exit_code == 2
+    assert "  sglang-d1\n        ^" in shown.output
+    problem = msgspec.json.decode(refitd("plan", "sglang-d1", "--gpus-per-node", "1", "--json").stdout)
+    assert problem["status"] == 400
+    assert "character 7" in problem["detail"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "names"),
+    [
+        (["--gpus-per-node", "0"], "--gpus-per-node"),
+        (["--gpus-per-node", "1", "--kv-cache-dtype", "int4"], "--kv-cache-dtype"),
+        (["--gpus-per-node", "1", "--model", "/nowhere"], "/nowhere"),
+        (["--gpus-per-node", "1", "--optimizer", "lion"], "lion"),
+    ],
+)
+def test_bad_input_is_named(flags: list[str], names: str) -> None:
+    shown = refitd("plan", "sglang:d1|fsdp:d1", *flags)
+    assert shown.exit_code == 2
+    assert names in shown.output
+
+
+AREAL = """
+allocation_mode: sglang.d1p1t1+d1p1t1
+cluster: {n_nodes: 1, n_gpus_per_node: 1}
+gconfig: {n_samples: 4, max_new_tokens: 512}
+rollout: {max_concurrent_rollouts: 32}
+train_dataset: {batch_size: 8, max_length: 512}
+actor:
+  path: PATH
+  gradient_checkpointing: false
+  mb_spec: {max_tokens_per_mb: 5120}
+ref: {path: "${actor.path}"}
+sglang: {mem_fraction_static: 0.8, context_length: 4096, attention_backend: flashinfer}
+"""
+
+
+def test_an_areal_configuration_says_all_of_a_job(tmp_path: Path, model: list[str]) -> None:
+    """The plan is that of the same flags, and its patch has AReaL's own keys."""
+    file = tmp_path / "grpo.yaml"
+    file.write_text(AREAL.replace("PATH", model[1]))
+    by_file = msgspec.json.decode(refitd("plan", "--areal", str(file), "--gpu-memory", "44.42", "--json").stdout)
+    flags = ["--micro-batch-tokens", "5120", "--attention-backend", "flashinfer", "--nodes", "1"]
+    by_flags = msgspec.json.decode(refitd("plan", "sglang.d1p1t1+d1p1t1", *A40, *flags, *model, "--json").stdout)
+    assert by_file["memory"] == by_flags["memory"]
+    assert by_file["areal"] == {"actor": {"weight_update_mode": "disk"}, "sglang": {"mem_fraction_static": 0.55}}
+    changed = refitd("plan", "--areal", str(file), "--gpu-memory", "44.42", "--mem-fraction-static", "0.5", "--json")
+    assert msgspec.json.decode(changed.stdout)["memory"]["fits"], "flags win"
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("[", "is not YAML"),
+        ("- 1", "no mapping"),
+        ("actor: {mb_spec: {max_tokens_per_mb: many}}", "actor.mb_spec.max_tokens_per_mb"),
+        ("actor: {gradient_checkpointing: 3}", "actor.gradient_checkpointing"),
+        ("gconfig: {n_samples: '${gconfig.n_samples}'}", "refers to itself"),
+        ("sglang: {mem_fraction_static: lots}", "sglang.mem_fraction_static"),
+    ],
+)
+def test_a_bad_areal_configuration_is_named(tmp_path: Path, text: str, names: str) -> None:
+    (tmp_path / "grpo.yaml").write_text(text)
+    shown = refitd("plan", "sglang:d1+d1", "--gpus-per-node", "1", "--areal", str(tmp_path / "grpo.yaml"))
+    assert shown.exit_code == 2
+    assert names in shown.output
+
+
+def test_newer_areal_configurations_name_each_backend(tmp_path: Path) -> None:
+    (tmp_path / "grpo.yaml").write_text("rollout: {backend: 'sglang:d4'}\nactor: {backend: 'fsdp:d4'}\n")
+    made = answer("plan", "--areal", str(tmp_path / "grpo.yaml"), "--gpus-per-node", "8")
+    assert made["allocation"] == "sglang:d4+fsdp:d4"

@@ -1,0 +1,124 @@
+"""`refitd top`: the same facts as the dashboard, in any terminal."""
+
+from collections.abc import Iterator
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from refitd.cli.glance import BAR, Glance, bar, screen, span
+from refitd_client.contract.states import EngineState, Standing
+from refitd_client.contract.wire import Attempt, Event, Overview
+from support.command_line import answer, refitd
+from support.stand_in_service import StandIn, make_engine, make_overview, make_run, make_version, stand_in
+
+TIMINGS = {"publish": 100.0, "validate": 100.0, "load": 200.0}
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[StandIn]:
+    with stand_in() as state:
+        load = Attempt(engine="gpu-1", version="exp~v000002", started_at="", outcome="ACK", timings={"load": 1234.0})
+        state.engines = [
+            make_engine("gpu-0", behind=0),
+            make_engine("gpu-1", state=EngineState.UNREACHABLE, behind=1, reason="timed out", last_attempt=load),
+        ]
+        state.versions = [make_version(2, timings=TIMINGS)]
+        state.runs = [make_run(standing=Standing.TROUBLED, headline="1 of 2.", reasons=["gpu-1 is UNREACHABLE"])]
+        state.events = [
+            Event(seq=1, at="2026-11-21T12:00:00.5Z", kind="version", subject="exp~v000002", text="served\x1b[2J")
+        ]
+        yield state
+
+
+def drawn(glance: Glance, height: int | None = None, width: int = 100) -> str:
+    out = StringIO()
+    Console(file=out, width=width, color_system=None).print(screen(glance, height))
+    return out.getvalue()
+
+
+def many(engines: int) -> Glance:
+    state = StandIn()
+    state.engines = [make_engine(f"gpu-{number:03d}", behind=0) for number in range(engines)]
+    state.engines[-1] = make_engine("zebra", state=EngineState.TAINTED)
+    state.runs = [make_run()]
+    event = Event(seq=1, at="2026-11-21T12:00:00Z", kind="engine", subject="gpu-0", text="IN_SYNC")
+    return Glance(
+        url="http://x",
+        overview=make_overview(state),
+        versions=[make_version(step, timings=TIMINGS) for step in range(50)],
+        events=[event] * 50,
+    )
+
+
+def test_one_look_answers_in_its_first_lines_and_names_whom_somebody_has_to_see_to(service: StandIn) -> None:
+    result = refitd("top", "--once", "--url", service.url)
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert lines[1].startswith("▲ TROUBLED 1 of 2.")
+    assert lines[2].strip() == "gpu-1 is UNREACHABLE"
+    first = next(line for line in lines if line.startswith("gpu-"))
+    assert first.split()[:5] == ["gpu-1", "UNREACHABLE", "2", "1", "1.23"]
+    assert any("p" * 8 + "v" * 8 + "L" * 16 in line for line in lines)
+    assert "served" in lines[-1]
+    assert "in capitals the engine stands still" in result.stdout
+    assert "\x1b" not in result.stdout
+
+
+def test_into_a_pipe_it_looks_once(service: StandIn) -> None:
+    assert refitd("top", "--url", service.url).exit_code == 0
+
+
+def test_json_is_the_overview(service: StandIn) -> None:
+    assert answer("top", "--url", service.url, kind=Overview).runs[0].headline == "1 of 2."
+
+
+def test_nobody_there_ends_with_3() -> None:
+    assert refitd("top", "--once", "--url", "http://127.0.0.1:9").exit_code == 3
+
+
+@pytest.mark.parametrize("height", [12, 24, 50, 200])
+def test_it_fits_into_the_terminal_and_shows_trouble_first(height: int) -> None:
+    shown = drawn(many(200), height)
+    assert len(shown.splitlines()) <= height
+    assert "zebra" in shown
+    assert "more" in shown or height == 200
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_a_narrow_terminal_cuts_lines_and_breaks_none(width: int) -> None:
+    assert max(len(line) for line in drawn(many(3), 30, width).splitlines()) <= width
+
+
+def test_a_service_that_is_lost_is_said_above_what_was_last_known() -> None:
+    shown = drawn(Glance(url="http://x", overview=many(2).overview, versions=[], events=[], lost="connection refused"))
+    assert "not live since 12:00:00 UTC: connection refused" in shown
+    assert "All 2 engines serve step 2" in shown
+
+
+@pytest.mark.parametrize(
+    ("timings", "letters"),
+    [
+        ({}, ""),
+        (TIMINGS, "p" * 8 + "v" * 8 + "L" * 16),
+        ({"load": 200.0, "resume": 0.01}, "L" * 16 + "R"),  # the shortest stage still shows
+        ({"new-stage": 400.0}, "?" * BAR),
+    ],
+)
+def test_a_bar_is_to_scale_and_can_be_read_without_colours(timings: dict[str, float], letters: str) -> None:
+    assert bar(timings, 400.0).plain == letters
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "text"),
+    [(0.42, "0.42 ms"), (42.0, "42 ms"), (1260.0, "1.26 s"), (190_000.0, "3 min 10 s")],
+)
+def test_durations_have_about_three_digits(milliseconds: float, text: str) -> None:
+    assert span(milliseconds) == text
+
+
+def test_pause_and_resume_say_what_they_did(service: StandIn) -> None:
+    paused = refitd("pause", "exp", "--url", service.url)
+    assert (paused.exit_code, "are paused" in paused.stdout) == (0, True)
+    resumed = refitd("resume", "exp", "--url", service.url)
+    assert (resumed.exit_code, "go on" in resumed.stdout) == (0, True)

@@ -1,0 +1,147 @@
+"""Copies on a real disk: what is in one is the version that its note says, or it has no note."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from refitd.catalog.record import VersionRecord
+from refitd.copies import files, writing
+from refitd.copies.copy import Copy
+from refitd.copies.decide import Write
+from refitd.copies.disk import DiskCopies
+from refitd.copies.trouble import MisfitError, NoRoomError, SourceChangedError
+from refitd_client.contract.naming import Order
+from support.checkpoints import Tensors
+from support.deltas import Trainer, chain, in_folder, same, training
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> Iterator[Trainer]:
+    with training(tmp_path) as trainer:
+        yield trainer
+
+
+def ordered(source: Copy | VersionRecord, deltas: list[VersionRecord], into: Copy | None = None) -> Write:
+    return Write(target=deltas[-1], source=source, deltas=tuple(deltas), into=into)
+
+
+async def test_a_copy_is_the_full_version_with_all_deltas_and_is_found_again(tmp_path: Path, trainer: Trainer) -> None:
+    """More deltas than are applied in one pass."""
+    versions = chain(trainer, tmp_path, 2 + writing.DELTAS_AT_ONCE)
+    copies = DiskCopies(tmp_path)
+    copy = await copies.write(ordered(versions[0], versions[1:]))
+    assert (copy.holds, copy.digest) == (versions[-1].id, versions[-1].digest)
+    assert same(in_folder(tmp_path / copy.path), trainer.weights)
+    assert await copies.survey() == [copy]
+    assert await copies.signature(copy) == copy.signature
+    assert not (tmp_path / copy.path / "refit.json").exists()
+    assert (tmp_path / copy.path / "model.safetensors.index.json").exists()
+
+
+async def test_a_copy_is_patched_in_place_and_looks_like_another_afterwards(tmp_path: Path, trainer: Trainer) -> None:
+    versions, copies = chain(trainer, tmp_path, 4), DiskCopies(tmp_path)
+    first = await copies.write(ordered(versions[0], versions[1:2]))
+    inodes = sorted(path.stat().st_ino for path in (tmp_path / first.path).iterdir())
+    second = await copies.write(ordered(first, versions[2:], into=first))
+    assert same(in_folder(tmp_path / second.path), trainer.history[4])
+    assert (second.path, second.holds) == (first.path, versions[-1].id)
+    assert second.signature != first.signature
+    assert sorted(path.stat().st_ino for path in (tmp_path / first.path).iterdir()) == inodes
+
+
+async def test_a_copy_is_made_from_another_that_is_read_meanwhile(tmp_path: Path, trainer: Trainer) -> None:
+    versions, copies = chain(trainer, tmp_path, 3), DiskCopies(tmp_path)
+    read = await copies.write(ordered(versions[0], versions[1:2]))
+    made = await copies.write(ordered(read, versions[2:]))
+    assert same(in_folder(tmp_path / read.path), trainer.history[2])
+    assert same(in_folder(tmp_path / made.path), trainer.history[3])
+
+
+async def test_deltas_that_do_not_lead_there_leave_no_copy_that_anyone_believes(
+    tmp_path: Path, trainer: Trainer
+) -> None:
+    """What was damaged in the copy since it was written shows in the fingerprints, also where nothing was to change."""
+    versions, copies = chain(trainer, tmp_path, 3), DiskCopies(tmp_path)
+    copy = await copies.write(ordered(versions[0], versions[1:2]))
+    shard = next((tmp_path / copy.path).glob("*.safetensors"))
+    weights: Tensors = load_file(shard)
+    last = max(weights)
+    weights[last] = weights[last] + np.float32(1)
+    save_file(weights, shard, metadata={"format": "pt"})
+    damaged = replace(copy, signature=str(await copies.signature(copy)))
+    with pytest.raises(MisfitError, match=f"tensor {last} was to have fingerprint"):
+        await copies.write(ordered(damaged, versions[2:], into=damaged))
+    assert [found.holds for found in await copies.survey()] == [None]
+
+
+async def test_a_version_whose_files_have_changed_is_not_copied(tmp_path: Path, trainer: Trainer) -> None:
+    """Nor one whose delta has."""
+    versions, copies = chain(trainer, tmp_path, 3), DiskCopies(tmp_path)
+    copy = await copies.write(ordered(versions[0], versions[1:2]))
+    os.utime(tmp_path / versions[2].path / "weights.refit-delta")
+    os.utime(next((tmp_path / versions[0].path).glob("*.safetensors")))
+    with pytest.raises(SourceChangedError, match=r"run~v000003 are not those that were checked"):
+        await copies.write(ordered(copy, versions[2:], into=copy))
+    with pytest.raises(SourceChangedError, match=r"files in run/v000001"):
+        await copies.write(ordered(versions[0], versions[1:2]))
+    assert [found.holds for found in await copies.survey()] == [versions[1].id]
+
+
+async def test_where_there_is_no_room_nothing_is_left_and_it_says_what_to_do(
+    tmp_path: Path, trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions, copies = chain(trainer, tmp_path, 2), DiskCopies(tmp_path)
+    monkeypatch.setattr(files, "SPARE_BYTES", 2**60)
+    with pytest.raises(NoRoomError, match=r"bytes more, and .* are free: make room, or name another folder"):
+        await copies.write(ordered(versions[0], versions[1:]))
+    assert await copies.survey() == []
+    assert not [path for path in (tmp_path / ".refitd").rglob("*") if path.is_file()]
+
+
+async def test_a_copy_without_its_note_or_changed_since_is_worth_nothing(tmp_path: Path, trainer: Trainer) -> None:
+    versions, copies = chain(trainer, tmp_path, 2), DiskCopies(tmp_path)
+    copy = await copies.write(ordered(versions[0], versions[1:]))
+    note = tmp_path / f"{copy.path}.json"
+    said = note.read_bytes()
+    for bad in (b"", said.replace(b'"run":"run"', b'"run":"other"'), b"[" * 10_000):
+        note.write_bytes(bad)
+        assert [found.holds for found in await copies.survey()] == [None]
+    note.write_bytes(said)
+    assert [found.order for found in await copies.survey()] == [Order(1, 2)]
+    os.utime(next((tmp_path / copy.path).glob("*.safetensors")))
+    assert [found.holds for found in await copies.survey()] == [None]
+
+
+async def test_a_file_with_a_second_name_or_a_link_is_replaced_and_not_written_into(
+    tmp_path: Path, trainer: Trainer
+) -> None:
+    versions, copies = chain(trainer, tmp_path, 2), DiskCopies(tmp_path)
+    copy = await copies.write(ordered(versions[0], versions[1:]))
+    shard = next((tmp_path / copy.path).glob("*.safetensors"))
+    os.link(shard, tmp_path / "elsewhere")
+    outside = tmp_path / "outside"
+    outside.write_text("not refitd's")
+    (tmp_path / copy.path / "config.json").symlink_to(outside)
+    before = (tmp_path / "elsewhere").stat().st_mtime_ns
+    await copies.write(ordered(versions[0], versions[1:], into=copy))
+    assert (tmp_path / "elsewhere").stat().st_mtime_ns == before
+    assert outside.read_text() == "not refitd's"
+    assert same(in_folder(tmp_path / copy.path), trainer.weights)
+
+
+async def test_copies_lie_in_a_folder_of_their_own_where_one_is_named(tmp_path: Path, trainer: Trainer) -> None:
+    """Two roots may share it. A copy is deleted with its note and whatever is left of it."""
+    versions = chain(trainer, tmp_path, 2)
+    mine, other = DiskCopies(tmp_path, tmp_path / "own"), DiskCopies(tmp_path / "other", tmp_path / "own")
+    copy = await mine.write(ordered(versions[0], versions[1:]))
+    assert copy.path.startswith(str(tmp_path / "own"))
+    assert same(in_folder(copy.path), trainer.weights)
+    assert (await mine.survey(), await other.survey()) == ([copy], [])
+    await mine.discard(copy)
+    assert await mine.survey() == []
+    assert not [path for path in (tmp_path / "own").rglob("*") if path.is_file()]

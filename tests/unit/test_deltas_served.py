@@ -1,0 +1,153 @@
+"""Deltas on engines that know none: a real trainer, the whole service, engines that load what lies in the folder."""
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from refitd.copies import files, refusals
+from refitd_client.contract.states import Kind, VersionState
+from refitd_client.delta.plan import Full
+from support.deltas import Trainer, in_folder, same, training
+from support.services import Stage, serving
+
+
+def flip_a_byte(folder: Path) -> None:
+    """As a program does that knows no better."""
+    shard = next(folder.glob("*.safetensors"))
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(bytes(data))
+
+
+@asynccontextmanager
+async def followed(tmp_path: Path, **more: Any) -> AsyncIterator[tuple[Stage, Trainer]]:
+    """The service, and a trainer whose versions it serves."""
+    async with serving(tmp_path, **more) as stage:
+        with training(stage.root) as trainer:
+            trainer.asks(stage.ledger)
+            yield stage, trainer
+
+
+async def served(stage: Stage, trainer: Trainer) -> Kind:
+    """Publish a step, and wait until engines serve it."""
+    publication = await trainer.follow()
+    await stage.until(publication.version_id, lambda record: record.served_at is not None)
+    return publication.kind
+
+
+async def test_engines_that_know_no_deltas_follow_a_chain_of_them(tmp_path: Path) -> None:
+    """Each loads a plain checkpoint with the very bits that the trainer had, under the delta's label."""
+    async with followed(tmp_path) as (stage, trainer):
+        kinds = [await served(stage, trainer) for _ in range(6)]
+        assert kinds == [Kind.FULL, *[Kind.DELTA] * 5]
+        engine = stage.engines["a"]
+        assert engine.label == "6"
+        assert same(in_folder(engine.path), trainer.weights)
+        folders = {path.rpartition("/")[0] for path in engine.loads[1:]}
+        assert folders == {str(stage.root / ".refitd/copies/run")}
+        assert len(set(engine.loads[1:])) == 2
+        assert all(one != other for one, other in zip(engine.loads, engine.loads[1:], strict=False))
+
+
+async def test_while_an_engine_reads_a_copy_the_other_one_is_patched_and_a_third_waits(tmp_path: Path) -> None:
+    """The newest wins, as soon as a copy is free."""
+    async with followed(tmp_path, names=("a",)) as (stage, trainer):
+        for _ in range(3):
+            await served(stage, trainer)
+        engine = stage.engines["a"]
+        engine.gate = asyncio.Event()  # from here on loads do not end
+        four = (await trainer.follow()).version_id
+        await stage.until(four, lambda _: len(engine.loads) == 4)
+        five = (await trainer.follow()).version_id
+        await stage.until(five, lambda _: stage.copier.why_waiting(stage.ledger.versions[five]) is not None)
+        assert "each of the 2 copies of run run is read" in str(stage.copier.why_waiting(stage.ledger.versions[five]))
+        assert same(in_folder(engine.loads[-1]), trainer.history[4])
+        engine.gate.set()
+        await stage.until(five, lambda record: record.served_at is not None)
+        assert same(in_folder(engine.path), trainer.weights)
+
+
+async def test_a_delta_that_stands_on_nothing_is_told_and_engines_stay_until_a_full_one_comes(tmp_path: Path) -> None:
+    """The trainer hears that a full version is needed, also where it does not wait."""
+    async with followed(tmp_path) as (stage, trainer):
+        assert [await served(stage, trainer) for _ in range(2)] == [Kind.FULL, Kind.DELTA]
+        before = stage.engines["a"].path
+        shutil.rmtree(stage.root / "run/v000001")
+        await stage.until("run~v000001", lambda record: record.state is VersionState.LOST)
+        three = (await trainer.follow()).version_id
+        await stage.rejected(three)
+        found = (await stage.http.get(f"/v1/versions/{three}/wait")).json()
+        assert (found["outcome"], found["version"]["needs_full"]) == ("failed", True)
+        assert "of run~v000002, its base run~v000001 is LOST" in found["version"]["reason"]
+        assert stage.engines["a"].path == before
+        trainer.base = lambda: Full("the service says that a full version is needed")
+        assert await served(stage, trainer) is Kind.FULL
+        assert same(in_folder(stage.engines["a"].path), trainer.weights)
+
+
+async def test_where_there_is_no_room_for_a_copy_engines_stay_and_it_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "SPARE_BYTES", 2**60)
+    monkeypatch.setattr(refusals, "FIRST_SECONDS", 0.1)
+    async with followed(tmp_path) as (stage, trainer):
+        await served(stage, trainer)
+        two = (await trainer.follow()).version_id
+        await stage.until(two, lambda _: two in stage.ledger.carriage.refused)
+        found = (await stage.http.get(f"/v1/versions/{two}")).json()
+        assert (found["state"], found["needs_full"]) == ("SEALED", True)
+        assert "there is no room for a copy" in found["reason"]
+        assert stage.engines["a"].label == "1"
+        sentences = (await stage.http.get(f"/v1/explain/{two}")).json()["sentences"]
+        assert any("It cannot be carried out: there is no room" in sentence for sentence in sentences)
+        monkeypatch.setattr(files, "SPARE_BYTES", 0)
+        stage.ledger.bell.ring()
+        await asyncio.sleep(0.2)
+        stage.ledger.bell.ring()
+        await stage.until(two, lambda record: record.served_at is not None)
+
+
+async def test_without_copies_deltas_are_refused_by_kind(tmp_path: Path) -> None:
+    """So a publisher makes no more of them."""
+    async with followed(tmp_path, copies=0) as (stage, trainer):
+        await served(stage, trainer)
+        publication = await trainer.follow()
+        assert publication.kind is Kind.DELTA
+        answer = await stage.http.post("/v1/versions", json=asdict(publication.notice))
+        assert answer.json()["type"] == "urn:refitd:problem:unsupported-kind"
+        await stage.rejected(publication.version_id)
+
+
+async def test_a_service_that_comes_back_believes_the_copies_that_it_left_and_no_others(tmp_path: Path) -> None:
+    """A copy that was changed meanwhile is written anew before an engine gets it."""
+    async with followed(tmp_path) as (stage, trainer):
+        for _ in range(3):
+            await served(stage, trainer)
+        left = stage.engines["a"].path
+        weights = trainer.weights
+    async with serving(tmp_path) as stage:
+        await stage.until("run~v000003", lambda _: stage.engines["a"].label == "3")
+        assert stage.engines["a"].loads == [left]
+        assert same(in_folder(left), weights)
+    flip_a_byte(Path(left))
+    async with serving(tmp_path) as stage:
+        await stage.until("run~v000003", lambda _: stage.engines["a"].label == "3")
+        assert same(in_folder(stage.engines["a"].path), weights)
+
+
+async def test_copies_of_a_run_that_publishes_in_full_again_are_taken_away(tmp_path: Path) -> None:
+    async with followed(tmp_path, keep_last=1) as (stage, trainer):
+        for _ in range(3):
+            await served(stage, trainer)
+        trainer.base = lambda: Full("for a reason")
+        assert await served(stage, trainer) is Kind.FULL
+        await stage.sweep()
+        await stage.sweep()
+        assert not [path for path in (stage.root / ".refitd/copies").rglob("*") if path.is_file()]
+        assert [path.name for path in (stage.root / "run").glob("v*")] == ["v000004"]

@@ -1,0 +1,228 @@
+"""`refitd doctor`: what it finds, what it proves, and what it says it cannot know."""
+
+import os
+import time
+from collections.abc import Iterator
+from email.utils import formatdate
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from refitd.doctor import surroundings
+from refitd.doctor.engines import Asked, judge_engine, skew_of
+from refitd.doctor.finding import Finding, Verdict
+from refitd.doctor.libraries import judge_releases, version_of
+from refitd.doctor.processes import LocalProcess, local_process
+from refitd.doctor.root import Nonce, RootFacts, judge_root
+from refitd.doctor.sharing import Evidence, judge_sharing
+from refitd.doctor.surroundings import judge_gpus, judge_nccl
+from refitd.engine.engines_file import EngineSpec
+from refitd.engine.port import Reached
+from refitd.engine.sglang.transport import Reply
+from refitd.settings import Settings
+from refitd_client.planning import Gpu
+from support.checkpoints import publish, tensors
+from support.command_line import refitd
+from support.scripted_server import answer
+from support.scripted_sglang import ScriptedSglang, scripted_sglang
+
+GIB = 2**30
+SPEC = EngineSpec(url="http://10.0.0.7:30000")
+SEEN = Reached(model_path="/m", weight_version=None, server_version="0.5.23", configuration="", startup_path=None)
+NONCE = Nonce(path=".refitd/doctor-1/nonce", text="secret")
+
+
+@pytest.fixture
+def sglang() -> Iterator[ScriptedSglang]:
+    """An engine in this very process, which refuses an update that names no model, as SGLang does."""
+    with scripted_sglang() as engine:
+        engine.on("/update_weights_from_disk", answer(400, {"object": "error", "message": "Field required"}))
+        yield engine
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> list[str]:
+    root = tmp_path / "root"
+    publish(root, "run", 1, tensors(1))
+    return ["--root", str(root), "--state", str(tmp_path / "state")]
+
+
+def examined(*flags: str) -> tuple[int, dict[tuple[str, str], dict[str, Any]]]:
+    """The exit code, and the findings by check and verdict."""
+    shown = refitd("doctor", *flags, "--json")
+    findings = msgspec.json.decode(shown.stdout)["findings"]
+    return shown.exit_code, {(finding["check"], finding["verdict"]): finding for finding in findings}
+
+
+def test_a_job_that_is_well_has_nothing_to_do(job: list[str], sglang: ScriptedSglang) -> None:
+    code, found = examined(*job, "--engine", sglang.url)
+    assert code == 0
+    for check in ("root", "space", "root-clock", "journal", "lock", "reachable", "changes", "engine-clock"):
+        assert (check, "ok") in found, found
+    assert not [verdict for _, verdict in found if verdict == "failed"]
+    assert not list(Path(job[1]).glob(".refitd/doctor-*")), "what it wrote is gone"
+    shown = refitd("doctor", *job, "--engine", sglang.url).stdout
+    assert "shared-files" in shown
+
+
+def test_an_engine_on_this_host_reads_the_nonce(job: list[str], sglang: ScriptedSglang) -> None:
+    _, found = examined(*job, "--engine", sglang.url, "--nccl", "--trainer-pid", str(os.getpid()))
+    assert "nonce" in found["shared-files", "ok"]["text"]
+    assert any(check == "nccl" for check, _ in found)
+
+
+def test_an_engine_that_sees_another_root_is_found_out(job: list[str], sglang: ScriptedSglang, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    code, found = examined(*job, "--engine", sglang.url, "--path-map", str(tmp_path / "elsewhere"))
+    assert code == 1
+    assert "--path-map" in found["shared-files", "failed"]["fix"]
+
+
+@pytest.mark.parametrize(
+    ("evidence", "verdict"),
+    [
+        (Evidence(looked=True, read="secret", plugin=None, loaded=None), Verdict.OK),
+        (Evidence(looked=True, read="another", plugin=None, loaded=None), Verdict.FAILED),
+        (Evidence(looked=True, read=None, plugin=None, loaded="run~v000001"), Verdict.FAILED),
+        (Evidence(looked=False, read=None, plugin=True, loaded=None), Verdict.OK),
+        (Evidence(looked=False, read=None, plugin=None, loaded="run~v000001"), Verdict.OK),
+        (Evidence(looked=False, read=None, plugin=False, loaded=None), Verdict.UNKNOWN),
+        (Evidence(looked=False, read=None, plugin=None, loaded=None), Verdict.UNKNOWN),
+    ],
+)
+def test_shared_files_are_proved_and_never_guessed(evidence: Evidence, verdict: Verdict) -> None:
+    asked = Asked(name="e", spec=SPEC, root="/mnt", seen=SEEN)
+    assert judge_sharing(asked, NONCE, evidence).verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("status", "fix"),
+    [(401, "--engine-admin-key-file"), (403, "--engine-admin-key-file"), (404, "gateways"), (200, "SGLang")],
+)
+def test_a_key_that_does_not_open_changes_is_found_before_the_first_load(
+    job: list[str], sglang: ScriptedSglang, status: int, fix: str
+) -> None:
+    sglang.script.clear()
+    sglang.on("/update_weights_from_disk", answer(status, {"message": "no"}))
+    code, found = examined(*job, "--engine", sglang.url)
+    assert code == 1
+    assert fix in found["changes", "failed"]["fix"]
+    assert sglang.served["model_path"] == "/base"
+
+
+@pytest.mark.parametrize(("behind", "verdict"), [(0, "ok"), (90, "warning"), (None, "unknown")])
+def test_a_clock_that_is_off_is_said(behind: int | None, verdict: str) -> None:
+    date = "soon" if behind is None else formatdate(time.time() - behind, usegmt=True)
+    reply = Reply(status=400, text="", data=None, date=date)
+    asked = Asked(name="e", spec=SPEC, root="/mnt", seen=SEEN, change=reply, skew=skew_of(reply))
+    assert {found.check: found.verdict for found in judge_engine(asked)}["engine-clock"] == verdict
+
+
+def test_an_engine_that_is_not_there_is_one_finding(job: list[str]) -> None:
+    code, found = examined(*job, "--engine", "http://127.0.0.1:1")
+    assert code == 1
+    assert ("reachable", "failed") in found
+    assert not [check for check, _ in found if check in {"shared-files", "changes", "hub"}]
+
+
+def test_a_root_that_is_not_there_or_cannot_be_written_is_named(tmp_path: Path) -> None:
+    code, found = examined("--root", str(tmp_path / "nowhere"))
+    assert code == 1
+    assert "is no folder" in found["root", "failed"]["text"]
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root" / ".refitd").write_text("a file in the way")
+    assert "cannot be written" in examined("--root", str(tmp_path / "root"))[1]["root", "failed"]["text"]
+
+
+def test_a_token_that_everybody_can_read_and_a_corrupt_journal_are_found(job: list[str], tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("a-token-that-is-long-enough\n")
+    token.chmod(0o644)
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "journal.db").write_text("this is no database, but long enough to be looked at " * 20)
+    code, found = examined(*job, "--token-file", str(token))
+    assert code == 1
+    assert "chmod" in found["token", "warning"]["fix"]
+    assert "fsck" in found["journal", "failed"]["fix"]
+    assert ("engines", "warning") in found
+
+
+def facts(**other: Any) -> RootFacts:
+    given = {"kind": "ext4", "event": True, "skew": 0.0, "free": 100 * GIB, "version": GIB, "held": 0, **other}
+    return RootFacts(path=Path("/root"), **given)
+
+
+def judged(settings: Settings, **other: Any) -> dict[str, Finding]:
+    return {finding.check: finding for finding in judge_root(facts(**other), settings)}
+
+
+def test_room_is_held_against_what_is_kept() -> None:
+    settings = Settings(root=Path("/root"), keep_last=3, slots=2)
+    assert judged(settings)["space"].verdict is Verdict.OK
+    assert judged(settings, free=5 * GIB)["space"].verdict is Verdict.FAILED
+    assert judged(settings, free=5 * GIB, held=GIB)["space"].verdict is Verdict.OK, "what lies there is taken in turns"
+    assert judged(settings, version=None)["space"].verdict is Verdict.UNKNOWN
+    tight = Settings(root=Path("/root"), keep_last=3, slots=2, disk_budget=2 * GIB)
+    assert judged(tight)["space"].verdict is Verdict.FAILED
+
+
+def test_a_root_without_events_is_said_unless_it_is_polled() -> None:
+    assert judged(Settings(root=Path("/root")), event=False)["events"].verdict is Verdict.WARNING
+    assert judged(Settings(root=Path("/root")), event=False, kind="nfs4")["events"].verdict is Verdict.OK
+    assert judged(Settings(root=Path("/root")), skew=-90.0)["root-clock"].verdict is Verdict.WARNING
+
+
+@pytest.mark.parametrize(
+    ("environment", "is_sglang", "verdicts"),
+    [
+        ({}, False, ["failed"]),
+        ({}, True, ["ok"]),
+        ({"NCCL_CUMEM_ENABLE": "0"}, False, ["ok"]),
+        ({"NCCL_CUMEM_ENABLE": "1"}, True, ["failed"]),
+        ({"NCCL_CUMEM_ENABLE": "0", "NCCL_DEBUG": "INFO"}, False, ["ok", "warning"]),
+        (None, True, ["unknown"]),
+    ],
+)
+def test_both_sides_of_a_broadcast_need_one_setting(
+    environment: dict[str, str] | None, is_sglang: bool, verdicts: list[str]
+) -> None:
+    assert [found.verdict for found in judge_nccl("x", environment, is_sglang=is_sglang)] == verdicts
+
+
+def test_two_releases_of_nccl_are_found_out(tmp_path: Path) -> None:
+    (tmp_path / "libnccl.so.2").write_bytes(b"\0ELF..NCCL version 2.27.3+cuda12.9\0")
+    assert version_of(tmp_path / "libnccl.so.2") == "2.27.3"
+    (tmp_path / "empty").touch()
+    assert version_of(tmp_path / "empty") is None
+    assert [one.verdict for one in judge_releases({"trainer": "2.27.3", "engine": "2.26.2"})] == ["failed"]
+    assert [one.verdict for one in judge_releases({"trainer": "2.27.3", "engine": "2.27.3"})] == ["ok"]
+    assert not list(judge_releases({"trainer": None, "engine": None}))
+
+
+def test_gpus_are_told_apart_by_uuid() -> None:
+    two = [Gpu(uuid="GPU-1", memory=80.0), Gpu(uuid="GPU-2", memory=80.0)]
+    found = {one.subject: one for one in judge_gpus(two, {"engine": ["GPU-1"], "trainer": ["GPU-1"], "other": []})}
+    assert "shares with trainer" in found["engine"].text
+    assert "other" not in found
+    same = next(iter(judge_gpus([two[0], two[0]], {})))
+    assert same.verdict is Verdict.WARNING
+    assert next(iter(judge_gpus((), {}))).verdict is Verdict.UNKNOWN
+    assert next(iter(judge_gpus("GPU 1 cannot be read", {}))).verdict is Verdict.FAILED
+
+
+def test_the_hub_is_known_only_of_what_can_be_seen() -> None:
+    off = LocalProcess(pid=1, environment={"HF_HUB_OFFLINE": "1"})
+    assert surroundings.judge_hub("e", off).verdict is Verdict.OK
+    assert surroundings.judge_hub("e", LocalProcess(pid=1, environment={})).verdict is Verdict.WARNING
+    assert surroundings.judge_hub("e", LocalProcess(pid=1, environment=None)).verdict is Verdict.UNKNOWN
+    assert surroundings.judge_hub("e", None).verdict is Verdict.UNKNOWN
+
+
+def test_a_process_is_found_by_its_port_and_only_here(sglang: ScriptedSglang) -> None:
+    found = local_process(sglang.url)
+    assert found is not None
+    assert found.pid == os.getpid()
+    assert local_process("http://192.0.2.1:30000") is None, "an address of nobody (RFC 5737)"
+    assert local_process("http://127.0.0.1:1") is None

@@ -1,0 +1,99 @@
+"""The sentence that answers "are the engines on the newest version, and if not, why not"."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from refitd.rollout.record import EngineRecord, RolloutRecord
+from refitd.rollout.strategy import Strategy, StrategyName
+from refitd.surface.glance import Seen, glance
+from refitd_client.contract.states import EngineState, Standing, VersionState
+from support.records import engine, version
+
+HERE = [engine("a", serving="run~v000002"), engine("b", serving="run~v000002")]
+ROLLOUT = RolloutRecord(number=1, run="run", version="run~v000002", cause="", started_at="")
+
+
+def seen(engines: list[EngineRecord], **fields: Any) -> Seen:
+    versions = [version(2), version(1)]
+    defaults: dict[str, Any] = {"target": versions[0], "versions": versions, "rollout": ROLLOUT}
+    return Seen(run="run", engines=engines, **({"strategy": Strategy()} | defaults | fields))
+
+
+def test_all_on_the_newest_is_one_sentence_and_no_reason() -> None:
+    found = glance(seen(HERE))
+    assert (found.standing, found.headline) == (Standing.CURRENT, "All 2 engines serve step 2, the newest.")
+    assert found.reasons == []
+
+
+@pytest.mark.parametrize(
+    ("state", "standing"),
+    [
+        (EngineState.UPDATING, Standing.MOVING),
+        (EngineState.VERIFYING, Standing.MOVING),
+        (EngineState.PROBING, Standing.MOVING),
+        (EngineState.UNREACHABLE, Standing.TROUBLED),
+        (EngineState.NACKED, Standing.TROUBLED),
+        (EngineState.TAINTED, Standing.TROUBLED),
+        (EngineState.QUARANTINED, Standing.TROUBLED),
+    ],
+)
+def test_an_engine_that_is_not_there_is_named_with_its_state_and_reason(state: EngineState, standing: Standing) -> None:
+    late = engine("late", serving="run~v000001", state=state, reason="so it is")
+    found = glance(seen([*HERE, late]))
+    assert (found.standing, found.headline) == (standing, "2 of 3 engines serve step 2, the newest.")
+    assert found.reasons == [f"late is {state}: so it is"]
+
+
+def test_two_hundred_engines_in_one_state_are_one_sentence() -> None:
+    away = [engine(f"gpu-{i:03d}", state=EngineState.UNREACHABLE, reason="timed out") for i in range(200)]
+    assert glance(seen(away)).reasons == ["gpu-000, gpu-001, gpu-002 and 197 more are UNREACHABLE: timed out"]
+
+
+@pytest.mark.parametrize(
+    ("newest", "standing", "says"),
+    [
+        (
+            version(3, state=VersionState.REJECTED, reason="a torn file"),
+            Standing.TROUBLED,
+            "Step 3 is REJECTED: a",
+        ),
+        (version(3, barred=True), Standing.TROUBLED, "Step 3 is barred: it was rolled back from"),
+        (version(3, state=VersionState.UNKNOWN, reason="EIO"), Standing.TROUBLED, "Step 3 could not be read: EIO"),
+        (version(3, state=VersionState.VALIDATING), Standing.MOVING, "Step 3 is VALIDATING"),
+    ],
+)
+def test_a_newer_version_that_engines_do_not_go_to_is_the_reason(newest: Any, standing: Standing, says: str) -> None:
+    found = glance(seen(HERE, versions=[newest, version(2)]))
+    assert (found.standing, found.headline) == (standing, "All 2 engines serve step 2.")
+    assert found.reasons[0].startswith(says)
+    assert found.newest == "run~v000003"
+
+
+def test_what_was_collected_is_not_the_newest() -> None:
+    found = glance(seen(HERE, versions=[version(3, state=VersionState.RETIRED), version(2)]))
+    assert (found.standing, found.newest) == (Standing.CURRENT, "run~v000002")
+
+
+def test_paused_rollouts_are_said_and_are_no_trouble() -> None:
+    behind = [engine("a", serving="run~v000001", state=EngineState.BEHIND)]
+    found = glance(seen(behind, rollout=replace(ROLLOUT, paused_since="2026-11-21T12:00:00Z")))
+    assert found.standing is Standing.PAUSED
+    assert found.paused_since == "2026-11-21T12:00:00Z"
+    assert "paused" in found.reasons[0]
+
+
+def test_an_engine_that_waits_for_its_turn_says_for_whom() -> None:
+    engines = [
+        engine("a", serving="run~v000001", state=EngineState.UPDATING),
+        engine("b", serving="run~v000001", state=EngineState.BEHIND),
+    ]
+    found = glance(seen(engines, strategy=Strategy(name=StrategyName.ROLLING)))
+    assert found.reasons[-1] == "b is next: at most 1 may be out of service, and a (UPDATING) are first"
+
+
+def test_a_run_without_a_good_version_or_without_engines_says_that() -> None:
+    assert glance(seen(HERE, target=None, versions=[])).headline == "No version yet."
+    assert glance(seen(HERE, target=None)).headline == "No good version yet."
+    assert glance(seen([])).headline == "No engine follows this run; step 2 is its target."

@@ -1,0 +1,108 @@
+"""Tensors that are lent in shared memory: seen where they lie, held against fingerprints, by another process too."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from refitd_client.fingerprint import fingerprints, to_text
+from refitd_client.handover.lent import Lent
+from refitd_client.handover.making import offer_of
+from refitd_client.handover.offer import Offer, OfferRefusedError
+from refitd_client.handover.shared import SharedTensors
+from refitd_client.handover.taking import Taker
+
+SECRET = b"s" * 32
+SPECS: dict[str, tuple[str, tuple[int, ...]]] = {
+    "w": ("BF16", (3, 5)),
+    "b": ("F32", ()),
+    "none": ("BF16", (0, 4)),
+    "i": ("U8", (7,)),
+}
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Iterator[SharedTensors]:
+    made = SharedTensors(SPECS, tmp_path)
+    for number, tensor in enumerate(made.tensors.values()):
+        tensor.fill_(number + 1)
+    yield made
+    made.close()
+
+
+def offered(shared: SharedTensors) -> Offer:
+    return offer_of("run~v000001", shared.tensors, shared.places)
+
+
+def agrees(offer: Offer) -> bool:
+    """Whether what is seen has the fingerprints that were offered."""
+    found = [to_text(number) for number in fingerprints(Taker().tensors(offer).values())]
+    return found == [tensor.fingerprint for tensor in offer.tensors]
+
+
+def test_what_is_lent_is_seen_where_it_lies(shared: SharedTensors) -> None:
+    offer = offered(shared)
+    taker = Taker()
+    seen = taker.tensors(offer)
+    assert {name: (each.dtype, each.shape) for name, each in seen.items()} == {
+        name: (each.dtype, each.shape) for name, each in shared.tensors.items()
+    }
+    assert all(torch.equal(seen[name], each) for name, each in shared.tensors.items())
+    shared.tensors["w"].fill_(9)  # the next step: nothing is opened again
+    assert torch.equal(taker.tensors(offer)["w"], shared.tensors["w"])
+
+
+def test_what_an_engine_writes_there_stays_with_the_engine(shared: SharedTensors) -> None:
+    """A model's loader may work in place on what it is given."""
+    Taker().tensors(offered(shared))["w"].fill_(0)
+    assert shared.tensors["w"].eq(1).all()
+
+
+def test_a_change_after_the_offer_shows_in_the_fingerprints(shared: SharedTensors) -> None:
+    offer = offered(shared)
+    assert agrees(offer)
+    shared.tensors["w"][2, 4] = 0
+    assert not agrees(offer)
+
+
+READER = """
+import sys
+from pathlib import Path
+import torch
+from refitd_client.handover.lent import borrowed
+from refitd_client.handover.taking import Taker
+with borrowed(Path(sys.argv[1]), b"s" * 32) as found:
+    print(float(Taker().tensors(found.offer)["w"].float().sum()))
+"""
+
+
+def test_another_process_sees_it_too(shared: SharedTensors, tmp_path: Path) -> None:
+    with Lent(tmp_path, offered(shared), SECRET) as lent:
+        command = [sys.executable, "-c", READER, str(lent.path)]
+        said = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert said.stdout == "15.0\n"
+        assert lent.take_back(0.0)
+
+
+@pytest.mark.parametrize("facts", [{"host": "elsewhere"}, {"boot": "yesterday"}])
+def test_memory_of_another_host_or_of_before_a_boot_is_not_here(shared: SharedTensors, facts: dict[str, str]) -> None:
+    with pytest.raises(OfferRefusedError, match="and this is"):
+        Taker().tensors(msgspec.structs.replace(offered(shared), **facts))
+
+
+def test_memory_that_is_not_as_the_offer_says_is_an_error(shared: SharedTensors) -> None:
+    offer = offered(shared)
+    first = msgspec.structs.replace(offer.tensors[0], shape=(3, 5000))
+    with pytest.raises(ValueError, match="more than the file has"):
+        Taker().tensors(msgspec.structs.replace(offer, tensors=(first,)))
+    shared.close()
+    with pytest.raises(FileNotFoundError):
+        Taker().tensors(offer)
+    shared.path.symlink_to(os.devnull)
+    with pytest.raises(OSError, match="symbolic links"):
+        Taker().tensors(offer)

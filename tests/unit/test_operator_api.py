@@ -1,0 +1,138 @@
+"""What an operator looks at and does through the API: the overview, the log, loads of a version, pausing rollouts."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from refitd.journal.journal import JournalError
+from refitd_client.contract.states import VersionState
+from support.checkpoints import publish, tensors
+from support.services import Stage, serving
+
+
+async def paused(stage: Stage, what: str = "pause") -> dict[str, object]:
+    answer = await stage.http.post(f"/v1/rollouts/{what}", json={"run": "run"})
+    assert answer.status_code == 200
+    return answer.json()
+
+
+async def test_the_overview_holds_runs_engines_and_where_the_stream_goes_on(tmp_path: Path) -> None:
+    async with serving(tmp_path, names=("a", "b")) as stage:
+        await stage.served(1)
+        found = (await stage.http.get("/v1/overview")).json()
+        (run,) = found["runs"]
+        assert (run["standing"], run["headline"]) == ("CURRENT", "All 2 engines serve step 1, the newest.")
+        assert [(engine["id"], engine["behind"]) for engine in found["engines"]] == [("a:1", 0), ("b:1", 0)]
+        assert found["event"] == stage.ledger.last_event
+        assert found["versions"]["SEALED"] == 1
+        await stage.served(2)
+        again = (await stage.http.get("/v1/overview")).json()
+        assert again["runs"][0]["target_step"] == 2
+        assert again["event"] > found["event"]
+
+
+async def test_a_journal_that_cannot_be_written_is_told_and_hides_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def full() -> None:
+        raise JournalError("the journal cannot be written: disk full")
+
+    async with serving(tmp_path) as stage:
+        await stage.served(1)
+        assert (await stage.http.get("/v1/overview")).json()["faults"]["journal"] is None
+        monkeypatch.setattr(stage.ledger.journal, "durable", full)
+        answer = await stage.http.get("/v1/overview")
+        assert (answer.status_code, answer.json()["runs"][0]["in_sync"]) == (200, 1)
+        assert "disk full" in answer.json()["faults"]["journal"]
+        assert "disk full" in (await stage.http.get("/v1/faults")).json()["journal"]
+        monkeypatch.undo()
+
+
+async def test_a_version_tells_the_stages_of_each_engines_load(tmp_path: Path) -> None:
+    async with serving(tmp_path, names=("a", "b")) as stage:
+        id_ = await stage.served(1)
+        loads = (await stage.http.get(f"/v1/versions/{id_}/attempts")).json()["items"]
+        assert sorted((load["engine"], load["outcome"]) for load in loads) == [("a:1", "ACK"), ("b:1", "ACK")]
+        assert all(load["timings"]["load"] > 0 for load in loads)
+        assert (await stage.http.get("/v1/versions/none/attempts")).status_code == 404
+
+
+async def test_a_version_tells_how_long_it_was_published_seen_and_validated(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage:
+        publish(stage.root, "run", 1, tensors(1))
+        await stage.http.post("/v1/versions", json={"run": "run", "step": 1, "publish_ms": 12.5})
+        await stage.until("run~v000001", lambda record: record.served_at is not None)
+        timings = (await stage.http.get("/v1/versions/run~v000001")).json()["timings"]
+        assert timings["publish"] == 12.5
+        assert {"seen", "validate", "load"} <= timings.keys()
+        answer = await stage.http.post("/v1/versions", json={"run": "run", "step": 2, "publish_ms": -1})
+        assert answer.status_code == 422
+
+
+async def test_the_log_is_paged_newest_first_and_by_subject(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage:
+        id_ = await stage.served(1)
+        seen: list[int] = []
+        before = ""
+        while before is not None:
+            page = (await stage.http.get(f"/v1/log?limit=3{before and f'&before={before}'}")).json()
+            seen += [event["seq"] for event in page["items"]]
+            before = page["next_cursor"]
+        assert seen == list(range(stage.ledger.last_event, 0, -1))
+        mine = (await stage.http.get("/v1/log", params={"subject": id_})).json()["items"]
+        assert {event["subject"] for event in mine} == {id_}
+
+
+async def test_paused_rollouts_bring_no_engine_to_a_newer_version_until_they_are_resumed(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage:
+        await stage.served(1)
+        assert (await paused(stage))["paused_since"] is not None
+        publish(stage.root, "run", 2, tensors(2))
+        await stage.until("run~v000002", lambda record: record.state is VersionState.SEALED)
+        said = (await stage.http.get("/v1/explain/a:1")).json()["sentences"]
+        assert any("paused" in sentence for sentence in said)
+        found = (await stage.http.get("/v1/versions/run~v000002/wait?timeout=0.3")).json()
+        assert found["outcome"] == "pending"
+        assert stage.engines["a"].label == "1"
+        assert (await paused(stage, "resume"))["paused_since"] is None
+        await stage.until("run~v000002", lambda record: record.served_at is not None)
+        assert stage.engines["a"].label == "2"
+
+
+async def test_an_engine_that_restarts_while_rollouts_are_paused_gets_the_last_good_version(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage:
+        await stage.served(1)
+        await paused(stage)
+        publish(stage.root, "run", 2, tensors(2))
+        await stage.until("run~v000002", lambda record: record.state is VersionState.SEALED)
+        stage.engines["a"].restart()
+        async with asyncio.timeout(10):
+            while stage.engines["a"].label != "1":
+                await stage.ledger.bell.after(stage.ledger.bell.count, within=0.05)
+
+
+async def test_a_rollback_is_carried_out_while_rollouts_are_paused(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage:
+        await stage.served(1)
+        await stage.served(2)
+        await paused(stage)
+        await stage.http.post("/v1/rollback", json={"run": "run"})
+        async with asyncio.timeout(10):
+            while stage.engines["a"].label != "1":
+                await stage.ledger.bell.after(stage.ledger.bell.count, within=0.05)
+        assert stage.ledger.rollouts["run"].paused_since is not None
+
+
+async def test_a_pause_outlives_a_restart_of_the_service(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage:
+        await stage.served(1)
+        await paused(stage)
+    async with serving(tmp_path) as stage:
+        assert stage.ledger.rollouts["run"].paused_since is not None
+
+
+async def test_a_run_that_has_no_rollout_cannot_be_paused(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage:
+        answer = await stage.http.post("/v1/rollouts/pause", json={"run": "none"})
+        assert (answer.status_code, answer.json()["type"]) == (404, "urn:refitd:problem:unknown-run")

@@ -1,0 +1,84 @@
+"""GPUs as the driver tells them: what is usable, none without a driver, never half of them."""
+
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from refitd_client import PlanRefusedError, plan
+from refitd_client.planning import grammar
+from refitd_client.planning.machine import GIB
+from refitd_client.planning.nvml import read_gpus
+
+
+class _NvmlError(Exception):
+    pass
+
+
+def driver(gpus: int, *, broken: int | None = None, old: bool = False) -> ModuleType:
+    """NVML as far as it is asked, with GPUs of 45 GiB of which the driver keeps one."""
+
+    def handle(index: int) -> int:
+        if index == broken:
+            raise _NvmlError("GPU is lost")
+        return index
+
+    def memory(_: int, version: Any = None) -> SimpleNamespace:
+        if version is not None and old:
+            raise _NvmlError("Function Not Found")
+        return SimpleNamespace(total=45 * GIB, reserved=GIB) if version else SimpleNamespace(total=45 * GIB)
+
+    module: Any = ModuleType("pynvml")
+    module.NVMLError = _NvmlError
+    module.nvmlMemory_v2 = 2
+    module.nvmlInit = module.nvmlShutdown = lambda: None
+    module.nvmlDeviceGetCount = lambda: gpus
+    module.nvmlDeviceGetHandleByIndex = handle
+    module.nvmlDeviceGetMemoryInfo = memory
+    module.nvmlDeviceGetUUID = lambda index: f"GPU-{index}".encode()
+    module.nvmlDeviceGetName = lambda _: "NVIDIA A40"
+    return module
+
+
+def test_a_plan_takes_the_gpus_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", driver(2))
+    assert [(gpu.memory, gpu.uuid, gpu.name) for gpu in read_gpus()] == [
+        (44.0, "GPU-0", "NVIDIA A40"),
+        (44.0, "GPU-1", "NVIDIA A40"),
+    ]
+    assert plan("sglang:d1+fsdp:d1").rule == "separate-devices"
+    assert plan("sglang:d1+fsdp:d1", gpus_per_node=1).rule == "duplicate-device"
+
+
+def test_an_old_driver_says_the_whole_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", driver(1, old=True))
+    assert read_gpus()[0].memory == 45
+
+
+def test_a_gpu_that_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", driver(2, broken=1))
+    with pytest.raises(PlanRefusedError, match=r"GPU 1 cannot be read \(GPU is lost\)"):
+        plan("sglang:d1+fsdp:d1")
+
+
+def test_other_machines_are_not_measured_by_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is given wins; more GPUs than there are here are taken to be alike, and that is said."""
+    monkeypatch.setitem(sys.modules, "pynvml", driver(2))
+    made = plan("sglang:d4+fsdp:d4", gpus_per_node=8)
+    assert any("like the 2 that were read here" in text for text in made.assumptions)
+    monkeypatch.setitem(sys.modules, "pynvml", driver(2, broken=0))
+    assert plan("sglang:d4+fsdp:d4", gpus_per_node=8, gpu_memory=80, nodes=1).rule == "separate-devices"
+
+
+def test_without_a_binding_nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert read_gpus() == ()
+
+
+def test_without_the_parser_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    grammar._parser.cache_clear()
+    monkeypatch.setitem(sys.modules, "lark", None)
+    with pytest.raises(PlanRefusedError, match=r"refitd\[plan\]"):
+        plan("sglang:d1+fsdp:d1", gpus_per_node=2)
+    assert plan(engine_gpus=1, trainer_gpus=1, gpus_per_node=2).rule == "separate-devices"

@@ -3,7 +3,7 @@
 #   TORCH=skip, TORCH_INDEX=URL   another build of torch than the CPU one: see deploy/install-torch
 #   ARGS='-k rollback -x'         further arguments of pytest, of the demo or of the benchmark
 .DEFAULT_GOAL := help
-.PHONY: help demo test check soak chaos bench bench-gpu density sglang plugin-releases browser screenshots clean
+.PHONY: help demo test check soak chaos bench bench-gpu density sglang areal plugin-releases browser screenshots clean
 .DELETE_ON_ERROR:
 
 PYTHON ?=
@@ -54,6 +54,10 @@ sglang: $(READY) ## run the contract tests against a real SGLang, on the CPU (1.
 	@tests/sglang/install .venv-sglang
 	@REFITD_SGLANG_VENV=.venv-sglang $(BIN)/python -m pytest tests -m sglang $(ARGS)
 
+areal: $(READY) ## run the released AReaL's own client against a facade (1.7 GB the first time)
+	@tests/areal/install .venv-areal
+	@REFITD_AREAL_VENV=.venv-areal $(BIN)/python -m pytest tests -m areal $(ARGS)
+
 plugin-releases: $(READY) ## run the plugin's tests inside older releases of SGLang as well (some minutes for each)
 	@tests/sglang/install .venv-sglang
 	@for release in $(RELEASES); do \
@@ -72,7 +76,7 @@ screenshots: $(READY) ## take the README's pictures anew, of a stack that really
 	@PYTHONPATH=tests $(BIN)/python tests/browser/screenshots.py docs/images
 
 clean: ## remove what these verbs made: environments and caches
-	@rm -rf .venv .venv-sglang .sglang .pytest_cache .ruff_cache .hypothesis build dist
+	@rm -rf .venv .venv-sglang .venv-areal .sglang .pytest_cache .ruff_cache .hypothesis build dist
 	@find client service tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is made last, so that a half-built environment is never taken for a good one.

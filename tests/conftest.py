@@ -1,4 +1,5 @@
-"""What the tests with real servers share. A test of the real SGLang exists only where REFITD_SGLANG_VENV names one."""
+"""What the tests with real servers share. A test of the real SGLang, or of the released AReaL, exists only
+where REFITD_SGLANG_VENV or REFITD_AREAL_VENV names one."""
 
 import signal
 import subprocess
@@ -9,13 +10,16 @@ from pathlib import Path
 import pytest
 
 from support.plugged import PluggedSglang
-from support.servers import KIT, SGLANG_VENV, SglangServer
+from support.servers import AREAL_VENV, KIT, SGLANG_VENV, SglangServer
 
 # A shell that runs the tests in the background has SIGINT ignored, and what the tests start would ignore it as well.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-collect_ignore_glob = [] if SGLANG_VENV else ["e2e/test_sglang_*.py"]
+collect_ignore_glob = [
+    *([] if SGLANG_VENV else ["e2e/test_sglang_*.py"]),
+    *([] if AREAL_VENV else ["e2e/test_areal_released.py"]),
+]
 
 
 @pytest.fixture(scope="session")

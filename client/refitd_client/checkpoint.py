@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from refitd_client import durable, header
-from refitd_client.contract.naming import INDEX_NAME, MANIFEST_NAME
+from refitd_client.contract.naming import ADAPTER_NAME, INDEX_NAME, MANIFEST_NAME
 from refitd_client.contract.slot import ShardLayout
 from refitd_client.errors import InvalidWeightsError
 from refitd_client.header import Entry
@@ -27,7 +27,6 @@ from refitd_client.staging import StagedFile, Staging
 _COMPANIONS = frozenset({".json", ".txt", ".model", ".jinja", ".tiktoken", ".py"})
 _NO_COMPANIONS = frozenset({MANIFEST_NAME, "trainer_state.json"})
 _PICKLES = frozenset({".bin", ".pt", ".pth", ".ckpt"})
-_ADAPTER = "adapter_model.safetensors"
 _CHUNK = 2**20
 
 
@@ -41,6 +40,11 @@ class Checkpoint:
 
     shards: Mapping[Path, list[Entry]]
     companions: Sequence[Path]
+
+    @property
+    def is_adapter(self) -> bool:
+        """Whether it is a LoRA adapter, as peft saves it, and no model."""
+        return [path.name for path in self.shards] == [ADAPTER_NAME]
 
     @property
     def tensors(self) -> dict[str, list[Entry]]:
@@ -131,13 +135,11 @@ def _shard_paths(folder: Path, index: _Index | None) -> list[Path]:
     if index is not None:
         return [folder / _plain(folder, name) for name in sorted(set(index.weight_map.values()))]
     found = [path for path in sorted(folder.glob("*.safetensors")) if not path.name.startswith(".")]
-    shards = [path for path in found if path.name != _ADAPTER]
+    shards = [path for path in found if path.name != ADAPTER_NAME]
     if shards:
         return shards
-    if found:
-        raise InvalidWeightsError(
-            f"{folder} holds an adapter ({_ADAPTER}) and no model: merge it and publish the model"
-        )
+    if found:  # an adapter alone: a version of its own kind
+        return found
     pickles = sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLES)
     if pickles:
         raise InvalidWeightsError(

@@ -15,7 +15,9 @@ from refitd_client.base_model import BaseModel
 from refitd_client.casts import Casts
 from refitd_client.checkpoint import open_checkpoint
 from refitd_client.contract.manifest import Claims, TensorsSummary
+from refitd_client.contract.naming import ADAPTER_CONFIG_NAME
 from refitd_client.contract.slot import ShardLayout
+from refitd_client.contract.states import Kind
 from refitd_client.errors import InvalidWeightsError
 from refitd_client.header import Entry
 from refitd_client.shards import TensorShards
@@ -96,6 +98,11 @@ class Reading:
             return weights
         if isinstance(weights, (str, os.PathLike)):
             checkpoint = open_checkpoint(_folder(weights))
+            if checkpoint.is_adapter:  # no index: engines would look for the model that it names
+                own = [path for path in checkpoint.companions if path.name == ADAPTER_CONFIG_NAME]
+                if not own:
+                    raise InvalidWeightsError(f"{weights} holds an adapter without its {ADAPTER_CONFIG_NAME}")
+                return Content(weights=checkpoint, index=b"", companions=own, claims=Claims(kind=Kind.LORA))
             return self._content(checkpoint, checkpoint.companions)
         if torch_tensors.is_module(weights):
             second = torch_tensors.tied_patterns(weights)

@@ -21,6 +21,8 @@ from refitd.clock import SystemClock
 from refitd.copies.before_load import BeforeLoad
 from refitd.copies.copier import Copier
 from refitd.copies.disk import DiskCopies
+from refitd.discovery.place import parse_place
+from refitd.discovery.scout import Scout
 from refitd.engine.connect import connector
 from refitd.journal.recovery import open_journal
 from refitd.ledger import Ledger
@@ -98,7 +100,7 @@ async def _run(settings: Settings, ledger: Ledger, guard: RootGuard, sockets: li
     if (doubt := await asyncio.to_thread(stranger, settings, by_api)) is not None:
         log.warning("the canary is not there", reason=doubt)
     threads = RootThreads()
-    files = DiskFiles(root, guard, threads)
+    files = DiskFiles(root, guard, threads, settings.trainers)
     catalog = Catalog(ledger, files, References(ledger, settings.base_model, threads), CatalogRules.of(settings))
     copies = DiskCopies(root, settings.copies_folder)
     copier = Copier(ledger, LedgerFacts(ledger, files), copies, most=settings.copies)
@@ -114,14 +116,26 @@ async def _run(settings: Settings, ledger: Ledger, guard: RootGuard, sockets: li
         check=before_load.check,
         warm=before_load.warm,
         chance=random.Random(),  # noqa: S311 - jitter, not a secret
+        discovers=bool(settings.discover),
     )
+    found = [engine.url for engine in ledger.engines.values() if engine.source is Source.DISCOVERED]
+    scout = Scout([parse_place(text) for text in settings.discover], found, fleet.discovered, ledger.clock)
     checks: list[Check] = [fleet.trial]
     if settings.canary_check is not None:
         checks.append(OperatorCheck(settings.canary_check))
     canaries = CanaryChecks(ledger, checks)
     conductor = Conductor(ledger, default_run=settings.run, quorum=settings.quorum)
     collector = Collector(ledger, files, DiskFolders(root, threads), settings, copier)
-    intake = Intake(ledger, files, root, catalog.nudge, settings.run, deltas=settings.copies > 0)
+    intake = Intake(
+        ledger,
+        files,
+        root,
+        catalog.nudge,
+        settings.run,
+        trainers=settings.trainers,
+        kind=settings.kind,
+        deltas=settings.takes_deltas,
+    )
     watcher = Watcher(root, settings.watch, asyncio.get_running_loop(), catalog.nudge)
     service = Service(
         settings=settings, ledger=ledger, intake=intake, fleet=fleet, sweeper=collector.sweeper, copier=copier
@@ -131,7 +145,7 @@ async def _run(settings: Settings, ledger: Ledger, guard: RootGuard, sockets: li
     gc.freeze()  # what was imported stays: looking through it again would stop everything for 30 ms at a time
     # A part that fails takes the service down with it: one that goes on without its catalog would only look alive.
     async with asyncio.TaskGroup() as group:
-        runs = (watcher.run, collector.run, catalog.run, conductor.run, canaries.run, copier.run, fleet.run)
+        runs = (watcher.run, collector.run, catalog.run, conductor.run, canaries.run, copier.run, fleet.run, scout.run)
         parts = [group.create_task(run(), name=run.__qualname__) for run in runs]
         await Server(build_api(service), settings.host, settings.port).serve(sockets)
         await fleet.drain(DRAIN_SECONDS)

@@ -71,6 +71,7 @@ class Ledger:
         self.root_fault: str | None = "the root has not been listed yet"
         self.fleet_fault: str | None = "the engines have not been taken in yet"
         self.file_fault: str | None = None
+        self.discovery_fault: str | None = None
         self.origin = journal.read(reads.read_origin) or NEW
         self._first_seen: dict[str, float] = {}
         self.copying: frozenset[str] = frozenset()

@@ -12,11 +12,15 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from refitd.catalog.conventions import Trainer
+from refitd.discovery.place import parse_place
 from refitd.engine.address import check_url
 from refitd.engine.allow import parse_allow_list
+from refitd.engine.sglang.adapters import check_adapter_name
 from refitd.rollout.strategy import Strategy, StrategyName
 from refitd.tokens import Tokens, tokens_from
 from refitd_client.contract.naming import check_run
+from refitd_client.contract.states import Kind
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -39,6 +43,12 @@ def _size(value: object) -> object:
 
 def _engines(urls: list[str]) -> list[str]:
     return [check_url(url) for url in urls]
+
+
+def _places(texts: list[str]) -> list[str]:
+    for text in texts:
+        parse_place(text)
+    return texts
 
 
 def _run(value: object) -> object:
@@ -69,8 +79,18 @@ class Settings(BaseSettings):
     engines_file: Path | None = Field(
         default=None, description="YAML file of engines: url, run, keys, path map; watched"
     )
+    discover: Annotated[Urls, AfterValidator(_places)] = Field(
+        default=[],
+        description="Places that name engines: dns:NAME?port=N, dns:NAME?type=SRV, sglang-router+http://HOST:PORT, "
+        "areal:/RECORD_ROOT/USER/EXPERIMENT/TRIAL; hosts beyond loopback need --engine-allow",
+    )
     run: Annotated[str | None, BeforeValidator(_run)] = Field(
         default=None, description="Run that engines without one of their own follow (default: the only run in the root)"
+    )
+    trainers: Annotated[list[Trainer], NoDecode, BeforeValidator(_split)] = Field(
+        default=[],
+        description="Trainers whose own folders in the root are versions as well: slime, miles, prime-rl, grail, "
+        "transformers, areal",
     )
     base_model: Path | None = Field(
         default=None,
@@ -79,6 +99,10 @@ class Settings(BaseSettings):
     path_map: str | None = Field(
         default=None,
         description="Where the engines see the root, if elsewhere than the service does (an absolute path)",
+    )
+    lora: Annotated[str, AfterValidator(check_adapter_name)] | None = Field(
+        default=None,
+        description="Versions are LoRA adapters, which engines get under NAME-v<step> beside the model they serve",
     )
     engine_key_file: Path | None = Field(default=None, description="File with the engines' API key")
     engine_admin_key_file: Path | None = Field(default=None, description="File with the engines' admin API key")
@@ -104,6 +128,10 @@ class Settings(BaseSettings):
 
     keep_last: int = Field(default=3, ge=1, description="Good versions of each run to keep, newest first")
     keep_every: int = Field(default=0, ge=0, description="Keep each version whose step divides by this (0: none)")
+    reclaim_foreign: bool = Field(
+        default=False,
+        description="Delete trainers' own folders by the keep rules as well (default: leave it to them)",
+    )
     disk_budget: Size | None = Field(default=None, description="Bytes that versions may take; old ones go first")
     incoming_ttl: float = Field(default=3600.0, gt=0, description="Age at which an unlocked .incoming-* is abandoned")
     slots: int = Field(
@@ -180,6 +208,16 @@ class Settings(BaseSettings):
             raise ValueError(f"{flag} is for --strategy canary, and the strategy is {self.strategy}")
         if "max_unavailable" in self.model_fields_set and self.strategy is not StrategyName.ROLLING:
             raise ValueError(f"--max-unavailable is for --strategy rolling, and the strategy is {self.strategy}")
+
+    @property
+    def kind(self) -> Kind:
+        """What the versions in the root are."""
+        return Kind.FULL if self.lora is None else Kind.LORA
+
+    @property
+    def takes_deltas(self) -> bool:
+        """Whether versions may be deltas as well: there is a copy to apply them to, and it is no adapter."""
+        return self.copies > 0 and self.lora is None
 
     @property
     def rollout_strategy(self) -> Strategy:

@@ -75,6 +75,7 @@ def _engines(arguments: argparse.Namespace) -> "list[Engine]":
         limits=Limits(running=arguments.max_running_requests),
         load_delay=arguments.load_delay,
         defects=arguments.defects,
+        enable_lora=arguments.enable_lora,
     )
     first = Engine.open(arguments.model_path, options)
     return [first, *(first.replica(number, copy.deepcopy(first.decoder)) for number in range(1, arguments.replicas))]
@@ -153,6 +154,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--random-seed", type=int, default=0, metavar="N", help=seed)
     add("--threads", type=_positive, default=1, metavar="N", help="torch threads for one forward (%(default)s)")
     add("--load-delay", type=float, default=0.0, metavar="SECONDS", help="make each load take that much longer")
+    add("--enable-lora", action="store_true", help="take LoRA adapters in (their names and files; nothing is computed)")
     add("--defects", action="store_true", help="mishandle bad checkpoints as SGLang does (see above)")
     return parser
 

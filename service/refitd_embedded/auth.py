@@ -25,6 +25,8 @@ ADMIN = frozenset(
         "/continue_generation",
         "/flush_cache",
         "/abort_request",
+        "/load_lora_adapter",
+        "/unload_lora_adapter",
         "/embedded/interrupt_loads",
     )
 )

@@ -40,7 +40,7 @@ class DuplicateRequestError(ValueError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """How an engine is run. `context_length` None is the model's; `load_delay`, in seconds, is added to each load;
-    `defects` makes it load as carelessly as the real server.
+    `defects` makes it load as carelessly as the real server; `enable_lora` lets it take adapters in.
     """
 
     seed: int = 0
@@ -48,6 +48,7 @@ class Options:
     limits: Limits = field(default_factory=Limits)
     load_delay: float = 0.0
     defects: bool = False
+    enable_lora: bool = False
 
 
 class Engine:

@@ -14,13 +14,14 @@ from fastapi.responses import JSONResponse, Response
 
 from refitd_embedded.engine import Engine
 from refitd_embedded.request import Request
+from refitd_embedded.routes_lora import Adapters
 from refitd_embedded.sampling_params import SamplingParams
 
 HEALTH_TIMEOUT = 20.0
 """Seconds, as SGLang. (It looks once a second whether a token came out; here one is noticed at once.)"""
 
 
-def info_routes(engine: Engine, launch: dict[str, Any]) -> APIRouter:
+def info_routes(engine: Engine, launch: dict[str, Any], adapters: Adapters) -> APIRouter:
     """The routes, bound to one engine. `launch` is what /server_info says of how it was started."""
     router = APIRouter()
 
@@ -38,7 +39,7 @@ def info_routes(engine: Engine, launch: dict[str, Any]) -> APIRouter:
 
     @router.get("/v1/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [_model_card(engine)]}
+        return {"object": "list", "data": [_model_card(engine), *_adapter_cards(engine, adapters)]}
 
     @router.get("/v1/models/{name:path}")
     async def one_model(name: str) -> Response:
@@ -108,6 +109,12 @@ def _model_card(engine: Engine) -> dict[str, Any]:
     name = engine.labels.model_path
     card: dict[str, Any] = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "sglang"}
     return {**card, "root": name, "parent": None, "max_model_len": engine.bounds.context_length}
+
+
+def _adapter_cards(engine: Engine, adapters: Adapters) -> list[dict[str, Any]]:
+    card: dict[str, Any] = {"object": "model", "created": int(time.time()), "owned_by": "sglang"}
+    more = {"parent": engine.labels.model_path, "max_model_len": None}
+    return [{"id": name, **card, "root": folder, **more} for name, folder in adapters.folders.items()]
 
 
 def _no_such_model(name: str) -> dict[str, Any]:

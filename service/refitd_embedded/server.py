@@ -23,6 +23,7 @@ from refitd_embedded.engine import Engine
 from refitd_embedded.routes_control import control_routes
 from refitd_embedded.routes_generate import generate_routes
 from refitd_embedded.routes_info import info_routes
+from refitd_embedded.routes_lora import Adapters, lora_routes
 from refitd_embedded.routes_weights import weights_routes
 
 VERSION = "0.5.23+refitd-embedded"
@@ -45,7 +46,9 @@ def create_app(engine: Engine, *, keys: Keys | None = None, launch: dict[str, An
     app.include_router(generate_routes(engine))
     app.include_router(weights_routes(engine))
     app.include_router(control_routes(engine))
-    app.include_router(info_routes(engine, _launch(engine) | (launch or {})))
+    adapters = Adapters(enabled=engine.options.enable_lora)
+    app.include_router(lora_routes(adapters))
+    app.include_router(info_routes(engine, _launch(engine) | (launch or {}), adapters))
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _refused)
     app.add_middleware(BearerAuth, keys=keys or Keys())
@@ -75,7 +78,7 @@ def _launch(engine: Engine) -> dict[str, Any]:
         "dp_size": 1,
         "ep_size": 1,
         "nnodes": 1,
-        "enable_lora": False,
+        "enable_lora": engine.options.enable_lora,
         "speculative_algorithm": None,
         "disaggregation_mode": "null",
     }

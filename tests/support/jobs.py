@@ -124,9 +124,9 @@ class Job:
 
 @contextmanager
 def running(
-    folder: Path, engine: EngineServer, *flags: str, root: Path | None = None, run: str = RUN
+    folder: Path, engine: EngineServer, *flags: str, root: Path | None = None, run: str = RUN, named: bool = True
 ) -> Generator[Job]:
-    """Run a refitd for one engine, on a root of its own unless one is given."""
+    """Run a refitd for one engine, which it is told of or has to find, on a root of its own unless one is given."""
     keys = folder / "keys"
     keys.mkdir()
     if root is None:
@@ -138,7 +138,7 @@ def running(
         flags = (*flags, flag, str(keys / flag))
     quick = ("--probe-interval", "0.2", "--scan-interval", "0.2", "--settle", "0.2", "--settle-timeout", "2")
     with (
-        RefitdServer(folder, root, [engine.url], *quick, *flags) as refitd,
+        RefitdServer(folder, root, [engine.url] if named else [], *quick, *flags) as refitd,
         RefitClient(refitd.url, token=TOKEN) as client,
     ):
         job = Job(root, refitd, engine, client, run)

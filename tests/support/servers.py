@@ -19,6 +19,7 @@ from typing import Self
 import psutil
 
 SGLANG_VENV = os.environ.get("REFITD_SGLANG_VENV")
+AREAL_VENV = os.environ.get("REFITD_AREAL_VENV")
 API_KEY = "opens-reads"
 ADMIN_KEY = "opens-changes"
 KIT = Path(__file__).resolve().parents[1] / "sglang"
@@ -142,7 +143,7 @@ class Server:
                 log.write(line)
                 log.flush()
                 if found := self.ready.search(line.rstrip()):
-                    self.port = int(found[1]) if found.groups() else self.port
+                    self.port = int(found[1]) if found.groups() and found[1] else self.port
                     up.set()
         process.wait()  # its output ends a moment before it does
         up.set()  # it has ended: nothing is to be waited for

@@ -111,7 +111,7 @@ async def serving(
         chance=random.Random(),
     )
     collector = Collector(ledger, files, DiskFolders(root), settings, copier)
-    intake = Intake(ledger, files, root, catalog.nudge, settings.run, deltas=settings.copies > 0)
+    intake = Intake(ledger, files, root, catalog.nudge, settings.run, kind=settings.kind, deltas=settings.takes_deltas)
     service = Service(
         settings=settings, ledger=ledger, intake=intake, fleet=fleet, sweeper=collector.sweeper, copier=copier
     )

@@ -2,66 +2,17 @@
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from refitd.catalog.catalog import Catalog, CatalogRules
 from refitd.catalog.fault import Code
-from refitd.catalog.files import DiskFiles
-from refitd.catalog.record import VersionRecord
-from refitd.catalog.references import References
-from refitd.clock import SystemClock
-from refitd.journal.journal import Journal
-from refitd.ledger import Ledger
-from refitd.notice.intake import Intake
 from refitd.problem import ProblemError
-from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.contract.states import VersionState
 from refitd_client.contract.wire import Notice
+from support.catalogs import watching
 from support.checkpoints import publish, tensors, write_model, write_shards
-
-RULES = CatalogRules(scan_interval=0.02, settle_for=0.1, settle_timeout=0.4, allow_dtype_cast=False)
-
-
-@dataclass
-class Stage:
-    root: Path
-    ledger: Ledger
-    catalog: Catalog
-    intake: Intake
-
-    async def verdict(self, id_: str, *states: VersionState) -> VersionRecord:
-        seen = self.ledger.bell.count
-        async with asyncio.timeout(10):
-            while id_ not in self.ledger.versions or self.ledger.versions[id_].state not in states:
-                seen = await self.ledger.bell.after(seen, within=0.05)
-        return self.ledger.versions[id_]
-
-
-@asynccontextmanager
-async def watching(tmp_path: Path, *, base: bool = True) -> AsyncIterator[Stage]:
-    root = tmp_path / "root"
-    (root / SERVICE_FOLDER).mkdir(parents=True, exist_ok=True)
-    journal = Journal(tmp_path / "state")
-    ledger = Ledger(journal, SystemClock())
-    files = DiskFiles(root)
-    references = References(ledger, write_model(tmp_path / "base") if base else None)
-    catalog = Catalog(ledger, files, references, RULES)
-    intake = Intake(ledger, files, root, catalog.nudge)
-    async with asyncio.TaskGroup() as group:
-        running, writing = group.create_task(catalog.run()), group.create_task(journal.run())
-        try:
-            yield Stage(root, ledger, catalog, intake)
-        finally:
-            running.cancel()
-            await asyncio.wait({running})
-            writing.cancel()
-    journal.close()
 
 
 async def test_a_version_with_a_manifest_is_found_and_sealed(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xxhash
-from test_catalog import Stage, watching
 
 from refitd.catalog.delta import Base
 from refitd.catalog.examine import examine
@@ -23,6 +22,7 @@ from refitd_client.contract.manifest import Manifest, ManifestFile, parse_manife
 from refitd_client.contract.states import Kind, VersionState
 from refitd_client.contract.wire import Notice
 from refitd_client.delta import Delta, encode, read_delta
+from support.catalogs import Stage, watching
 from support.checkpoints import tensors
 from support.deltas import Trainer, chain, training
 

@@ -248,3 +248,13 @@ def test_nothing_that_anybody_needs_is_ever_dropped(
 
     again = decide([record for record in versions if record.id in kept], rules, leases=leases, ages=ages)
     assert all(verdict.keep for verdict in again), "a second sweep finds nothing more"
+
+
+def test_a_trainer_s_own_folder_is_its_trainer_s_to_delete_unless_that_was_asked_for() -> None:
+    versions = [version(step, path=f"exp/step_{step}") for step in (1, 2, 3)]
+    there = Listing(tuple(Found(run="exp", order=v.order, path=v.path) for v in versions), frozenset({"exp"}))
+    assert kept_steps(decide(versions, KeepRules(last=1), listing=there)) == [1, 2, 3]
+    assert kept_steps(decide(versions, KeepRules(last=1, foreign=True), listing=there)) == [3]
+    assert "--reclaim-foreign" in decide(versions, KeepRules(last=1), listing=there)[0].reasons[0]
+    gone = replace(there, found=there.found[2:])  # its trainer has deleted the older ones: the books are closed
+    assert kept_steps(decide(versions, KeepRules(last=1), listing=gone)) == [3]

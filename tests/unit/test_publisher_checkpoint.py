@@ -14,6 +14,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from refitd_client import InvalidWeightsError, PublishError, WeightPublisher, durable
+from refitd_client.contract.states import Kind
 
 
 @pytest.fixture
@@ -163,10 +164,17 @@ def test_an_empty_folder_is_refused(publisher: WeightPublisher, tmp_path: Path) 
     _refused(publisher, tmp_path / "nowhere", "is not a folder")
 
 
-def test_an_adapter_alone_is_refused(publisher: WeightPublisher, tmp_path: Path) -> None:
-    """It is no full version."""
+def test_an_adapter_alone_is_a_version_of_its_own_kind(publisher: WeightPublisher, tmp_path: Path) -> None:
+    """Without an index, which would send engines looking for a model."""
     save_file({"lora_A": np.ones(3)}, tmp_path / "adapter_model.safetensors")
-    _refused(publisher, tmp_path, "holds an adapter")
+    _refused(publisher, tmp_path, "adapter_config.json")
+    for name in ("adapter_config.json", "tokenizer.json"):
+        (tmp_path / name).write_text("{}")
+    version = publisher.publish(tmp_path, step=1)
+    assert version.kind is Kind.LORA
+    assert version.notice.kind is Kind.LORA
+    found = sorted(path.name for path in version.path.iterdir())
+    assert found == ["adapter_config.json", "adapter_model.safetensors", "refit.json"]
 
 
 @pytest.mark.parametrize("length", [0, 7, 20, -1])

@@ -88,3 +88,9 @@ def test_each_root_has_a_journal_of_its_own(tmp_path: Path, monkeypatch: pytest.
     one, two = Settings(root=tmp_path / "a/weights"), Settings(root=tmp_path / "b/weights")
     assert one.state_folder.parent == tmp_path / "state/refitd"
     assert one.state_folder != two.state_folder
+
+
+def test_deltas_are_taken_where_there_is_a_copy_for_them_and_adapters_are_not_served(tmp_path: Path) -> None:
+    assert Settings(root=tmp_path).takes_deltas
+    assert not Settings(root=tmp_path, copies=0).takes_deltas
+    assert not Settings(root=tmp_path, lora="actor").takes_deltas

@@ -42,3 +42,11 @@ def test_a_checkpoint_that_stays_incomplete_is_hopeless() -> None:
     found = settle(look(fault="shard 2 is missing"), memory, 60.0, **RULES)
     assert isinstance(found, Hopeless)
     assert "shard 2 is missing" in found.reason
+
+
+def test_what_a_trainer_writes_last_is_waited_for_as_long_as_it_takes() -> None:
+    memory = Settling(signature="s", since=0.0)
+    waits = Look(signature="s", final=False, fault=None, awaits="STABLE is not there")
+    found = settle(waits, memory, 10_000.0, **RULES)
+    assert isinstance(found, Wait)
+    assert (found.reason, found.until) == ("STABLE is not there", 10_010.0)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from refitd.catalog.adapter import AdapterConfig
 from refitd.catalog.claims import check_manifest
 from refitd.catalog.contents import Contents
 from refitd.catalog.evidence import Evidence, Structure
@@ -141,6 +142,31 @@ def test_a_kind_that_cannot_be_validated_says_so() -> None:
     found = verdict(**with_manifest(kind=Kind.DELTA), faults=(Fault(Code.NO_WEIGHTS, "none"),))
     assert isinstance(found, Invalid)
     assert found.code is Code.UNSUPPORTED_KIND
+
+
+@pytest.mark.parametrize("kind", [Kind.FULL, Kind.DELTA])
+def test_engines_that_get_adapters_get_nothing_else(kind: Kind) -> None:
+    found = verdict(replace(EXPECTED, takes=Kind.LORA), **with_manifest(kind=kind))
+    assert isinstance(found, Invalid)
+    assert found.code is Code.UNSUPPORTED_KIND
+    assert "publish adapters" in found.reason
+
+
+@pytest.mark.parametrize("noticed", [None, Kind.LORA])
+def test_a_folder_that_is_no_good_adapter_is_refused_by_what_is_wrong_with_it(noticed: Kind | None) -> None:
+    options = replace(EXPECTED, takes=Kind.LORA, kind=noticed)
+    found = verdict(options, faults=(Fault(Code.UNSUPPORTED_KIND, "it says use_dora"),))
+    assert found == Invalid(Code.UNSUPPORTED_KIND, "it says use_dora")
+    found = verdict(options)
+    assert isinstance(found, Invalid)
+    assert "no LoRA adapter" in found.reason
+
+
+def test_engines_that_get_full_versions_get_no_adapter() -> None:
+    adapter = AdapterConfig(peft_type="LORA", r=4)
+    found = verdict(replace(EXPECTED, kind=Kind.FULL), adapter=adapter)
+    assert isinstance(found, Invalid)
+    assert "--lora NAME" in found.reason
 
 
 LISTING = {FILE: FileStat(124, 1, 1, REGULAR), "refit.json": FileStat(9, 1, 3, REGULAR)}

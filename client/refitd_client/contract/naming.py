@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 MANIFEST_NAME = "refit.json"
 INDEX_NAME = "model.safetensors.index.json"
+ADAPTER_NAME = "adapter_model.safetensors"  # a LoRA adapter's weights and configuration, as peft calls them
+ADAPTER_CONFIG_NAME = "adapter_config.json"
 DELTA_NAME = "weights.refit-delta"  # an ending that no engine takes for a checkpoint
 INCOMING_PREFIX = ".incoming-"
 SERVICE_FOLDER = ".refitd"  # the service's own folder in the root

@@ -13,6 +13,7 @@ import structlog
 from refitd.bell import Bell
 from refitd.catalog.bases import Bases
 from refitd.catalog.chain import NoBase
+from refitd.catalog.conventions import is_foreign, recognise
 from refitd.catalog.delta import Base
 from refitd.catalog.evidence import Evidence, Structure
 from refitd.catalog.fault import Code
@@ -26,7 +27,7 @@ from refitd.catalog.settle import Complete, Hopeless, Look, Settling, Wait, sett
 from refitd.catalog.validate import Invalid, Options, Unknown, Valid, validate
 from refitd.ledger import Ledger
 from refitd.settings import Settings
-from refitd_client.contract.naming import Order, version_folder, version_id
+from refitd_client.contract.naming import Order, parse_version_id, version_folder, version_id
 from refitd_client.contract.states import Kind, VersionState
 
 JUDGES = 2  # versions validated at the same time: each reads its files with several threads
@@ -41,12 +42,15 @@ log = structlog.get_logger("refitd")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogRules:
-    """How patient and how strict the catalog is; times in seconds. Without `deltas` they are refused by kind."""
+    """How patient and how strict the catalog is; times in seconds. `kind` is what engines get, full versions or
+    adapters; without `deltas` those are refused by kind.
+    """
 
     scan_interval: float
     settle_for: float
     settle_timeout: float
     allow_dtype_cast: bool
+    kind: Kind = Kind.FULL
     deltas: bool = True
 
     @classmethod
@@ -57,7 +61,8 @@ class CatalogRules:
             settle_for=settings.settle,
             settle_timeout=settings.settle_timeout,
             allow_dtype_cast=settings.allow_dtype_cast,
-            deltas=settings.copies > 0,
+            kind=settings.kind,
+            deltas=settings.takes_deltas,
         )
 
 
@@ -77,6 +82,7 @@ class Catalog:
         self._tries: dict[str, int] = {}
         self._busy: set[str] = set()
         self._told: set[str] = set()
+        self._rejected_as: dict[str, str] = {}  # what rejected folders looked like when they were first seen again
         self._looks: dict[str, asyncio.Task[dict[str, str | Unreadable | None]]] = {}
 
     def nudge(self) -> None:
@@ -136,7 +142,7 @@ class Catalog:
 
     async def _look_again(self) -> None:
         """Whether what is sealed is still as it was, and what is not judged yet is still there."""
-        versions = [v for v in self._ledger.versions.values() if v.state in _WATCHED or v.state.is_open]
+        versions = [v for v in self._ledger.versions.values() if v.state in _WATCHED or v.state.is_open or _may_heal(v)]
         signatures = await self._files.signatures([version.path for version in versions])
         for version in versions:
             found = signatures[version.path]
@@ -144,6 +150,10 @@ class Catalog:
                 continue  # something happened to it meanwhile: the next scan looks at it
             if version.state is VersionState.LOST:
                 self._find_again(version, found)
+                if isinstance(found, str) and is_foreign(version.path) and not version.noticed:
+                    self._rewritten(version, found)
+            elif version.state is VersionState.REJECTED:
+                self._judge_again(version, found)
             elif version.state is not VersionState.SEALED:
                 if found is None:
                     self._reject(version.id, f"{version.path} was taken away before it could be checked")
@@ -151,7 +161,10 @@ class Catalog:
                 self._lose(version, gone=found is None)
 
     def _meet(self, found: Found) -> None:
-        id_ = version_id(found.run, found.order)
+        order = self._placed(found) if is_foreign(found.path) else found.order
+        if order is None:
+            return
+        id_ = version_id(found.run, order)
         if id_ in self._ledger.versions:
             return
         if id_ in self._ledger.gone:
@@ -161,12 +174,51 @@ class Catalog:
             return
         record = VersionRecord(
             run=found.run,
-            order=found.order,
+            order=order,
             path=found.path,
             state=VersionState.ANNOUNCED,
             created_at=self._ledger.clock.now(),
+            kind=self._rules.kind,
         )
         self._ledger.put_version(record, "found in the root")
+        self._work.ring()
+
+    def _placed(self, found: Found) -> Order | None:
+        """Where a trainer's own folder belongs in its run; None where the version in it is known already."""
+        known = [version for version in self._ledger.versions.values() if version.path == found.path]
+        if known:
+            return None  # whether it was written again is seen where its files are looked at
+        order = Order(self._newest(found.run).generation, found.order.step)
+        is_back = version_id(found.run, order) in self._ledger.gone
+        return self._written_again(found.run, order.step) if is_back else order
+
+    def _newest(self, run: str) -> Order:
+        """The newest that was ever there in a run, also when all of it was deleted."""
+        if known := self._ledger.versions_of(run):
+            return known[0].order
+        gone = [named[1] for id_ in self._ledger.gone if (named := parse_version_id(id_)) and named[0] == run]
+        return max(gone, default=Order(1, -1))
+
+    def _written_again(self, run: str, step: int) -> Order:
+        """The order of a step whose folder has new contents: a trainer that goes back begins a new generation."""
+        newest = self._newest(run)
+        return Order(newest.generation + 1 if step <= newest.step else newest.generation, step)
+
+    def _rewritten(self, version: VersionRecord, found: str) -> None:
+        """A trainer that was restarted has written into the folder of an earlier version of its own."""
+        newer = [v for v in self._ledger.versions.values() if v.path == version.path and v.order > version.order]
+        if newer or found == version.signature:
+            return
+        order = self._written_again(version.run, version.order.step)
+        record = VersionRecord(
+            run=version.run,
+            order=order,
+            path=version.path,
+            state=VersionState.ANNOUNCED,
+            created_at=self._ledger.clock.now(),
+            kind=self._rules.kind,
+        )
+        self._ledger.put_version(record, f"{version.path} was written again: generation {order.generation}")
         self._work.ring()
 
     def _tell_once(self, id_: str, text: str) -> None:
@@ -185,6 +237,15 @@ class Catalog:
         if found == record.signature:
             sealed = replace(record, state=VersionState.SEALED, reason=None)
             self._ledger.put_version(sealed, f"sealed: {record.path} is back, unchanged")
+
+    def _judge_again(self, record: VersionRecord, found: str | Unreadable | None) -> None:
+        """A trainer's own folder was rejected, and is not what it was: it was not finished, or was written again."""
+        seen = self._rejected_as.setdefault(record.id, found) if isinstance(found, str) else found
+        if isinstance(found, str) and seen != found:
+            again = replace(record, state=VersionState.ANNOUNCED, reason=None, code=None)
+            self._rejected_as.pop(record.id)
+            self._ledger.put_version(again, f"looked at again: {record.path} has changed since it was rejected")
+            self._work.ring()
 
     async def _judge_forever(self, group: asyncio.TaskGroup) -> None:
         while True:
@@ -306,6 +367,7 @@ class Catalog:
             allow_missing=record.allow_missing,
             allow_extra=record.allow_extra,
             allow_dtype_cast=self._rules.allow_dtype_cast,
+            takes=self._rules.kind,
         )
 
     def _move(self, id_: str, state: VersionState, reason: str | None) -> None:
@@ -385,5 +447,18 @@ _MAY_HEAL = frozenset(
 def _look(structure: Structure, *, noticed: bool) -> Look:
     """What settling has to know. Who announces a checkpoint has written it: then only what may heal is waited for."""
     fault = structure.faults[0] if structure.faults else None
-    final = structure.has_manifest or (noticed and fault is not None and fault.code not in _MAY_HEAL)
-    return Look(signature=structure.signature, final=final, fault=None if fault is None else fault.reason)
+    foreign = recognise(structure.path)
+    # Whoever writes a marker last has written all when it is there; on some file systems the rest comes later.
+    said = noticed or (foreign is not None and foreign.marker is not None and structure.awaits is None)
+    proof = fault is not None and fault.code not in _MAY_HEAL
+    return Look(
+        signature=structure.signature,
+        final=structure.has_manifest or (said and proof) or (said and not noticed and fault is None),
+        fault=None if fault is None else fault.reason,
+        awaits=None if noticed else structure.awaits,
+    )
+
+
+def _may_heal(version: VersionRecord) -> bool:
+    """A rejected folder of a trainer's own, which nobody announces again when it is mended."""
+    return version.state is VersionState.REJECTED and is_foreign(version.path) and not version.noticed

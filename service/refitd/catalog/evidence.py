@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from refitd.catalog.adapter import AdapterConfig
 from refitd.catalog.contents import Contents
 from refitd.catalog.delta import DeltaContents
 from refitd.catalog.fault import Fault
@@ -18,7 +19,8 @@ class Structure:
 
     `files` are all its regular files, `headers` those of the weight files that a loader would read, `inventory` the
     tensors in them. `faults` is what does not agree, the most fundamental first. `signature` is empty where the folder
-    could not be opened.
+    could not be opened. `awaits` says that its trainer has not yet written what it writes last. `adapter` is set where
+    it is a LoRA adapter's folder.
     """
 
     path: str
@@ -29,6 +31,8 @@ class Structure:
     headers: Mapping[str, Header]
     inventory: Inventory
     faults: tuple[Fault, ...] = ()
+    awaits: str | None = None
+    adapter: AdapterConfig | None = None
 
     @property
     def reason(self) -> str | None:

@@ -5,24 +5,41 @@ All of it is synchronous: callers on the event loop go through `asyncio.to_threa
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from threading import Event
 from typing import TypeVar
 
+from refitd.catalog.adapter import (
+    MAX_CONFIG_BYTES,
+    AdapterConfig,
+    AdapterRefusedError,
+    is_adapter,
+    parse_adapter,
+)
 from refitd.catalog.claims import check_files, check_manifest
 from refitd.catalog.contents import read_contents
+from refitd.catalog.conventions import recognise
 from refitd.catalog.delta import Base
 from refitd.catalog.delta_file import look_into
 from refitd.catalog.evidence import Evidence, Structure
 from refitd.catalog.fault import Code, Fault, shown
 from refitd.catalog.header import MAX_TENSORS, Header, HeaderRefusedError, TornFileError, read_at, read_header
 from refitd.catalog.inventory import Inventory, Reference, duplicates, inventory_of
-from refitd.catalog.layout import MAX_INDEX_BYTES, Index, IndexRefusedError, check_index, lay_out, parse_index
+from refitd.catalog.layout import (
+    MAX_INDEX_BYTES,
+    Index,
+    IndexOfDeltaError,
+    IndexRefusedError,
+    check_index,
+    lay_out,
+    parse_index,
+)
 from refitd.catalog.opening import CONFIG_NAME, ChangedError, FileStat, Folder, OpeningRefusedError
 from refitd.catalog.validate import Options, judge
 from refitd_client.contract.manifest import MAX_MANIFEST_BYTES, Manifest, ManifestRefusedError, parse_manifest
-from refitd_client.contract.naming import DELTA_NAME, INDEX_NAME, MANIFEST_NAME
+from refitd_client.contract.naming import ADAPTER_CONFIG_NAME, DELTA_NAME, INDEX_NAME, MANIFEST_NAME
 from refitd_client.contract.states import Kind
 
 T = TypeVar("T")
@@ -49,10 +66,22 @@ def structure(root: Path, path: str) -> Structure:
         OSError: the folder is gone (FileNotFoundError), or something in it cannot be read.
     """
     try:
+        # The marker first: what is listed after it was seen is all there.
+        awaits = _awaited(root, path)
         with Folder(root, path) as folder:
-            return _Look(folder, path).structure()
+            return replace(_Look(folder, path).structure(), awaits=awaits)
     except OpeningRefusedError as error:
         return _nothing(path, Fault(Code.NOT_REGULAR, str(error)))
+
+
+def _awaited(root: Path, path: str) -> str | None:
+    """What the trainer whose folder it is writes last, where that is not there yet."""
+    foreign = recognise(path)
+    if foreign is None or foreign.marker is None:
+        return None
+    at = path.rpartition("/")[0] if foreign.marker.above else path
+    with Folder(root, at) as folder:
+        return None if foreign.marker.is_among(folder.list()) else foreign.marker.awaited
 
 
 def examine(
@@ -97,7 +126,8 @@ def to_read(seen: Structure) -> dict[str, FileStat]:
     """The files whose bytes make the version's digest: all that the manifest names, else those that loaders read."""
     if seen.manifest is not None:
         return {name: seen.files[name] for name in seen.manifest.files}
-    names = [*seen.headers, *(name for name in (INDEX_NAME, CONFIG_NAME) if name in seen.files)]
+    beside = (INDEX_NAME, CONFIG_NAME) if seen.adapter is None else (ADAPTER_CONFIG_NAME,)
+    names = [*seen.headers, *(name for name in beside if name in seen.files)]
     return {name: seen.files[name] for name in names}
 
 
@@ -119,7 +149,8 @@ class _Look:
         manifest = self._manifest()
         if manifest is not None and manifest.kind is Kind.DELTA:
             return self._delta(manifest)
-        index = self._index()
+        adapter = self._adapter()
+        index = self._index() if adapter is None else None
         layout = lay_out(self._listing.keys(), index)
         self._faults += layout.faults
         headers = self._headers(layout.weights)
@@ -133,6 +164,7 @@ class _Look:
             headers=headers,
             inventory=inventory_of(headers),
             faults=tuple(self._faults),
+            adapter=adapter,
         )
 
     def _delta(self, manifest: Manifest) -> Structure:
@@ -166,10 +198,23 @@ class _Look:
             self._faults.append(Fault(Code.BAD_MANIFEST, f"{MANIFEST_NAME}: {error}"))
             return None
 
+    def _adapter(self) -> AdapterConfig | None:
+        if not is_adapter(self._listing):
+            return None
+        data = self._document(ADAPTER_CONFIG_NAME, MAX_CONFIG_BYTES, Code.BAD_HEADER)
+        try:
+            return None if data is None else parse_adapter(data)
+        except AdapterRefusedError as error:
+            self._faults.append(Fault(Code.UNSUPPORTED_KIND, f"{ADAPTER_CONFIG_NAME}: {error}"))
+            return None
+
     def _index(self) -> Index | None:
         data = self._document(INDEX_NAME, MAX_INDEX_BYTES, Code.BAD_INDEX)
         try:
             return None if data is None else parse_index(data)
+        except IndexOfDeltaError as error:
+            self._faults.append(Fault(Code.UNSUPPORTED_KIND, f"{INDEX_NAME}: {error}"))
+            return None
         except IndexRefusedError as error:
             self._faults.append(Fault(Code.BAD_INDEX, f"{INDEX_NAME}: {error}"))
             return None

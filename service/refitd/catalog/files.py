@@ -1,13 +1,14 @@
 """The port to the files under the root, and the real ones behind it. A simulation can stand behind it as well."""
 
 import errno
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Protocol
 
+from refitd.catalog.conventions import Trainer
 from refitd.catalog.delta import Base
 from refitd.catalog.evidence import Evidence, Structure
 from refitd.catalog.examine import examine, signature, structure
@@ -54,12 +55,18 @@ class DiskFiles:
     """The file system. Everything happens in threads. `guard` says why what is at the root's path is not the root.
 
     One that does not answer in time is one that nobody can say anything about; reading all of a version has no limit.
+    `trainers` are those whose own folders count as well.
     """
 
     def __init__(
-        self, root: Path, guard: Callable[[], str | None] | None = None, threads: RootThreads | None = None
+        self,
+        root: Path,
+        guard: Callable[[], str | None] | None = None,
+        threads: RootThreads | None = None,
+        trainers: Collection[Trainer] = (),
     ) -> None:
         self._root = root
+        self._trainers = trainers
         self._guard = guard or RootGuard(root)
         self._threads = threads or RootThreads()
 
@@ -71,7 +78,7 @@ class DiskFiles:
             return ListingFailed(str(error))
 
     def _scan(self) -> Listing | ListingFailed:
-        listing = scan(self._root)
+        listing = scan(self._root, self._trainers)
         # Looked at last: a file system that goes away during the scan makes it short, not empty.
         fault = self._guard()
         return listing if fault is None else ListingFailed(fault)

@@ -5,7 +5,8 @@ As SGLang 0.5 and transformers do: with `model.safetensors.index.json` the files
 code when they are loaded, and are never given to an engine.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -19,11 +20,16 @@ from refitd_client.contract.naming import INDEX_NAME
 MAX_INDEX_BYTES = 64 * 2**20
 _SAFETENSORS = ".safetensors"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_NUMBERED = re.compile(r"(.*)-(\d{5,7})-of-(\d{5,7})\.safetensors", re.DOTALL)
 _NOT_WEIGHTS = ("training_args.bin", "optimizer*", "scheduler*", "scaler*", "rng_state*")  # what a Trainer leaves
 
 
 class IndexRefusedError(ValueError):
     """An index that cannot be followed. The message is a sentence about "it", the index."""
+
+
+class IndexOfDeltaError(IndexRefusedError):
+    """An index over changes against another checkpoint, which no engine can load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,22 +54,39 @@ class Layout:
 
 class _Document(msgspec.Struct):
     weight_map: msgspec.Raw
+    metadata: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class _Metadata(msgspec.Struct):
+    delta_encoding: str | None = None
 
 
 def parse_index(data: bytes) -> Index:
     """Parse an index that anyone may have written.
 
     Raises:
+        IndexOfDeltaError: it says that the files are slime's delta of another checkpoint.
         IndexRefusedError: it is too large, no JSON object with a `weight_map`, has a tensor twice, or names a file
             that is not a plain `*.safetensors` of its own folder.
     """
     if len(data) > MAX_INDEX_BYTES:
         raise IndexRefusedError(f"it is larger than {MAX_INDEX_BYTES} bytes")
     try:
-        weight_map = msgspec.json.decode(data, type=_Document).weight_map
-        return Index(_file_of(bytes(weight_map)))
+        document = msgspec.json.decode(data, type=_Document)
+        if _is_delta(bytes(document.metadata)):
+            raise IndexOfDeltaError(
+                "it says delta_encoding: engines load full checkpoints, have the trainer write those"
+            )
+        return Index(_file_of(bytes(document.weight_map)))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, PairsRefusedError) as error:
         raise IndexRefusedError(f"it does not parse: {error}") from error
+
+
+def _is_delta(metadata: bytes) -> bool:
+    try:
+        return msgspec.json.decode(metadata, type=_Metadata).delta_encoding is not None
+    except msgspec.ValidationError:
+        return False  # metadata is anything that a trainer likes to write there
 
 
 def _file_of(weight_map: bytes) -> dict[str, str]:
@@ -90,17 +113,30 @@ def lay_out(names: Collection[str], index: Index | None) -> Layout:
     """Choose the weight files among the names in a folder (without hidden ones)."""
     weights = index.files if index is not None else _without_index(names)
     here = tuple(name for name in weights if name in names)
+    if index is None:
+        return Layout(here, (*_odd(here), *_gaps(here)) or ((_nothing(names),) if not here else ()))
     missing = tuple(
         Fault(Code.MISSING_FILE, f"{name} is named by {INDEX_NAME} and is not in the folder: write the index last")
         for name in weights
         if name not in names
     )
-    odd = tuple(
-        Fault(Code.BAD_HEADER, f"{shown(name)} has a name that cannot be printed: rename it")
-        for name in here
-        if not name.isprintable()
-    )
-    return Layout(here, missing + odd or ((_nothing(names),) if not here else ()))
+    return Layout(here, (*missing, *_odd(here)) or ((_nothing(names),) if not here else ()))
+
+
+def _odd(names: Iterable[str]) -> Iterator[Fault]:
+    for name in names:
+        if not name.isprintable():
+            yield Fault(Code.BAD_HEADER, f"{shown(name)} has a name that cannot be printed: rename it")
+
+
+def _gaps(names: Collection[str]) -> Iterator[Fault]:
+    """Shards that are numbered "1 of 4" and not all there: without this, one that is written whole looks complete."""
+    for match in filter(None, map(_NUMBERED.fullmatch, names)):
+        stem, total = match[1], match[3]
+        if int(match[2]) == 1 and int(total) <= MAX_TENSORS:
+            expected = (f"{stem}-{number:0{len(total)}d}-of-{total}.safetensors" for number in range(1, int(total) + 1))
+            if (late := next((name for name in expected if name not in names), None)) is not None:
+                yield Fault(Code.MISSING_FILE, f"{late} is not in the folder, and its name says that it belongs there")
 
 
 def _without_index(names: Collection[str]) -> list[str]:

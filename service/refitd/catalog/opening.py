@@ -17,9 +17,10 @@ from types import TracebackType
 import xxhash
 
 from refitd.catalog.fault import shown
-from refitd_client.contract.naming import DELTA_NAME, INDEX_NAME, MANIFEST_NAME
+from refitd_client.contract.naming import ADAPTER_CONFIG_NAME, DELTA_NAME, INDEX_NAME, MANIFEST_NAME
 
 CONFIG_NAME = "config.json"
+_COUNT = frozenset({INDEX_NAME, MANIFEST_NAME, CONFIG_NAME, ADAPTER_CONFIG_NAME, DELTA_NAME})
 MAX_FILES = 100_000
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
@@ -184,7 +185,7 @@ def signature_of(folder: int, listing: Mapping[str, FileStat]) -> str:
 
 def counts(name: str) -> bool:
     """Whether a change to this file changes the version: what trainers write beside the weights may change."""
-    return name.endswith(".safetensors") or name in {INDEX_NAME, MANIFEST_NAME, CONFIG_NAME, DELTA_NAME}
+    return name.endswith(".safetensors") or name in _COUNT
 
 
 def check_unchanged(name: str, fd: int, expected: FileStat) -> None:

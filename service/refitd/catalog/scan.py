@@ -5,10 +5,12 @@ it for an empty one.
 """
 
 import os
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from refitd.catalog.conventions import Trainer, holds_checkpoint, inner_folders, recognise
 from refitd_client.contract.naming import INCOMING_PREFIX, NameRefusedError, Order, check_run, parse_version_folder
 
 MAX_DEPTH = 8  # parts of a run's name
@@ -16,7 +18,10 @@ MAX_DEPTH = 8  # parts of a run's name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A version directory: `path` is relative to the root."""
+    """A version directory: `path` is relative to the root.
+
+    A trainer's own folder (`catalog/conventions.py`) knows of no generations: its order says 1, and means any.
+    """
 
     run: str
     order: Order
@@ -38,18 +43,20 @@ class ListingFailed:
     reason: str
 
 
-def scan(root: Path) -> Listing | ListingFailed:
-    """List the version directories under `root`."""
+def scan(root: Path, trainers: Collection[Trainer] = ()) -> Listing | ListingFailed:
+    """List the version directories under `root`, and the folders of these trainers' own."""
     found: list[Found] = []
     runs: set[str] = set()
     try:
-        _walk(root, "", found, runs, MAX_DEPTH)
+        _walk(root, "", found, runs, trainers, MAX_DEPTH)
     except OSError as error:
         return ListingFailed(f"the root cannot be listed: {error}")
     return Listing(tuple(found), frozenset(runs))
 
 
-def _walk(folder: Path, run: str, found: list[Found], runs: set[str], depth: int) -> None:
+def _walk(
+    folder: Path, run: str, found: list[Found], runs: set[str], trainers: Collection[Trainer], depth: int
+) -> None:
     with os.scandir(folder) as entries:
         names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
     for name in names:
@@ -63,12 +70,24 @@ def _walk(folder: Path, run: str, found: list[Found], runs: set[str], depth: int
                 runs.add(run)
                 found.append(Found(run=run, order=order, path=f"{run}/{name}"))
         elif depth > 0 and _is_run(inner := f"{run}/{name}" if run else name):
-            _walk_inner(folder / name, inner, found, runs, depth - 1)
+            with suppress(FileNotFoundError):  # taken away between its parent's listing and its own: nothing to list
+                foreign = _foreign(folder / name, inner, trainers)
+                found += foreign
+                runs |= {each.run for each in foreign}
+                if not foreign:
+                    _walk(folder / name, inner, found, runs, trainers, depth - 1)
 
 
-def _walk_inner(folder: Path, run: str, found: list[Found], runs: set[str], depth: int) -> None:
-    with suppress(FileNotFoundError):  # taken away between its parent's listing and its own: nothing to list
-        _walk(folder, run, found, runs, depth)
+def _foreign(folder: Path, path: str, trainers: Collection[Trainer]) -> list[Found]:
+    """The checkpoint in a folder that is called as some trainer calls its own, if there is one."""
+    for at in inner_folders(path, trainers):
+        meant = recognise(at, trainers)
+        if meant is None:
+            continue
+        with suppress(FileNotFoundError, NotADirectoryError):
+            if holds_checkpoint(meant, os.listdir(folder / at[len(path) :].lstrip("/"))):
+                return [Found(run=meant.run, order=Order(1, meant.step), path=at)]
+    return []
 
 
 def _is_run(name: str) -> bool:

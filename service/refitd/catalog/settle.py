@@ -2,19 +2,26 @@
 
 refitd's own publisher renames a complete directory into place, so a manifest means complete. A checkpoint that somebody
 else writes has no such moment: it counts as complete when headers, index and files agree and nothing has changed for
-`settle` seconds. One that disagrees is still being written, until it has not changed for `timeout` seconds.
+`settle` seconds. One that disagrees is still being written, until it has not changed for `timeout` seconds. Where its
+trainer is known to write something last, that is waited for, as long as it takes: its absence is no fault.
 """
 
 from dataclasses import dataclass
 
+_ABANDONED_SECONDS = 10.0  # between two looks at a folder that nobody seems to write to any more
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """One look at a checkpoint. `fault` says what does not agree yet, None where all does. `final`: do not wait."""
+    """One look at a checkpoint. `fault` says what does not agree yet, None where all does. `final`: do not wait.
+
+    `awaits` is what its trainer writes last and has not written yet.
+    """
 
     signature: str
     final: bool
     fault: str | None
+    awaits: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +62,8 @@ def settle(
     if memory is None or memory.signature != look.signature:
         memory = Settling(signature=look.signature, since=now)
     quiet = now - memory.since
+    if look.awaits is not None:
+        return Wait(memory, now + min(max(quiet, 0.1), 1.0 if quiet < timeout else _ABANDONED_SECONDS), look.awaits)
     if look.fault is None:
         if quiet >= settle_for:
             return Complete()

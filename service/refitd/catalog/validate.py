@@ -11,6 +11,7 @@ that fails is the reason.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from refitd.catalog.adapter import adapter_faults
 from refitd.catalog.contents import Contents
 from refitd.catalog.delta import Base, content_faults, structure_faults
 from refitd.catalog.evidence import Evidence, Structure
@@ -18,7 +19,7 @@ from refitd.catalog.fault import Code, Fault
 from refitd.catalog.inventory import LM_HEAD, Difference, Different, Reference, compare, listed
 from refitd.catalog.nonfinite import NonFinite
 from refitd_client.contract.manifest import digest_of_files
-from refitd_client.contract.naming import Order
+from refitd_client.contract.naming import ADAPTER_CONFIG_NAME, ADAPTER_NAME, Order
 from refitd_client.contract.states import Kind
 
 NO_REFERENCE = (
@@ -29,7 +30,10 @@ NO_REFERENCE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What is expected of a checkpoint, and what it may do. `run`, `order` and `kind` None: what its manifest says."""
+    """What is expected of a checkpoint, and what it may do. `run`, `order` and `kind` None: what its manifest says.
+
+    `takes` is what the service's engines get: full versions, which deltas lead to, or adapters.
+    """
 
     run: str | None = None
     order: Order | None = None
@@ -37,6 +41,7 @@ class Options:
     allow_missing: bool = False
     allow_extra: bool = False
     allow_dtype_cast: bool = False
+    takes: Kind = Kind.FULL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,28 +135,42 @@ def judge(structure: Structure, reference: Reference | Base | None, options: Opt
 
 def _structure_faults(structure: Structure, reference: Reference | Base | None, options: Options) -> Iterator[Fault]:
     yield from (fault for fault in structure.faults if not fault.code.is_proof)  # what moves proves nothing
-    yield from _kind_faults(structure, options, carried_out=Kind.DELTA if isinstance(reference, Base) else Kind.FULL)
+    carried_out = Kind.DELTA if isinstance(reference, Base) else options.takes
+    yield from _kind_faults(structure, options, carried_out)
     yield from _identity_faults(structure, options)
     yield from structure.faults
+    yield from _adapter_faults(structure, options)
     if isinstance(reference, Base):
         if structure.manifest is not None:
             yield from structure_faults(structure.manifest, list(structure.files), reference)
     elif reference is None:
         yield Fault(Code.NO_REFERENCE, NO_REFERENCE)
+    elif structure.adapter is not None:
+        yield from adapter_faults(structure.adapter, structure.inventory, reference)
     else:
         yield from _tensor_faults(structure, reference, options)
 
 
 def _kind_faults(structure: Structure, options: Options, carried_out: Kind) -> Iterator[Fault]:
-    kind = Kind.FULL if structure.manifest is None else structure.manifest.kind
+    kind = options.takes if structure.manifest is None else structure.manifest.kind
     if options.kind is not None and options.kind is not kind:
         text = f"the notice says kind {options.kind.value}, and the folder holds a {kind.value} version"
         yield Fault(Code.MANIFEST_MISMATCH, f"{text}: publish it with refitd's publisher")
     if kind is not carried_out:
         yield Fault(
             Code.UNSUPPORTED_KIND,
-            f"refit.json says kind {kind.value}, which this service does not carry out: publish in full",
+            f"refit.json says kind {kind.value}, which this service does not carry out: publish "
+            f"{'adapters' if options.takes is Kind.LORA else 'in full'}",
         )
+
+
+def _adapter_faults(structure: Structure, options: Options) -> Iterator[Fault]:
+    if structure.adapter is not None and options.takes is not Kind.LORA:
+        reason = "it is a LoRA adapter, and this service's engines get full versions: start it with --lora NAME"
+        yield Fault(Code.UNSUPPORTED_KIND, reason)
+    if structure.adapter is None and options.takes is Kind.LORA:
+        reason = f"it is no LoRA adapter ({ADAPTER_CONFIG_NAME} and {ADAPTER_NAME}), and this service was started with "
+        yield Fault(Code.UNSUPPORTED_KIND, f"{reason}--lora: full versions are another service's")
 
 
 def _identity_faults(structure: Structure, options: Options) -> Iterator[Fault]:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from refitd.cli import engines
+from refitd.cli.areal import areal
 from refitd.cli.demo import demo
 from refitd.cli.doctor import doctor
 from refitd.cli.exits import EXIT_CODES_HELP
@@ -54,7 +55,7 @@ def refitd(version: Version = False) -> None:
 
 
 COMMANDS: Mapping[str, tuple[Callable[..., None], ...]] = {
-    "Run it": (plan, doctor, serve, demo, fsck),
+    "Run it": (plan, doctor, serve, areal, demo, fsck),
     "Look": (status, top, versions, explain, wait),
     "Change": (publish, rollback, pause, resume, pin, unpin, reclaim),
 }

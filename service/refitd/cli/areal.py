@@ -1,97 +1,90 @@
-"""What an AReaL configuration (YAML) says of a job, as arguments of `plan()`. Pure but for reading the file.
+"""`refitd areal`: AReaL speaks to facades of its engines, and refitd writes their weights."""
 
-References to other keys (`${actor.path}`) are followed. Keys are those of AReaL's `cli_args.py`; what it does not say
-is left out, and what it says otherwise than as a number, a word or true and false is refused.
-"""
-
-import re
-from collections.abc import Mapping
+import asyncio
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated
 
-import yaml
+import typer
 
-_KEYS: Mapping[str, str] = {
-    "cluster.n_nodes": "nodes",
-    "cluster.n_gpus_per_node": "gpus_per_node",
-    "actor.gradient_checkpointing": "gradient_checkpointing",
-    "actor.mb_spec.max_tokens_per_mb": "micro_batch_tokens",
-    "sglang.mem_fraction_static": "mem_fraction_static",
-    "sglang.context_length": "context_length",
-    "sglang.max_running_requests": "running_requests",
-    "sglang.attention_backend": "attention_backend",
-    "gconfig.n_samples": "samples",
-    "gconfig.max_new_tokens": "max_new_tokens",
-    "train_dataset.batch_size": "batch_size",
-    "train_dataset.max_length": "prompt_tokens",
-    "rollout.max_concurrent_rollouts": "concurrent_rollouts",
-}
-_REFERENCE = re.compile(r"\$\{([A-Za-z0-9_.]+)\}")
-_MOST_REFERENCES = 16
-_INTEGERS = frozenset(_KEYS.values()) - {"gradient_checkpointing", "mem_fraction_static", "attention_backend"}
+from refitd.cli.options import Json, TokenFile
+from refitd.cli.output import speaking
+from refitd.cli.publish import Root, Run
+from refitd.engine.address import check_url
+
+Engines = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--engine",
+        metavar="URL=PORT",
+        help="An engine and the port of its facade (0: any free one, printed); repeatable",
+    ),
+]
+Host = Annotated[str, typer.Option("--host", help="Address that facades listen on; whoever reaches it can generate")]
+Watch = Annotated[
+    Path | None,
+    typer.Option(
+        "--watch", metavar="DIR", help="Trial's folder in AReaL's name-resolve record: ROOT/USER/EXPERIMENT/TRIAL"
+    ),
+]
+Weights = Annotated[
+    Path | None, typer.Option("--weights", metavar="DIR", help="With --watch: where AReaL writes weight_update_vN/")
+]
+Url = Annotated[str, typer.Option("--url", metavar="URL", envvar="REFITD_URL", help="Where the service is")]
+ApiKey = Annotated[Path | None, typer.Option("--engine-key-file", help="File with the engines' API key")]
+AdminKey = Annotated[Path | None, typer.Option("--engine-admin-key-file", help="File with the engines' admin API key")]
+UpdateTimeout = Annotated[
+    float, typer.Option("--update-timeout", metavar="SECONDS", min=0.0, help="Longest time for one update")
+]
 
 
-def read_areal(file: Path) -> dict[str, Any]:
-    """The arguments that a configuration gives.
+def areal(
+    root: Root,
+    run: Run,
+    engine: Engines = None,
+    host: Host = "127.0.0.1",
+    watch: Watch = None,
+    weights: Weights = None,
+    url: Url = "http://127.0.0.1:8700",
+    token_file: TokenFile = None,
+    engine_key_file: ApiKey = None,
+    engine_admin_key_file: AdminKey = None,
+    update_timeout: UpdateTimeout = 600.0,
+    json: Json = False,
+) -> None:
+    """Stand between AReaL and its engines until SIGTERM or Ctrl-C.
 
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is no AReaL configuration, or a value cannot be one; the message names the key.
+    AReaL gets the facades' addresses instead of the engines' (AREAL_LLM_SERVER_ADDRS). Or its own update is switched
+    off, and the record in which it announces its checkpoints is watched. --json makes log lines JSON.
+
+    \b
+    refitd areal --root /shared/weights --run exp/trial --engine http://127.0.0.1:30000=31000
+    refitd areal --root /shared/weights --run exp/trial --watch /nfs/name_resolve/me/exp/trial --weights /nfs/...
     """
-    try:
-        tree = yaml.safe_load(file.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file} is not YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(tree, dict):
-        raise ValueError(f"{file} is no AReaL configuration: it is no mapping")  # noqa: TRY004 - of what was typed
-    config = _Config(file, cast("Mapping[str, Any]", tree))
-    given = {name: _checked(config, key, name) for key, name in _KEYS.items() if config.get(key) is not None}
-    return {**given, **_allocation(config), **_model(config), **_lora(config)}
+    with speaking(json=json):
+        ports = dict(map(_parse, engine or ()))
+        if (watch is None) is not (weights is None):
+            raise ValueError("--watch and --weights belong together")
+        if not ports and watch is None:
+            raise ValueError("name engines (--engine URL=PORT) or a record to watch (--watch, --weights)")
+        # Here, because only this command needs so much of the service.
+        from refitd.areal.facade import Facade
+        from refitd.areal.record import RecordWatch
+        from refitd.areal.serve import serve_facades
+        from refitd.areal.updates import Updates
+        from refitd.logs import configure_logs
+
+        configure_logs("json" if json else "auto")
+        updates = Updates(root, run, url, timeout=update_timeout, token_file=token_file)
+        facades = {
+            at: (Facade(at, updates, api_key=engine_key_file, admin_key=engine_admin_key_file), port)
+            for at, port in ports.items()
+        }
+        follower = None if watch is None or weights is None else RecordWatch(watch, weights, updates)
+    asyncio.run(serve_facades(facades, host, updates, follower))
 
 
-class _Config:
-    def __init__(self, file: Path, tree: Mapping[str, Any]) -> None:
-        self.file = file
-        self._tree = tree
-
-    def get(self, key: str) -> Any:
-        """The value at a dotted key, None where there is none; references are followed."""
-        for _ in range(_MOST_REFERENCES):
-            value: Any = self._tree
-            for name in key.split("."):
-                value = cast("Mapping[str, Any]", value).get(name) if isinstance(value, dict) else None
-            found = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
-            if found is None:
-                return value
-            key = found[1]
-        raise ValueError(f"{self.file}: {key} refers to itself")
-
-
-def _checked(config: _Config, key: str, name: str) -> Any:
-    value = config.get(key)
-    if name in _INTEGERS and (not isinstance(value, int) or isinstance(value, bool)):
-        raise ValueError(f"{config.file}: {key} is {value!r}, which is no whole number")
-    if name == "mem_fraction_static" and not isinstance(value, int | float):
-        raise ValueError(f"{config.file}: {key} is {value!r}, which is no number")
-    if name == "gradient_checkpointing" and not isinstance(value, bool):
-        raise ValueError(f"{config.file}: {key} is {value!r}, neither true nor false")
-    return value
-
-
-def _allocation(config: _Config) -> dict[str, Any]:
-    """One string for all; or, in newer configurations, one for each of the two."""
-    if (whole := config.get("allocation_mode")) is not None:
-        return {"allocation": str(whole)}
-    parts = [config.get("rollout.backend"), config.get("actor.backend")]
-    said = [str(part) for part in parts if part is not None and ":" in str(part)]
-    return {"allocation": "+".join(said)} if len(said) == len(parts) else {}
-
-
-def _model(config: _Config) -> dict[str, Any]:
-    """The model, where it is a folder; a name on the hub has to be given as one."""
-    path = config.get("actor.path")
-    return {"model": Path(path)} if isinstance(path, str) and Path(path).is_dir() else {}
-
-
-def _lora(config: _Config) -> dict[str, Any]:
-    return {"lora_rank": config.get("actor.lora_rank")} if config.get("actor.use_lora") is True else {}
+def _parse(text: str) -> tuple[str, int]:
+    url, _, port = text.rpartition("=")
+    if not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"--engine {text!r}: write URL=PORT, such as http://127.0.0.1:30000=31000")
+    return check_url(url), int(port)

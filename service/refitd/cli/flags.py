@@ -19,15 +19,17 @@ from refitd.settings import Settings, Size
 
 # In this order in --help; a setting that is in none is under "Other".
 PANELS: Mapping[str, tuple[str, ...]] = {
-    "Weights and engines": ("root", "engines", "engines_file", "engine_allow", "run", "base_model", "path_map"),
+    "Weights": ("root", "run", "trainers", "lora", "base_model", "path_map"),
+    "Engines": ("engines", "engines_file", "discover", "engine_allow"),
     "API": ("host", "port", "token_file", "read_token_file", "engine_key_file", "engine_admin_key_file"),
     "Journal and log": ("state", "log_format"),
-    "Keeping": ("keep_last", "keep_every", "disk_budget", "incoming_ttl", "slots", "slot_ttl", "reclaim_interval"),
+    "Keeping": ("keep_last", "keep_every", "disk_budget", "reclaim_foreign", "reclaim_interval", "incoming_ttl"),
+    "Slots": ("slots", "slot_ttl"),
     "Deltas": ("copies", "copies_folder"),
     "Looking": ("watch", "scan_interval", "settle", "settle_timeout", "allow_dtype_cast", "probe_interval"),
     "Loading": ("strategy", "max_unavailable", "canary", "canary_check", "quorum", "pause_mode", "load_timeout"),
 }
-_SPECIAL_NAMES = {"engines": "engine"}  # one URL at a time, and repeatable
+_SPECIAL_NAMES = {"engines": "engine", "discover": "discover"}  # one at a time, and repeatable
 _PLACEHOLDERS: Mapping[type, str] = {Path: "PATH", int: "N", float: "SECONDS"}
 
 
@@ -100,7 +102,7 @@ def _help(field: FieldInfo) -> str:
 
 def _placeholder(name: str, annotation: Any) -> str:
     if name in _SPECIAL_NAMES:
-        return "URL"
+        return "PLACE" if name == "discover" else "URL"
     for part in (annotation, *get_args(annotation)):
         if part == Size:
             return "SIZE"

@@ -136,7 +136,7 @@ def plan(
     """
     given = {name: value for name, value in locals().items() if name not in {"json", "areal", "kv_cache_dtype"}}
     # Here, because only this command needs them.
-    from refitd.cli.areal import read_areal
+    from refitd.cli.areal_config import read_areal
     from refitd.cli.plan_shown import shown
     from refitd_client import plan as made
 

@@ -6,6 +6,7 @@ from refitd.engine.dialing import Guard
 from refitd.engine.engines_file import EngineSpec
 from refitd.engine.port import Engine
 from refitd.engine.sglang.adapter import SglangEngine
+from refitd.engine.sglang.adapters import SglangAdapters
 from refitd.settings import Settings
 
 
@@ -16,6 +17,15 @@ def connector(settings: Settings, guard: Guard) -> Callable[[EngineSpec], Engine
     """
 
     def connect(spec: EngineSpec) -> Engine:
+        if settings.lora is not None:
+            return SglangAdapters(
+                spec.url,
+                name=settings.lora,
+                api_key=spec.api_key_file or settings.engine_key_file,
+                admin_key=spec.admin_key_file or settings.engine_admin_key_file,
+                load_timeout=settings.load_timeout,
+                guard=guard,
+            )
         return SglangEngine(
             spec.url,
             api_key=spec.api_key_file or settings.engine_key_file,

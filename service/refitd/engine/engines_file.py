@@ -8,6 +8,9 @@ engines:
     api_key_file: /run/secrets/engine  # reads; default: --engine-key-file
     admin_key_file: /run/secrets/admin # changes; default: --engine-admin-key-file
     root: /mnt/weights                 # where this engine sees the root; default: --path-map
+
+Prometheus' own form (file-based service discovery, YAML or JSON) will do as well: `[{targets: [host:port, …], labels:
+{run: exp/trial, __scheme__: https}}]`. Its other labels are somebody else's.
 """
 
 from collections.abc import Callable
@@ -121,7 +124,22 @@ def _text_of(path: Path) -> str:
 
 def _listed(data: Any) -> Any:
     """An empty file names no engine; a bare list is the list of engines."""
-    return {"engines": cast("Any", data) or []} if data is None or isinstance(data, list) else data
+    if data is not None and not isinstance(data, list):
+        return data
+    entries = cast("list[Any]", data or [])
+    return {"engines": [engine for entry in entries for engine in _engines_of(entry)]}
+
+
+def _engines_of(entry: Any) -> list[Any]:
+    """The engines in an entry: one, unless it is a group of targets as Prometheus has them."""
+    group = cast("dict[str, Any]", entry) if isinstance(entry, dict) else {}
+    targets: Any = group.get("targets")
+    labels: Any = group.get("labels") or {}
+    if not isinstance(targets, list) or not isinstance(labels, dict) or not group.keys() <= {"targets", "labels"}:
+        return [entry]
+    said = cast("dict[str, Any]", labels)
+    kept = {key: said[key] for key in ("run", "root") if key in said}
+    return [{"url": f"{said.get('__scheme__', 'http')}://{target}", **kept} for target in cast("list[Any]", targets)]
 
 
 def _sentence(fault: Any) -> str:

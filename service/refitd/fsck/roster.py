@@ -81,7 +81,7 @@ def roster_of(settings: Settings, records: Mapping[str, EngineRecord]) -> Roster
     if settings.engines_file is not None:
         specs |= {spec.id or engine_id(spec.url): spec for spec in _parsed(settings.engines_file)}
     for record in records.values():
-        if record.source is Source.API:
+        if record.source in {Source.API, Source.DISCOVERED}:
             specs.setdefault(record.id, EngineSpec(url=record.url, id=record.id, run=record.run))
     return Roster(settings, specs)
 

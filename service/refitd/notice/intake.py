@@ -1,10 +1,11 @@
 """Takes notices: "weights ready" becomes a version in the ledger, durable before the reply."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import assert_never
 
+from refitd.catalog.conventions import Trainer
 from refitd.catalog.files import Files, RootAwayError
 from refitd.catalog.record import VersionRecord
 from refitd.ledger import Ledger
@@ -33,6 +34,8 @@ class Intake:
         nudge: Callable[[], None],
         default_run: str | None = None,
         *,
+        trainers: Collection[Trainer] = (),
+        kind: VersionKind = VersionKind.FULL,
         deltas: bool = True,
     ) -> None:
         self._ledger = ledger
@@ -40,7 +43,9 @@ class Intake:
         self._root = root
         self._nudge = nudge
         self._default_run = default_run
-        self._kinds = {VersionKind.FULL, VersionKind.DELTA} if deltas else {VersionKind.FULL}
+        self._trainers = trainers
+        self._kind = kind
+        self._kinds = {kind, VersionKind.DELTA} if deltas else {kind}
 
     async def take(self, notice: Notice) -> tuple[VersionRecord, bool]:
         """The version that a notice is about, and whether it is new.
@@ -52,7 +57,7 @@ class Intake:
         self._check(notice)
         generation = self._generation_of(notice.run)
         path = relative_path(self._path_of(notice, generation), self._root)
-        order = order_of(path, notice.run, notice.step, generation)
+        order = order_of(path, notice.run, notice.step, generation, self._trainers)
         id_ = version_id(notice.run, order)
         known = await self._ledger.find(id_)
         seen = await self._look(path, order, known)
@@ -78,7 +83,7 @@ class Intake:
         if notice.kind not in self._kinds:
             raise ProblemError(
                 Kind.UNSUPPORTED_KIND,
-                f"kind {notice.kind.value!r} is not carried out by this service: publish 'full' ones",
+                f"kind {notice.kind.value!r} is not carried out by this service: publish {self._kind.value!r} ones",
             )
         if notice.kind is VersionKind.DELTA and notice.base is None:
             raise ProblemError(Kind.BAD_REQUEST, "a delta names its base: say the id of the version that it leads from")

@@ -1,8 +1,10 @@
 """Where a notice says its version is. Pure: words in, a path relative to the root out."""
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 
+from refitd.catalog.conventions import Trainer, recognise
 from refitd.problem import Kind, ProblemError
 from refitd_client.contract.naming import INCOMING_PREFIX, SERVICE_FOLDER, Order, parse_version_folder
 
@@ -23,8 +25,10 @@ def relative_path(path: str, root: Path) -> str:
     return inside
 
 
-def order_of(path: str, run: str, step: int, generation: int) -> Order:
+def order_of(path: str, run: str, step: int, generation: int, trainers: Collection[Trainer] = ()) -> Order:
     """The order of the version at `path`: its directory says it where it has a version's name, else the notice does.
+
+    A directory that the watch finds by its trainer's name for it is no other version when it is announced.
 
     Raises:
         ProblemError: the directory's name is that of another step or run.
@@ -32,6 +36,12 @@ def order_of(path: str, run: str, step: int, generation: int) -> Order:
     folder, _, name = path.rpartition("/")
     order = parse_version_folder(name)
     if order is None:
+        foreign = recognise(path, trainers)
+        if foreign is not None and (foreign.run, foreign.step) != (run, step):
+            raise ProblemError(
+                Kind.BAD_NAME,
+                f"{path} is found as run {foreign.run}, step {foreign.step} (--trainers), and not {run}, {step}",
+            )
         return Order(generation, step)
     if folder != run or order.step != step:
         raise ProblemError(

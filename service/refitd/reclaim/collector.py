@@ -166,7 +166,12 @@ class Collector:
             self._facts,
             LedgerBooks(ledger),
             ledger.clock,
-            rules=KeepRules(last=settings.keep_last, every=settings.keep_every, disk_budget=settings.disk_budget),
+            rules=KeepRules(
+                last=settings.keep_last,
+                every=settings.keep_every,
+                disk_budget=settings.disk_budget,
+                foreign=settings.reclaim_foreign,
+            ),
             incoming_ttl=settings.incoming_ttl,
             slots=slot_rules(settings),
             copies=copies,

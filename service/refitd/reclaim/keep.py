@@ -5,6 +5,7 @@ The rules, the strongest first. A version that no rule keeps is dropped.
     1  A listing that failed or is empty keeps everything: a vanished mount must not look like a reason to delete. So
        does a journal that is being rebuilt: nobody knows what it knew of readers.
     2  Versions without a verdict yet (ANNOUNCED, SETTLING, VALIDATING, UNKNOWN) stay, and those not under the root.
+       A trainer's own folder (`catalog/conventions.py`) stays as long as its trainer leaves it there.
     3  A lease or a pin keeps. The last good version of a run has a lease. The newest SEALED of a run keeps itself.
     4  The newest `last` SEALED of a run, and those whose step divides by `every`, stay, unless the run was restarted
        at or before their step: the newer generation replaces them.
@@ -15,11 +16,12 @@ The rules, the strongest first. A version that no rule keeps is dropped.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import assert_never
 
+from refitd.catalog.conventions import is_foreign
 from refitd.catalog.record import VersionRecord
 from refitd.catalog.scan import Listing, ListingFailed
 from refitd.duration import spoken
@@ -29,6 +31,7 @@ from refitd.reclaim.needs import Need, needs_of
 from refitd.reclaim.rebuild import Withheld
 from refitd_client.contract.states import VersionState
 
+SPARED = "its folder is its trainer's own: refitd deletes it only with --reclaim-foreign (REFITD_RECLAIM_FOREIGN)"
 EVIDENCE = frozenset({VersionState.REJECTED, VersionState.LOST})
 
 
@@ -36,13 +39,18 @@ EVIDENCE = frozenset({VersionState.REJECTED, VersionState.LOST})
 class KeepRules:
     """What stays besides what somebody needs. `last` is at least 1, `every` 0 means none.
 
-    `disk_budget` is in bytes, `rejected_for` in seconds.
+    `disk_budget` is in bytes, `rejected_for` in seconds. `foreign`: trainers' own folders go like the rest.
     """
 
     last: int = 3
     every: int = 0
     disk_budget: int | None = None
     rejected_for: float = 86400.0
+    foreign: bool = False
+
+    def spares(self, version: VersionRecord) -> bool:
+        """Whether a version's folder is its trainer's to delete."""
+        return not self.foreign and is_foreign(version.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +90,8 @@ def keep(
     if (doubt := _doubt(listing)) is not None:
         return [Verdict(version, keep=True, reasons=(doubt,)) for version in versions]
     firm = _firm(versions, leases, rules, ages)
+    if isinstance(listing, Listing):
+        _spare(firm, versions, rules, {found.path for found in listing.found})
     wishes = sorted(_wishes(versions, rules, ages), key=lambda wish: (wish.rank, wish.record.order, wish.record.run))
     kept, given_up = _fit(versions, firm, wishes, rules.disk_budget)
     excess = _excess(versions, kept, rules.disk_budget)
@@ -133,6 +143,12 @@ def _firm(
     for newest in _newest(versions, lambda version: _is_evidence(version, rules, ages)):
         firm.setdefault(newest.id, []).append(_evidence_reason(newest, rules, ages))
     return firm
+
+
+def _spare(firm: Reasons, versions: Sequence[VersionRecord], rules: KeepRules, there: Collection[str]) -> None:
+    for version in versions:
+        if version.path in there and rules.spares(version):
+            firm.setdefault(version.id, []).append(SPARED)
 
 
 def _newest_reason(version: VersionRecord) -> str:

@@ -25,7 +25,7 @@ from refitd.clock import Clock
 from refitd.reclaim.folders import Folders
 from refitd.reclaim.handle import Identity
 from refitd.reclaim.incoming import Incoming
-from refitd.reclaim.keep import EVIDENCE, KeepRules, Verdict, keep
+from refitd.reclaim.keep import EVIDENCE, SPARED, KeepRules, Verdict, keep
 from refitd.reclaim.leases import Views, leases
 from refitd.reclaim.outcome import Discarded, Gone, Refused
 from refitd.reclaim.rebuild import Withheld
@@ -167,6 +167,8 @@ class Sweeper:
             return _line(verdict)
         record = verdict.record
         folder = await self._folders.examine(record.path)
+        if isinstance(folder, Identity) and self._rules.spares(record):
+            folder = Refused(record.path, SPARED)  # it came back since it was listed
         if isinstance(folder, Refused):
             return _refused_line(record, folder)
         now = self._verdict_of(record.id, listing)

@@ -1,8 +1,10 @@
-"""The engines: who they are, and a task for each. Settings, engines file and API name them, the ledger remembers."""
+"""The engines: who they are, and a task for each. Settings, engines file, API and what is discovered name them, the
+ledger remembers.
+"""
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,9 +49,13 @@ class Fleet:
         check: Callable[[VersionRecord], Awaitable[bool]],
         chance: random.Random,
         warm: Callable[[VersionRecord], Awaitable[None]] = warm_already,
+        discovers: bool = False,
     ) -> None:
+        """Do nothing yet. With `discovers`, `discovered` is going to say which engines there are beside the others."""
         self._ledger = ledger
         self._root = root
+        self._discovers = discovers
+        self._has_found = not discovers
         self._urls = urls
         # What was read before stays in force: a slip in an editor takes no engine away.
         self._file = None if engines_file is None else EnginesFile(engines_file, self._complain)
@@ -74,9 +80,12 @@ class Fleet:
             self._name({record.id: _spec_of(record) for record in added}, Source.API)
             if self._file is None:
                 self._name({}, Source.FILE)
-                self._ledger.fleet_fault = None
+                self._has_read = True
+            known = [r for r in self._ledger.engines.values() if self._discovers and r.source is Source.DISCOVERED]
+            self._name({record.id: _spec_of(record) for record in known}, Source.DISCOVERED)
             while True:
                 await self._follow_file()
+                self._admit()
                 self._catch_up()
                 await asyncio.sleep(FILE_LOOK_SECONDS)
 
@@ -146,7 +155,28 @@ class Fleet:
         if specs is not None:
             self._has_read = True
             self._name({spec.id or engine_id(spec.url): spec for spec in specs}, Source.FILE)
-        self._ledger.fleet_fault = None if self._has_read else self._file.fault
+
+    def _admit(self) -> None:
+        """Whether everybody has been heard who says which engines there are."""
+        if not self._has_read and self._file is not None:
+            self._ledger.fleet_fault = self._file.fault
+        elif not self._has_found:
+            self._ledger.fleet_fault = self._ledger.discovery_fault or "engines are being looked for"
+        else:
+            self._ledger.fleet_fault = None
+
+    def discovered(self, urls: Collection[str], fault: str | None) -> None:
+        """Take what was discovered in place of what was discovered before. Who is named otherwise stays as named."""
+        self._ledger.discovery_fault = fault
+        self._has_found = self._has_found or fault is None
+        if self._group is None:
+            return
+        others = {name: entry for name, entry in self._named.items() if entry.source is not Source.DISCOVERED}
+        taken = {entry.spec.url for entry in others.values()}
+        new = {engine_id(url): EngineSpec(url=url) for url in urls if url not in taken and engine_id(url) not in others}
+        if {name for name, entry in self._named.items() if entry.source is Source.DISCOVERED} != set(new):
+            self._name(new, Source.DISCOVERED)
+        self._admit()
 
     def _complain(self, fault: str) -> None:
         log.error("the engines file cannot be used", error=fault)
@@ -187,6 +217,8 @@ class Fleet:
             where = "--engine / REFITD_ENGINES"
             if self._file is not None and record.source is Source.FILE:
                 where = f"the engines file {self._file.path}"
+            if record.source is Source.DISCOVERED:
+                where = "a place of --discover / REFITD_DISCOVER"
             raise ProblemError(Kind.ENGINE_NOT_REMOVABLE, f"engine {name} is named by {where}: take it out there")
         self._named.pop(name, None)
         self._ledger.drop_engine(name)

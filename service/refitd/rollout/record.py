@@ -12,6 +12,7 @@ class Source(StrEnum):
     SETTINGS = "settings"
     FILE = "file"
     API = "api"
+    DISCOVERED = "discovered"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,7 +42,8 @@ async def faults_now(ledger: Ledger) -> Faults:
         fault = f"{error}; it goes on by itself when there is room"
     else:
         fault = None
-    return Faults(root=ledger.root_fault, engines=ledger.file_fault or ledger.fleet_fault, journal=fault)
+    engines = ledger.file_fault or ledger.discovery_fault or ledger.fleet_fault
+    return Faults(root=ledger.root_fault, engines=engines, journal=fault)
 
 
 @router.get("/metrics", response_class=Response)

@@ -1,0 +1,81 @@
+"""AReaL's checkpoints become versions: held in the root before AReaL deletes them, and served before it goes on.
+
+AReaL tells every engine of one update at about the same time, tries again when an answer is lost, and deletes the
+folder when all have answered. So the first call publishes a copy of the folder (a clone, where the file system shares
+blocks), and every call waits until engines serve it. The step is in the folder's name; the old layout has one for all.
+"""
+
+import asyncio
+import os
+import re
+from pathlib import Path
+
+from refitd_client import RefitError, WeightPublisher
+from refitd_client.generation import newest_in
+from refitd_client.publication import Publication
+
+_FOLDER = re.compile(r"weight_update_v(\d+)")
+Folder = tuple[str, int, int]
+
+
+class Updates:
+    """The versions of one run. `options` go to the publisher; its lock on the run is held until `close`."""
+
+    def __init__(self, root: Path, run: str, service_url: str, *, timeout: float, token_file: Path | None) -> None:
+        self._root = root
+        self._run = run
+        self._url = service_url
+        self._timeout = timeout
+        self._token_file = token_file
+        self._turn = asyncio.Lock()
+        self._publisher: WeightPublisher | None = None
+        self._newest: int | None = None
+        self._done: dict[Folder, Publication] = {}
+
+    async def serve(self, path: Path) -> str | None:
+        """Publish a folder, once however often it is told of, and wait until engines serve it; why they do not."""
+        try:
+            publication = await self.hold(path)
+            await publication.wait_async(self._timeout)
+        except (RefitError, OSError) as error:
+            return str(error)
+        return None
+
+    async def hold(self, path: Path) -> Publication:
+        """Publish a folder. From then on it may be deleted.
+
+        Raises:
+            RefitError, OSError: it could not be; nothing of it is visible.
+        """
+        async with self._turn:
+            status = await asyncio.to_thread(os.stat, path)
+            folder = (str(path), status.st_ino, status.st_mtime_ns)
+            if folder not in self._done:
+                self._done = {folder: await asyncio.to_thread(self._publish, path)}
+            return self._done[folder]
+
+    def _publish(self, path: Path) -> Publication:
+        step = self._step_of(path)
+        if self._newest is not None and step <= self._newest:
+            self.close()  # the trainer has begun again: another publisher begins another generation
+        if self._publisher is None:
+            self._publisher = WeightPublisher(self._root, self._run, self._url, token_file=self._token_file)
+        publication = self._publisher.publish(path, step=step)
+        self._newest = step
+        return publication
+
+    def _step_of(self, path: Path) -> int:
+        """The number in the folder's name; in the old layout the one after the newest that was published."""
+        if (named := _FOLDER.fullmatch(path.name)) is not None:
+            return int(named[1])
+        if self._newest is not None:
+            return self._newest + 1
+        run = self._root / self._run
+        newest = newest_in(run) if run.is_dir() else None
+        return 1 if newest is None else newest.step + 1
+
+    def close(self) -> None:
+        """Let the run go."""
+        if self._publisher is not None:
+            self._publisher.close()
+        self._publisher, self._newest = None, None

@@ -1,0 +1,43 @@
+"""Reading AReaL's name-resolve record (its `nfs` kind: a tree of files) for the servers of a trial.
+
+{record root}/{user}/{experiment}/{trial}/gen_servers/{any}/ENTRY     holds `host:port`
+"""
+
+import asyncio
+import os
+from pathlib import Path
+
+from refitd.discovery.memory import MOST, Answer, Named, Silent
+from refitd.discovery.place import Areal
+from refitd.engine.address import AddressRefusedError, check_url
+
+SERVERS = "gen_servers"
+ENTRY = "ENTRY"
+_MOST_BYTES = 1024
+
+
+async def ask_areal(place: Areal) -> Answer:
+    """The servers that have registered. Launchers take their entries out when they end."""
+    return await asyncio.to_thread(_read, place)
+
+
+def _read(place: Areal) -> Answer:
+    folder = place.trial / SERVERS
+    urls: set[str] = set()
+    try:
+        for name in sorted(os.listdir(folder))[: MOST + 1]:
+            try:
+                urls.add(check_url(f"http://{_text(folder / name / ENTRY)}"))
+            except (FileNotFoundError, NotADirectoryError):
+                continue  # taken out just now, or being written: it is renamed into place
+    except (OSError, UnicodeDecodeError, AddressRefusedError) as error:
+        return Silent(str(folder), str(error))
+    return Named(str(folder), frozenset(urls))
+
+
+def _text(path: Path) -> str:
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        return os.read(fd, _MOST_BYTES).decode().strip()
+    finally:
+        os.close(fd)

@@ -1,0 +1,63 @@
+"""The scout: asks all places again and again, and tells the fleet whom they name. The shell around `memory`."""
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from typing import assert_never
+
+import structlog
+
+from refitd.clock import Clock
+from refitd.discovery.areal import ask_areal
+from refitd.discovery.dns import ask_dns
+from refitd.discovery.memory import Answer, Memory, remember
+from refitd.discovery.place import Areal, Dns, Place, Router
+from refitd.discovery.router import ask_router
+
+LOOK_SECONDS = 5.0
+
+log = structlog.get_logger("refitd")
+
+
+class Scout:
+    """Follows places until cancelled. `known` are the engines that were found before this start, by URL.
+
+    `tell` hears of the engines that there are, and of the fault that keeps anyone from being let go of.
+    """
+
+    def __init__(
+        self,
+        places: Sequence[Place],
+        known: Collection[str],
+        tell: Callable[[Collection[str], str | None], None],
+        clock: Clock,
+    ) -> None:
+        self._places = places
+        self._memory = Memory(dict.fromkeys(known))
+        self._tell = tell
+        self._clock = clock
+
+    async def run(self) -> None:
+        """Look now and every few seconds."""
+        while self._places:
+            await self.look()
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def look(self) -> None:
+        """Ask every place once, all at the same time."""
+        answers = await asyncio.gather(*(_ask(place) for place in self._places))
+        before, self._memory = self._memory, remember(self._memory, answers, self._clock.monotonic())
+        if self._memory.fault is not None and self._memory.fault != before.fault:
+            log.warning("nobody is let go of", reason=self._memory.fault)
+        self._tell(self._memory.missing_since.keys(), self._memory.fault)
+
+
+async def _ask(place: Place) -> Answer:
+    match place:
+        case Dns():
+            return await ask_dns(place)
+        case Router():
+            return await ask_router(place)
+        case Areal():
+            return await ask_areal(place)
+        case _:
+            assert_never(place)

@@ -1,0 +1,63 @@
+"""A trainer's updates of its engines, step by step as AReaL's FSDP engine does them, with the released AReaL's parts.
+
+    python train.py ADDRESS RECORD_ROOT FILEROOT MODEL…     prints one JSON document
+
+Each MODEL stands for what a training step made. For each of them: pause, start the update (which waits for the key in
+the name-resolve record), save, add the key, wait for the engines, go on; then generate, as a rollout does.
+"""
+
+import asyncio
+import json
+import shutil
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from areal.api.cli_args import GenerationHyperparameters, InferenceEngineConfig, NameResolveConfig
+from areal.api.io_struct import ModelRequest, WeightUpdateMeta
+from areal.engine.sglang_remote import RemoteSGLangEngine
+from areal.utils import name_resolve, names
+
+PROMPT = [5, 6, 7]
+
+
+def main(address: str, record: str, fileroot: str, *models: str) -> None:
+    name_resolve.reconfigure(NameResolveConfig(type="nfs", nfs_record_root=record))
+    config = InferenceEngineConfig(
+        backend="sglang:d1", experiment_name="exp", trial_name="trial", fileroot=fileroot, request_retries=1
+    )
+    engine = RemoteSGLangEngine(config)
+    engine.initialize(addr=address)
+    base = WeightUpdateMeta.from_disk("exp", "trial", fileroot)
+    report: list[dict[str, Any]] = [generate(engine)]
+    for model in models:
+        meta = base.with_version(engine.get_version() + 1)
+        update(engine, meta, Path(model))
+        engine.set_version(engine.get_version() + 1)
+        report.append({"version": meta.version, "deleted": not Path(str(meta.path)).exists(), **generate(engine)})
+    print("REPORT " + json.dumps(report), flush=True)
+    engine.destroy()
+
+
+def update(engine: RemoteSGLangEngine, meta: WeightUpdateMeta, model: Path) -> None:
+    """As `FSDPEngine._update_weights_from_disk`, with a copy in the place of a save."""
+    engine.pause_generation()
+    done = engine.update_weights_from_disk(meta)
+    shutil.copytree(model, str(meta.path))
+    key = names.update_weights_from_disk("exp", "trial", engine.get_version())
+    name_resolve.add(key, str(datetime.now().timestamp()))  # noqa: DTZ005 - as AReaL writes it
+    done.result()
+    engine.continue_generation()
+
+
+def generate(engine: RemoteSGLangEngine) -> dict[str, Any]:
+    """A greedy answer through AReaL's own client."""
+    params = GenerationHyperparameters(max_new_tokens=8, greedy=True, ignore_eos=True)
+    request = ModelRequest(input_ids=list(PROMPT), gconfig=params)
+    answer = asyncio.run(engine.agenerate(request))
+    return {"tokens": answer.output_tokens, "versions": answer.output_versions}
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

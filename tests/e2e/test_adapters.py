@@ -1,0 +1,74 @@
+"""LoRA adapters through the real sidecar: published, held against the model, loaded by name, unloaded, collected."""
+
+import time
+from collections.abc import Generator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from refitd_client import InvalidRequestError, VersionRejectedError
+from refitd_client.contract.states import EngineState, Kind
+from support.adapters import write_adapter
+from support.jobs import PATIENCE, RUN, Job, running
+from support.servers import API_KEY, EmbeddedServer, EngineServer
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+
+def adapters_of(engine: EngineServer) -> dict[str, str]:
+    """The adapters that an engine lists, with their folders."""
+    reply = httpx.get(f"{engine.url}/v1/models", headers={"Authorization": f"Bearer {API_KEY}"}, trust_env=False)
+    return {card["id"]: card["root"] for card in reply.json()["data"] if card["parent"] is not None}
+
+
+def until_alone(engine: EngineServer, name: str, folder: Path) -> None:
+    """Wait until an engine lists this adapter and no other: nobody tells when the last user of one is gone."""
+    ends = time.monotonic() + PATIENCE
+    while adapters_of(engine) != {name: str(folder)}:
+        assert time.monotonic() < ends, adapters_of(engine)
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def job(models: Path, tmp_path: Path) -> Generator[Job]:
+    with (
+        EmbeddedServer(tmp_path, models / "model_a", "--enable-lora") as engine,
+        running(tmp_path, engine, "--lora", "actor", "--keep-last", "2") as job,
+    ):
+        yield job
+
+
+def test_the_newest_adapter_is_served_by_name_and_the_others_are_unloaded_and_collected(
+    models: Path, tmp_path: Path, job: Job
+) -> None:
+    for step in (1, 2, 3, 4):
+        adapter = write_adapter(tmp_path / f"adapter{step}", models / "model_a", step)
+        publication = job.serve(adapter, step)
+        assert publication.kind is Kind.LORA
+    until_alone(job.engine, "actor-v4", job.root / RUN / "v000004")
+    job.client.reclaim()
+    assert sorted(path.name for path in (job.root / RUN).glob("v*")) == ["v000003", "v000004"]
+    version = job.client.versions().items[0]
+    assert (version.kind, version.engines[0].step) == (Kind.LORA, 4)
+
+
+def test_a_trainer_s_own_adapter_folder_is_found_and_a_restarted_engine_gets_it_again(models: Path, job: Job) -> None:
+    folder = write_adapter(job.root / RUN / "v000007", models / "model_a", 7)
+    job.until(lambda event: event.subject.endswith("v000007") and event.text.startswith("served"))
+    job.engine.kill()
+    gone = job.until_engine(EngineState.UNREACHABLE)
+    job.engine.restart()
+    job.until_engine(EngineState.IN_SYNC, after=gone.seq)
+    assert adapters_of(job.engine) == {"actor-v7": str(folder)}
+
+
+def test_what_does_not_fit_the_model_reaches_no_engine(models: Path, tmp_path: Path, job: Job) -> None:
+    good = write_adapter(tmp_path / "good", models / "model_a", 1)
+    job.serve(good, 1)
+    wrong = write_adapter(tmp_path / "wrong", models / "model_a", 2, r=8)
+    with pytest.raises(VersionRejectedError, match="rank 8 want"):
+        job.serve(wrong, 2)
+    with pytest.raises(InvalidRequestError, match="publish 'lora' ones"):
+        job.publish(models / "model_a", 3)
+    assert adapters_of(job.engine) == {"actor-v1": str(job.root / RUN / "v000001")}

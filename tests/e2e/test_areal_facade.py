@@ -1,0 +1,96 @@
+"""A facade and the watch of a record, as processes, between a trainer that speaks as AReaL does and a real engine.
+
+`test_areal_released.py` has the released AReaL itself in the trainer's place.
+"""
+
+import shutil
+import threading
+from collections.abc import Generator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from support.areal import ArealServer
+from support.jobs import PATIENCE, PROMPT, RUN, Job, running, served_by
+from support.servers import EmbeddedServer
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def job(models: Path, tmp_path: Path) -> Generator[Job]:
+    with EmbeddedServer(tmp_path, models / "model_a") as engine, running(tmp_path, engine) as job:
+        yield job
+
+
+def test_a_facade_turns_areal_s_calls_into_the_transaction_and_streams_the_rest(
+    models: Path, tmp_path: Path, job: Job
+) -> None:
+    with (
+        ArealServer(tmp_path, job, "--engine", f"{job.engine.url}=0") as facade,
+        httpx.Client(base_url=facade.url, timeout=PATIENCE, trust_env=False) as areal,
+    ):
+        assert areal.get("/health").status_code == 200
+        old = served_by(job.engine)
+        endless = {"temperature": 0, "max_new_tokens": 1000, "ignore_eos": True}
+        ends: list[str] = []
+
+        def generate(*, stream: bool) -> None:
+            body = {"input_ids": PROMPT, "sampling_params": endless, "stream": stream}
+            with areal.stream("POST", "/generate", json=body) as reply:
+                text = "".join(reply.iter_text())
+            ends.append("abort" if '"abort"' in text else text)
+
+        running_ones = [threading.Thread(target=generate, kwargs={"stream": stream}) for stream in (False, True)]
+        for each in running_ones:
+            each.start()
+        while areal.post("/pause_generation", json={}).json()["status"] != "ok" or len(ends) < 2:
+            for each in running_ones:
+                each.join(0.1)
+        late = threading.Thread(target=generate, kwargs={"stream": False})
+        late.start()
+
+        folder = tmp_path / "fileroot/weight_update_v4"
+        shutil.copytree(models / "model_b", folder)
+        updated = areal.post("/update_weights_from_disk", json={"model_path": str(folder), "abort_all_requests": True})
+        assert (updated.status_code, updated.json()["success"]) == (200, True), updated.text
+        shutil.rmtree(folder)
+        now = served_by(job.engine)
+        assert (now.path, now.label) == (str(job.root / RUN / "v000004"), "4")
+        assert now.answer != old.answer
+        assert late.is_alive()  # it waits at the facade, and the engine is not paused
+        assert areal.post("/continue_generation", json={}).json()["status"] == "ok"
+        areal.post("/abort_request", json={"abort_all": True})
+        late.join(PATIENCE)
+        assert len(ends) == 3
+
+        refused = areal.post("/update_weights_from_distributed", json={})
+        assert refused.status_code == 409
+        assert "refitd" in refused.json()["message"]
+
+
+def test_a_bad_checkpoint_of_areal_s_is_an_error_for_areal_and_nothing_for_the_engine(
+    models: Path, tmp_path: Path, job: Job
+) -> None:
+    with ArealServer(tmp_path, job, "--engine", f"{job.engine.url}=0") as facade:
+        before = served_by(job.engine)
+        body = {"model_path": str(models / "bad_missing")}
+        reply = httpx.post(f"{facade.url}/update_weights_from_disk", json=body, timeout=PATIENCE, trust_env=False)
+        assert reply.status_code == 400
+        assert "down_proj" in reply.json()["message"]
+        assert served_by(job.engine) == before
+
+
+@pytest.mark.parametrize("name", ["weight_update_v3", "weight_update"])
+def test_what_the_record_announces_is_served(name: str, models: Path, tmp_path: Path, job: Job) -> None:
+    trial, weights = tmp_path / "name_resolve/me/exp/trial", tmp_path / "fileroot"
+    with ArealServer(tmp_path, job, "--watch", str(trial), "--weights", str(weights)):
+        shutil.copytree(models / "model_b", weights / name)
+        entry = trial / "update_weights_from_disk/2/ENTRY"  # the key has the old version
+        entry.parent.mkdir(parents=True)
+        entry.with_name("ENTRY.tmp.1").write_text("1.0")
+        entry.with_name("ENTRY.tmp.1").rename(entry)
+        job.until(lambda event: event.text.startswith("served"))
+        step = 3 if name.endswith("3") else 1
+        assert served_by(job.engine).path == str(job.root / RUN / f"v{step:06d}")

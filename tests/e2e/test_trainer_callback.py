@@ -1,0 +1,109 @@
+"""Engines follow the real trainers of transformers and TRL, in a script of the user's with two lines for refitd."""
+
+import subprocess
+import sys
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from refitd_client.contract.states import VersionState
+from support.jobs import RUN, TOKEN, Job, running, served_by
+from support.servers import EmbeddedServer
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+SCRIPT = """
+import os, sys
+os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+root, run, url, token, model_path, out = sys.argv[1:7]
+torch.manual_seed(0)
+model = AutoModelForCausalLM.from_pretrained(model_path)
+tokenizer = AutoTokenizer.from_pretrained(model_path)
+settings = dict(
+    output_dir=out, max_steps=4, learning_rate=1e-2, per_device_train_batch_size=2, use_cpu=True, report_to="none",
+    save_strategy="steps", save_steps=3, save_only_model=True, disable_tqdm=True, bf16=False,
+)
+"""
+TRAINER = """
+from transformers import Trainer, TrainingArguments
+rows = [{"input_ids": [n, n + 1, n + 2], "labels": [n, n + 1, n + 2]} for n in range(5, 25)]
+trainer = Trainer(model=model, args=TrainingArguments(**settings), train_dataset=rows)
+"""
+GRPO = """
+from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer
+rows = Dataset.from_list([{"prompt": f"line {n}"} for n in range(20)])
+settings |= dict(num_generations=2, max_completion_length=4)
+trainer = GRPOTrainer(
+    model=model, reward_funcs=lambda completions, **_: [float(len(set(text))) for text in completions],
+    args=GRPOConfig(**settings), train_dataset=rows, processing_class=tokenizer,
+)
+"""
+TWO_LINES = """
+from refitd_client.trainer_callback import RefitCallback
+trainer.add_callback(RefitCallback(root, run, url, every={every}, wait=60, errors={errors!r}, token=token))
+"""
+TRAIN = """
+trainer.train()
+print("trained", trainer.state.global_step)
+model.save_pretrained(out + "/last")
+"""
+
+
+@pytest.fixture
+def job(models: Path, tmp_path: Path) -> Generator[Job]:
+    with EmbeddedServer(tmp_path, models / "model_a") as engine, running(tmp_path, engine) as job:
+        yield job
+
+
+def train(job: Job, model: Path, out: Path, body: str, *, every: int | None = 1, errors: str = "raise") -> str:
+    """Run a user's script to its end; what it printed."""
+    script = SCRIPT + body + TWO_LINES.format(every=every, errors=errors) + TRAIN
+    words = [sys.executable, "-c", script, str(job.root), RUN, job.refitd.url, TOKEN, str(model), str(out)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def published(job: Job) -> list[int]:
+    return sorted(version.step for version in job.client.versions().items)
+
+
+@pytest.mark.parametrize("trainer", [TRAINER, GRPO], ids=["transformers", "trl"])
+def test_engines_serve_what_the_trainer_has_learned(trainer: str, models: Path, tmp_path: Path, job: Job) -> None:
+    before = served_by(job.engine)
+    train(job, models / "model_a", tmp_path / "out", trainer)
+    assert published(job) == [1, 2, 3, 4]
+    after = served_by(job.engine)
+    assert (after.path, after.label) == (str(job.root / RUN / "v000004"), "4")
+    assert after.answer != before.answer
+    (tmp_path / "other").mkdir()
+    with EmbeddedServer(tmp_path / "other", tmp_path / "out/last") as other:
+        assert served_by(other).answer == after.answer
+
+
+def test_every_n_steps_and_on_each_save_and_a_training_that_is_resumed_begins_a_generation(
+    models: Path, tmp_path: Path, job: Job
+) -> None:
+    train(job, models / "model_a", tmp_path / "out", TRAINER, every=2)
+    assert published(job) == [2, 3, 4]  # 3 is the save
+    train(job, models / "model_a", tmp_path / "again", TRAINER, every=None)
+    newest = job.client.versions().items[0]
+    assert (newest.generation, newest.step) == (2, 4)
+
+
+def test_what_fails_to_be_published_is_told_and_the_training_goes_on(models: Path, tmp_path: Path, job: Job) -> None:
+    other = TRAINER.replace("trainer = ", "model.resize_token_embeddings(2000); trainer = ")
+    output = train(job, models / "model_a", tmp_path / "out", other, errors="log")
+    assert "trained 4" in output
+    assert "step 4 did not reach the engines, and the training goes on" in output
+    assert {version.state for version in job.client.versions().items} == {VersionState.REJECTED}
+    script = SCRIPT + other + TWO_LINES.format(every=1, errors="raise") + TRAIN
+    words = [str(job.root), RUN, job.refitd.url, TOKEN, str(models / "model_a"), str(tmp_path / "out")]
+    done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, check=False)
+    assert "VersionRejectedError" in done.stderr
+    assert "trained" not in done.stdout

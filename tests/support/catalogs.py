@@ -1,0 +1,67 @@
+"""The catalog at work on real files, with a real journal and a base model to hold checkpoints against."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from refitd.catalog.catalog import Catalog, CatalogRules
+from refitd.catalog.conventions import Trainer
+from refitd.catalog.files import DiskFiles
+from refitd.catalog.record import VersionRecord
+from refitd.catalog.references import References
+from refitd.clock import SystemClock
+from refitd.journal.journal import Journal
+from refitd.ledger import Ledger
+from refitd.notice.intake import Intake
+from refitd_client.contract.naming import SERVICE_FOLDER
+from refitd_client.contract.states import VersionState
+
+from .checkpoints import write_model
+
+RULES = CatalogRules(scan_interval=0.02, settle_for=0.1, settle_timeout=0.4, allow_dtype_cast=False)
+
+
+@dataclass
+class Stage:
+    """What a test works with."""
+
+    root: Path
+    ledger: Ledger
+    catalog: Catalog
+    intake: Intake
+
+    async def verdict(self, id_: str, *states: VersionState) -> VersionRecord:
+        """Wait until a version has one of these states."""
+        await self.until(lambda: id_ in self.ledger.versions and self.ledger.versions[id_].state in states)
+        return self.ledger.versions[id_]
+
+    async def until(self, what: Callable[[], bool]) -> None:
+        """Wait for something to become true."""
+        seen = self.ledger.bell.count
+        async with asyncio.timeout(10):
+            while not what():
+                seen = await self.ledger.bell.after(seen, within=0.05)
+
+
+@asynccontextmanager
+async def watching(tmp_path: Path, *, base: bool = True, trainers: Collection[Trainer] = ()) -> AsyncIterator[Stage]:
+    """Run the catalog on `<tmp_path>/root`."""
+    root = tmp_path / "root"
+    (root / SERVICE_FOLDER).mkdir(parents=True, exist_ok=True)
+    journal = Journal(tmp_path / "state")
+    ledger = Ledger(journal, SystemClock())
+    files = DiskFiles(root, trainers=trainers)
+    references = References(ledger, write_model(tmp_path / "base") if base else None)
+    catalog = Catalog(ledger, files, references, RULES)
+    intake = Intake(ledger, files, root, catalog.nudge, trainers=trainers)
+    async with asyncio.TaskGroup() as group:
+        running, writing = group.create_task(catalog.run()), group.create_task(journal.run())
+        try:
+            yield Stage(root, ledger, catalog, intake)
+        finally:
+            running.cancel()
+            await asyncio.wait({running})
+            writing.cancel()
+    journal.close()

@@ -1,0 +1,188 @@
+"""Engines that are discovered: what places say, and what is made of it when they fall silent."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import dns.message
+import dns.rcode
+import dns.rdatatype
+import dns.rrset
+import pytest
+
+from refitd.discovery.areal import ask_areal
+from refitd.discovery.dns import ask_dns
+from refitd.discovery.memory import GONE_SECONDS, MOST, Memory, Named, Silent, remember
+from refitd.discovery.place import Areal, Dns, PlaceRefusedError, Router, parse_place
+from refitd.discovery.router import ask_router
+
+A, B = "http://a:1", "http://b:1"
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("dns:rollout.svc?port=30000", Dns("rollout.svc", 30000)),
+        ("dns:_sglang._tcp.svc?type=SRV", Dns("_sglang._tcp.svc", None)),
+        ("dns://10.0.0.53/rollout.svc?port=1", Dns("rollout.svc", 1, ("10.0.0.53", 53))),
+        ("dns://[::1]:5353/x?type=srv", Dns("x", None, ("::1", 5353))),
+        ("sglang-router+http://router:3000/", Router("http://router:3000")),
+        ("areal:/nfs/name_resolve/me/exp/trial", Areal(Path("/nfs/name_resolve/me/exp/trial"))),
+    ],
+)
+def test_a_place_is_read(text: str, place: object) -> None:
+    assert parse_place(text) == place
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("dns:x", "dns:?port=1", "dns:x?port=0", "dns:x?port=1&type=SRV", "dns:x?port=many", "dns:x?key=1", ""),
+        *("sglang-router+http://u:p@router", "sglang-router+router:1", "areal:relative", "consul:x", "http://router"),
+    ],
+)
+def test_what_is_no_place_is_refused_with_the_forms(text: str) -> None:
+    with pytest.raises(PlaceRefusedError, match="sglang-router"):
+        parse_place(text)
+
+
+def said(*urls: str) -> Named:
+    return Named("place", frozenset(urls))
+
+
+def test_engines_come_at_once_and_go_after_a_while() -> None:
+    memory = remember(Memory(), [said(A, B)], 0.0)
+    memory = remember(memory, [said(A)], 1.0)
+    assert set(memory.missing_since) == {A, B}
+    memory = remember(memory, [said(A)], 1.0 + GONE_SECONDS)
+    assert set(memory.missing_since) == {A}
+    assert memory.fault is None
+
+
+@pytest.mark.parametrize("answer", [said(), Silent("place", "no answer")])
+def test_a_source_that_vanishes_takes_nobody_with_it_and_that_is_said(answer: Named | Silent) -> None:
+    memory = remember(Memory(), [said(A, B)], 0.0)
+    for now in (1.0, 1e6):
+        memory = remember(memory, [answer], now)
+        assert set(memory.missing_since) == {A, B}
+        assert "2 engines that were found before stay" in (memory.fault or "")
+    assert remember(memory, [said(B)], 1e6).fault is None
+
+
+def test_one_place_of_two_that_is_silent_keeps_those_that_may_be_its_own() -> None:
+    memory = remember(Memory(), [said(A), said(B)], 0.0)
+    for now in (1.0, 1e6):
+        memory = remember(memory, [said(A), Silent("other", "refused")], now)
+    assert set(memory.missing_since) == {A, B}
+    assert "other: refused" in (memory.fault or "")
+
+
+def test_an_engine_that_flickers_stays() -> None:
+    memory = remember(Memory(), [said(A, B)], 0.0)
+    for now in range(1, 1000, 50):
+        memory = remember(memory, [said(A) if now % 100 == 1 else said(A, B)], float(now))
+        assert set(memory.missing_since) == {A, B}
+
+
+def test_a_place_that_names_too_many_is_not_believed() -> None:
+    memory = remember(Memory(), [said(*(f"http://a:{port}" for port in range(1, MOST + 2)))], 0.0)
+    assert memory.missing_since == {}
+    assert str(MOST) in (memory.fault or "")
+
+
+def test_nothing_found_yet_is_no_fault() -> None:
+    assert remember(Memory(), [said()], 0.0) == Memory()
+
+
+@asynccontextmanager
+async def routing(status: int, body: str) -> AsyncIterator[Router]:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"GET /workers ")
+        writer.write(f"HTTP/1.1 {status} X\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        yield Router(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+
+
+async def test_a_router_s_workers_are_engines_healthy_or_not() -> None:
+    workers = [{"id": "1", "url": A, "is_healthy": False}, {"url": "http://b:1@0"}, {"url": "http://b:1@1"}]
+    async with routing(200, json.dumps({"workers": workers, "total": 3})) as router:
+        assert await ask_router(router) == Named(router.url, frozenset({A, B}))
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [(404, "{}"), (200, "<html>"), (200, '{"workers": 7}'), (200, '{"workers": [{"url": "grpc://a:1"}]}')],
+)
+async def test_what_is_no_router_s_answer_is_silence(status: int, body: str) -> None:
+    async with routing(status, body) as router:
+        assert isinstance(await ask_router(router), Silent)
+
+
+class NameServer(asyncio.DatagramProtocol):
+    """Answers from a table; a name that is in none does not exist."""
+
+    def __init__(self, table: dict[tuple[str, str], list[str]]) -> None:
+        self._table = table
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+        query = dns.message.from_wire(data)
+        (question,) = query.question
+        reply = dns.message.make_response(query)
+        name, kind = str(question.name), dns.rdatatype.to_text(question.rdtype)
+        if records := self._table.get((name, kind)):
+            reply.answer.append(dns.rrset.from_text(name, 1, "IN", kind, *records))
+        elif not any(known == name for known, _ in self._table):
+            reply.set_rcode(dns.rcode.NXDOMAIN)
+        self._transport.sendto(reply.to_wire(), addr)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@asynccontextmanager
+async def naming(table: dict[tuple[str, str], list[str]]) -> AsyncIterator[Callable[[str, int | None], Dns]]:
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.create_datagram_endpoint(lambda: NameServer(table), local_addr=("127.0.0.1", 0))
+    server = transport.get_extra_info("sockname")
+    try:
+        yield lambda name, port: Dns(name, port, server)
+    finally:
+        transport.close()
+
+
+async def test_addresses_get_the_port_and_services_have_their_own() -> None:
+    table = {
+        ("e.test.", "A"): ["10.0.0.1", "10.0.0.2"],
+        ("e.test.", "AAAA"): ["fd00::1"],
+        ("_s._tcp.test.", "SRV"): ["0 0 30000 one.test.", "0 0 30001 two.test."],
+    }
+    async with naming(table) as at:
+        found = await ask_dns(at("e.test.", 7))
+        assert found == Named(
+            "dns:e.test.", frozenset({"http://10.0.0.1:7", "http://10.0.0.2:7", "http://[fd00::1]:7"})
+        )
+        services = await ask_dns(at("_s._tcp.test.", None))
+        assert services == Named("dns:_s._tcp.test.", frozenset({"http://one.test:30000", "http://two.test:30001"}))
+        assert await ask_dns(at("nothing.test.", 7)) == Named("dns:nothing.test.", frozenset())
+
+
+async def test_a_name_server_that_refuses_is_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("refitd.discovery.dns.SECONDS", 0.2)
+    assert isinstance(await ask_dns(Dns("e.test.", 7, ("127.0.0.1", 9))), Silent)
+
+
+async def test_areal_s_record_is_a_tree_of_files(tmp_path: Path) -> None:
+    for name, text in {"1": "10.0.0.1:7\n", "2": "[fd00::1]:7"}.items():
+        (tmp_path / "gen_servers" / name).mkdir(parents=True)
+        (tmp_path / "gen_servers" / name / "ENTRY").write_text(text)
+    (tmp_path / "gen_servers/3").mkdir()
+    found = await ask_areal(Areal(tmp_path))
+    assert found == Named(str(tmp_path / "gen_servers"), frozenset({"http://10.0.0.1:7", "http://[fd00::1]:7"}))
+    assert isinstance(await ask_areal(Areal(tmp_path / "elsewhere")), Silent)

@@ -47,7 +47,7 @@ class RootThreads:
                 raise  # the file system's own, from within the call
             raise RootHangsError(
                 f"the file system does not answer: {what} took more than {within:g} s; see whether its server is "
-                "reachable ('stat -f' on the root); this goes on by itself when it answers again"
+                "reachable ('stat -f' there); this goes on by itself when it answers again"
             ) from error
 
     def _started(self, what: str, call: Callable[[], AnswerT]) -> Future[AnswerT]:

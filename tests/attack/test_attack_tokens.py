@@ -10,6 +10,7 @@ import httpx
 import psutil
 import pytest
 from pydantic import ValidationError
+from structlog.testing import capture_logs
 
 from refitd import tokens
 from refitd.settings import Settings
@@ -114,10 +115,12 @@ async def test_a_token_file_that_holds_no_token_opens_nothing(tmp_path: Path, co
     file.write_text("good\n")
     async with serving(tmp_path, token_file=file) as stage:
         file.write_bytes(content)
-        for headers in ({}, bearer(""), bearer("good"), bearer("x")):
-            answer = await stage.http.post("/v1/reclaim", headers=headers)
-            assert answer.status_code == 503, headers
-            assert "REFITD_TOKEN_FILE" in answer.json()["detail"]
+        with capture_logs() as told:
+            for headers in ({}, bearer(""), bearer("good"), bearer("x")):
+                answer = await stage.http.post("/v1/reclaim", headers=headers)
+                assert answer.status_code == 503, headers
+                assert "REFITD_TOKEN_FILE" in answer.json()["detail"]
+        assert [event["event"] for event in told].count("every request is refused") == 1  # and not once per request
         file.unlink()
         assert (await stage.http.post("/v1/reclaim", headers=bearer("good"))).status_code == 503
     with pytest.raises(ValidationError, match="token file"):

@@ -9,6 +9,8 @@ from refitd.clock import SystemClock
 from refitd.journal.journal import Journal
 from refitd.ledger import Ledger
 from refitd.reclaim.collector import LedgerFacts
+from refitd.rollout.record import RolloutRecord
+from refitd_client.contract.states import RolloutState
 from support.records import version
 
 
@@ -51,3 +53,23 @@ async def test_a_folder_with_a_name_of_its_own_counts_as_listed(tmp_path: Path) 
     listing = await facts(tmp_path, listed=[TWO], there=[TWO, NAMED]).listing()
     assert isinstance(listing, Listing)
     assert [found.path for found in listing.found] == [TWO, NAMED]
+
+
+def held_back(ledger: Ledger) -> bool:
+    """Whether the sweep takes the run for one that is being rolled back."""
+    (run,) = LedgerFacts(ledger, Halved(Path("unused"), [], [])).views().runs
+    return run.rolling_back
+
+
+def test_a_run_goes_back_only_from_something_newer(tmp_path: Path) -> None:
+    """A version that was barred long ago does not make every later step a rollback."""
+    ledger = Ledger(Journal(tmp_path), SystemClock())
+    ledger.put_version(version(1, barred=True))
+    ledger.put_version(version(2))
+    rolling = RolloutRecord(
+        number=1, run="run", version=version(2).id, cause="notice", started_at="now", state=RolloutState.ROLLING
+    )
+    ledger.put_rollout(rolling, "rolling")
+    assert not held_back(ledger)
+    ledger.put_version(version(3, barred=True))
+    assert held_back(ledger)

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from refitd.engine.port import Outcome, Refit
 from refitd.journal.journal import JournalError
@@ -231,6 +232,16 @@ async def test_a_resync_takes_no_engine_back_to_an_older_version_unsaid(tmp_path
         with pytest.raises(ProblemError, match="whose files are lost; a resync would take it back to run~v000001"):
             stage.fleet.resync(A)
         assert stage.ledger.engines[A].serving == version(2).id
+
+
+async def test_what_somebody_may_want_to_be_woken_for_is_a_warning(tmp_path: Path) -> None:
+    with capture_logs() as logs:
+        async with running(tmp_path, {"a": SimulatedEngine()}) as stage:
+            stage.ledger.put_version(version(1), "sealed")
+            stage.ledger.put_version(version(2, state=VersionState.REJECTED), "rejected")
+            stage.ledger.put_engine(replace(stage.ledger.engines[A], state=EngineState.TAINTED), "tainted")
+    levels = {line["event"]: line["log_level"] for line in logs}
+    assert (levels["sealed"], levels["rejected"], levels["tainted"]) == ("info", "warning", "warning")
 
 
 async def test_a_journal_that_cannot_be_written_is_not_held_against_the_engine(

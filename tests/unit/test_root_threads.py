@@ -14,11 +14,18 @@ from pathlib import Path
 import pytest
 
 from refitd.catalog import files as catalog_files
+from refitd.catalog import references as catalog_references
 from refitd.catalog.files import DiskFiles, Unreadable
+from refitd.catalog.inventory import Reference
+from refitd.catalog.reference import read_reference
+from refitd.catalog.references import NoReference, References
 from refitd.catalog.scan import Listing, ListingFailed
+from refitd.clock import SystemClock
+from refitd.journal.journal import Journal
+from refitd.ledger import Ledger
 from refitd.root_threads import RootHangsError, RootThreads
 from refitd_client.contract.naming import SERVICE_FOLDER
-from support.checkpoints import publish, tensors
+from support.checkpoints import publish, tensors, write_model
 
 SOON = 0.05
 
@@ -118,3 +125,27 @@ async def test_a_cancelled_call_frees_its_caller_at_once(hang: Hang) -> None:
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
+
+
+async def test_a_base_model_that_hangs_rejects_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hang: Hang
+) -> None:
+    """What nobody could look at says nothing of a version: it is tried again."""
+    base = write_model(tmp_path / "base")
+    journal = Journal(tmp_path / "state")
+    references = References(Ledger(journal, SystemClock()), base)
+
+    def slow(path: Path) -> Reference:
+        hang()
+        return read_reference(path)
+
+    monkeypatch.setattr(catalog_references, "read_reference", slow)
+    hang.back.clear()
+    with monkeypatch.context() as impatient:
+        impatient.setattr(catalog_references, "LISTING_SECONDS", SOON)
+        found = await references.of("run")
+    assert isinstance(found, NoReference)
+    assert not found.final
+    hang.back.set()
+    assert isinstance(await references.of("run"), Reference)
+    journal.close()

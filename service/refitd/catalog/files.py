@@ -124,4 +124,4 @@ class DiskFiles:
             reading = partial(examine, self._root, path, reference, options, stop=stop)
             return await self._threads.run(f"reading {path}", reading)
         finally:
-            stop.set()  # when this is cancelled, the thread would read on to the end and hold up the shutdown
+            stop.set()  # when this is cancelled, the thread would read on to the end, for nobody

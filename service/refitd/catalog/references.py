@@ -7,7 +7,7 @@ from pathlib import Path
 from refitd.catalog.inventory import Reference
 from refitd.catalog.reference import ReferenceRefusedError, read_reference
 from refitd.ledger import Ledger
-from refitd.root_threads import LISTING_SECONDS, RootThreads
+from refitd.root_threads import LISTING_SECONDS, RootHangsError, RootThreads
 from refitd_client.contract.states import EngineState
 
 _SETTING = "set --base-model (REFITD_BASE_MODEL) to a folder with the model that the engines serve"
@@ -38,7 +38,7 @@ class References:
         paths = sorted({engine.startup_path for engine in engines if engine.startup_path is not None})
         for path in paths:
             found = await self._reference(Path(path))
-            if isinstance(found, Reference):
+            if isinstance(found, Reference) or not found.final:
                 return found
         if not engines and self._ledger.engines:
             return NoReference(f"no engine follows run {run}: bind one in the engines file, or {_SETTING}", final=False)
@@ -54,6 +54,8 @@ class References:
             try:
                 what = f"reading the headers of {path}"
                 self._read[path] = await self._threads.run(what, partial(read_reference, path), within=LISTING_SECONDS)
+            except RootHangsError as error:
+                return NoReference(f"the base model {path} cannot be read now: {error}", final=False)
             except (OSError, ReferenceRefusedError) as error:
                 return NoReference(f"the base model {path} cannot be read: {error}; {_SETTING}", final=True)
         return self._read[path]

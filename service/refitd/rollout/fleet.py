@@ -21,6 +21,7 @@ from refitd.rollout.record import EngineRecord, Source
 from refitd.rollout.replica import Replica
 from refitd.rollout.roster import Named, reconcile
 from refitd_client.contract.naming import NameRefusedError, check_run
+from refitd_client.contract.states import VersionState
 from refitd_client.contract.wire import NewEngine
 
 FILE_LOOK_SECONDS = 2.0
@@ -236,11 +237,13 @@ class Fleet:
             ProblemError: there is none, or nothing is left to load that would not take it back.
         """
         record = self._known(name)
-        goals = self._ledger.goals_of(record)
-        if record.known and goals.target is not None and record.serving == goals.target.id != _id(goals.loadable):
-            back = "" if goals.loadable is None else f"; a resync would take it back to {goals.loadable.id}"
-            now = f"engine {name} serves {record.serving}, whose files are lost{back}"
-            raise ProblemError(Kind.VERSION_NOT_GOOD, f"{now}: publish a newer step, or roll back")
+        serving = self._ledger.versions.get(record.serving or "")
+        if record.known and serving is not None and serving.state is VersionState.LOST:
+            older = self._ledger.goals_of(record).loadable
+            if older is None or older.order < serving.order:
+                back = "" if older is None else f"; a resync would take it back to {older.id}"
+                now = f"engine {name} serves {serving.id}, whose files are lost{back}"
+                raise ProblemError(Kind.VERSION_NOT_GOOD, f"{now}: publish a newer step, or roll back")
         if name in self._replicas:
             self._replicas[name].resync()
 
@@ -255,10 +258,6 @@ class Fleet:
             replica.stop()
         if tasks := set(self._tasks.values()):
             await asyncio.wait(tasks, timeout=grace)
-
-
-def _id(version: VersionRecord | None) -> str | None:
-    return None if version is None else version.id
 
 
 def _spec_of(record: EngineRecord) -> EngineSpec:

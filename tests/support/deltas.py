@@ -71,7 +71,7 @@ class Trainer:
 
     def asks(self, ledger: Ledger) -> None:
         """Ask this ledger what engines serve, without a server in between."""
-        self.base = lambda: last_served(map(present_engine, list(ledger.engines.values())), RUN)
+        self.base = lambda: last_served([present_engine(each, ledger) for each in list(ledger.engines.values())], RUN)
 
 
 @contextmanager

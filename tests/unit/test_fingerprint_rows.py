@@ -19,6 +19,10 @@ def bits(dtype: torch.dtype, count: int) -> Any:
     return twin.flat_bits(raw.view(dtype))
 
 
+def of(tensor: Any) -> Any:
+    return bits_of(tensor.view(torch.uint8).numpy(), tensor.itemsize)
+
+
 def followed(rows: Rows) -> dict[int, int]:
     """Fingerprints by number, from the addresses in the table alone, as a kernel has them."""
     found: dict[int, int] = {}
@@ -41,7 +45,7 @@ def test_rows_of_many_tensors_add_up_to_the_fingerprint_of_each(dtype: torch.dty
     tensors = [bits(dtype, count) for count in (1, ROW, 3 * ROW + 17, 0, 64 * ROW)] + [bits(dtype, 2 * ROW + 1)[1:]]
     parts = [Part(number=number, now=each, elements=each.numel()) for number, each in enumerate(tensors)]
     found = {number: each for some in alike(parts) for number, each in followed(Rows(some)).items()}
-    assert found == {number: fingerprint(bits_of(each)) for number, each in enumerate(tensors) if each.numel()}
+    assert found == {number: fingerprint(of(each)) for number, each in enumerate(tensors) if each.numel()}
 
 
 def test_what_is_not_finite_is_counted_only_where_a_rule_is_given() -> None:

@@ -15,7 +15,7 @@ from refitd_sglang.channel import Request
 from refitd_sglang.desk import Desk
 from refitd_sglang.turns import short_turns
 
-VERSION = SimpleNamespace(label="run~v000002", kind="full", digest="xxh3:00", nbytes=7)
+VERSION = SimpleNamespace(label="run~v000002", kind="full", digest="xxh3:00", signature="", nbytes=7)
 
 
 class Reading:

@@ -1,8 +1,8 @@
-"""Room for the next delta's file, taken from a tmpfs while the weights are compared.
+"""Room for the next delta's file, taken from a tmpfs while the trainer makes its step.
 
-To get pages from the kernel takes about as long as to fill them. How many there will be is not known before the
-comparison has ended, but steps are alike: as many as the last delta took, and a quarter more. What is too much is given
-back when the file gets its name.
+To get pages from the kernel takes longer than to find what changed and to fill them. How many there will be is not
+known before, but steps are alike: as many as the last delta took, and a quarter more. What is too much is given back
+when the file gets its name, all of it when a full version goes out.
 
 The file has no name until then (O_TMPFILE): when the process dies it is gone.
 """

@@ -1,10 +1,12 @@
 """Shards whose tensors are on GPUs, on their way into the files: each block is digested when it has arrived.
 
-    this thread      sends all tensors; has the GPUs look at them, once, for NaN and fingerprints; waits for both
+    this thread      begins all copies; has the GPUs look at the tensors, once, for NaN and fingerprints; waits for both
     the bus          brings them into the files
     lanes            wait for a block, digest it; the last of a file syncs it
 
-The lanes begin when half is sent: threads that wait for the bus hold up the one that feeds it.
+All copies are begun first, in a few milliseconds (`bus.py`): lanes that wait for the bus hold up the one that feeds it,
+and lose nothing, as they are faster than the bus. The GPUs' look takes a twentieth of the time that the copies take.
+Files that are filled through buffers are another matter: there this thread waits as well, and lanes begin at once.
 """
 
 from bisect import bisect_right
@@ -26,8 +28,6 @@ from refitd_client.proof import PIECE, ShardProof, not_finite
 from refitd_client.shard import Shard
 from refitd_client.staging import StagedShard, Staging
 from refitd_client.tensors import HOST, TensorSource
-
-_FED_FROM = 0.5  # the share of the shards that is sent before the lanes are given work
 
 Rest = Callable[[], None]
 
@@ -66,18 +66,18 @@ class Sending:
         self._check_finite = check_finite
         self._fingerprinted = fingerprinted
         self._copies = DeviceCopies()
-        self._lanes: Lanes | None = None
-        self._waiting: list[Job] = []
+        most = sum(len(blocks(shard.size)) for shard in shards)
+        self._lanes = Lanes(max(1, lanes_for(most) - 1))  # a processor is left to the trainer
+        waiting: list[Job] = []
         try:
-            look = _nothing
-            for number, shard in enumerate(shards):
-                self._waiting += self._send(shard)
-                if number == 0:  # the bus has something to do
-                    look = self._begin_look([each for shard in shards for each in shard.sources if each.place != HOST])
-                if number >= _FED_FROM * len(shards):
-                    self._work()
-            self._work().close()
-            look()
+            for shard in shards:
+                file, jobs = self._send(shard)
+                waiting += jobs
+                if not is_direct(file):
+                    self._work(waiting)
+            self._work(waiting)
+            self._lanes.close()
+            self._begin_look([each for shard in shards for each in shard.sources if each.place != HOST])()
         except BaseException:
             self._abandon()
             raise
@@ -90,29 +90,24 @@ class Sending:
         """Wait until the files are digested and synced. Raises what went wrong with them."""
         meter = self._staging.meter
         try:
-            if self._lanes is not None:
-                self._lanes.join(meter.tell if meter.is_watched else None)
+            self._lanes.join(meter.tell if meter.is_watched else None)
         finally:
             self._copies.synchronize()
 
-    def _work(self) -> Lanes:
-        """Give the lanes what was sent. Not at once: they are faster than the bus, and hold up whoever feeds it."""
-        if self._lanes is None:
-            self._lanes = Lanes(max(1, lanes_for(len(self._waiting)) - 1))  # a processor is left to the trainer
-        for job in self._waiting:
+    def _work(self, waiting: list[Job]) -> None:
+        """Give the lanes what waits."""
+        for job in waiting:
             self._lanes.add(job)
-        self._waiting.clear()
-        return self._lanes
+        waiting.clear()
 
     def _abandon(self) -> None:
         """Have everything end early: what is written to goes away now."""
-        if self._lanes is not None:
-            self._lanes.stop()
-            with suppress(Exception):  # what went wrong first is being raised
-                self._lanes.join()
+        self._lanes.stop()
+        with suppress(Exception):  # what went wrong first is being raised
+            self._lanes.join()
         self._copies.synchronize()
 
-    def _send(self, shard: Shard) -> list[Job]:
+    def _send(self, shard: Shard) -> tuple[StagedShard, list[Job]]:
         """Begin the copies of a shard. What is returned digests its blocks, in the order in which they arrive."""
         opened = self._staging.open_shard(shard.name)
         opened.put(0, np.frombuffer(shard.header, dtype=np.uint8))
@@ -128,7 +123,7 @@ class Sending:
             arrivals += [self._copies.mark()] * (len(ends) - len(arrivals))
         self._staging.meter.add(shard.size)
         jobs: list[Job] = [partial(self._digest, file, number, arrived) for number, arrived in enumerate(arrivals)]
-        return jobs + [partial(self._look_here, file, *placed) for placed in file.here]
+        return opened, jobs + [partial(self._look_here, file, *placed) for placed in file.here]
 
     def _send_piece(self, file: StagedShard, piece: Piece) -> None:
         if piece.source.place == HOST:

@@ -69,7 +69,8 @@ class StagedFile:
 
     def _filling(self, parts: Sequence[memoryview], size: int) -> list[Job]:
         """Fill the room, by any number of threads: to write to a file they would have to wait for each other."""
-        durable.reserve(self.fd, size)  # no page may be missing: who writes to it through a mapping would be killed
+        if os.fstat(self.fd).st_size < size:  # what was taken ahead has all of its pages
+            durable.reserve(self.fd, size)  # no page may be missing: who writes through a mapping would be killed
         file = _Room(np.frombuffer(mmap.mmap(self.fd, size, flags=mmap.MAP_SHARED), np.uint8))
         ends = list(accumulate(map(len, parts)))
         return [partial(_fill, file, part, end - len(part)) for part, end in zip(parts, ends, strict=True)]

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from refitd_client import InvalidWeightsError, Publication, WeightPublisher, cuda, torch_tensors
+from refitd_client import InvalidWeightsError, Publication, WeightPublisher, bus, cuda, torch_tensors
 from refitd_client.contract.manifest import parse_manifest
 from refitd_client.contract.slot import layout_of, slot_name, slots_path
 from refitd_client.fingerprint import fingerprints, to_texts
@@ -42,6 +42,8 @@ class Stream:
 
     waits = 0
 
+    cuda_stream = 7
+
     def __init__(self, *_: object) -> None: ...
 
     def wait_stream(self, other: object) -> None: ...
@@ -68,6 +70,21 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     monkeypatch.setattr(cuda, "pinned", lambda count: torch.empty(count, dtype=torch.uint8))
     monkeypatch.setattr(cuda, "_PIECE", 1000)
     return driver
+
+
+@pytest.fixture(params=["torch", "address"])
+def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How copies are begun, and the sizes of those that are by address, as the driver wants them."""
+    sizes: list[int] = []
+
+    def copy(way: str, target: int, source: int, count: int, stream: Any) -> None:
+        assert (way, stream.cuda_stream) == ("down", 7)
+        sizes.append(count)
+        bus.copy_here(target, source, count)
+
+    monkeypatch.setattr(bus, "copy", copy)
+    monkeypatch.setattr(bus, "has_driver", lambda: request.param == "address")
+    return sizes
 
 
 @pytest.fixture
@@ -117,8 +134,9 @@ def _publish(publisher: WeightPublisher, weights: dict[str, torch.Tensor], step:
 @pytest.mark.parametrize("refuses", [False, True])
 @pytest.mark.parametrize("block", ["committed", "staged"])
 def test_into_new_files_and_into_slots(
-    root: Path, publisher: WeightPublisher, driver: Driver, block: Any, refuses: bool
+    root: Path, by: list[int], publisher: WeightPublisher, driver: Driver, block: Any, refuses: bool
 ) -> None:
+    is_by_address = bus.has_driver() and not refuses
     driver.refuses = refuses
     for step in range(1, 5):
         done = _publish(publisher, state(step), step, block)
@@ -126,6 +144,7 @@ def test_into_new_files_and_into_slots(
         hand_back(root, done.path)
     files = len(list((root / slots_path("run")).glob("*/*")))
     assert refuses or len(driver.registered) == files > 1, "each file once"
+    assert bool(by) == is_by_address, "from the second version on"
 
 
 def test_a_cast_is_made_on_the_device(root: Path, driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """A delta as the bytes of its file."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ from refitd_client.fingerprint import to_text
 from refitd_client.header import Entry
 
 _CHUNK = 2**22  # bytes digested and written at a time
+_OTHER_BYTES = 1000  # of a header, or of one tensor in it, beside names and shapes: less than half in truth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +96,20 @@ def encode(
     if len(head) > MAX_HEADER_BYTES:
         raise DeltaRefusedError(f"the delta's header takes {len(head)} bytes; at most {MAX_HEADER_BYTES} are read")
     return EncodedDelta(head=head, arrays=[array for _, array in placed])
+
+
+def fits_surely(entries: Iterable[Entry], compression: Compression) -> bool:
+    """Whether any delta of these tensors can be encoded. False where one has to be, to see."""
+    if compression is Compression.ZSTD and not wire.available():
+        return False
+    rooms = [_header_bytes(entry) for entry in entries]
+    return len(rooms) <= MAX_TENSORS and sum(rooms) + _OTHER_BYTES <= MAX_HEADER_BYTES
+
+
+def _header_bytes(entry: Entry) -> int:
+    """What a tensor takes of the header at most: two entries and a row, in which its name and quotes are escaped."""
+    name = msgspec.json.encode(entry.name)
+    return 2 * len(name) + len(msgspec.json.encode(name.decode())) + 25 * len(entry.shape) + _OTHER_BYTES
 
 
 def _indices(change: Change, encoding: Encoding) -> NDArray[Any]:

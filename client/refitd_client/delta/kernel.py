@@ -82,7 +82,7 @@ def _keys(out, ROW: tl.constexpr, SEED: tl.constexpr, WEYL: tl.constexpr, SPLIT_
     tl.store(out + column, key(column.to(tl.uint64), SEED, WEYL, SPLIT_1, SPLIT_2).to(tl.int64, bitcast=True))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first"])  # else variants are compiled in mid-step
 def _count(
     table, owner, counts, first, FIELDS: tl.constexpr, ALIGNED: tl.constexpr, BITS: tl.constexpr, ROW: tl.constexpr
 ):
@@ -108,7 +108,7 @@ def _report(starts, begins, out, count, BLOCK: tl.constexpr):
     tl.store(out + at, tl.load(starts + tl.load(begins + at, mask=inside, other=0), mask=inside), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first"])  # else variants are compiled in mid-step
 def _take(
     table, owner, starts, indices, values, olds, first,
     FIELDS: tl.constexpr, ALIGNED: tl.constexpr, UPDATE: tl.constexpr, INDEX: tl.constexpr,
@@ -145,7 +145,7 @@ def _take(
             place += tl.sum(found, axis=0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first"])  # else variants are compiled in mid-step
 def _add(
     table, owner, starts, keys, sums, indices, values, olds, first, FIELDS: tl.constexpr, FOUND: tl.constexpr,
     BITS: tl.constexpr, WORK: tl.constexpr, SIZE: tl.constexpr, ROW: tl.constexpr,

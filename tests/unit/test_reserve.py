@@ -82,7 +82,7 @@ def test_what_was_reserved_in_vain_leaves_nothing(folder: Path) -> None:
     """Neither a name nor blocks."""
     before = os.statvfs(folder).f_bfree
     room = Reserve(folder)
-    room.expect(2**24)
+    room.expect(2**24, None)
     room.begin()
     room.begin()
     assert list(folder.iterdir()) == []
@@ -123,6 +123,6 @@ def test_a_file_system_that_is_full_when_the_room_is_too_small(
 def test_on_a_disk_nothing_is_taken_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reserve, "is_tmpfs", lambda _: False)
     room = Reserve(tmp_path)
-    room.expect(2**24)
+    room.expect(2**24, None)
     room.begin()
     assert room.take() is None

@@ -23,7 +23,7 @@ _FOUND = 64  # changes that a program takes at a time: a row of 4096 elements ha
 
 
 def count(rows: Rows, begin: int, end: int, counts: Any) -> None:
-    """Write how many elements changed in each of the rows from `begin` to `end` to `counts` (int32 a row)."""
+    """Write how many elements changed in each of the rows from `begin` to `end` to `counts` (an integer a row)."""
     taken = {name: value for name, value in constants(rows.listed.width).items() if name in {"BITS", "ROW"}}
     with torch.cuda.device(rows.device):
         _count[(end - begin,)](

@@ -48,11 +48,15 @@ class Offer:
 
 @dataclass(slots=True, kw_only=True)
 class _Memory:
-    """What is remembered of the versions so far. `next` is the step that was offered and is not committed yet."""
+    """What is remembered of the versions so far. `next` is the step that was offered and is not committed yet.
+
+    `fits` says that any delta of these tensors can be encoded.
+    """
 
     entries: dict[str, Entry]
     elements: int
     shadows: Shadows
+    fits: bool
     history: History | None = None
     since_anchor: int = 0
     next: Step | None = None
@@ -124,7 +128,8 @@ class DeltaMaker:
         shadows = Shadows(full.sources, stream=self._stream)
         entries = {source.entry.name: source.entry for source in full.sources}
         elements = sum(elements_of(entry.dtype, entry.shape) for entry in entries.values())
-        self._memory = _Memory(entries=entries, elements=elements, shadows=shadows)
+        fits = fits_surely(entries.values(), self._wire[1])
+        self._memory = _Memory(entries=entries, elements=elements, shadows=shadows, fits=fits)
         return Offer(content=partial(_in_full, content, full, shadows), why_full=why)
 
     def _go_on(self, memory: _Memory, content: Content, full: TensorShards, version: str) -> Offer:
@@ -165,7 +170,7 @@ class DeltaMaker:
     def _delta(self, memory: _Memory, step: Step, base: str, changes: Changes) -> Callable[[], Content] | Full:
         """What makes the delta, or why it cannot be made: that must be known as long as the tensors are there."""
         make = partial(self._content, memory, step, base, changes)
-        if fits_surely(memory.entries.values(), self._wire[1]):
+        if memory.fits:
             return make
         try:
             made = make()

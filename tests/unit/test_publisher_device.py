@@ -2,6 +2,7 @@
 
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from refitd_client import InvalidWeightsError, Publication, WeightPublisher, bus, cuda, torch_tensors
+from refitd_client import InvalidWeightsError, Publication, WeightPublisher, bus, cuda, sending, torch_tensors
 from refitd_client.contract.manifest import parse_manifest
 from refitd_client.contract.slot import layout_of, slot_name, slots_path
 from refitd_client.fingerprint import fingerprints, to_texts
@@ -185,3 +186,55 @@ def test_a_failure_waits_for_the_copies_before_the_slot_goes(
         _publish(publisher, bad, 2, block)
     assert Stream.waits > waits
     assert published.leftovers(root / "run") == []
+
+
+def many(seed: int) -> dict[str, torch.Tensor]:
+    """Eight tensors, each in a file of its own."""
+    chance = torch.Generator().manual_seed(seed)
+    return {f"w{number}": torch.randn(4096, generator=chance) for number in range(8)}
+
+
+def test_few_copies_are_begun_before_the_bus_is_waited_for(
+    root: Path, publisher: WeightPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU's queue is short: who fills it waits in the driver, and keeps every other thread waiting."""
+    marks: list[int] = []
+    ahead: list[int] = []
+
+    def mark(self: cuda.DeviceCopies) -> Any:
+        self._flush()
+        number = len(marks)
+        marks.append(number)
+
+        def arrived() -> None:
+            if threading.current_thread() is threading.main_thread():
+                ahead.append(len(marks) - number)
+
+        return arrived
+
+    monkeypatch.setattr(cuda.DeviceCopies, "mark", mark)
+    monkeypatch.setattr(sending, "_AHEAD", 3)
+    publisher.publish(many(1), step=1)
+    assert (len(marks), ahead) == (8, [4] * 5)
+
+
+def test_blocks_are_digested_while_later_copies_have_not_begun(
+    root: Path, by: list[int], publisher: WeightPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who begins late ends late: digests are hardly faster than the bus."""
+    digested = threading.Event()
+    real, copy = sending.digest_of_block, cuda.DeviceCopies.copy
+
+    def digest(data: Any) -> bytes:
+        digested.set()
+        return real(data)
+
+    def begin(self: cuda.DeviceCopies, source: Any, *rest: Any) -> None:
+        assert source.entry.name != "w7" or digested.wait(10)
+        copy(self, source, *rest)
+
+    monkeypatch.setattr(sending, "digest_of_block", digest)
+    monkeypatch.setattr(cuda.DeviceCopies, "copy", begin)
+    hand_back(root, publisher.publish(many(1), step=1).path)
+    digested.clear()
+    published.check(publisher.publish(many(2), step=2).path)

@@ -103,15 +103,10 @@ def _adjoined(arrays: Iterable[NDArray[Any]]) -> Iterator[NDArray[np.uint8]]:
     base: object = None
     begin = end = 0
     for array in arrays:
-        if array.base is None or not _is_plain(array.base):
-            yield from _between(base, begin, end)
-            yield array.view(np.uint8)
-            base = None
-            continue
         first = _address(array)
-        if array.base is not base or first != end:
+        if first != end or array.base is not base:
             yield from _between(base, begin, end)
-            base, begin = array.base, first
+            base, begin = array.base if _is_plain(array.base) else array, first
         end = first + array.nbytes
     yield from _between(base, begin, end)
 
@@ -124,6 +119,7 @@ def _between(base: object, begin: int, end: int) -> Iterator[NDArray[np.uint8]]:
 
 
 def _is_plain(base: object) -> bool:
+    """Whether it is an array without gaps."""
     return isinstance(base, np.ndarray) and base.ndim == 1 and base.flags.c_contiguous
 
 

@@ -45,7 +45,7 @@ def _driver() -> dict[Way, Any]:
     if torch.version.cuda is None:
         return {}
     try:
-        library = ctypes.PyDLL("libcuda.so.1")  # PyDLL keeps the interpreter's lock: nothing here waits
+        library = ctypes.PyDLL("libcuda.so.1")  # PyDLL keeps the interpreter's lock: nothing waits here (`ahead.py`)
     except OSError:
         return {}
     for name in _NAMES.values():

@@ -6,13 +6,11 @@
     lanes            wait for a block, digest it; the last of a file syncs it
 
 Lanes get a block as soon as its copies were begun: they are little faster than the bus, and never catch up with a late
-start. Not all copies are begun at once, because a GPU takes no more than some hundred entries: who gives it another one
-waits in the driver, with the interpreter's lock, and every lane with it. So this thread waits for the bus itself, where
-it lets go of the lock. The GPUs' look, a twentieth of the copies' time, begins when the bus has enough to do.
+start. This thread is not far ahead of the bus either (`ahead.py`). The GPUs' look, a twentieth of the copies' time,
+begins when the bus has enough to do.
 """
 
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,6 +19,7 @@ from threading import Event, Lock
 
 import numpy as np
 
+from refitd_client.ahead import Ahead
 from refitd_client.contract.digest import digest_of_block, joined
 from refitd_client.cuda import DeviceCopies, is_direct
 from refitd_client.dispatch import Piece, blocks, pieces
@@ -34,7 +33,7 @@ from refitd_client.tensors import HOST, TensorSource
 
 Rest = Callable[[], None]
 
-_AHEAD = 40  # blocks whose copies are begun before they are waited for: 12 ms of a bus of 55 GB/s
+_COPIES = 32  # of small tensors, that are begun without a mark between them
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,7 +71,7 @@ class Sending:
         self._fingerprinted = fingerprinted
         self._copies = DeviceCopies()
         self._on_gpus = [source for shard in shards for source in shard.sources if source.place != HOST]
-        self._ahead: deque[Rest] = deque()
+        self._ahead = Ahead()
         self._look: Rest | None = None
         most = sum(len(blocks(shard.size)) for shard in shards)
         self._lanes = Lanes(max(1, lanes_for(most) - 1))  # a processor is left to the trainer
@@ -110,28 +109,30 @@ class Sending:
         opened.put(0, np.frombuffer(shard.header, dtype=np.uint8))
         file = _File(shard=shard, file=opened, blocks=blocks(shard.size))
         ends = [end for _, end in file.blocks]
-        sent = 0
+        sent = begun = 0
         for piece in pieces(shard):
             self._send_piece(opened, piece)
-            whole = bisect_right(ends, piece.stop) if is_direct(opened) else 0  # buffers are waited for in the end
-            self._sent(file, sent, whole)
-            sent = max(sent, whole)
-        self._sent(file, sent, len(ends))
+            begun += 1
+            if is_direct(opened):  # buffers are waited for in the end
+                whole = bisect_right(ends, piece.stop)
+                if whole > sent or begun == _COPIES:
+                    self._sent(file, range(sent, whole), begun)
+                    sent, begun = max(sent, whole), 0
+        if sent < len(ends):
+            self._sent(file, range(sent, len(ends)), begun)
         self._staging.meter.add(shard.size)
         for placed in file.here:
             self._lanes.add(partial(self._look_here, file, *placed))
 
-    def _sent(self, file: _File, begin: int, end: int) -> None:
-        """The copies of blocks from `begin` to `end` were begun."""
-        if begin >= end:
-            return
+    def _sent(self, file: _File, whole: range, begun: int) -> None:
+        """So many more copies were begun, and with them those of whole blocks."""
         arrived = self._copies.mark()
-        for number in range(begin, end):
+        for number in whole:
             self._lanes.add(partial(self._digest, file, number, arrived))
-        self._ahead.append(arrived)
-        if len(self._ahead) > _AHEAD:
+        self._ahead.add(arrived, begun)
+        if self._ahead.is_far:
             self._begun_look()
-            self._ahead.popleft()()
+            self._ahead.wait()
 
     def _send_piece(self, file: StagedShard, piece: Piece) -> None:
         if piece.source.place == HOST:

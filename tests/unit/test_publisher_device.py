@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from refitd_client import InvalidWeightsError, Publication, WeightPublisher, bus, cuda, sending, torch_tensors
+from refitd_client import InvalidWeightsError, Publication, WeightPublisher, ahead, bus, cuda, sending, torch_tensors
 from refitd_client.contract.manifest import parse_manifest
 from refitd_client.contract.slot import layout_of, slot_name, slots_path
 from refitd_client.fingerprint import fingerprints, to_texts
@@ -199,7 +199,7 @@ def test_few_copies_are_begun_before_the_bus_is_waited_for(
 ) -> None:
     """A GPU's queue is short: who fills it waits in the driver, and keeps every other thread waiting."""
     marks: list[int] = []
-    ahead: list[int] = []
+    waited: list[int] = []
 
     def mark(self: cuda.DeviceCopies) -> Any:
         self._flush()
@@ -208,14 +208,30 @@ def test_few_copies_are_begun_before_the_bus_is_waited_for(
 
         def arrived() -> None:
             if threading.current_thread() is threading.main_thread():
-                ahead.append(len(marks) - number)
+                waited.append(len(marks) - number)
 
         return arrived
 
     monkeypatch.setattr(cuda.DeviceCopies, "mark", mark)
-    monkeypatch.setattr(sending, "_AHEAD", 3)
+    monkeypatch.setattr(ahead, "_MARKS", 3)
     publisher.publish(many(1), step=1)
-    assert (len(marks), ahead) == (8, [4] * 5)
+    assert (len(marks), waited) == (8, [4] * 5)
+
+
+def test_copies_of_many_small_tensors_are_waited_for_as_well(
+    root: Path, by: list[int], publisher: WeightPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may be thousands in one block."""
+    monkeypatch.setattr(sending, "_COPIES", 4)
+    monkeypatch.setattr(ahead, "_ENTRIES", 10)
+    far: list[int] = []
+    real = ahead.Ahead.wait
+    monkeypatch.setattr(ahead.Ahead, "wait", lambda self: (far.append(self._entries), real(self)))
+    small = {f"w{number:02}": torch.full((3,), float(number)) for number in range(40)}
+    hand_back(root, publisher.publish(small, step=1).path)
+    far.clear()
+    published.check(publisher.publish(small, step=2).path)
+    assert far == [15] * 8
 
 
 def test_blocks_are_digested_while_later_copies_have_not_begun(

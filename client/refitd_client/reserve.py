@@ -89,8 +89,8 @@ class Reserve:
         try:
             durable.reserve(fd, self._expected)
             room = room_in(fd, self._expected)
+            durable.touch_pages(room)
         except OSError:
             os.close(fd)
             return None
-        durable.touch_pages(room)
         return room

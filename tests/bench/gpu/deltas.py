@@ -86,13 +86,19 @@ def _wire(setting: Setting) -> list[Row]:
     with (
         served(RUN) as service,
         fresh_root(setting.folder) as root,
-        WeightPublisher(root, RUN, service.url, shadow="gpu", compress_deltas=True) as publisher,
+        WeightPublisher(
+            root, RUN, service.url, shadow="gpu", compress_deltas=True, delta_rules=DeltaRules(anchor_every=1000)
+        ) as publisher,
     ):
         service.serve(publisher.publish(setting.weights, step=1, delta="auto"))
-        for step, share, wanted in ((2, 0.01, 60), (3, 0.001, 500)):
-            _, took, done = _one(setting, publisher, service, share, step)
-            smaller = size_of(setting.weights) / done.bytes
+        step = 2
+        for share, wanted in ((0.01, 60), (0.001, 500)):
+            samples = [_one(setting, publisher, service, share, step + each) for each in range(WARM + setting.rounds)]
+            step += len(samples)
+            taken = [took for _, took, _ in samples[WARM:]]
+            stages = [done.timings for _, _, done in samples[WARM:]]
+            smaller = [size_of(setting.weights) / done.bytes for _, _, done in samples[WARM:]]
             note = f"wanted at least {wanted}"
-            rows.append(row("delta", setting.model, f"gap+zstd, {share:.1%}: size, 1/", [smaller], unit="", note=note))
-            rows.append(row("delta", setting.model, f"gap+zstd, {share:.1%}: committed", [took]))
+            rows.append(row("delta", setting.model, f"gap+zstd, {share:.1%}: size, 1/", smaller, unit="", note=note))
+            rows.append(row("delta", setting.model, f"gap+zstd, {share:.1%}: committed", taken, stages=stages))
     return rows

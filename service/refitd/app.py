@@ -45,6 +45,7 @@ from refitd.surface.api import build_api
 from refitd.surface.context import Service
 from refitd.surface.listening import listening
 from refitd.surface.server import Server
+from refitd.telemetry.telemetry import Telemetry
 
 DRAIN_SECONDS = 20.0
 SWITCH_SECONDS = 0.0005
@@ -99,6 +100,7 @@ async def _run(settings: Settings, ledger: Ledger, guard: RootGuard, sockets: li
     by_api = [engine.id for engine in ledger.engines.values() if engine.source is Source.API]
     if (doubt := await asyncio.to_thread(stranger, settings, by_api)) is not None:
         log.warning("the canary is not there", reason=doubt)
+    telemetry = Telemetry(ledger)
     threads = RootThreads()
     files = DiskFiles(root, guard, threads, settings.trainers)
     catalog = Catalog(ledger, files, References(ledger, settings.base_model, threads), CatalogRules.of(settings))
@@ -138,7 +140,13 @@ async def _run(settings: Settings, ledger: Ledger, guard: RootGuard, sockets: li
     )
     watcher = Watcher(root, settings.watch, asyncio.get_running_loop(), catalog.nudge)
     service = Service(
-        settings=settings, ledger=ledger, intake=intake, fleet=fleet, sweeper=collector.sweeper, copier=copier
+        settings=settings,
+        ledger=ledger,
+        intake=intake,
+        fleet=fleet,
+        sweeper=collector.sweeper,
+        copier=copier,
+        telemetry=telemetry,
     )
     await copier.survey()  # before engines are asked: an engine goes straight to a copy that is there already
     gc.collect()
@@ -146,6 +154,7 @@ async def _run(settings: Settings, ledger: Ledger, guard: RootGuard, sockets: li
     # A part that fails takes the service down with it: one that goes on without its catalog would only look alive.
     async with asyncio.TaskGroup() as group:
         runs = (watcher.run, collector.run, catalog.run, conductor.run, canaries.run, copier.run, fleet.run, scout.run)
+        runs += (telemetry.stops.run,)
         parts = [group.create_task(run(), name=run.__qualname__) for run in runs]
         await Server(build_api(service), settings.host, settings.port).serve(sockets)
         await fleet.drain(DRAIN_SECONDS)

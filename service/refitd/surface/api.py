@@ -8,7 +8,9 @@ from refitd.surface.context import Service
 from refitd.surface.document import documented
 from refitd.surface.feed import Feed
 from refitd.surface.limits import RequestLimit
+from refitd.surface.metrics import LedgerCollector
 from refitd.surface.streams import Streams
+from refitd.telemetry.telemetry import Telemetry
 
 
 def build_api(service: Service) -> FastAPI:
@@ -23,6 +25,8 @@ def build_api(service: Service) -> FastAPI:
     app.state.streams = Streams()
     app.state.feed = Feed(service.ledger)
     app.state.overview = overview.Cached()
+    app.state.telemetry = service.telemetry or Telemetry(service.ledger)
+    app.state.telemetry.registry.register(LedgerCollector(service, app.state.telemetry.unserved))
     for part in (overview, versions, engines, rollouts, reclaim, log, health, pages):
         app.include_router(part.router)
     errors.install(app)

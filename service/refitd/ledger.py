@@ -345,7 +345,7 @@ class Ledger:
         event = Event(seq=self._seq, at=self.clock.now(), kind=kind, subject=subject, text=text, data=data)
         self.journal.append(writes.put_event(event))
         tell = log.warning if data.get("state") in _GRAVE else log.info
-        tell(text, kind=kind, subject=subject, **data)
+        tell(text, kind=kind, subject=subject, **_named(kind, subject, data), **data)
         for witness in self.witnesses:
             witness.decided(event)
         self.bell.ring()
@@ -354,3 +354,14 @@ class Ledger:
     def last_event(self) -> int:
         """The number of the newest event."""
         return self._seq
+
+
+def _named(kind: str, subject: str, data: dict[str, Any]) -> dict[str, Any]:
+    """What a line of the log is about, under the names that the tasks' own lines have it under."""
+    match kind:
+        case "version" | "engine":
+            return {kind: subject}
+        case "rollout":
+            return {"version": subject, "rollout": data["number"]}
+        case _:
+            return {}

@@ -51,6 +51,12 @@ def _places(texts: list[str]) -> list[str]:
     return texts
 
 
+def _collector(url: str) -> str:
+    if not url.startswith(("http://", "https://")):
+        raise ValueError("otlp_endpoint must be an http:// or https:// URL; traces go to <URL>/v1/traces")
+    return url
+
+
 def _run(value: object) -> object:
     return check_run(value) if isinstance(value, str) else value
 
@@ -181,6 +187,11 @@ class Settings(BaseSettings):
         default=None, description="URL that is asked (POST) whether a canary is good: 2xx yes, 4xx no"
     )
     quorum: int = Field(default=1, ge=1, description="Engines that must serve a version before it counts as served")
+    otlp_endpoint: Annotated[str, AfterValidator(_collector)] | None = Field(
+        default=None,
+        description="OpenTelemetry collector that gets a trace of each version, over HTTP, such as "
+        "http://127.0.0.1:4318 (needs refitd[otel])",
+    )
     log_format: Literal["auto", "console", "json"] = Field(default="auto", description="auto: console on a terminal")
 
     @model_validator(mode="after")

@@ -22,7 +22,7 @@ PANELS: Mapping[str, tuple[str, ...]] = {
     "Weights": ("root", "run", "trainers", "lora", "base_model", "path_map"),
     "Engines": ("engines", "engines_file", "discover", "engine_allow"),
     "API": ("host", "port", "token_file", "read_token_file", "engine_key_file", "engine_admin_key_file"),
-    "Journal and log": ("state", "log_format"),
+    "Journal, log and traces": ("state", "log_format", "otlp_endpoint"),
     "Keeping": ("keep_last", "keep_every", "disk_budget", "reclaim_foreign", "reclaim_interval", "incoming_ttl"),
     "Slots": ("slots", "slot_ttl"),
     "Deltas": ("copies", "copies_folder"),

@@ -1,5 +1,7 @@
 """Everything that the service measures of itself, in one registry."""
 
+from typing import TYPE_CHECKING
+
 from prometheus_client import CollectorRegistry, disable_created_metrics
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
@@ -12,13 +14,18 @@ from refitd.telemetry.stops import Stops
 from refitd.telemetry.unserved import Unserved
 from refitd.telemetry.witness import Silent
 
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
+
+    from refitd.telemetry.traces import Traces
+
 disable_created_metrics()  # twice as many series, for a time that nobody asks about
 
 
 class Telemetry:
-    """Listens to a ledger from here on. `registry` is what /metrics shows."""
+    """Listens to a ledger from here on. `registry` is what /metrics shows; with a tracer, versions are traced."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, tracer: "Tracer | None" = None) -> None:
         """Begin at zero, but for what is on its way already."""
         self.registry = CollectorRegistry(auto_describe=False)
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
@@ -27,6 +34,14 @@ class Telemetry:
         self.stops = Stops(self.registry)
         self.unserved = Unserved(ledger.clock, ledger.rollouts.values())
         ledger.witnesses += [self.meters, self.unserved, _FirstServed(ledger, self.meters)]
+        self._traces = None if tracer is None else _traces(tracer, ledger)
+        if self._traces is not None:
+            ledger.witnesses.append(self._traces)
+
+    def close(self) -> None:
+        """End what is open: the service stops."""
+        if self._traces is not None:
+            self._traces.close()
 
 
 class _FirstServed(Silent):
@@ -42,3 +57,10 @@ class _FirstServed(Silent):
             return
         if (milliseconds := self._ledger.since_seen(after.id)) is not None:
             self._meters.served(milliseconds)
+
+
+def _traces(tracer: "Tracer", ledger: Ledger) -> "Traces":
+    """Here, because OpenTelemetry need not be there where nobody traces."""
+    from refitd.telemetry.traces import Traces
+
+    return Traces(tracer, ledger)

@@ -48,6 +48,7 @@ from refitd.surface.listening import listening
 from refitd.surface.server import Server
 from refitd.telemetry.otlp import tracing
 from refitd.telemetry.telemetry import Telemetry
+from refitd.webhooks.webhooks import Webhooks
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
@@ -160,13 +161,14 @@ async def _run(
         copier=copier,
         telemetry=telemetry,
     )
+    webhooks = await asyncio.to_thread(Webhooks, settings, ledger, telemetry)
     await copier.survey()  # before engines are asked: an engine goes straight to a copy that is there already
     gc.collect()
     gc.freeze()  # what was imported stays: looking through it again would stop everything for 30 ms at a time
     # A part that fails takes the service down with it: one that goes on without its catalog would only look alive.
     async with asyncio.TaskGroup() as group:
         runs = (watcher.run, collector.run, catalog.run, conductor.run, canaries.run, copier.run, fleet.run, scout.run)
-        runs += (telemetry.stops.run,)
+        runs += (telemetry.stops.run, webhooks.run)
         parts = [group.create_task(run(), name=run.__qualname__) for run in runs]
         await Server(build_api(service), settings.host, settings.port).serve(sockets)
         await fleet.drain(DRAIN_SECONDS)

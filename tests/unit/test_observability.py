@@ -145,7 +145,8 @@ def test_what_the_runbook_says_to_type_is_a_command_with_such_options() -> None:
     from refitd.settings import Settings
 
     flags = {flag.replace("-", "_") for flag in re.findall(r"`--([\w-]+)", RUNBOOK)} - {"cpus"}
-    assert {{"engine": "engines"}.get(flag, flag) for flag in flags} <= Settings.model_fields.keys()
+    singular = {"engine": "engines", "webhook": "webhooks"}
+    assert {singular.get(flag, flag) for flag in flags} <= Settings.model_fields.keys()
 
 
 def test_the_dashboard_can_be_put_up_anywhere() -> None:

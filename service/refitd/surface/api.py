@@ -2,7 +2,7 @@
 
 from fastapi import FastAPI
 
-from refitd.surface import engines, errors, health, log, overview, pages, reclaim, rollouts, versions
+from refitd.surface import engines, errors, health, log, overview, pages, reclaim, rollouts, versions, webhooks
 from refitd.surface.auth import Gate
 from refitd.surface.context import Service
 from refitd.surface.document import documented
@@ -27,7 +27,7 @@ def build_api(service: Service) -> FastAPI:
     app.state.overview = overview.Cached()
     app.state.telemetry = service.telemetry or Telemetry(service.ledger)
     app.state.telemetry.registry.register(LedgerCollector(service, app.state.telemetry.unserved))
-    for part in (overview, versions, engines, rollouts, reclaim, log, health, pages):
+    for part in (overview, versions, engines, rollouts, reclaim, log, webhooks, health, pages):
         app.include_router(part.router)
     errors.install(app)
     app.openapi = lambda: documented(app)

@@ -4,7 +4,9 @@ No label grows without bound: a version's step is a value, never a label. Every 
 there from the start, at zero, so that `rate()` and `increase()` see the first error as well.
 """
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from refitd.catalog.fault import Code
 from refitd.catalog.record import VersionRecord
@@ -12,7 +14,7 @@ from refitd.engine.port import Outcome, Stage
 from refitd.problem import Kind as Problem
 from refitd.rollout.record import NOT_SENT, AttemptRecord
 from refitd.telemetry.witness import Silent
-from refitd_client.contract.states import Kind, VersionState
+from refitd_client.contract.states import DeliveryState, Kind, VersionState
 from refitd_client.contract.wire import Event
 
 STAGES = ("publish", "seen", "validate", *(stage.value for stage in Stage))
@@ -52,6 +54,10 @@ class Meters(Silent):
         self._published = Counter(
             "refitd_published_bytes", "Bytes of versions that were found good", ["kind"], registry=registry
         )
+        self._deliveries = Counter(
+            "refitd_deliveries", "Webhooks that are over, by how they ended", ["outcome"], registry=registry
+        )
+        self._waiting = Gauge("refitd_deliveries_waiting", "Webhooks that nobody has taken yet", registry=registry)
         self._foresee()
 
     def _foresee(self) -> None:
@@ -65,6 +71,9 @@ class Meters(Silent):
             self._errors.labels("version", reason)
         for problem in Problem:
             self._errors.labels("api", problem.slug)
+        for state in DeliveryState:
+            if state is not DeliveryState.WAITING:
+                self._deliveries.labels(_word(state.value))
         for kind in Kind:
             self._published.labels(kind.value)
 
@@ -104,6 +113,14 @@ class Meters(Silent):
     def served(self, milliseconds: float) -> None:
         """A version was served for the first time, so long after it was first seen."""
         self._updates.observe(milliseconds / 1000)
+
+    def delivery_ended(self, state: DeliveryState) -> None:
+        """A webhook was taken, or given up."""
+        self._deliveries.labels(_word(state.value)).inc()
+
+    def count_waiting(self, waiting: Callable[[], int]) -> None:
+        """Ask `waiting` for the webhooks that wait."""
+        self._waiting.set_function(waiting)
 
     def refused(self, problem: Problem) -> None:
         """A request was answered with a problem."""

@@ -31,7 +31,7 @@ from refitd.webhooks.post import SignedPost
 from refitd.webhooks.reporter import Reporter
 from refitd.webhooks.signature import SecretRefusedError, read_secrets
 from refitd.webhooks.webhooks import Webhooks
-from refitd_client.contract.states import DeliveryState, EngineState, RolloutState
+from refitd_client.contract.states import DeliveryState, EngineState, RolloutState, VersionState
 from support.checkpoints import publish, tensors
 from support.records import engine, version
 from support.scripted_server import answer, hang_up, serve
@@ -276,6 +276,18 @@ class TestNews:
             stage.ledger.witnesses.append(reporter)
             await stage.served(1)
         assert not told
+
+    def test_a_version_that_is_rejected_again_for_the_same_reason_is_told_once(self, tmp_path: Path) -> None:
+        """A notice that comes late has it looked at again: it may allow what was missing."""
+        ledger = Ledger(Journal(tmp_path), SystemClock())
+        told: list[News] = []
+        ledger.witnesses.append(
+            Reporter(ledger, Unserved(ledger.clock), told.append, topics=[*Topic], stalled_after=60)
+        )
+        for reason in ("torn", "torn", "a tensor is missing"):
+            ledger.put_version(version(1, state=VersionState.ANNOUNCED))
+            ledger.put_version(version(1, state=VersionState.REJECTED, reason=reason))
+        assert [news.data["reason"] for news in told] == ["torn", "a tensor is missing"]
 
     def test_a_rollout_is_degraded_once_however_often_its_engine_goes_away(self, tmp_path: Path) -> None:
         ledger = Ledger(Journal(tmp_path), SystemClock())

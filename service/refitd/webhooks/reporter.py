@@ -8,7 +8,7 @@ from refitd.rollout.record import RolloutRecord
 from refitd.telemetry.unserved import Unserved
 from refitd.telemetry.witness import Silent
 from refitd.webhooks.news import News, Topic, of_degraded, of_stalled, of_version
-from refitd_client.contract.states import RolloutState
+from refitd_client.contract.states import RolloutState, VersionState
 
 Tell = Callable[[News], None]
 
@@ -26,6 +26,7 @@ class Reporter(Silent):
         self._topics = frozenset(topics)
         self._stalled_after = stalled_after
         self._stalled: set[str] = set()
+        self._bad: dict[str, str | None] = {}
         degraded = [each for each in ledger.rollouts.values() if each.state is RolloutState.DEGRADED]
         self._degraded = {rollout.run: rollout.number for rollout in degraded}
 
@@ -34,8 +35,15 @@ class Reporter(Silent):
             self._tell(news)
 
     def version_changed(self, before: VersionRecord | None, after: VersionRecord) -> None:
-        """See `Witness`."""
-        self._report(of_version(before, after))
+        """See `Witness`. A version that is looked at again, as when its notice comes late, is bad for the same reason."""
+        news = of_version(before, after)
+        if news is not None and news.topic is Topic.REJECTED:
+            if after.id in self._bad and self._bad[after.id] == after.reason:
+                return
+            self._bad[after.id] = after.reason
+        if after.state is VersionState.DELETED:
+            self._bad.pop(after.id, None)
+        self._report(news)
 
     def rollout_changed(self, rollout: RolloutRecord) -> None:
         """See `Witness`. A rollout is degraded once, however often an engine comes back and goes away again."""

@@ -35,7 +35,7 @@ class Reporter(Silent):
             self._tell(news)
 
     def version_changed(self, before: VersionRecord | None, after: VersionRecord) -> None:
-        """See `Witness`. A version that is looked at again, as when its notice comes late, is bad for the same reason."""
+        """See `Witness`. A version that is looked at again, as when its notice comes late, may be bad as before."""
         news = of_version(before, after)
         if news is not None and news.topic is Topic.REJECTED:
             if after.id in self._bad and self._bad[after.id] == after.reason:

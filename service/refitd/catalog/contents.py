@@ -5,7 +5,7 @@ Files are read and not mapped: one that gets shorter is then an error, and not a
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Event
@@ -40,6 +40,7 @@ class _Reading:
     headers: Mapping[str, Header]
     stop: Event
     failed: Event
+    tell: Callable[[int], None] | None = None
 
     def file(self, name: str) -> tuple[str, tuple[NonFinite, ...]]:
         """The digest and the finds of one file."""
@@ -65,6 +66,8 @@ class _Reading:
             digest.update(data)
             search.look(data, position)
             position += len(data)
+            if self.tell is not None:
+                self.tell(len(data))
         return digest.text
 
 
@@ -84,15 +87,18 @@ def read_contents(
     *,
     threads: int | None = None,
     stop: Event | None = None,
+    tell: Callable[[int], None] | None = None,
 ) -> Contents:
     """Read `files` (name → what the listing saw), several at a time, and look into the tensors of `headers`.
+
+    `tell` hears of bytes that were read, in any thread.
 
     Raises:
         ChangedError: a file is not, or is no longer, what the listing saw.
         ReadingStoppedError: `stop` was set.
         OSError: a file cannot be read to its end.
     """
-    reading = _Reading(folder, files, headers, stop or Event(), Event())
+    reading = _Reading(folder, files, headers, stop or Event(), Event(), tell)
     names = sorted(files, key=lambda name: -files[name].size)  # the longest first: none is left over at the end
     with ThreadPoolExecutor(_threads(len(names), threads), thread_name_prefix="refitd-contents") as pool:
         futures = [pool.submit(reading.file, name) for name in names]

@@ -23,6 +23,7 @@ class SimulatedEngine:
         self.gate: asyncio.Event | None = None
         self.closed = False
         self.fault: str | None = None
+        self.timings = {"load": 1.0}
 
     async def probe(self) -> Reached | Unreached:
         self.probes += 1
@@ -46,7 +47,7 @@ class SimulatedEngine:
         if refit.outcome is Outcome.ACK:
             self.path, self.label = target.path, target.label
             self.contents = f"contents of {target.path}"
-            refit = Refit(outcome=Outcome.ACK, resumed=refit.resumed, fingerprint=self.contents, timings={"load": 1.0})
+            refit = Refit(outcome=Outcome.ACK, resumed=refit.resumed, fingerprint=self.contents, timings=self.timings)
         self.paused = not refit.resumed
         return refit
 

@@ -12,6 +12,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import assert_never
 
+from structlog.contextvars import bound_contextvars
+
 from refitd.catalog.record import VersionRecord
 from refitd.engine.port import Engine, Files, Outcome, Reached, Refit, Stage, Target
 from refitd.journal.journal import JournalError
@@ -64,7 +66,7 @@ class Replica:
 
     async def run(self) -> None:
         """Look, decide, act, until stopped, cancelled or the engine is removed."""
-        with suppress(_RemovedError):
+        with suppress(_RemovedError), bound_contextvars(engine=self.id):
             while not self._stopping:
                 await self._turn()
 
@@ -168,6 +170,15 @@ class Replica:
 
     async def _refit(self, version: VersionRecord) -> None:
         attempt = self._ledger.open_attempt(self.id, version.id)  # from here on the version is leased
+        with bound_contextvars(version=version.id, attempt=attempt.id, **self._rollout_of(version)):
+            await self._carry_out(attempt, version)
+
+    def _rollout_of(self, version: VersionRecord) -> dict[str, int]:
+        """The rollout that brings a version here; none brings back the last good one."""
+        rollout = self._ledger.rollouts.get(version.run)
+        return {} if rollout is None or rollout.version != version.id else {"rollout": rollout.number}
+
+    async def _carry_out(self, attempt: AttemptRecord, version: VersionRecord) -> None:
         before = self._record
         self._ledger.put_engine(replace(before, state=EngineState.UPDATING), f"UPDATING: loads {version.id}")
         # Right before each load, because the files may have been rewritten or deleted since they were sealed; and the

@@ -15,7 +15,7 @@ from refitd.catalog.contents import ReadingStoppedError
 from refitd.catalog.inventory import Reference
 from refitd.catalog.validate import Options
 from refitd_sglang.answer import Answer
-from refitd_sglang.changes import is_delta
+from refitd_sglang.changes import is_delta, open_changes
 from refitd_sglang.commit import Commit
 from refitd_sglang.contents import contents_of, digest
 from refitd_sglang.loading import Call, Loading, idle
@@ -208,7 +208,7 @@ class Engine:
     def _look(self, path: str, options: Options, check_bytes: bool, stop: Event | None = None) -> Way:
         place = place_of(path, self._root)
         if is_delta(path):
-            return Sparse(self.loading.open_changes(place, check_bytes=check_bytes), self.loading)
+            return Sparse(open_changes(place, check_bytes=check_bytes), self.loading)
         source = open_version(place, self._known(), options, check_bytes=check_bytes, stop=stop)
         return Whole(source, options, self.loading)
 

@@ -9,16 +9,16 @@ from weakref import WeakKeyDictionary
 import torch
 
 from refitd_sglang import road
-from refitd_sglang.changes import Changes, open_changes
 from refitd_sglang.contents import Prints, contents_of, holders_of, named
 from refitd_sglang.feeding import Feed, NoRollbackError
+from refitd_sglang.laid import Placed, Ways
 from refitd_sglang.overlap import Overlap, Seen, parts_of
 from refitd_sglang.plan import Loader, Plan, anatomy, learned, replay, tensors_of
 from refitd_sglang.recorder import Recorder
 from refitd_sglang.registered import Registry
 from refitd_sglang.road import Road, Table, Watch, table_of
 from refitd_sglang.routes import Routes, routes_of
-from refitd_sglang.source import Place, Source
+from refitd_sglang.source import Source
 from refitd_sglang.spans import Span
 from refitd_sglang.stages import Stages
 from refitd_sglang.versions import Runner
@@ -55,6 +55,7 @@ class Loading:
         self._registry = Registry()
         self._table: tuple[Plan, Table, Watch | None] | None = None
         self._routes: tuple[Plan, Routes] | None = None
+        self._ways: tuple[Plan, Ways] | None = None
         self._prints: tuple[Plan, Prints] | None = None
 
     @property
@@ -72,16 +73,6 @@ class Loading:
         if plan is None or not plan.replays or not plan.fits(source.inventory, self.model):
             return None
         return Readied(plan, self._road(plan, source))
-
-    def open_changes(self, place: Place, *, check_bytes: bool) -> Changes:
-        """Read a delta, to where the model's device takes it from. As `changes.open_changes`."""
-        devices = devices_of(self.model)
-        if not devices:
-            return open_changes(place, check_bytes=check_bytes)
-        from refitd_sglang.device_patch import pinned_room
-
-        with torch.cuda.device(next(iter(devices))):  # a thread begins on the first GPU, which may be another rank's
-            return open_changes(place, check_bytes=check_bytes, room=pinned_room)
 
     def load(
         self, call: Call, source: Source, *, partial: bool, readied: Readied | None = None
@@ -132,6 +123,12 @@ class Loading:
             elements = {copy.name: elements[copy.name] // copy.target.element_size() for copy in plan.copies}
             self._routes = plan, routes_of(plan.copies, elements, list(holders_of(self.model).values()))
         return self._routes[1]
+
+    def ways(self, plan: Plan, source: Source) -> Ways:
+        """The same of all tensors, for changes to be laid out by: one object for each plan."""
+        if self._ways is None or self._ways[0] is not plan:
+            self._ways = plan, _ways(plan, source, self.routes(plan, source))
+        return self._ways[1]
 
     def prints(
         self, source: Source, contents: dict[str, str], others: Sequence[int] | None = None
@@ -256,6 +253,14 @@ class Loading:
             _tell(plan)
         plan.proven = fault is None
         return fault
+
+
+def _ways(plan: Plan, source: Source, routes: Routes) -> Ways:
+    found: dict[str, Placed] = {}
+    for name, tensor in source.structure.inventory.tensors.items():
+        others = () if name in plan.unused else "it goes through the loader, which computes"
+        found[name] = Placed(tensor.dtype, tensor.shape, routes.get(name, others))
+    return found
 
 
 def _tell_seen(feed: Feed, seen: Seen, names: Sequence[str]) -> None:

@@ -137,7 +137,7 @@ def test_a_delta_that_was_prepared_for_what_is_gone_does_not_fit_what_came(root:
     ],
 )
 def test_a_delta_leads_from_its_base_and_what_came_after_it(base: str, held: str, version: str, leads: bool) -> None:
-    changes = SimpleNamespace(delta=SimpleNamespace(base=base), label=version)
+    changes = SimpleNamespace(base=base, label=version)
     assert leads_from(changes, held) is leads  # type: ignore[arg-type]
 
 

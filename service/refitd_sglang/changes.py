@@ -46,6 +46,10 @@ class Kept:
         self.place, self.base, self.label = place, base, label
         finalize(self, os.close, self._fd)
 
+    def opened(self) -> int:
+        """A descriptor of it, the caller's to close."""
+        return os.dup(self._fd)
+
     def read(self) -> Delta:
         """All of it, once more.
 
@@ -66,7 +70,7 @@ class Changes:
     """A delta, in memory. `files` is what its files looked like from outside; `kept` outlives what is in memory.
 
     `results` are the fingerprints that it promises of the tensors that it changes; `delta` is there where this process
-    has parsed it, and `laid` where it was laid out by `ways` already.
+    has parsed it, and `laid` where it was laid out by `ways` already; it stays what it is as long as the `lease` lives.
     """
 
     place: Place
@@ -78,6 +82,7 @@ class Changes:
     delta: Delta | None = field(default=None, repr=False)
     ways: Ways | None = field(default=None, repr=False)
     laid: Laid | None = field(default=None, repr=False)
+    lease: object = field(default=None, repr=False)
 
     @property
     def base(self) -> str:

@@ -1,8 +1,8 @@
 """A delta's changes laid out for a model: all of them in a few arrays, and a table of which goes where. Pure.
 
-A piece is what one route takes of one checkpoint tensor's changes. Pieces whose elements have one width, and indices one
-width, are a group: their indices follow each other in one array and their values in another, and each piece is a row of
-a table. So hundreds of tensors are written in a few operations, and all of it can be made in another process.
+A piece is what one route takes of one checkpoint tensor's changes. Pieces whose elements have one width, and indices
+one width, are a group: their indices follow each other in one array and their values in another, and each piece is a
+row of a table. So hundreds of tensors are written in a few operations, and all of it can be made in another process.
 """
 
 from collections.abc import Mapping, Sequence

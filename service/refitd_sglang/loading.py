@@ -56,6 +56,7 @@ class Loading:
         self._table: tuple[Plan, Table, Watch | None] | None = None
         self._routes: tuple[Plan, Routes] | None = None
         self._ways: tuple[Plan, Ways] | None = None
+        self._holders: tuple[Plan, dict[str, torch.Tensor]] | None = None
         self._prints: tuple[Plan, Prints] | None = None
 
     @property
@@ -70,7 +71,7 @@ class Loading:
     def make_ready(self, source: Source) -> Readied | None:
         """Do all that can be done before the pause. The engine may serve meanwhile."""
         plan = self.plan  # another thread may throw it away meanwhile
-        if plan is None or not plan.replays or not plan.fits(source.inventory, self.model):
+        if plan is None or not plan.replays or plan.inventory != source.inventory:
             return None
         return Readied(plan, self._road(plan, source))
 
@@ -103,10 +104,12 @@ class Loading:
         """Load what was served before, under the path that it had. Always by the loader: the plan may be at fault."""
         return self._through(call, Feed(tensors), path, "auto")
 
-    def plan_for_deltas(self, inventory: str) -> Plan | str:
-        """The plan that a delta can be translated through, or why there is none."""
+    def plan_for_deltas(self, inventory: str, *, look: bool = True) -> Plan | str:
+        """The plan that a delta can be translated through, or why there is none. Without a look at the model it may be
+        out of date.
+        """
         plan = self.plan
-        if plan is None or not plan.fits(inventory, self.model):
+        if plan is None or plan.inventory != inventory or (look and not plan.fits(inventory, self.model)):
             return "as nobody has seen yet how it is loaded"
         if plan.whole is not None:
             return f"as {plan.whole}"
@@ -121,8 +124,14 @@ class Loading:
                 for name, spec in header.tensors.items()
             }
             elements = {copy.name: elements[copy.name] // copy.target.element_size() for copy in plan.copies}
-            self._routes = plan, routes_of(plan.copies, elements, list(holders_of(self.model).values()))
+            self._routes = plan, routes_of(plan.copies, elements, list(self.holders(plan).values()))
         return self._routes[1]
+
+    def holders(self, plan: Plan) -> dict[str, torch.Tensor]:
+        """The model's tensors, by the numbers that routes give."""
+        if self._holders is None or self._holders[0] is not plan:
+            self._holders = plan, holders_of(self.model)
+        return self._holders[1]
 
     def ways(self, plan: Plan, source: Source) -> Ways:
         """The same of all tensors, for changes to be laid out by: one object for each plan."""

@@ -16,7 +16,6 @@ from typing import Any
 from refitd.catalog.examine import signature
 from refitd_client.fingerprint.definition import MASK
 from refitd_sglang.changes import Changes
-from refitd_sglang.contents import holders_of
 from refitd_sglang.feeding import Feed
 from refitd_sglang.laid import HOLDER, Laid, lay
 from refitd_sglang.loading import Call, Loading
@@ -144,7 +143,7 @@ def fitted(changes: Changes, standing: Standing | None, loading: Loading) -> Fit
         raise FullNeededError(f"a delta cannot be translated for this model, {plan}: load a full version")
     _check_unchanged(changes, standing)
     laid = _laid(changes, standing, plan, loading)
-    holders = holders_of(loading.model)
+    holders = loading.holders(plan)
     patch = _patch(laid, list(holders.values()))
     shifts = patch.look() if patch is not None else Shifts([], [0] * len(holders))
     return Fitted(

@@ -124,7 +124,8 @@ async def test_one_rank_that_would_not_load_it_is_enough_and_the_others_let_go_o
 ) -> None:
     put(root, 1)
     with plugged_mini(root, size=2) as sglang:
-        monkeypatch.setattr(sglang.members[1].engine, "_known", lambda: (_ for _ in ()).throw(OSError("stale handle")))
+        looking = sglang.members[1].engine.looking
+        monkeypatch.setattr(looking, "_known", lambda: (_ for _ in ()).throw(OSError("stale handle")))
         async with speaking_to(sglang, root) as engine:
             done = await refit(engine, target(root, 1))
         assert (done.outcome, done.resumed) == (Outcome.NACK, True)
@@ -283,14 +284,15 @@ async def test_a_service_that_stops_while_a_rank_prepares_has_paused_nothing(
 ) -> None:
     put(root, 1)
     begun, go_on = threading.Event(), threading.Event()
-    look = sglang.members[0].engine._look
+    looking = sglang.members[0].engine.looking
+    look = looking.ahead
 
-    def slow(*args: Any) -> Any:
+    def slow(*args: Any, **more: Any) -> Any:
         begun.set()
         go_on.wait(30)
-        return look(*args)
+        return look(*args, **more)
 
-    monkeypatch.setattr(sglang.members[0].engine, "_look", slow)
+    monkeypatch.setattr(looking, "ahead", slow)
     async with speaking_to(sglang, root) as engine:
         running = asyncio.create_task(refit(engine, target(root, 1)))
         await asyncio.to_thread(begun.wait, 30)

@@ -103,11 +103,15 @@ class SglangEngine:
             return Refit(outcome=Outcome.UNREACHABLE, resumed=True, reason=seen.reason)
         if self._unsettled and (fault := await self._settle()) is not None:
             return Refit(outcome=Outcome.UNREACHABLE, resumed=False, reason=fault)
+        if target.in_place and self._beside.release is None:
+            reason = "its plugin is gone, and nobody else can write a delta into what it serves"
+            return await self._as_before(reason, None, target, watch, needs_full=True)
         if target.files is not None and self._beside.release is not None:
             with watch.during(Stage.PREPARE):
                 prepared = await self._beside.prepare(target.files, self._load_timeout)
             if isinstance(prepared, Refused):
-                return await self._as_before(prepared.reason, None, target, watch)
+                needs_full = target.in_place and prepared.needs_full
+                return await self._as_before(prepared.reason, None, target, watch, needs_full=needs_full)
         try:
             with watch.during(Stage.PAUSE):
                 fault = await self._pause(target)
@@ -217,14 +221,21 @@ class SglangEngine:
                 resumed = await asyncio.shield(self.resume())
         return Refit(outcome=Outcome.UNREACHABLE, resumed=resumed, reason=fault.reason, timings=watch.milliseconds)
 
-    async def _as_before(self, reason: str, contents: str | None, target: Target, watch: Stopwatch) -> Refit:
+    async def _as_before(
+        self, reason: str, contents: str | None, target: Target, watch: Stopwatch, *, needs_full: bool = False
+    ) -> Refit:
         """It refused, and holds what it held: generation goes on, unless nobody knows what that is."""
         if target.repairs:
             return _tainted(reason, watch)
         with watch.during(Stage.RESUME):
             resumed = await asyncio.shield(self.resume())
         return Refit(
-            outcome=Outcome.NACK, resumed=resumed, reason=reason, fingerprint=contents, timings=watch.milliseconds
+            outcome=Outcome.NACK,
+            resumed=resumed,
+            reason=reason,
+            fingerprint=contents,
+            needs_full=needs_full,
+            timings=watch.milliseconds,
         )
 
     async def _load(self, target: Target, before: str | None, watch: Stopwatch, *, again: bool = False) -> Refit:
@@ -235,8 +246,9 @@ class SglangEngine:
         self._beside.is_done()
         happened = what_happened(reply, self._dp_ranks)
         match happened:
-            case Untouched(reason, vouched=True):
-                return await self._as_before(reason, None, target, watch)
+            case Untouched(reason, vouched=True, needs_full=needs_full):
+                needs_full = target.in_place and needs_full
+                return await self._as_before(reason, None, target, watch, needs_full=needs_full)
             case Untouched(reason, reachable):
                 return await self._untouched(reason, before, target, watch, reachable=reachable)
             case Unclear(reason):

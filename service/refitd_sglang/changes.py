@@ -4,14 +4,12 @@ Its folder is opened beneath the root and no link is followed, as for full versi
 what is checked is what is applied. docs/delta-format.md says what it holds.
 """
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any
-from weakref import finalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +24,7 @@ from refitd_client.delta import Delta, DeltaRefusedError, parse_delta
 from refitd_client.finite import any_nonfinite, count_nonfinite
 from refitd_client.lanes import in_lanes, lanes_for
 from refitd_sglang.adjacent import together
+from refitd_sglang.kept import Kept, fill
 from refitd_sglang.laid import Laid, Ways, lay
 from refitd_sglang.source import Place, SourceRefusedError
 
@@ -35,34 +34,6 @@ Room = Callable[[int], NDArray[np.uint8]]
 
 def _room(size: int) -> NDArray[np.uint8]:
     return np.empty(size, np.uint8)
-
-
-class Kept:
-    """A delta's file, held open: it can be read again whatever became of its folder. Closed when nobody has it."""
-
-    def __init__(self, fd: int, place: Place, base: str, label: str) -> None:
-        """`fd` stays the caller's."""
-        self._fd = os.dup(fd)
-        self.place, self.base, self.label = place, base, label
-        finalize(self, os.close, self._fd)
-
-    def opened(self) -> int:
-        """A descriptor of it, the caller's to close."""
-        return os.dup(self._fd)
-
-    def read(self) -> Delta:
-        """All of it, once more.
-
-        Raises:
-            SourceRefusedError: it is not what it was.
-            OSError: it cannot be read.
-        """
-        data = np.empty(os.fstat(self._fd).st_size, np.uint8)
-        _fill(self._fd, data.data, 0)
-        try:
-            return parse_delta(data.data)
-        except DeltaRefusedError as error:
-            raise SourceRefusedError(f"the changes to {self.label} are not what they were: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,20 +141,11 @@ def _taken(fd: int, data: NDArray[np.uint8]) -> str:
 
     def take(number: int, _: Event) -> None:
         block = data[number * BLOCK : (number + 1) * BLOCK]
-        _fill(fd, block.data, number * BLOCK)
+        fill(fd, block.data, number * BLOCK)
         digests[number] = digest_of_block(block)
 
     in_lanes([partial(take, number) for number in range(count)], lanes=lanes_for(count))
     return joined(digests)
-
-
-def _fill(fd: int, data: memoryview, at: int) -> None:
-    """Read so many bytes, in as many turns as the system takes: it gives 2 GiB at a time at most."""
-    while data:
-        count = os.preadv(fd, [data], at)
-        if not count:
-            raise ChangedError("a file became shorter while it was read")
-        data, at = data[count:], at + count
 
 
 def _checked(manifest: Manifest, data: memoryview, digest: str, place: Place) -> Delta:

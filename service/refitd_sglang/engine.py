@@ -14,11 +14,13 @@ from typing import assert_never
 from refitd.catalog.contents import ReadingStoppedError
 from refitd.catalog.validate import Options
 from refitd_sglang.answer import Answer
+from refitd_sglang.call import Call
 from refitd_sglang.changes import Changes, is_delta
 from refitd_sglang.commit import Commit
 from refitd_sglang.contents import contents_of, digest
+from refitd_sglang.devices import devices_of, idle
 from refitd_sglang.laid import Ways
-from refitd_sglang.loading import Call, Loading, devices_of, idle
+from refitd_sglang.loading import Loading
 from refitd_sglang.looking import Looking, room_on
 from refitd_sglang.memory import released
 from refitd_sglang.plan import Plan
@@ -224,7 +226,9 @@ class Engine:
         standing = self.standing
         inventory = None if standing is None else standing.source.inventory
         plan = None if inventory is None else self.loading.plan_for_deltas(inventory, look=False)
-        return self.loading.ways(plan, standing.source) if standing is not None and isinstance(plan, Plan) else None
+        if standing is None or not isinstance(plan, Plan):
+            return None
+        return self.loading.derived(plan, standing.source).ways
 
     def _make_ready(self, way: Way) -> None:
         if isinstance(way, Sparse):

@@ -12,8 +12,9 @@ from refitd.catalog.validate import Options
 from refitd_sglang.ahead import findings, letters
 from refitd_sglang.ahead.helper import Helper
 from refitd_sglang.changes import Changes, is_delta, open_changes
+from refitd_sglang.held import close_all
 from refitd_sglang.laid import Ways
-from refitd_sglang.source import FullNeededError, Place, Source, SourceRefusedError, close_all, open_version
+from refitd_sglang.source import FullNeededError, Place, Source, SourceRefusedError, open_version
 from refitd_sglang.stages import Stages
 from refitd_sglang.startup import folder_of, reference_in
 

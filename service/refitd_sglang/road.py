@@ -17,9 +17,9 @@ import torch
 
 from refitd_client.lanes import in_lanes, lanes_for
 from refitd_sglang import driver
+from refitd_sglang.copies import Copy
 from refitd_sglang.moves import Move, joined, move_of
 from refitd_sglang.overlap import Overlap
-from refitd_sglang.recorder import Copy
 from refitd_sglang.spans import Span
 
 _ROOM = 32 * 2**20  # bytes of a pinned buffer

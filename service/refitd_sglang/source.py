@@ -7,12 +7,11 @@ is given without touching the file.
 
 import mmap
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
-from weakref import finalize
 
 from refitd.catalog.evidence import Structure
 from refitd.catalog.examine import examine, signature, structure
@@ -20,6 +19,7 @@ from refitd.catalog.inventory import Reference
 from refitd.catalog.opening import ChangedError, Folder, OpeningRefusedError
 from refitd.catalog.validate import Invalid, Options, Unknown, judge, validate
 from refitd_client.contract.naming import MANIFEST_NAME, SERVICE_FOLDER, version_id
+from refitd_sglang.held import Held, close_all
 
 if TYPE_CHECKING:
     from refitd_sglang.registered import Registered, Registry
@@ -52,21 +52,6 @@ class Place:
     def folder(self) -> Path:
         """The folder itself."""
         return self.root / self.path
-
-
-class Held:
-    """Open files by name. They are closed when nobody has this object any more."""
-
-    def __init__(self, files: Mapping[str, int]) -> None:
-        """Take descriptors over."""
-        self.files = files
-        finalize(self, close_all, list(files.values()))
-
-
-def close_all(files: Iterable[int]) -> None:
-    """Close descriptors."""
-    for fd in files:
-        os.close(fd)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,8 @@ from typing import Any
 from refitd_client.contract.naming import Order, parse_version_id
 from refitd_client.delta.change import Change, Delta
 from refitd_client.fingerprint.twin import flat_bits
-from refitd_sglang.changes import Changes, Kept
+from refitd_sglang.changes import Changes
+from refitd_sglang.kept import Kept
 from refitd_sglang.source import Source
 
 MOST_DELTAS = 200  # each is a descriptor, and one more file to go through when a version is put back

@@ -28,12 +28,12 @@ from refitd_client.fingerprint.batch import Batch  # noqa: E402
 from refitd_client.fingerprint.definition import ROW  # noqa: E402
 from refitd_sglang import device_patch, driver, road  # noqa: E402
 from refitd_sglang.contents import contents_of, digest  # noqa: E402
+from refitd_sglang.copies import Copy  # noqa: E402
 from refitd_sglang.device_patch import DevicePatch  # noqa: E402
+from refitd_sglang.devices import span_of  # noqa: E402
 from refitd_sglang.laid import Placed, lay  # noqa: E402
-from refitd_sglang.loading import span_of  # noqa: E402
 from refitd_sglang.overlap import Overlap, Seen, parts_of  # noqa: E402
 from refitd_sglang.patch import HostPatch  # noqa: E402
-from refitd_sglang.recorder import Copy  # noqa: E402
 from refitd_sglang.registered import Registry  # noqa: E402
 from refitd_sglang.routes import Route  # noqa: E402
 from refitd_sglang.source import Place, mapped  # noqa: E402

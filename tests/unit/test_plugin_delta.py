@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from refitd_sglang import sparse
+from refitd_sglang import fitted, sparse
 from refitd_sglang.patch import HostPatch
 from refitd_sglang.standing import leads_from
 from refitd_sglang.transaction import Outcome
@@ -360,7 +360,7 @@ def test_a_full_version_that_fails_after_deltas_is_undone_to_the_last_of_them(ro
 def test_deltas_that_lead_on_from_each_other_do_not_pile_up_for_ever(
     root: Path, startup: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sparse, "MOST_DELTAS", 2)
+    monkeypatch.setattr(fitted, "MOST_DELTAS", 2)
     rank, weights = serving(root, startup), tiny_weights(2)
     answers: list[str] = []
     for step in (3, 4, 5):

@@ -13,11 +13,11 @@ from safetensors.torch import save_file
 from refitd.catalog.examine import structure
 from refitd_client.delta import Change
 from refitd_sglang.adjacent import together
+from refitd_sglang.copies import Copy
 from refitd_sglang.device_patch import BLOCK, _chunks
 from refitd_sglang.laid import COUNT, FIRST, NUMBER, Placed, blocks, lay
 from refitd_sglang.moves import joined, move_of, perform
 from refitd_sglang.overlap import parts_of
-from refitd_sglang.recorder import Copy
 from refitd_sglang.road import table_of
 from refitd_sglang.routes import Route, overlap, routes_of
 

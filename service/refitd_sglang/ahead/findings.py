@@ -14,9 +14,11 @@ from refitd.catalog.header import Header
 from refitd.catalog.inventory import Inventory, inventory_of
 from refitd_client.contract.naming import version_id
 from refitd_sglang.ahead import letters
-from refitd_sglang.changes import Changes, Kept
+from refitd_sglang.changes import Changes
+from refitd_sglang.held import Held, close_all
+from refitd_sglang.kept import Kept
 from refitd_sglang.laid import COLUMNS, Group, Laid, Ways
-from refitd_sglang.source import Held, Place, Source, close_all
+from refitd_sglang.source import Place, Source
 
 
 class InMemory(Protocol):

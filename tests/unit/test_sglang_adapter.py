@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from refitd.engine.port import Outcome, Reached, Refit, Stage, Target, Unreached
-from refitd.engine.sglang import transport
+from refitd.engine.sglang import pause, transport
 from refitd.engine.sglang.adapter import SglangEngine
 from support.scripted_server import Step, answer, cut, hang_up, page, silence
 from support.scripted_sglang import NO_FILES, ScriptedSglang, said, scripted_sglang

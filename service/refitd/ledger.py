@@ -20,6 +20,7 @@ from refitd.journal.journal import Journal
 from refitd.journal.origin import NEW
 from refitd.rollout.carriage import Carriage
 from refitd.rollout.goals import goals_of_engine, goals_of_run
+from refitd.rollout.in_place import step_in_place
 from refitd.rollout.plan import Goals
 from refitd.rollout.record import AttemptRecord, EngineRecord, RolloutRecord
 from refitd.rollout.strategy import Strategy, StrategyName
@@ -173,8 +174,10 @@ class Ledger:
         """What one engine is to serve now."""
         if engine.run is None:
             return Goals()
-        rollout, engines = self.rollouts.get(engine.run), self.engines_of(engine.run)
-        return goals_of_engine(self.goals(engine.run), engine, self.strategy, rollout, engines)
+        rollout, engines, goals = self.rollouts.get(engine.run), self.engines_of(engine.run), self.goals(engine.run)
+        step = None if goals.wanted is None else step_in_place(engine, goals.wanted, self.versions)
+        goals = goals if step is None else replace(goals, loadable=step)
+        return goals_of_engine(goals, engine, self.strategy, rollout, engines)
 
     def engines_of(self, run: str) -> list[EngineRecord]:
         """The engines that follow a run."""

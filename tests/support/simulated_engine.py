@@ -24,6 +24,7 @@ class SimulatedEngine:
         self.closed = False
         self.fault: str | None = None
         self.timings = {"load": 1.0}
+        self.plugin: str | None = None
 
     async def probe(self) -> Reached | Unreached:
         self.probes += 1
@@ -33,8 +34,9 @@ class SimulatedEngine:
             model_path=self.path,
             weight_version=self.label,
             server_version="0.5.23",
-            configuration="simulated",
+            configuration="simulated" if self.plugin is None else "simulated refitd",
             startup_path="/base",
+            plugin=self.plugin,
         )
 
     async def refit(self, target: Target, on_stage: Callable[[Stage], None]) -> Refit:

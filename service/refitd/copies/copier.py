@@ -257,7 +257,7 @@ class Copier:
         return copy if version is None or version.digest == copy.digest else doubted(copy)
 
     def _readers(self, copies: list[Copy]) -> dict[str, Readers]:
-        paths = {engine.id: engine.model_path for engine in self._ledger.engines.values() if engine.model_path}
+        paths = {engine.id: engine.paths for engine in self._ledger.engines.values()}
         return readers_of(copies, self._facts.views(), paths)
 
     def _forget(self, copy: Copy) -> None:

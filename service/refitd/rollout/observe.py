@@ -33,6 +33,7 @@ def after_probe(
         unreachable_since=None,
         weight_version=seen.weight_version,
         model_path=seen.model_path,
+        named_before=None,
         configuration=seen.configuration,
         startup_path=seen.startup_path or engine.startup_path,
         plugin=seen.plugin,
@@ -83,6 +84,7 @@ def after_refit(engine: EngineRecord, version: str, refit: Refit, now: float) ->
                 state=EngineState.IN_SYNC if refit.resumed else EngineState.PROBING,
                 serving=version,
                 known=True,
+                named_before=None,
                 unproven=(),  # loads do not overlap in a server: one that was proved to end proves the earlier ones too
                 resume_owed=not refit.resumed,
                 failures=0,
@@ -105,7 +107,8 @@ def after_refit(engine: EngineRecord, version: str, refit: Refit, now: float) ->
                 known=False,
                 resume_owed=False,
                 beneath=None,
-                model_path=None,  # nor is it known which model it names from now on
+                model_path=None,  # nor is it known which model it names from now on: this one or that before
+                named_before=engine.model_path or engine.named_before,
                 weight_version=None,
                 taints=taints,
                 strikes=_struck(engine.strikes, version),

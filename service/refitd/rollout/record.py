@@ -44,7 +44,8 @@ class EngineRecord:
     `run_named` is True where the operator has said which run it follows. `plugin` is the release of refitd's plugin
     that carries out its loads, None where they are the server's own, for `stock_reason`. `beneath` is the full version
     that deltas were written into since, from which the plugin would put it back; `wants_full`: it takes no delta in
-    place until it was given a full version.
+    place until it was given a full version. `named_before` is what it named before a load that failed, until it is
+    asked.
     """
 
     id: str
@@ -59,6 +60,7 @@ class EngineRecord:
     unproven: tuple[str, ...] = ()
     weight_version: str | None = None
     model_path: str | None = None
+    named_before: str | None = None
     configuration: str | None = None
     startup_path: str | None = None
     plugin: str | None = None
@@ -72,6 +74,11 @@ class EngineRecord:
     skipped: int = 0
     unreachable_since: float | None = None
     last_attempt: AttemptRecord | None = None
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Each path that its server may name as the model that it serves, and read again."""
+        return tuple(path for path in (self.model_path, self.named_before) if path is not None)
 
     @property
     def how_it_loads(self) -> str:

@@ -3,7 +3,7 @@
 #   TORCH=skip, TORCH_INDEX=URL   another build of torch than the CPU one: see deploy/install-torch
 #   ARGS='-k rollback -x'         further arguments of pytest, of the demo or of the benchmark
 .DEFAULT_GOAL := help
-.PHONY: help demo test check soak chaos bench bench-gpu density sglang areal plugin-releases browser screenshots clean
+.PHONY: help demo test check soak chaos bench bench-gpu bench-gpu2 density sglang areal plugin-releases browser screenshots clean
 .DELETE_ON_ERROR:
 
 PYTHON ?=
@@ -17,14 +17,14 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 help: ## show this list
-	@awk -F ':[^#]*## ' '/^[a-z-]+:[^#]*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':[^#]*## ' '/^[a-z0-9-]+:[^#]*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(READY) ## watch two engines follow a trainer that really learns, on this machine
 	@$(BIN)/refitd demo $(ARGS)
 
-test: $(READY) ## run the tests: unit, simulation, crashes, attacks, faults, mutants, contract, end to end
+test: $(READY) ## run the tests: unit, embedded engine, processes, simulation, crashes, attacks, faults, mutants, contract, end to end
 	@$(BIN)/python -m pytest tests/unit -q -n 2 $(ARGS)
-	@$(BIN)/python -m pytest tests/simulation tests/crash tests/attack tests/faults tests/mutants -q -n 2 $(ARGS)
+	@$(BIN)/python -m pytest tests/embedded tests/processes tests/simulation tests/crash tests/attack tests/faults tests/mutants -q -n 2 $(ARGS)
 	@$(BIN)/python -m pytest tests/contract tests/e2e -q -m 'not sglang' $(ARGS)
 
 check: $(READY) ## lint, formatting and types
@@ -46,6 +46,10 @@ bench-gpu: $(READY) ## measure publishing from one NVIDIA GPU (TORCH_INDEX=… f
 	@PYTHONPATH=tests/bench $(BIN)/python tests/bench/gpu/main.py --out docs/benchmarks/gpu.json $(ARGS); met=$$?; \
 	$(BIN)/python -m pip install -qq -c constraints.txt -e '.[bench]' && \
 	$(BIN)/python tests/bench/gpu/plot.py docs/benchmarks/gpu.json docs/benchmarks/gpu.svg && exit $$met
+
+bench-gpu2: $(READY) ## measure trainer and engine on a GPU each, peers beside (ARGS='--engine URL --engine-model DIR')
+	@PYTHONPATH=tests/bench $(BIN)/python tests/bench/gpu/main.py --models --device 1 --only loop peers \
+	  --out docs/benchmarks/gpu2.json $(ARGS)
 
 density: $(READY) ## fine-tune a small model and count the weights that change in a step
 	@$(BIN)/python tests/bench/density.py $(ARGS)

@@ -102,9 +102,9 @@ async def _run(settings: Settings, ledger: Ledger, guard: RootGuard, sockets: li
     threads = RootThreads()
     files = DiskFiles(root, guard, threads, settings.trainers)
     catalog = Catalog(ledger, files, References(ledger, settings.base_model, threads), CatalogRules.of(settings))
-    copies = DiskCopies(root, settings.copies_folder)
+    copies = DiskCopies(root, settings.copies_folder, threads)
     copier = Copier(ledger, LedgerFacts(ledger, files), copies, most=settings.copies)
-    warmer = Warmer(root, lambda: root_file_system(root))
+    warmer = Warmer(root, lambda: root_file_system(root), threads)
     before_load = BeforeLoad(catalog.check, copier, warmer, ledger.carriage)
     fleet = Fleet(
         ledger,

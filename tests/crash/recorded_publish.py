@@ -11,7 +11,7 @@ from disk_model import Disk, Tree
 
 from refitd_client import run_folder, slots, staging
 from refitd_client.lock import Lock
-from unit import durable_effects
+from support import durable_effects
 
 SYNCS = frozenset({"sync", "sync_folder"})
 

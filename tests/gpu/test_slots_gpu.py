@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import durable_effects
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -14,6 +13,7 @@ from safetensors.torch import load_file
 from refitd_client import InvalidWeightsError, Publication, WeightPublisher, cuda
 from refitd_client.contract.slot import layout_of, slot_name, slots_path
 from refitd_client.header import layout
+from support import durable_effects
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
 

@@ -17,6 +17,7 @@ from refitd.discovery.dns import ask_dns
 from refitd.discovery.memory import GONE_SECONDS, MOST, Memory, Named, Silent, remember
 from refitd.discovery.place import Areal, Dns, PlaceRefusedError, Router, parse_place
 from refitd.discovery.router import ask_router
+from refitd.root_threads import RootThreads
 
 A, B = "http://a:1", "http://b:1"
 
@@ -183,6 +184,6 @@ async def test_areal_s_record_is_a_tree_of_files(tmp_path: Path) -> None:
         (tmp_path / "gen_servers" / name).mkdir(parents=True)
         (tmp_path / "gen_servers" / name / "ENTRY").write_text(text)
     (tmp_path / "gen_servers/3").mkdir()
-    found = await ask_areal(Areal(tmp_path))
+    found = await ask_areal(Areal(tmp_path), RootThreads())
     assert found == Named(str(tmp_path / "gen_servers"), frozenset({"http://10.0.0.1:7", "http://[fd00::1]:7"}))
-    assert isinstance(await ask_areal(Areal(tmp_path / "elsewhere")), Silent)
+    assert isinstance(await ask_areal(Areal(tmp_path / "elsewhere"), RootThreads()), Silent)

@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import published
 import pytest
-from scripted_service import Answer, Request, ScriptedService, problem, version, waited
 
 import refitd_client.announcement
 from refitd_client import (
@@ -32,6 +30,8 @@ from refitd_client import (
 from refitd_client.contract.states import EngineState, VersionState, WaitOutcome
 from refitd_client.contract.wire import EngineOnVersion
 from refitd_client.errors import Fault
+from support import published
+from support.scripted_service import Answer, Request, ScriptedService, problem, version, waited
 
 WEIGHTS = {"a": np.zeros(1, np.float32)}
 

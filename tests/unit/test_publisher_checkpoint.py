@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import published
 import pytest
 from safetensors.numpy import save_file
 
 from refitd_client import InvalidWeightsError, PublishError, WeightPublisher, durable
 from refitd_client.contract.states import Kind
+from support import published
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import published
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -20,6 +19,7 @@ from refitd_client.contract.manifest import parse_manifest
 from refitd_client.contract.slot import layout_of, slot_name, slots_path
 from refitd_client.fingerprint import fingerprints, to_texts
 from refitd_client.header import layout
+from support import published
 
 
 class Driver:

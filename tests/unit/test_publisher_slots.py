@@ -5,14 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import durable_effects
 import numpy as np
-import published
 import pytest
 from safetensors.numpy import save_file
 
 from refitd_client import InvalidWeightsError, WeightPublisher, durable
 from refitd_client.contract.slot import slots_path
+from support import durable_effects, published
 
 
 @pytest.fixture(params=["disk", "memory"])

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import published
 import pytest
 
 from refitd_client import NoSpaceError, WeightPublisher, durable, reserve, staging
@@ -17,6 +16,7 @@ from refitd_client.contract.manifest import parse_manifest
 from refitd_client.contract.states import Kind
 from refitd_client.delta import DeltaRules, read_delta
 from refitd_client.reserve import Reserve
+from support import published
 from support.stand_in_service import StandIn, make_engine, stand_in
 
 

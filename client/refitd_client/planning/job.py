@@ -92,6 +92,11 @@ class Job:
         return min(self.micro_batch_tokens, self.batch_size * self.samples * self.sequence_tokens)
 
     @property
+    def accumulates(self) -> bool:
+        """Whether a step has several micro-batches, whose gradients add up."""
+        return self.batch_size * self.samples * self.sequence_tokens > self.micro_batch_tokens
+
+    @property
     def requests(self) -> int:
         """Sequences that are generated at a time, over all engines."""
         return self.concurrent_rollouts * self.samples

@@ -12,7 +12,9 @@ counted as in Korthikanti et al., section 4; attention is fused, so that no scor
      8 i    gate, its activation, up, their product
      6 q + 6 kv    where each head's query and key is normalised (Qwen3)
 
-With gradient checkpointing only each layer's input (2 h) stays, and one layer at a time is computed again.
+With gradient checkpointing only each layer's input (2 h) stays, and one layer at a time is computed again. Then nothing
+but the logits leaves large blocks behind: the gradients that accumulate are cut out of those, and the logits of the
+next micro-batch need new ones.
 """
 
 from collections.abc import Iterator, Mapping
@@ -67,13 +69,22 @@ def _static(model: Model, trainer: Component, job: Job) -> Iterator[Part]:
     if fully > 1:
         gathered = _DOUBLE * _layer_parameters(model) / parallel.t * min(widths.weights, 2)
         yield Part(name="gathered layers", size=gathered / GIB, source=ZERO)
-    yield Part(name="gradients", size=widths.gradients * trained / fully / GIB, source=source)
+    yield Part(name="gradients", size=_gradients(model, trainer, job) / GIB, source=source)
     state = _state_bytes(job, widths)
     yield Part(
         name="optimizer",
         size=state * trained / sharded / GIB,
         source=EIGHT_BIT if job.optimizer is Optimizer.ADAMW_8BIT else source,
     )
+
+
+def _gradients(model: Model, trainer: Component, job: Job) -> float:
+    """Bytes of one rank's gradients."""
+    parallel = trainer.parallel
+    held = local_parameters(model, parallel)
+    trained = lora_parameters(model, job.lora_rank) / (parallel.t * parallel.p) if job.lora_rank else held
+    fully = parallel.d * parallel.c if trainer.backend != "megatron" else 1
+    return WIDTHS[job.precision].gradients * trained / fully
 
 
 def _transient(model: Model, trainer: Component, job: Job) -> Iterator[Part]:
@@ -83,7 +94,9 @@ def _transient(model: Model, trainer: Component, job: Job) -> Iterator[Part]:
     yield Part(name="activations", size=activations / GIB, source=RECOMPUTE)
     yield Part(name="logits", size=logits / GIB, source=RECOMPUTE)
     if not job.expandable_segments:
-        yield Part(name="fragments", size=FRAGMENTS * (activations + logits) / GIB, source=GMLAKE)
+        cut = _gradients(model, trainer, job) if job.gradient_checkpointing and job.accumulates else 0.0
+        fragments = max(min(cut, logits), FRAGMENTS * (activations + logits))
+        yield Part(name="fragments", size=fragments / GIB, source=GMLAKE)
     # AdamW's default implementation makes one more copy of a moment at the step, when activations are gone.
     trained = lora_parameters(model, job.lora_rank) if job.lora_rank else local_parameters(model, parallel)
     step = 0 if job.optimizer is Optimizer.SGD else WIDTHS[job.precision].moment * trained / (parallel.d * parallel.c)

@@ -45,15 +45,20 @@ class RecordWatch:
             await self._publish(max(fresh, key=lambda version: entries[version]) + 1)
 
     async def _publish(self, version: int) -> None:
-        named, old = self._weights / f"weight_update_v{version}", self._weights / "weight_update"
-        path = named if named.is_dir() else old
-        if not path.is_dir():
+        path = await asyncio.to_thread(_folder, self._weights, version)
+        if path is None:
             return  # an entry of an earlier run: its folder is gone
         try:
             publication = await self._updates.hold(path)
             log.info("held", path=str(path), version=publication.version_id)
         except (RefitError, OSError) as error:
             log.error("a checkpoint of AReaL's did not become a version", path=str(path), error=str(error))
+
+
+def _folder(weights: Path, version: int) -> Path | None:
+    """Where a version lies, in the new layout or in the old one."""
+    folders = (weights / f"weight_update_v{version}", weights / "weight_update")
+    return next((folder for folder in folders if folder.is_dir()), None)
 
 
 def _entries(record: Path) -> dict[int, tuple[int, int]]:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Protocol, TypeVar
@@ -31,6 +32,7 @@ from refitd.copies.writing import Job, invalidate, look, write_copy
 from refitd.reclaim.handle import made, opened, root_at
 from refitd.reclaim.outcome import Discarded, Gone, Refused, sentence
 from refitd.reclaim.trash import condemn, empty
+from refitd.root_threads import LOOK_SECONDS, RootThreads
 from refitd_client.contract.naming import SERVICE_FOLDER, Order
 from refitd_client.contract.slot import run_of_slots, run_slots
 
@@ -61,10 +63,11 @@ class CopyFolders(Protocol):
 class DiskCopies:
     """Copies in the root, or in a folder of their own. Everything happens in threads."""
 
-    def __init__(self, root: Path, folder: Path | None = None) -> None:
+    def __init__(self, root: Path, folder: Path | None = None, threads: RootThreads | None = None) -> None:
         self._root = root
         self._own = folder is not None
         self._top = root if folder is None else folder / _name_of(root)
+        self._threads = threads or RootThreads()
         self._prefix = COPIES_PATH if folder is None else str(self._top)
 
     async def survey(self) -> list[Copy]:
@@ -94,12 +97,12 @@ class DiskCopies:
     async def _in_thread(self, work: Callable[[Event], AnswerT]) -> AnswerT:
         """A thread cannot be cancelled. So a cancellation asks it to stop, and waits: nothing is written afterwards."""
         stop = Event()
-        task = asyncio.ensure_future(asyncio.to_thread(work, stop))
+        task = asyncio.ensure_future(self._threads.run(f"work in {self._top}", partial(work, stop)))
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             stop.set()
-            await asyncio.wait({task})
+            await asyncio.wait({task}, timeout=LOOK_SECONDS)  # a file system that hangs ends nothing either
             raise
 
     def _survey(self) -> list[Copy]:

@@ -1,11 +1,11 @@
 """One request: which weights its tokens came from, when it ends, and what is answered about it."""
 
 import pytest
-from embedded_kit import ask
 
 from refitd_embedded.answers import answer
 from refitd_embedded.request import Request, Span, aborted, finished, spans
 from refitd_embedded.sampling_params import SamplingParams
+from support.embedded_kit import ask
 
 
 @pytest.mark.parametrize(

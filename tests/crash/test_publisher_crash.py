@@ -9,12 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import durable_effects
 import numpy as np
-import published
 import pytest
 
 from refitd_client import NoSpaceError, RefitError, StorageError, WeightPublisher, durable
+from support import durable_effects, published
 
 
 def test_every_effect_is_enumerated() -> None:

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from embedded_kit import DOWN_PROJ, NORM, Tensors, checkpoint, random_tensors, write
 
 from refitd_embedded.defects import CarelessLoader, EngineDiedError, Interruption
 from refitd_embedded.model import Decoder
 from refitd_embedded.weights import CheckpointError, Loaded, Tainted, load
+from support.embedded_kit import DOWN_PROJ, NORM, Tensors, checkpoint, random_tensors, write
 
 OLD, NEW = random_tensors(1), random_tensors(2)
 

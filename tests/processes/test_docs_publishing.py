@@ -3,9 +3,9 @@
 import re
 from pathlib import Path
 
-import published
 import pytest
 
+from support import published
 from support.ranks import run_ranks
 
 PAGE = (Path(__file__).parents[2] / "docs" / "publishing.md").read_text()

@@ -8,11 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import published
 import pytest
-import sharded_cases
 import torch
-from scripted_service import Answer, Request, ScriptedService, problem, version, waited
 
 from refitd_client import (
     InvalidWeightsError,
@@ -29,7 +26,9 @@ from refitd_client import (
 )
 from refitd_client.contract.slot import ShardLayout, layout_of, slot_name, slots_path
 from refitd_client.contract.states import WaitOutcome
+from support import published, sharded_cases
 from support.ranks import run_ranks
+from support.scripted_service import Answer, Request, ScriptedService, problem, version, waited
 
 
 def _whole(folder: Path) -> list[str]:

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from embedded_kit import SIZES, open_engine
 from transformers.utils import logging
 
 from refitd_embedded.engine import Engine
 from refitd_embedded.request import Request
 from refitd_embedded.sampling_params import SamplingParams
 from refitd_embedded.weights import load
+from support.embedded_kit import SIZES, open_engine
 
 NEW = 24
 LLAMA3 = {

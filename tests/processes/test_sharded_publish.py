@@ -4,16 +4,15 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import published
 import pytest
-import sharded_cases
-from sharded_cases import Case, cases
 
 from refitd_client import ShardedPublisher, WeightPublisher
 from refitd_client.casts import Casts
 from refitd_client.contract.manifest import parse_manifest
 from refitd_client.sharded.holdings import Options, holdings_of
+from support import published, sharded_cases
 from support.ranks import run_ranks
+from support.sharded_cases import Case, cases
 
 CASES = cases()
 

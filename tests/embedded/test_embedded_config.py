@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from embedded_kit import SIZES
 
 from refitd_embedded.config import DecoderConfig, Rope, UnsupportedModelError, read_eos_ids
+from support.embedded_kit import SIZES
 
 
 def test_the_old_and_the_new_form_of_rope_mean_the_same() -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from embedded_kit import checkpoint
 
 from refitd_embedded.__main__ import main
 from refitd_embedded.weights import load
+from support.embedded_kit import checkpoint
 
 READY = "refitd_embedded ready on "
 

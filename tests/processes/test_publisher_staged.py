@@ -10,9 +10,7 @@ from concurrent.futures import wait
 from pathlib import Path
 from textwrap import dedent
 
-import durable_effects
 import numpy as np
-import published
 import pytest
 
 from refitd_client import (
@@ -23,6 +21,7 @@ from refitd_client import (
     WeightPublisher,
     staging,
 )
+from support import durable_effects, published
 
 
 @pytest.fixture
@@ -177,7 +176,7 @@ def _fail_staged(publisher: WeightPublisher, number: int) -> PublishError | None
 KILLED = dedent("""
     import os, signal, sys
     sys.path.insert(0, sys.argv[1])
-    import durable_effects
+    from support import durable_effects
     from refitd_client import WeightPublisher, staging
 
     staging.Staging.seal = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
@@ -191,7 +190,7 @@ LEFT = KILLED.replace("staging.Staging.seal = lambda *_: os.kill(os.getpid(), si
 
 
 def test_a_trainer_killed_between_staging_and_commit_leaves_nothing_visible(run: Path) -> None:
-    command = [sys.executable, "-c", KILLED, str(Path(__file__).parent), str(run.parent)]
+    command = [sys.executable, "-c", KILLED, str(Path(__file__).parents[1]), str(run.parent)]
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
     assert published.versions(run) == []
     assert len(published.leftovers(run)) == 1
@@ -201,7 +200,7 @@ def test_a_trainer_killed_between_staging_and_commit_leaves_nothing_visible(run:
 
 
 def test_a_trainer_that_ends_without_a_close_has_its_last_version_committed(run: Path) -> None:
-    command = [sys.executable, "-c", LEFT, str(Path(__file__).parent), str(run.parent)]
+    command = [sys.executable, "-c", LEFT, str(Path(__file__).parents[1]), str(run.parent)]
     subprocess.run(command, check=True)
     published.check(run / "v000001")
 

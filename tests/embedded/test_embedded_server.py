@@ -12,7 +12,6 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
-from embedded_kit import PROMPT, checkpoint, open_engine, write
 
 from refitd_embedded import routes_info
 from refitd_embedded.auth import Keys
@@ -20,6 +19,7 @@ from refitd_embedded.defects import EngineDiedError
 from refitd_embedded.engine import Engine
 from refitd_embedded.server import Server, create_app
 from refitd_embedded.weights import Loader, Write
+from support.embedded_kit import PROMPT, checkpoint, open_engine, write
 
 GREEDY = {"max_new_tokens": 6, "temperature": 0}
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from embedded_kit import DOWN_PROJ, NORM, PROMPT, Tensors, checkpoint, random_tensors, write
 
 from refitd_embedded.checksum import checksums
 from refitd_embedded.model import Decoder
 from refitd_embedded.weights import CarefulLoader, CheckpointError, Loaded, load
+from support.embedded_kit import DOWN_PROJ, NORM, PROMPT, Tensors, checkpoint, random_tensors, write
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from embedded_kit import PROMPT, answer, ask, checkpoint, open_engine, until_tokens
 
 from refitd_embedded.defects import EngineDiedError
 from refitd_embedded.engine import DuplicateRequestError, Engine
@@ -19,6 +18,7 @@ from refitd_embedded.runner import Step
 from refitd_embedded.sampling_params import SamplingParams
 from refitd_embedded.scheduler import Limits
 from refitd_embedded.weights import CarefulLoader, Loaded, Tainted, Write, load
+from support.embedded_kit import PROMPT, answer, ask, checkpoint, open_engine, until_tokens
 
 LONG = 300
 

@@ -30,6 +30,7 @@ from refitd_client.progress import Laps, Progress
 from refitd_client.publication import Publication, StagedPublication
 from refitd_client.run_folder import RunFolder
 from refitd_client.staging import free_bytes, no_space
+from refitd_client.tracing import PublishTrace
 from refitd_client.writing import VersionWriter, Written
 
 DeltaChoice = Literal["auto", "never"]
@@ -53,7 +54,7 @@ class Means:
 class Attempt:
     """One version. It is written or staged, once; the next one begins when that has ended.
 
-    `begun` says that a generation of the run begins with it, and is logged when it has.
+    `begun` says that a generation of the run begins with it, and is logged when it has. `trace` ends with it.
     """
 
     means: Means
@@ -62,6 +63,7 @@ class Attempt:
     progress: Callable[[Progress], None] | None
     delta: DeltaChoice
     begun: str | None
+    trace: PublishTrace
     _laps: Laps = field(default_factory=Laps, init=False)
     _needed: int = field(default=0, init=False)
 
@@ -90,7 +92,8 @@ class Attempt:
     def announce(self, publication: Publication) -> Publication:
         """Tell the service. A service that does not carry out deltas is sent no more of them."""
         try:
-            return announce(publication)
+            with self.trace.last_part("notice"):
+                return announce(publication)
         except ServiceProblemError as error:
             if publication.kind is Kind.DELTA and error.problem.slug == "unsupported-kind":
                 self.means.deltas.refuse(f"the service refuses deltas: {error.problem.detail}")
@@ -146,9 +149,11 @@ class Attempt:
             yield
         except OSError as error:
             self.means.deltas.forget()
+            self.trace.end(error)
             raise self._refusal(error) from error
-        except BaseException:
+        except BaseException as error:
             self.means.deltas.forget()
+            self.trace.end(error)
             raise
 
     def _refusal(self, error: OSError) -> StorageError:
@@ -161,6 +166,7 @@ class Attempt:
         if self.begun is not None:
             _log.warning("%s", self.begun)
         run, manifest = self.means.folder.run, written.manifest
+        self.trace.tell({"version": self._id, "kind": manifest.kind.value, "bytes": written.bytes})
         path = f"{run}/{version_folder(self.order)}"
         return Publication(
             run=run,

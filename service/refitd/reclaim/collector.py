@@ -81,6 +81,7 @@ class LedgerFacts:
             serving=engine.serving,
             loads=tuple(self._loads(engine)),
             named=tuple(self._named(engine.model_path or "")),
+            beneath=engine.beneath,
             unreachable_for=0.0 if since is None else self._ledger.clock.monotonic() - since,
         )
 

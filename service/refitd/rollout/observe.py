@@ -42,7 +42,7 @@ def after_probe(
         return _still_tainted(engine, moved=moved)
     if engine.serving is not None and (expected is None or not _as_expected(seen, expected)):
         reason = f"serves {seen.model_path} as {seen.weight_version!r} and no longer {engine.serving}: it was restarted"
-        engine = replace(engine, serving=None, reason=reason, failures=0)
+        engine = replace(engine, serving=None, beneath=None, wants_full=False, reason=reason, failures=0)
     return standing(engine, target)
 
 
@@ -91,6 +91,9 @@ def after_refit(engine: EngineRecord, version: str, refit: Refit, now: float) ->
                 reason=None,
                 unreachable_since=None,
             )
+        case Outcome.NACK if refit.needs_full:
+            owed = not refit.resumed
+            return replace(engine, state=EngineState.BEHIND, wants_full=True, reason=refit.reason, resume_owed=owed)
         case Outcome.NACK:
             return replace(failed, state=EngineState.NACKED, resume_owed=not refit.resumed)
         case Outcome.TAINTED:
@@ -101,6 +104,7 @@ def after_refit(engine: EngineRecord, version: str, refit: Refit, now: float) ->
                 serving=None,
                 known=False,
                 resume_owed=False,
+                beneath=None,
                 model_path=None,  # nor is it known which model it names from now on
                 weight_version=None,
                 taints=taints,

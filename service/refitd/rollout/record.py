@@ -42,7 +42,9 @@ class EngineRecord:
     end is not known either. `strikes` counts by version the loads that left this engine with unknown contents: the next
     clean load of another version does not forgive them. `unreachable_since` is in seconds of the monotonic clock.
     `run_named` is True where the operator has said which run it follows. `plugin` is the release of refitd's plugin
-    that carries out its loads, None where they are the server's own, for `stock_reason`.
+    that carries out its loads, None where they are the server's own, for `stock_reason`. `beneath` is the full version
+    that deltas were written into since, from which the plugin would put it back; `wants_full`: it takes no delta in
+    place until it was given a full version.
     """
 
     id: str
@@ -61,6 +63,8 @@ class EngineRecord:
     startup_path: str | None = None
     plugin: str | None = None
     stock_reason: str | None = None
+    beneath: str | None = None
+    wants_full: bool = False
     reason: str | None = None
     failures: int = 0
     taints: int = 0

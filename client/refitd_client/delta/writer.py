@@ -147,21 +147,29 @@ def _packed(
     """For each tensor how many tokens of the gap encoding there are, and its indices and values as they are written."""
     if (encoding, compression) == (Encoding.FLAT, Compression.NONE):
         return {name: (0, change.indices, change.values) for name, change in changes.items()}
-    packed: dict[str, tuple[int, NDArray[Any], NDArray[Any]]] = {}
+    tokens: dict[str, int] = {}
+    indices: dict[str, NDArray[Any]] = {}
+    values: dict[str, NDArray[Any]] = {}
+    finished = wire.pack if compression is Compression.ZSTD else _as_it_is
 
-    def pack(name: str, change: Change, stop: Event) -> None:
+    def pack_indices(name: str, change: Change, stop: Event) -> None:
         if not stop.is_set():
-            indices = change.indices if encoding is Encoding.FLAT else gap.encode(change.indices)
-            tokens = len(indices) if encoding is Encoding.GAP else 0
-            values = change.values
-            if compression is Compression.ZSTD:
-                indices, values = wire.pack(indices), wire.pack(values)
-            packed[name] = tokens, indices, values
+            found = change.indices if encoding is Encoding.FLAT else gap.encode(change.indices)
+            tokens[name] = len(found) if encoding is Encoding.GAP else 0
+            indices[name] = finished(found)
+
+    def pack_values(name: str, change: Change, stop: Event) -> None:
+        if not stop.is_set():
+            values[name] = finished(change.values)
 
     largest_first = sorted(changes.items(), key=lambda pair: -len(pair[1].indices))  # it would be waited for
-    jobs = [partial(pack, *pair) for pair in largest_first]
+    jobs = [partial(pack, *pair) for pair in largest_first for pack in (pack_indices, pack_values)]
     in_lanes(jobs, lanes=lanes_for(len(jobs)) if sum(len(each.indices) for each in changes.values()) >= _MANY else 1)
-    return packed
+    return {name: (tokens[name], indices[name], values[name]) for name in changes}
+
+
+def _as_it_is(array: NDArray[Any]) -> NDArray[Any]:
+    return array
 
 
 def _row(change: Change, tokens: int) -> Row:

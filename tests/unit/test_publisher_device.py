@@ -150,7 +150,7 @@ def test_into_new_files_and_into_slots(
 
 def test_a_cast_is_made_on_the_device(root: Path, driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     """No tensor that is there goes through host memory, and what arrives is what is published."""
-    monkeypatch.setattr(torch_tensors, "_read", lambda tensor, _: tensor.numpy().view(np.uint8))  # of `here` alone
+    monkeypatch.setattr(torch_tensors, "_read", lambda held, _: held.value.numpy().view(np.uint8))  # of `here` alone
     with WeightPublisher(root, "run", max_shard_bytes=4096, dtype=torch.bfloat16, fingerprints=True) as publisher:
         path = publisher.publish(state(1), step=1).path
     got = {name: tensor for shard in published.shards(path) for name, tensor in load_file(shard).items()}

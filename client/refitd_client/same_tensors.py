@@ -89,4 +89,6 @@ def _is_plain(value: Any) -> bool:
 
 
 def _fact(value: Any) -> _Fact:
-    return _Fact(type(value), value.data_ptr(), value.dtype, value.shape, value.stride(), value.device, value.is_neg())
+    kind: Any = value.__class__
+    address, stride, is_negated = value.data_ptr(), value.stride(), value.is_neg()
+    return _Fact(kind, address, value.dtype, value.shape, stride, value.device, is_negated)

@@ -117,8 +117,7 @@ class _Region:
         memory = mmap(-1, max(1, size))
         self.tensor, undo = torch.frombuffer(memory, dtype=torch.uint8), _nothing
         if self.device.type == "cuda":
-            with torch.cuda.device(self.device):
-                self.tensor, undo = cuda.register(memory) or (self.tensor, undo)
+            self.tensor, undo = cuda.register(memory, self.device) or (self.tensor, undo)
         self.close = weakref.finalize(self, undo)  # what is registered must not be unmapped
 
     def wait(self) -> None:

@@ -234,7 +234,7 @@ def test_rooms_that_lie_elsewhere_now_are_no_reason_to_cut_the_copy_again(monkey
     monkeypatch.setattr(stream, "chunked", lambda *each: (cuts.append(1), cut(*each))[1])
     monkeypatch.setattr(stream, "CHUNK", 2**15)
     monkeypatch.setattr(stream, "LONGEST", 2**12)
-    state = some_state()
+    state = {name: tensor for name, tensor in some_state().items() if tensor.is_contiguous()}  # others are made anew
     shadow = stream.StreamShadow()
     shadow.keep(sources(state))
     for step in range(4):

@@ -19,7 +19,7 @@ import httpx
 
 from refitd_client import routes
 from refitd_client.answer import failure, read_outcome
-from refitd_client.connection import connect_to
+from refitd_client.connection import connect_to, tls_of
 from refitd_client.contract.states import VersionState, WaitOutcome
 from refitd_client.contract.wire import (
     Attempt,
@@ -82,10 +82,12 @@ class AsyncRefitClient:
         self._timeout = timeout
         self._retry = retry or RetryPolicy()
         # Proxies and .netrc of the environment are not for a sidecar next door, and would see the token.
-        # A context with the system's certificates takes 20 ms to make and is of no use without TLS.
-        tls = self._connection.url.startswith("https")
         self._http = httpx.AsyncClient(
-            transport=transport, trust_env=False, follow_redirects=False, verify=tls, limits=ONE_CALL_EACH
+            transport=transport,
+            trust_env=False,
+            follow_redirects=False,
+            verify=tls_of(self._connection),
+            limits=ONE_CALL_EACH,
         )
 
     @property

@@ -69,16 +69,14 @@ class Attempt:
 
     def write(self, weights: Any) -> Publication:
         """Write and commit the version. Nobody was told of it yet."""
-        with self._guarded():
-            offer = self._offer(weights)
+        with self._guarded(), self._offered(weights) as offer:
             written = self._writer(self.progress).write(self._made(offer))
             self.means.deltas.committed(self._id)
         return self._publication(offer, written)
 
     def stage(self, weights: Any) -> Callable[[], Publication]:
         """Take what is needed of the weights. What is returned does the rest, in any thread, and must be called."""
-        with self._guarded():
-            offer = self._offer(weights)
+        with self._guarded(), self._offered(weights) as offer:
             finish = self._begun(offer)
 
         def rest() -> Publication:
@@ -134,6 +132,14 @@ class Attempt:
     @property
     def _id(self) -> str:
         return version_id(self.means.folder.run, self.order)
+
+    @contextmanager
+    def _offered(self, weights: Any) -> Generator[Offer, None, None]:
+        """What is to be written. At the end of the block the weights are needed no more."""
+        try:
+            yield self._offer(weights)
+        finally:
+            self.means.reading.let_go()
 
     def _offer(self, weights: Any) -> Offer:
         content = self.means.reading.content(weights)

@@ -37,11 +37,17 @@ class Mapped:
         self.address = self.bytes.ctypes.data
         self.tensor: Any = None
         self._let_go: Callable[[], None] | None = None
+        self._was_asked = False
 
     def register(self, how: Callable[[Any], tuple[Any, Callable[[], None]] | None]) -> bool:
-        """Have it registered with a driver, once. `how` gives a tensor over the mapping and what undoes it."""
-        if self.tensor is None and (done := how(self._map)) is not None:
-            self.tensor, self._let_go = done
+        """Have it registered with a driver, or hear that it is not. `how` is asked once.
+
+        It gives a tensor over the mapping and what undoes it, or None where the driver will not.
+        """
+        if not self._was_asked:
+            self._was_asked = True
+            if (done := how(self._map)) is not None:
+                self.tensor, self._let_go = done
         return self.tensor is not None
 
     @property

@@ -1,6 +1,6 @@
 """Deltas of weights on a GPU, through the publisher: what is found there is what is in the file, whoever writes when.
 
-PYTHONPATH=client:tests/unit python -m pytest -c /dev/null --rootdir . --noconftest tests/gpu/test_delta_gpu.py -q
+PYTHONPATH=client:tests python -m pytest -c /dev/null --rootdir . --noconftest tests/gpu/test_delta_gpu.py -q
 """
 
 import shutil

@@ -1,6 +1,6 @@
 """On a GPU: the triton kernels, torch's operations and numpy find the same fingerprints, NaN and changes.
 
-    PYTHONPATH=client python -m pytest -c /dev/null --rootdir . --noconftest tests/gpu -q -s
+    PYTHONPATH=client:tests python -m pytest -c /dev/null --rootdir . --noconftest tests/gpu -q -s
 
 Skipped without CUDA. `-s` shows the rates, which no test depends on.
 """
@@ -20,7 +20,7 @@ from refitd_client import torch_tensors  # noqa: E402
 from refitd_client.casts import Casts  # noqa: E402
 from refitd_client.delta import compare, device, stream  # noqa: E402
 from refitd_client.delta.shadow import HostShadow, Shadow  # noqa: E402
-from refitd_client.fingerprint import Look, fingerprints, kernel, scan, twin  # noqa: E402
+from refitd_client.fingerprint import Look, fingerprints, kernel, scan, share, twin  # noqa: E402
 from refitd_client.fingerprint.definition import ROW  # noqa: E402
 from refitd_client.fingerprint.rows import Listed, Rows, whole  # noqa: E402
 from refitd_client.finite import NO_RULE, rule_of  # noqa: E402
@@ -136,6 +136,25 @@ def test_with_too_many_changes_the_shadow_is_brought_up_to_date_all_the_same(kin
     assert changes.found == {}
     assert changes.anew == dict(zip(state, fingerprints(list(state.values())), strict=True))
     assert shadow.find(sources_of(state), 1000).count == 0
+    shadow.close()
+
+
+@pytest.mark.parametrize("kind", [device.DeviceShadow, stream.StreamShadow])
+def test_fingerprints_follow_changes_whose_index_takes_all_of_32_bits(kind: type[Shadow]) -> None:
+    """From 2^31 on an index is negative to who takes its bits for a signed number."""
+    size, places = 2**31 + 10_000, [5, 2**31 - 1, 2**31, 2**31 + 4097, 2**31 + 9999]
+    if torch.cuda.mem_get_info()[0] < 4 * size:
+        pytest.skip("takes 8 GiB of a GPU")
+    state = {"w": torch.zeros(size, dtype=torch.uint8, device="cuda")}
+    shadow = kind()
+    known = shadow.keep(sources_of(state))["w"]
+    state["w"][places] = 3
+    changes = shadow.find(sources_of(state), 2**62)
+    indices = np.array(places, np.uint32)
+    assert np.array_equal(changes.found["w"].indices, indices)
+    shift = share(indices, np.full(len(places), 3, np.uint8)) - share(indices, np.zeros(len(places), np.uint8))
+    assert changes.shifts["w"] == shift % 2**64
+    assert (known + shift) % 2**64 == fingerprints([state["w"]])[0]
     shadow.close()
 
 

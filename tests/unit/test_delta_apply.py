@@ -225,6 +225,26 @@ def test_tensors_that_are_elsewhere_now_are_found_there(kind: type[Shadow]) -> N
     assert shadow.find(sources(backwards), ALL).found.keys() == {"w", "long"}
 
 
+def test_rooms_that_lie_elsewhere_now_are_no_reason_to_cut_the_copy_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are taken anew for each step, from what the trainer has left; to cut takes tens of milliseconds."""
+    cuts: list[int] = []
+    lanes: list[Any] = []  # kept: their rooms are nobody else's then
+    make, cut = stream._Lane.__init__, stream.chunked
+    monkeypatch.setattr(stream._Lane, "__init__", lambda self, on: (lanes.append(self), make(self, on))[1])
+    monkeypatch.setattr(stream, "chunked", lambda *each: (cuts.append(1), cut(*each))[1])
+    monkeypatch.setattr(stream, "CHUNK", 2**15)
+    monkeypatch.setattr(stream, "LONGEST", 2**12)
+    state = {name: tensor for name, tensor in some_state().items() if tensor.is_contiguous()}  # others are made anew
+    shadow = stream.StreamShadow()
+    shadow.keep(sources(state))
+    for step in range(4):
+        state["w"][step, 5] += 1
+        found = shadow.find(sources(state), ALL).found
+        assert {name: each.indices.tolist() for name, each in found.items()} == {"w": [40 * step + 5]}
+    assert len({tuple(lane.places) for lane in lanes}) == 4
+    assert len(cuts) == 1
+
+
 @pytest.mark.parametrize("kind", [HostShadow, device.DeviceShadow, stream.StreamShadow])
 def test_with_too_many_changes_a_shadow_is_brought_up_to_date_all_the_same(kind: type[Shadow]) -> None:
     """Nobody wants to know which, and everybody how many, what the fingerprints are, and that none is NaN."""

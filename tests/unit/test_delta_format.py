@@ -319,6 +319,15 @@ def test_compressed_data_of_another_size_is_refused(harm: str) -> None:
         parse_delta(signed(json.dumps(header).encode(), made + values))
 
 
+@pytest.mark.skipif(not wire.available(), reason="zstd is not installed")
+def test_to_look_for_zstd_takes_its_time_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module that is not there is looked for in every folder, with all lanes waiting, for each of many tensors."""
+    wire.pack(np.zeros(3, np.uint16))
+    monkeypatch.setattr(wire.importlib, "import_module", None)
+    packed = wire.pack(np.arange(3, dtype=np.uint16))
+    assert wire.unpack(packed, 3, np.dtype("<u2")).tolist() == [0, 1, 2]
+
+
 @given(st.sets(st.integers(0, 400_000), min_size=1, max_size=50))
 def test_gaps_lead_back_to_the_indices(places: set[int]) -> None:
     indices = np.array(sorted(places), np.uint32)

@@ -1,6 +1,7 @@
 """What of a copy in host memory goes over the bus together, to be compared on a GPU. Numbers only; pure.
 
-up      the copy's bytes into a room there: one run, as long as the tensors lie in the copy in the list's order
+up      the copy's bytes into a room there: one run, as long as the tensors lie in the copy in the list's order. Places
+        in a room count from its begin: rooms are taken anew for each step, and need not lie where they lay before
 down    tensors' bytes back into the copy, by tensor, where anything changed
 """
 
@@ -18,7 +19,7 @@ ALIGNMENT = 512
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """`count` bytes from the address `source` to the address `target`."""
+    """`count` bytes from the address `source` to the address `target`, or to so many bytes behind a room's begin."""
 
     target: int
     source: int
@@ -43,29 +44,33 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Chunked:
-    """A list of parts whose bases are where they will be in the rooms, and its chunks."""
+    """A list of parts whose bases are where they will be behind the begin of a room, and its chunks."""
 
     listed: Listed
     chunks: Sequence[Chunk]
 
+    def begins(self, rooms: Sequence[int]) -> NDArray[np.int64]:
+        """The address of each part's room: chunks take the rooms in turns."""
+        sizes = [chunk.end - chunk.begin for chunk in self.chunks]
+        return np.repeat(np.resize(np.array(rooms, np.int64), len(sizes)), sizes)
 
-def chunked(parts: Iterable[Part], rooms: Sequence[int], size: int) -> list[Chunked]:
-    """Cut parts, whose bases are addresses in host memory, into chunks for rooms of `size` bytes, taken in turns.
+
+def chunked(parts: Iterable[Part], size: int) -> list[Chunked]:
+    """Cut parts, whose bases are addresses in host memory, into chunks for rooms of `size` bytes.
 
     No part may be larger than a room.
     """
-    return [_chunked(listed.parts, rooms, size) for listed in alike(parts)]
+    return [_chunked(listed.parts, size) for listed in alike(parts)]
 
 
-def _chunked(parts: Sequence[Part], rooms: Sequence[int], size: int) -> Chunked:
+def _chunked(parts: Sequence[Part], size: int) -> Chunked:
     moved: list[Part] = []
     chunks: list[Chunk] = []
     begin = 0
     while begin < len(parts):
-        room = rooms[len(chunks) % len(rooms)]
-        ups = [Run(room, parts[begin].base, 0)]
+        ups = [Run(0, parts[begin].base, 0)]
         end = begin
-        while end < len(parts) and (up := _placed(ups[-1], parts[end])).target + up.count <= room + size:
+        while end < len(parts) and (up := _placed(ups[-1], parts[end])).target + up.count <= size:
             ups[-1 if up.target == ups[-1].target else len(ups) :] = [up]
             moved.append(replace(parts[end], base=up.target + parts[end].base - up.source))
             end += 1

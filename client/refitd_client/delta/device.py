@@ -38,7 +38,7 @@ class DeviceShadow:
             comparison = Comparison(device, len(sources), most)
             try:
                 for batch in located(sources):
-                    for listed in self._lists.of(batch, (), lambda batch=batch: self._listed(batch)):
+                    for listed in self._lists.of(batch, lambda batch=batch: self._listed(batch)):
                         comparison.run(Tally(Rows(listed, device)), 0, len(listed.parts), update=True)
             finally:
                 comparison.out.wait()  # what is under way comes from rooms that go now

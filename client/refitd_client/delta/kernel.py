@@ -171,7 +171,8 @@ def _add(
             at = begin + tl.arange(0, FOUND)
             inside = at < count
             begin += FOUND
-            column = tl.load(indices + room + at, mask=inside, other=0) % ROW
+            # Not %: as int32, an index from 2^31 on is negative, and a remainder would be so, too.
+            column = tl.load(indices + room + at, mask=inside, other=0) & (ROW - 1)
             new = tl.load(values + room + at, mask=inside, other=0).to(BITS, bitcast=True).to(WORK)
             old = tl.load(olds + room + at, mask=inside, other=0).to(BITS, bitcast=True).to(WORK)
             bad += (inside & ((new & mask) == pattern)).to(tl.int32)

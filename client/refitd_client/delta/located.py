@@ -70,9 +70,9 @@ class Kept(Generic[MadeT]):
         self._key: Any = None
         self._made: MadeT | None = None
 
-    def of(self, batch: Sequence[Located], places: Sequence[int], make: Callable[[], MadeT]) -> MadeT:
-        """The same again if tensors of the same kind lie there, and `places` are the same; else `make` makes it."""
-        key = (tuple(places), [(each.source.entry, each.address) for each in batch])
+    def of(self, batch: Sequence[Located], make: Callable[[], MadeT]) -> MadeT:
+        """The same again if tensors of the same kind lie there; else `make` makes it."""
+        key = [(each.source.entry, each.address) for each in batch]
         if self._made is None or key != self._key:
             self._made, self._key = make(), key
         return self._made

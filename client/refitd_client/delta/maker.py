@@ -50,11 +50,12 @@ class Offer:
 class _Memory:
     """What is remembered of the versions so far. `next` is the step that was offered and is not committed yet.
 
-    `fits` says that any delta of these tensors can be encoded.
+    `most` is how many elements a delta may list; `fits` says that any delta of these tensors can be encoded.
     """
 
     entries: dict[str, Entry]
     elements: int
+    most: int
     shadows: Shadows
     fits: bool
     history: History | None = None
@@ -115,7 +116,7 @@ class DeltaMaker:
         if memory is None:
             return
         if memory.next is None or memory.history is None:
-            room = int(2 * self._rules.threshold * memory.elements)  # steps overlap: their union may still be small
+            room = 2 * memory.most  # steps overlap: their union may still be small
             memory.history = History(version, room)
         else:
             memory.history.add(memory.next)
@@ -129,13 +130,15 @@ class DeltaMaker:
         entries = {source.entry.name: source.entry for source in full.sources}
         elements = sum(elements_of(entry.dtype, entry.shape) for entry in entries.values())
         fits = fits_surely(entries.values(), self._wire[1])
-        self._memory = _Memory(entries=entries, elements=elements, shadows=shadows, fits=fits)
+        self._memory = _Memory(
+            entries=entries, elements=elements, most=self._rules.most(elements), shadows=shadows, fits=fits
+        )
         return Offer(content=partial(_in_full, content, full, shadows), why_full=why)
 
     def _go_on(self, memory: _Memory, content: Content, full: TensorShards, version: str) -> Offer:
         asked = Asked(self._ask_base)
         before = dict(memory.shadows.fingerprints)
-        changes = memory.shadows.find(full.sources, most=int(self._rules.threshold * memory.elements))
+        changes = memory.shadows.find(full.sources, most=memory.most)
         if full.check_finite:
             check_finite(changes)
         step = Step(
@@ -144,8 +147,8 @@ class DeltaMaker:
             before={name: before[name] for name in changes.found},
         )
         density = changes.count / max(1, memory.elements)
-        planned = self._plan(memory, step, density, asked.answer())
-        memory.next = None if density > self._rules.threshold else step  # indices of everything are not worth keeping
+        planned = self._plan(memory, step, changes.count, asked.answer())
+        memory.next = None if changes.count > memory.most else step  # indices of everything are not worth keeping
         if isinstance(planned, FromBase):
             planned = self._delta(memory, step, planned.base, changes)
         memory.next_is_full = isinstance(planned, Full)
@@ -155,17 +158,16 @@ class DeltaMaker:
             return Offer(content=whole, why_full=planned.why, density=density)
         return Offer(content=planned, is_delta=True, density=density)
 
-    def _plan(self, memory: _Memory, step: Step, density: float, base: str | Full) -> FromBase | Full:
+    def _plan(self, memory: _Memory, step: Step, changed: int, base: str | Full) -> FromBase | Full:
         history = memory.history
         if isinstance(base, str) and (history is None or not history.knows(base)):
             base = Full(f"{base}, which engines serve, is not among the last versions of this publisher")
-        if isinstance(base, str) and history is not None and density <= self._rules.threshold:
+        if isinstance(base, str) and history is not None and changed <= memory.most:
             history.forget_before(base)
             changed = history.most_since(base, step)
-            if changed > self._rules.threshold * memory.elements:  # steps overlap: only now it is worth counting
+            if changed > memory.most:  # steps overlap: only now it is worth counting
                 changed = history.since(base, step).changed
-            density = changed / max(1, memory.elements)
-        return plan_delta(base, density, memory.since_anchor, self._rules)
+        return plan_delta(base, changed, memory.since_anchor, self._rules, elements=memory.elements)
 
     def _delta(self, memory: _Memory, step: Step, base: str, changes: Changes) -> Callable[[], Content] | Full:
         """What makes the delta, or why it cannot be made: that must be known as long as the tensors are there."""

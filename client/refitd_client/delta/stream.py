@@ -69,7 +69,7 @@ class StreamShadow:
             lane = _Lane(device)
             for batch in located(sources):
                 try:
-                    for each in self._chunks.of(batch, lane.places, lambda batch=batch: self._cut(batch, lane)):
+                    for each in self._chunks.of(batch, lambda batch=batch: self._cut(batch)):
                         _compare(each, lane, comparison)
                 finally:
                     lane.wait()  # what is under way goes to and from the region, and from the batch
@@ -91,11 +91,11 @@ class StreamShadow:
             self._region.close()
             self._region = None
 
-    def _cut(self, batch: Sequence[Located], lane: "_Lane") -> list[Chunked]:
+    def _cut(self, batch: Sequence[Located]) -> list[Chunked]:
         """What goes over the bus together."""
         copies = {name: copy.data_ptr() for name, copy in self._copies.items()}
         parts = (part for each in batch for part in each.parts(copies[each.source.entry.name], LONGEST))
-        return chunked(parts, lane.places, CHUNK)
+        return chunked(parts, CHUNK)
 
     def _keep(self, sources: Sequence[TensorSource]) -> None:
         """Copy all that there is."""
@@ -117,8 +117,7 @@ class _Region:
         memory = mmap(-1, max(1, size))
         self.tensor, undo = torch.frombuffer(memory, dtype=torch.uint8), _nothing
         if self.device.type == "cuda":
-            with torch.cuda.device(self.device):
-                self.tensor, undo = cuda.register(memory) or (self.tensor, undo)
+            self.tensor, undo = cuda.register(memory, self.device) or (self.tensor, undo)
         self.close = weakref.finalize(self, undo)  # what is registered must not be unmapped
 
     def wait(self) -> None:
@@ -145,13 +144,14 @@ class _Lane:
 
     def bring(self, number: int, runs: Sequence[Run]) -> Any:
         """Send copies on their way into the places in room `number` that they are for."""
+        room = self.places[number]
         if not self._is_cuda:
             for run in runs:
-                bus.copy_here(run.target, run.source, run.count)
+                bus.copy_here(room + run.target, run.source, run.count)
             return None
         self._stream.wait_event(self._free[number])
         for run in runs:
-            self._send(run)
+            self._send(room + run.target, run)
         return self._stream.record_event()
 
     def arrived(self, sign: Any) -> None:
@@ -169,18 +169,18 @@ class _Lane:
         if self._is_cuda:
             self._stream.synchronize()
 
-    def _send(self, run: Run) -> None:
+    def _send(self, target: int, run: Run) -> None:
         if bus.has_driver():
-            bus.copy("up", run.target, run.source, run.count, self._stream)
+            bus.copy("up", target, run.source, run.count, self._stream)
         else:
             with torch.cuda.stream(self._stream):
                 here = bits_at(run.source, run.count, 1, torch.device("cpu"))
-                bits_at(run.target, run.count, 1, self.device).copy_(here, non_blocking=True)
+                bits_at(target, run.count, 1, self.device).copy_(here, non_blocking=True)
 
 
 def _compare(each: Chunked, lane: _Lane, comparison: Comparison) -> None:
     """Parts whose base is in host memory: chunk by chunk, with one on its way while another is compared."""
-    tally = Tally(Rows(each.listed, lane.device))
+    tally = Tally(Rows(each.listed, lane.device, each.begins(lane.places)))
     coming = lane.bring(0, each.chunks[0].up)
     for number, chunk in enumerate(each.chunks):
         lane.arrived(coming)

@@ -33,6 +33,7 @@ from refitd_client.lanes import in_lanes, lanes_for
 
 _CHUNK = 2**22  # bytes digested and written at a time
 _MANY = 2**17  # changes that are worth waking threads to pack them
+_Placed = tuple[int, str, str, NDArray[Any]]  # bits of an element, negated; name, dtype, data
 _OTHER_BYTES = 1000  # of a header, or of one tensor in it, beside names and shapes: less than half in truth
 
 
@@ -73,13 +74,13 @@ def encode(
     if len(delta.changes) > MAX_TENSORS:
         raise DeltaRefusedError(f"{len(delta.changes)} tensors changed; a delta holds at most {MAX_TENSORS}")
     rows: dict[str, Row] = {}
-    placed: list[tuple[Entry, NDArray[Any]]] = []
+    placed: list[_Placed] = []
     for name, (tokens, indices, values) in _packed(delta.changes, encoding, compression).items():
         change = delta.changes[name]
         rows[name] = _row(change, tokens)
         placed.append(_placed(INDICES + name, indices))
         placed.append(_placed(VALUES + name, values, None if compression is Compression.ZSTD else change.dtype))
-    placed.sort(key=lambda pair: header.file_order(pair[0]))
+    placed.sort(key=lambda each: each[:2])  # as `header.file_order` has it
     metadata = Metadata(
         format=FORMAT,
         base=delta.base,
@@ -88,10 +89,12 @@ def encode(
         compression=compression,
         tensors=msgspec.json.encode(dict(sorted(rows.items()))).decode(),
     )
-    head = header.encode([*(entry for entry, _ in placed), DIGEST_ENTRY], metadata=msgspec.to_builtins(metadata))
+    located = [(name, dtype, array.shape, array.nbytes) for _, name, dtype, array in placed]
+    digest = DIGEST_ENTRY.name, DIGEST_ENTRY.dtype, DIGEST_ENTRY.shape, DIGEST_ENTRY.nbytes
+    head = header.encode_sized([*located, digest], metadata=msgspec.to_builtins(metadata))
     if len(head) > MAX_HEADER_BYTES:
         raise DeltaRefusedError(f"the delta's header takes {len(head)} bytes; at most {MAX_HEADER_BYTES} are read")
-    return EncodedDelta(head=head, arrays=[array for _, array in placed])
+    return EncodedDelta(head=head, arrays=[array for _, _, _, array in placed])
 
 
 def _adjoined(arrays: Iterable[NDArray[Any]]) -> Iterator[NDArray[np.uint8]]:
@@ -147,21 +150,29 @@ def _packed(
     """For each tensor how many tokens of the gap encoding there are, and its indices and values as they are written."""
     if (encoding, compression) == (Encoding.FLAT, Compression.NONE):
         return {name: (0, change.indices, change.values) for name, change in changes.items()}
-    packed: dict[str, tuple[int, NDArray[Any], NDArray[Any]]] = {}
+    tokens: dict[str, int] = {}
+    indices: dict[str, NDArray[Any]] = {}
+    values: dict[str, NDArray[Any]] = {}
+    finished = wire.pack if compression is Compression.ZSTD else _as_it_is
 
-    def pack(name: str, change: Change, stop: Event) -> None:
+    def pack_indices(name: str, change: Change, stop: Event) -> None:
         if not stop.is_set():
-            indices = change.indices if encoding is Encoding.FLAT else gap.encode(change.indices)
-            tokens = len(indices) if encoding is Encoding.GAP else 0
-            values = change.values
-            if compression is Compression.ZSTD:
-                indices, values = wire.pack(indices), wire.pack(values)
-            packed[name] = tokens, indices, values
+            found = change.indices if encoding is Encoding.FLAT else gap.encode(change.indices)
+            tokens[name] = len(found) if encoding is Encoding.GAP else 0
+            indices[name] = finished(found)
+
+    def pack_values(name: str, change: Change, stop: Event) -> None:
+        if not stop.is_set():
+            values[name] = finished(change.values)
 
     largest_first = sorted(changes.items(), key=lambda pair: -len(pair[1].indices))  # it would be waited for
-    jobs = [partial(pack, *pair) for pair in largest_first]
+    jobs = [partial(pack, *pair) for pair in largest_first for pack in (pack_indices, pack_values)]
     in_lanes(jobs, lanes=lanes_for(len(jobs)) if sum(len(each.indices) for each in changes.values()) >= _MANY else 1)
-    return packed
+    return {name: (tokens[name], indices[name], values[name]) for name in changes}
+
+
+def _as_it_is(array: NDArray[Any]) -> NDArray[Any]:
+    return array
 
 
 def _row(change: Change, tokens: int) -> Row:
@@ -175,8 +186,8 @@ def _row(change: Change, tokens: int) -> Row:
     )
 
 
-def _placed(name: str, array: NDArray[Any], dtype: str | None = None) -> tuple[Entry, NDArray[Any]]:
-    """An entry and its data. Two elements of a 4-bit type are one byte here, and are written as a U8."""
+def _placed(name: str, array: NDArray[Any], dtype: str | None = None) -> _Placed:
+    """Data and what it is called. Two elements of a 4-bit type are one byte here, and are written as a U8."""
     is_itself = dtype is not None and header.BITS[dtype] == 8 * array.itemsize
     kind = dtype if is_itself and dtype is not None else UNSIGNED[array.itemsize]
-    return Entry(name=name, dtype=kind, shape=array.shape), array
+    return -8 * array.itemsize, name, kind, array

@@ -19,11 +19,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from refitd_client.fingerprint.definition import ROW
 from refitd_client.finite import NO_RULE, Rule
 
 FIELDS = 8
+_BASE = 1  # of the fields
 _ALIGNMENT = 16  # bytes that a thread takes at a time, and elements of a count, where all addresses allow it
 _SHORT = 2**32  # elements whose flat indices take 32 bits
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -82,15 +84,21 @@ class Listed:
         lines = [part.fields(begin) for part, begin in zip(parts, self.begins, strict=False)]
         self.table = np.array(lines, dtype=np.int64)
 
+    def table_from(self, begins: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The table, if each part's base is so many bytes behind an address."""
+        table = self.table.copy()
+        table[:, _BASE] += begins
+        return table
+
 
 class Rows:
     """The list on a device."""
 
-    def __init__(self, listed: Listed, device: Any) -> None:
-        """Send it, without waiting for what the device does."""
+    def __init__(self, listed: Listed, device: Any, begins: NDArray[np.int64] | None = None) -> None:
+        """Send it, without waiting for what the device does. `begins`: what each part's base counts from, else 0."""
         self.listed = listed
         self.device = device
-        self.table = on_device(listed.table, device)
+        self.table = on_device(listed.table if begins is None else listed.table_from(begins), device)
 
     @cached_property
     def owner(self) -> Any:

@@ -146,6 +146,9 @@ class Ledger:
             self._first_seen.pop(record.id, None)
             self.versions.pop(record.id, None)
             self.gone.add(record.id)
+            self._refused.pop(record.id, None)
+            for key in [key for key in self._fingerprints if key[0] == record.id]:
+                del self._fingerprints[key]
         else:
             self.versions[record.id] = record
         self._aim(record.run)

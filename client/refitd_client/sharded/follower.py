@@ -77,7 +77,7 @@ class Follower:
             raise PublishError("this rank was asked to write before it was told what")
         self._staging = self._folder / order.staging
         with writing.opening(self._staging, task.files) as files:
-            writer = writing.RankWriter(files, task.slots, self._reader, check_finite=self._check_finite)
+            writer = writing.RankWriter(files, task.locations, self._reader, check_finite=self._check_finite)
             writer.write(self._holdings, task.parts)
-            for number in sorted({task.slots[part.name].file for part in task.parts}):
+            for number in sorted({task.locations[part.name].file for part in task.parts}):
                 durable.sync(files()[number])  # each rank its own: another host's writes are in that host's memory

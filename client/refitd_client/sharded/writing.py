@@ -16,7 +16,7 @@ from refitd_client.contract.manifest import ManifestFile
 from refitd_client.finite import any_nonfinite, count_nonfinite
 from refitd_client.sharded.boxes import Box, runs, whole
 from refitd_client.sharded.holdings import Holding
-from refitd_client.sharded.layout import Part, Slot
+from refitd_client.sharded.layout import Location, Part
 from refitd_client.sharded.reading import PIECE_BYTES, Reader, flat_of
 from refitd_client.tensors import entry_of, refused
 
@@ -25,11 +25,16 @@ class RankWriter:
     """Writes this rank's parts of one version into the files of a staging folder."""
 
     def __init__(
-        self, files: Callable[[], Sequence[int]], slots: Mapping[str, Slot], reader: Reader, *, check_finite: bool
+        self,
+        files: Callable[[], Sequence[int]],
+        locations: Mapping[str, Location],
+        reader: Reader,
+        *,
+        check_finite: bool,
     ) -> None:
         """`files` gives the descriptors of the version's shards, by number, or raises OSError."""
         self._files = files
-        self._slots = slots
+        self._locations = locations
         self._reader = reader
         self._check_finite = check_finite
 
@@ -48,7 +53,7 @@ class RankWriter:
         for part in parts:
             mine.setdefault(part.name, []).append(part)
         failure: Exception | None = None
-        for name in sorted(self._slots.keys() & holdings.keys()):
+        for name in sorted(self._locations.keys() & holdings.keys()):
             holding = holdings[name]
             own = [] if failure is not None else mine.get(name, [])
             if holding.target is None and not own:
@@ -66,7 +71,7 @@ class RankWriter:
         claim = holding.claim
         box = claim.boxes[part.box]
         flat = _flat(local, claim.boxes, part.box)
-        slot, item = self._slots[claim.name], _item(holding)
+        location, item = self._locations[claim.name], _item(holding)
         dtype = entry_of(claim.name, claim.dtype, claim.shape).dtype
 
         def use(first: int, data: NDArray[np.uint8]) -> int:
@@ -74,7 +79,7 @@ class RankWriter:
                 return count_nonfinite(dtype, data)
             for run in runs(box, claim.shape, first, first + len(data) // item):
                 piece = data[(run.begin - first) * item : (run.end - first) * item]
-                durable.write_at(self._files()[slot.file], piece.data, slot.offset + run.at * item)
+                durable.write_at(self._files()[location.file], piece.data, location.offset + run.at * item)
             return 0
 
         bad = self._reader.read(flat, part.begin, part.end, claim.dtype, use)

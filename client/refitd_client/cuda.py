@@ -9,13 +9,14 @@ Nothing here makes a CUDA context: every tensor that comes here lives in one.
 import logging
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from refitd_client import pinning
 from refitd_client.staging import StagedShard
 from refitd_client.tensors import TensorSource
 
 _PIECE = 32 * 2**20
-_PORTABLE = 1  # cudaHostRegisterPortable: pinned for every context of the process
 
 _log = logging.getLogger("refitd_client")
 
@@ -118,18 +119,11 @@ def register(memory: Any) -> tuple[Any, Callable[[], None]] | None:
     torch: Any = sys.modules["torch"]
     tensor = torch.frombuffer(memory, dtype=torch.uint8)
     address = tensor.data_ptr()
-    cudart: Any = torch.cuda.cudart()
-    error = int(cudart.cudaHostRegister(address, tensor.numel(), _PORTABLE))
-    if error:
+    device = torch.cuda.current_device()
+    if error := pinning.pin(address, tensor.numel(), device):
         _log.warning("a slot's file cannot be registered with CUDA (error %d): copies to it go through a buffer", error)
         return None
-    device = torch.cuda.current_device()  # the tensor's: undone there as well, where there is a context
-
-    def undo() -> None:
-        with torch.cuda.device(device):
-            cudart.cudaHostUnregister(address)
-
-    return tensor, undo
+    return tensor, partial(pinning.unpin, address, device)
 
 
 def _await(events: list[Any]) -> None:

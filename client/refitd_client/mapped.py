@@ -36,11 +36,14 @@ class Mapped:
         self.bytes: NDArray[np.uint8] = np.frombuffer(self._map, dtype=np.uint8)
         self.tensor: Any = None
         self._let_go: Callable[[], None] | None = None
+        self._was_asked = False
 
     def register(self, how: Callable[[Any], tuple[Any, Callable[[], None]] | None]) -> bool:
-        """Have it registered with a driver, once. `how` gives a tensor over the mapping and what undoes it."""
-        if self.tensor is None and (done := how(self._map)) is not None:
-            self.tensor, self._let_go = done
+        """Have it registered with a driver, once. `how` gives a tensor over the mapping and what undoes it, or None."""
+        if not self._was_asked:
+            self._was_asked = True  # refused once, refused each time
+            if (done := how(self._map)) is not None:
+                self.tensor, self._let_go = done
         return self.tensor is not None
 
     @property

@@ -1,7 +1,9 @@
 """Weights on a GPU into slots: the same bytes as from host memory, registered once, at no cost of GPU memory."""
 
+import mmap
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -110,6 +112,21 @@ def test_a_file_is_registered_once_and_unregistered_when_it_has_gone(
     shutil.rmtree(root / slots_path("run"))
     publisher.publish(state(5), step=5)
     assert len(undone) == len(made) == shards
+
+
+def test_a_registration_that_is_refused_leaves_no_error_to_the_next_kernel() -> None:
+    """torch asks for the last error after each kernel, whoever made it."""
+    memory = mmap.mmap(-1, 2**20)
+    done = cuda.register(memory)
+    assert done is not None
+    assert cuda.register(memory) is None, "it is registered already"
+    assert int((torch.ones(3, device="cuda") + 1).sum()) == 6
+    undone = threading.Thread(target=done[1])  # one that has never called CUDA
+    undone.start()
+    undone.join()
+    again = cuda.register(memory)
+    assert again is not None, "it was not given back"
+    again[1]()
 
 
 def test_the_copy_waits_for_what_the_trainer_computes(root: Path, publisher: WeightPublisher) -> None:

@@ -24,6 +24,7 @@ from refitd_client.connection import connect_to
 from refitd_client.contract.states import VersionState, WaitOutcome
 from refitd_client.contract.wire import (
     Attempt,
+    Delivery,
     Engine,
     Event,
     Explanation,
@@ -166,6 +167,10 @@ class RefitClient:
     def log(self, subject: str | None = None, before: str | None = None, limit: int = 50) -> Page[Event]:
         """A page of the log of decisions, newest first. `before` is `next_cursor` of the page before."""
         return self._send(routes.log(subject, before, limit))
+
+    def deliveries(self, before: str | None = None, limit: int = 50) -> Page[Delivery]:
+        """A page of the webhooks, newest first. `before` is `next_cursor` of the page before."""
+        return self._send(routes.deliveries(before, limit))
 
     def engines(self) -> Page[Engine]:
         """The fleet."""

@@ -9,10 +9,11 @@ Nothing here makes a CUDA context: every tensor that comes here lives in one.
 import logging
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
-from refitd_client import pinning
+from refitd_client import bus, pinning
 from refitd_client.staging import StagedShard
 from refitd_client.tensors import TensorSource
 
@@ -27,24 +28,32 @@ class DeviceCopies:
     def __init__(self) -> None:
         """None yet."""
         self._torch: Any = sys.modules["torch"]
-        self._streams: dict[Any, Any] = {}
+        self._streams: dict[str, Any] = {}
+        self._there: dict[str, Any] = {}
         self._buffers: list[_Buffer] = []
+        self._is_by_address = bus.has_driver()
 
     def copy(self, source: TensorSource, begin: int, end: int, file: StagedShard, offset: int) -> None:
         """Begin to copy bytes of a tensor to a place in a file. It must not change before `synchronize`."""
-        with self._torch.cuda.stream(self._stream_of(source.place)):  # a cast, too, is made and let go of there
-            flat = source.tensor().contiguous().view(-1).view(self._torch.uint8)[begin:end]
-            if file.mapped is not None and is_direct(file):
-                file.mapped.tensor[offset : offset + flat.numel()].copy_(flat, non_blocking=True)
-            else:
-                self._through_buffers(flat, file, offset)
+        stream = self._stream_of(source.place)
+        with self._there[source.place]:  # to register a file, too, is that GPU's
+            mapped = file.mapped if is_direct(file) else None
+            if mapped is not None and source.is_view and self._is_by_address:
+                bus.copy("down", mapped.address + offset, source.address + begin, end - begin, stream)
+                return
+            with self._torch.cuda.stream(stream):  # a cast, too, is made and let go of there
+                flat = source.tensor().contiguous().view(-1).view(self._torch.uint8)[begin:end]
+                if mapped is not None:
+                    mapped.tensor[offset : offset + flat.numel()].copy_(flat, non_blocking=True)
+                else:
+                    self._through_buffers(flat, file, offset)
 
     def mark(self) -> Callable[[], None]:
         """What waits until all copies that were begun have arrived. Partly filled buffers are written for it."""
         self._flush()
         events: list[Any] = []
-        for device, stream in self._streams.items():
-            with self._torch.cuda.device(device):
+        for place, stream in self._streams.items():
+            with self._there[place]:
                 event = self._torch.cuda.Event(blocking=True)
                 event.record(stream)
                 events.append(event)
@@ -55,12 +64,15 @@ class DeviceCopies:
         for stream in self._streams.values():
             stream.synchronize()
 
-    def _stream_of(self, device: Any) -> Any:
-        if device not in self._streams:
+    def _stream_of(self, place: str) -> Any:
+        if place not in self._streams:
+            device = self._torch.device(place)
             stream = self._torch.cuda.Stream(device)
-            stream.wait_stream(self._torch.cuda.current_stream(device))
-            self._streams[device] = stream
-        return self._streams[device]
+            stream.wait_stream(self._torch.cuda.current_stream(device))  # from here on this thread has a context
+            self._streams[place] = stream
+            is_current = device.index == self._torch.cuda.current_device()
+            self._there[place] = nullcontext() if is_current else self._torch.cuda.device(device)
+        return self._streams[place]
 
     def _through_buffers(self, flat: Any, file: StagedShard, offset: int) -> None:
         if not self._buffers:

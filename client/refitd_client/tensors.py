@@ -38,8 +38,8 @@ class TensorSource:
     """One tensor. `read` gives its bytes in order of index; `memory` is equal for names of the same bytes, if any.
 
     `place` is where these bytes are: `HOST`, or a GPU by its name (`cuda:0`). `tensor` gives a torch tensor with them,
-    in that place, for those who can do without a copy in host memory. If it `is_view`, that takes no memory; else, as
-    after a cast, it is a new one each time.
+    in that place, for those who can do without a copy in host memory. If it `is_view`, that takes no memory, and the
+    bytes are at `address` there; else, as after a cast, it is a new one each time.
     """
 
     entry: Entry
@@ -48,6 +48,7 @@ class TensorSource:
     place: str = HOST
     tensor: Callable[[], Any] = _no_tensor
     is_view: bool = False
+    address: int = 0
 
 
 def refused(name: str, why: str) -> InvalidWeightsError:

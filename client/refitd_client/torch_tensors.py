@@ -52,6 +52,7 @@ def source(name: str, tensor: Any, casts: Casts) -> TensorSource:
         place=str(tensor.device) if on_gpu(tensor) else HOST,
         tensor=tensor.detach if is_view else partial(_as_published, tensor, dtype),
         is_view=is_view,
+        address=tensor.data_ptr() if is_view else 0,
     )
 
 

@@ -22,7 +22,7 @@ from refitd_client.delta import compare, device, stream  # noqa: E402
 from refitd_client.delta.shadow import HostShadow, Shadow  # noqa: E402
 from refitd_client.fingerprint import Look, fingerprints, kernel, scan, twin  # noqa: E402
 from refitd_client.fingerprint.definition import ROW  # noqa: E402
-from refitd_client.fingerprint.rows import Part, Rows  # noqa: E402
+from refitd_client.fingerprint.rows import Listed, Rows, whole  # noqa: E402
 from refitd_client.finite import NO_RULE, rule_of  # noqa: E402
 from refitd_client.tensors import DTYPES as NAMES  # noqa: E402
 
@@ -40,7 +40,7 @@ def random_tensor(dtype: Any, count: int) -> Any:
 def by_kernel(tensor: Any) -> int:
     out = torch.zeros((1, 2), dtype=torch.int64, device="cuda")
     bits = twin.flat_bits(tensor)
-    kernel.add_scan(Rows([Part(number=0, now=bits, elements=bits.numel())]), out)
+    kernel.add_scan(Rows(Listed([whole(0, bits)]), bits.device), out)
     return twin.to_int(out[0, 0])
 
 
@@ -98,7 +98,9 @@ def test_a_shadow_finds_what_changed(kind: type[Shadow], share: float, monkeypat
     """As the one in host memory does. In several parts and chunks; three times, so that every room is used again."""
     monkeypatch.setattr(stream, "CHUNK", 2**20)
     monkeypatch.setattr(device, "LONGEST", 2**18)
-    monkeypatch.setattr(compare, "_ROOM", 2**20)
+    monkeypatch.setattr(stream, "LONGEST", 2**16)
+    monkeypatch.setattr(compare, "ROOM", 2**20)
+    monkeypatch.setattr(stream, "_ROOM", 2**14)
     state = changing_state()
     shadow, host = kind(), HostShadow()
     known = shadow.keep(sources_of(state))

@@ -37,7 +37,7 @@ async def test_a_copy_that_cannot_be_deleted_is_not_forgotten_and_no_third_one_i
     gone = ledger.clock.monotonic() - DEAD_AFTER
     dead, serves = versions[1].id, versions[2].id
     ledger.put_engine(engine("x", state=EngineState.UNREACHABLE, serving=dead, unreachable_since=gone))
-    ledger.put_engine(engine("y", serving=serves, model_path=f"/mnt/{read.path}"))
+    ledger.put_engine(engine("y", serving=serves, model_path=f"/mnt/{read.path}", configuration="known"))
     copier = Copier(ledger, LedgerFacts(ledger, DiskFiles(root)), disk, most=2)
     assert await copier.survey()
     stray = root / ".refitd/trash"

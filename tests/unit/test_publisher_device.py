@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from refitd_client import InvalidWeightsError, Publication, WeightPublisher, cuda, torch_tensors
+from refitd_client import InvalidWeightsError, Publication, WeightPublisher, ahead, bus, cuda, sending, torch_tensors
 from refitd_client.contract.manifest import parse_manifest
 from refitd_client.contract.slot import layout_of, slot_name, slots_path
 from refitd_client.fingerprint import fingerprints, to_texts
@@ -47,6 +47,8 @@ class Stream:
 
     waits = 0
 
+    cuda_stream = 7
+
     def __init__(self, *_: object) -> None: ...
 
     def wait_stream(self, other: object) -> None: ...
@@ -73,6 +75,21 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     monkeypatch.setattr(cuda, "pinned", lambda count: torch.empty(count, dtype=torch.uint8))
     monkeypatch.setattr(cuda, "_PIECE", 1000)
     return driver
+
+
+@pytest.fixture(params=["torch", "address"])
+def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How copies are begun, and the sizes of those that are by address, as the driver wants them."""
+    sizes: list[int] = []
+
+    def copy(way: str, target: int, source: int, count: int, stream: Any) -> None:
+        assert (way, stream.cuda_stream) == ("down", 7)
+        sizes.append(count)
+        bus.copy_here(target, source, count)
+
+    monkeypatch.setattr(bus, "copy", copy)
+    monkeypatch.setattr(bus, "has_driver", lambda: request.param == "address")
+    return sizes
 
 
 @pytest.fixture
@@ -122,8 +139,9 @@ def _publish(publisher: WeightPublisher, weights: dict[str, torch.Tensor], step:
 @pytest.mark.parametrize("refuses", [False, True])
 @pytest.mark.parametrize("block", ["committed", "staged"])
 def test_into_new_files_and_into_slots(
-    root: Path, publisher: WeightPublisher, driver: Driver, block: Any, refuses: bool
+    root: Path, by: list[int], publisher: WeightPublisher, driver: Driver, block: Any, refuses: bool
 ) -> None:
+    is_by_address = bus.has_driver() and not refuses
     driver.refuses = refuses
     for step in range(1, 5):
         done = _publish(publisher, state(step), step, block)
@@ -132,6 +150,7 @@ def test_into_new_files_and_into_slots(
     files = len(list((root / slots_path("run")).glob("*/*")))
     assert driver.asked == files > 1, "each file once, also where it is refused"
     assert len(driver.registered) == (0 if refuses else files)
+    assert bool(by) == is_by_address, "from the second version on"
 
 
 def test_a_cast_is_made_on_the_device(root: Path, driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,3 +221,71 @@ def test_a_wait_for_the_copies_that_is_interrupted_leaves_nobody_writing(
     still, _ = len(at_it), raised.set()
     assert still == 0
     assert published.leftovers(root / "run") == []
+
+
+def many(seed: int) -> dict[str, torch.Tensor]:
+    """Eight tensors, each in a file of its own."""
+    chance = torch.Generator().manual_seed(seed)
+    return {f"w{number}": torch.randn(4096, generator=chance) for number in range(8)}
+
+
+def test_few_copies_are_begun_before_the_bus_is_waited_for(
+    root: Path, publisher: WeightPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU's queue is short: who fills it waits in the driver, and keeps every other thread waiting."""
+    marks: list[int] = []
+    waited: list[int] = []
+
+    def mark(self: cuda.DeviceCopies) -> Any:
+        self._flush()
+        number = len(marks)
+        marks.append(number)
+
+        def arrived() -> None:
+            if threading.current_thread() is threading.main_thread():
+                waited.append(len(marks) - number)
+
+        return arrived
+
+    monkeypatch.setattr(cuda.DeviceCopies, "mark", mark)
+    monkeypatch.setattr(ahead, "_MARKS", 3)
+    publisher.publish(many(1), step=1)
+    assert (len(marks), waited) == (8, [4] * 5)
+
+
+def test_copies_of_many_small_tensors_are_waited_for_as_well(
+    root: Path, by: list[int], publisher: WeightPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may be thousands in one block."""
+    monkeypatch.setattr(sending, "_COPIES", 4)
+    monkeypatch.setattr(ahead, "_ENTRIES", 10)
+    far: list[int] = []
+    real = ahead.Ahead.wait
+    monkeypatch.setattr(ahead.Ahead, "wait", lambda self: (far.append(self._entries), real(self)))
+    small = {f"w{number:02}": torch.full((3,), float(number)) for number in range(40)}
+    hand_back(root, publisher.publish(small, step=1).path)
+    far.clear()
+    published.check(publisher.publish(small, step=2).path)
+    assert far == [15] * 8
+
+
+def test_blocks_are_digested_while_later_copies_have_not_begun(
+    root: Path, by: list[int], publisher: WeightPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who begins late ends late: digests are hardly faster than the bus."""
+    digested = threading.Event()
+    real, copy = sending.digest_of_block, cuda.DeviceCopies.copy
+
+    def digest(data: Any) -> bytes:
+        digested.set()
+        return real(data)
+
+    def begin(self: cuda.DeviceCopies, source: Any, *rest: Any) -> None:
+        assert source.entry.name != "w7" or digested.wait(10)
+        copy(self, source, *rest)
+
+    monkeypatch.setattr(sending, "digest_of_block", digest)
+    monkeypatch.setattr(cuda.DeviceCopies, "copy", begin)
+    hand_back(root, publisher.publish(many(1), step=1).path)
+    digested.clear()
+    published.check(publisher.publish(many(2), step=2).path)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from refitd_client.delta.change import DeltaRefusedError
 
-_LEVEL = 3
+_LEVEL = 1  # of these bytes, which are nearly random, a higher one makes no less, and takes longer
 
 
 def available() -> bool:

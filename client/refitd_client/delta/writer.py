@@ -1,15 +1,17 @@
 """A delta as the bytes of its file."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from threading import Event
+from typing import Any, cast
 
 import msgspec
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from refitd_client import header
+from refitd_client.contract.digest import digest_of_pieces
 from refitd_client.delta import gap, wire
 from refitd_client.delta.change import Change, Delta, DeltaRefusedError
 from refitd_client.delta.layout import (
@@ -27,8 +29,11 @@ from refitd_client.delta.layout import (
 )
 from refitd_client.fingerprint import to_text
 from refitd_client.header import Entry
+from refitd_client.lanes import in_lanes, lanes_for
 
 _CHUNK = 2**22  # bytes digested and written at a time
+_MANY = 2**17  # changes that are worth waking threads to pack them
+_OTHER_BYTES = 1000  # of a header, or of one tensor in it, beside names and shapes: less than half in truth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,23 +49,17 @@ class EncodedDelta:
         return len(self.head) + sum(array.nbytes for array in self.arrays) + DIGEST_ENTRY.nbytes
 
     def parts(self) -> list[memoryview]:
-        """The file's bytes but for the digest at its end, in order."""
+        """The file's bytes but for the digest of them at its end, in order."""
         found = [memoryview(self.head)]
-        for array in self.arrays:
-            data = array.view(np.uint8).data
+        for array in _adjoined(self.arrays):
+            data = array.data
             found += [data[begin : begin + _CHUNK] for begin in range(0, len(data), _CHUNK)]
         return found
 
-    def digest(self) -> bytes:
-        """The file's last bytes."""
-        hasher = xxhash.xxh3_128()
-        for part in self.parts():
-            hasher.update(part)
-        return hasher.digest()
-
     def to_bytes(self) -> bytes:
         """The whole file. Takes as much memory again."""
-        return b"".join([*self.parts(), self.digest()])
+        parts = self.parts()
+        return b"".join([*parts, digest_of_pieces(parts)])
 
 
 def encode(
@@ -75,11 +74,9 @@ def encode(
         raise DeltaRefusedError(f"{len(delta.changes)} tensors changed; a delta holds at most {MAX_TENSORS}")
     rows: dict[str, Row] = {}
     placed: list[tuple[Entry, NDArray[Any]]] = []
-    for name, change in delta.changes.items():
-        indices, values = _indices(change, encoding), change.values
-        rows[name] = _row(change, len(indices) if encoding is Encoding.GAP else 0)
-        if compression is Compression.ZSTD:
-            indices, values = wire.pack(indices), wire.pack(values)
+    for name, (tokens, indices, values) in _packed(delta.changes, encoding, compression).items():
+        change = delta.changes[name]
+        rows[name] = _row(change, tokens)
         placed.append(_placed(INDICES + name, indices))
         placed.append(_placed(VALUES + name, values, None if compression is Compression.ZSTD else change.dtype))
     placed.sort(key=lambda pair: header.file_order(pair[0]))
@@ -97,8 +94,74 @@ def encode(
     return EncodedDelta(head=head, arrays=[array for _, array in placed])
 
 
-def _indices(change: Change, encoding: Encoding) -> NDArray[Any]:
-    return change.indices if encoding is Encoding.FLAT else gap.encode(change.indices)
+def _adjoined(arrays: Iterable[NDArray[Any]]) -> Iterator[NDArray[np.uint8]]:
+    """The bytes of arrays. Those that lie one behind the other in another array come as one.
+
+    So it is for what a GPU has sent. A thread that digests lets go of the interpreter's lock for each piece, and has
+    to get it back, among others: few large pieces are better than hundreds of small ones.
+    """
+    base: object = None
+    begin = end = 0
+    for array in arrays:
+        first = _address(array)
+        if first != end or array.base is not base:
+            yield from _between(base, begin, end)
+            base, begin = array.base if _is_plain(array.base) else array, first
+        end = first + array.nbytes
+    yield from _between(base, begin, end)
+
+
+def _between(base: object, begin: int, end: int) -> Iterator[NDArray[np.uint8]]:
+    """What an array has between two addresses."""
+    if isinstance(base, np.ndarray):
+        array = cast("NDArray[Any]", base).view(np.uint8)
+        yield array[begin - _address(array) : end - _address(array)]
+
+
+def _is_plain(base: object) -> bool:
+    """Whether it is an array without gaps."""
+    return isinstance(base, np.ndarray) and base.ndim == 1 and base.flags.c_contiguous
+
+
+def _address(array: NDArray[Any]) -> int:
+    return array.__array_interface__["data"][0]
+
+
+def fits_surely(entries: Iterable[Entry], compression: Compression) -> bool:
+    """Whether any delta of these tensors can be encoded. False where one has to be, to see."""
+    if compression is Compression.ZSTD and not wire.available():
+        return False
+    rooms = [_header_bytes(entry) for entry in entries]
+    return len(rooms) <= MAX_TENSORS and sum(rooms) + _OTHER_BYTES <= MAX_HEADER_BYTES
+
+
+def _header_bytes(entry: Entry) -> int:
+    """What a tensor takes of the header at most: two entries and a row, in which its name and quotes are escaped."""
+    name = msgspec.json.encode(entry.name)
+    return 2 * len(name) + len(msgspec.json.encode(name.decode())) + 25 * len(entry.shape) + _OTHER_BYTES
+
+
+def _packed(
+    changes: Mapping[str, Change], encoding: Encoding, compression: Compression
+) -> dict[str, tuple[int, NDArray[Any], NDArray[Any]]]:
+    """For each tensor how many tokens of the gap encoding there are, and its indices and values as they are written."""
+    if (encoding, compression) == (Encoding.FLAT, Compression.NONE):
+        return {name: (0, change.indices, change.values) for name, change in changes.items()}
+    packed: dict[str, tuple[int, NDArray[Any], NDArray[Any]]] = {}
+
+    def pack(name: str, change: Change, stop: Event) -> None:
+        if not stop.is_set():
+            indices = change.indices if encoding is Encoding.FLAT else gap.encode(change.indices)
+            tokens = len(indices) if encoding is Encoding.GAP else 0
+            values = change.values
+            if compression is Compression.ZSTD:
+                indices, values = wire.pack(indices), wire.pack(values)
+            packed[name] = tokens, indices, values
+
+    largest_first = sorted(changes.items(), key=lambda pair: -len(pair[1].indices))  # it would be waited for
+    jobs = [partial(pack, *pair) for pair in largest_first]
+    in_lanes(jobs, lanes=lanes_for(len(jobs)) if sum(len(each.indices) for each in changes.values()) >= _MANY else 1)
+    return packed
 
 
 def _row(change: Change, tokens: int) -> Row:

@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
-from refitd_client import bus
+from refitd_client import bus, pinning
 from refitd_client.staging import StagedShard
 from refitd_client.tensors import TensorSource
 
@@ -136,11 +136,11 @@ def register(memory: Any, device: Any) -> tuple[Any, Callable[[], None]] | None:
     torch: Any = sys.modules["torch"]
     tensor = torch.frombuffer(memory, dtype=torch.uint8)
     address = tensor.data_ptr()
-    error = bus.register(address, tensor.numel(), device.index)
+    error = pinning.pin(address, tensor.numel(), device.index)
     if error:
         _log.warning("memory cannot be registered with CUDA (error %d): copies to it go through a buffer", error)
         return None
-    return tensor, partial(bus.unregister, address, device.index)
+    return tensor, partial(pinning.unpin, address, device.index)
 
 
 def _await(events: list[Any]) -> None:

@@ -137,13 +137,14 @@ def sync(fd: int) -> None:
     os.fsync(fd)
 
 
-def sync_folder(path: Path) -> None:
-    """Have a folder's names on stable storage when this returns."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def sync_folder(path: Path, handle: int | None = None) -> None:
+    """Have a folder's names on stable storage when this returns. `handle` is on it, where it may go away meanwhile."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if handle is None else handle
     try:
         os.fsync(fd)
     finally:
-        os.close(fd)
+        if handle is None:
+            os.close(fd)
 
 
 def rename(old: Path, new: Path) -> None:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from refitd_client.attempt import Attempt, DeltaChoice, Means
-from refitd_client.background import Background
+from refitd_client.background import Background, Outcome
 from refitd_client.base_model import BaseModel
 from refitd_client.casts import casts
 from refitd_client.connection import connect_to
@@ -135,7 +135,8 @@ class WeightPublisher:
         self._means = Means(
             folder=self._folder, reading=reading, deltas=deltas, mappings=self._mappings, connection=connection
         )
-        self._finalizer = weakref.finalize(self, self._folder.lock.release)
+        self._finalizer = weakref.finalize(self, _let_go, self._background.begun, self._means)
+        self._finalizer.atexit = False  # the end of the process gives everything back
 
     def close(self) -> None:
         """Finish what is under way, and let the run go. Publications stay usable.
@@ -147,8 +148,6 @@ class WeightPublisher:
             try:
                 self._background.close()
             finally:
-                self._means.deltas.forget()
-                self._mappings.close()
                 self._finalizer()
 
     def __enter__(self) -> Self:
@@ -257,3 +256,22 @@ class WeightPublisher:
                 return attempt.staged(self._background.begin(attempt.stage(weights)))
             publication = attempt.write(weights)
         return attempt.announce(publication)
+
+
+def _let_go(begun: list[Outcome], means: Means) -> None:
+    """Give everything back when the last publication has ended: until then it writes, and its step is not free."""
+    end = partial(_give_back, means)
+    if begun:
+        begun[-1].afterwards(end)
+    else:
+        end()
+
+
+def _give_back(means: Means) -> None:
+    if not means.folder.lock.held:  # a forked child's: what is registered is its parent's
+        return
+    try:
+        means.deltas.forget()
+        means.mappings.close()
+    finally:
+        means.folder.lock.release()

@@ -85,8 +85,12 @@ class Sending:
             raise
 
     def arrive(self) -> None:
-        """Wait until the tensors may change."""
-        self._copies.synchronize()
+        """Wait until the tensors may change. Where that is interrupted, nothing is written any more."""
+        try:
+            self._copies.synchronize()
+        except BaseException:
+            self._abandon()
+            raise
 
     def finish(self) -> None:
         """Wait until the files are digested and synced. Raises what went wrong with them."""

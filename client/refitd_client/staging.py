@@ -179,6 +179,7 @@ class Staging:
         self.recycled: frozenset[str] = frozenset()
         self._laps = laps
         self._mappings = mappings
+        self.was_seen = False
         self._target: Path | None = None
         self._open: dict[str, StagedShard] = {}
 
@@ -249,6 +250,7 @@ class Staging:
         with self._laps.lap("commit"):
             self._target = target
             durable.rename(self.path, target)
+            self.was_seen = True
             durable.sync_folder(target.parent)
 
     def discard(self) -> None:

@@ -23,6 +23,7 @@ from refitd.rollout.goals import goals_of_engine, goals_of_run
 from refitd.rollout.in_place import step_in_place
 from refitd.rollout.plan import Goals
 from refitd.rollout.record import AttemptRecord, EngineRecord, RolloutRecord
+from refitd.rollout.removed import given_back, in_mid_load, left_behind
 from refitd.rollout.strategy import Strategy, StrategyName
 from refitd.root_mark import RootMark
 from refitd.telemetry.witness import Witness
@@ -50,6 +51,7 @@ class Ledger:
     """The service's memory. `bell` rings at each change. `versions` holds all but the deleted, which `gone` names.
 
     `targets` rings when a run's target, an engine's run or the set of engines changes: what a replica has to hear.
+    `removed` is what stays known of addresses where no engine is named any more.
     `loading` holds the open attempt of each engine; `root_fault` says why the root cannot be listed, None while it can;
     `fleet_fault` why it is not known which engines there are; `file_fault` why the engines file cannot be used, so that
     what it said before stays in force. `origin` says whether the journal is being rebuilt.
@@ -71,6 +73,7 @@ class Ledger:
         self.versions: dict[str, VersionRecord] = {}
         self.gone: set[str] = set()
         self.engines: dict[str, EngineRecord] = {}
+        self.removed: dict[str, EngineRecord] = {}
         self.rollouts: dict[str, RolloutRecord] = {}
         self.loading: dict[str, AttemptRecord] = {}
         self.root_fault: str | None = "the root has not been listed yet"
@@ -106,6 +109,8 @@ class Ledger:
             self.engines[engine.id] = replace(
                 engine, state=EngineState.PROBING, unreachable_since=None, resume_owed=True
             )
+        for engine in self.journal.read(reads.read_removed_engines):
+            self.removed[engine.url] = replace(engine, unreachable_since=self.clock.monotonic())
         for attempt in self.journal.read(reads.read_open_attempts):
             self._taint(attempt)
         if self.origin.cause is not None and self._seq == 0:
@@ -148,6 +153,9 @@ class Ledger:
             self._first_seen.pop(record.id, None)
             self.versions.pop(record.id, None)
             self.gone.add(record.id)
+            self._refused.pop(record.id, None)
+            for key in [key for key in self._fingerprints if key[0] == record.id]:
+                del self._fingerprints[key]
         else:
             self.versions[record.id] = record
         self._aim(record.run)
@@ -250,21 +258,43 @@ class Ledger:
         if before is None or (before.serving, before.known) != (record.serving, record.known):
             self._aim(record.run)  # what engines hold stays the target when its files are lost
         self.journal.append(writes.put_engine(record))
+        if before is None and record.url in self.removed:  # whose knowledge of the address the record has taken over
+            self._forget(record.url)
         if text is not None:
             self.say("engine", record.id, text, state=record.state.value)
         self.bell.ring()
 
     def drop_engine(self, engine_id: str) -> None:
-        """Forget an engine, and with it the leases that it held, but for that of a load that is under way."""
+        """Forget an engine, and with it the leases that it held, but for those of loads that nobody saw the end of."""
         engine = self.engines.pop(engine_id, None)
         if engine is None:
             return
+        attempt = self.loading.get(engine_id)
+        self.leave(engine if attempt is None else in_mid_load(engine, attempt.version))
         self._take_turns(engine.run)
         self._aim(engine.run)
         self.journal.append(writes.drop_engine(engine_id))
         self.say("engine", engine_id, "removed")
         self.targets.ring()
         self.bell.ring()
+
+    def leave(self, engine: EngineRecord) -> None:
+        """Take what is known of an engine that is named no more: it outlives that where it may do harm otherwise."""
+        left = left_behind(engine, self.clock.monotonic())
+        heir = next((each for each in self.engines.values() if each.url == engine.url), None)
+        if heir is not None:
+            if left is not None:  # named anew meanwhile, by another name
+                self.put_engine(replace(given_back(heir, left), state=EngineState.TAINTED), f"TAINTED: {left.reason}")
+        elif left is not None:
+            self.removed[engine.url] = left
+            self.journal.append(writes.put_engine(left))
+        elif engine.url in self.removed:
+            self._forget(engine.url)
+        self.bell.ring()
+
+    def _forget(self, address: str) -> None:
+        del self.removed[address]
+        self.journal.append(writes.drop_engine(address))
 
     def open_attempt(self, engine: str, version: str) -> AttemptRecord:
         """Write the intent to load. Await `durable()` before the first call to the engine."""

@@ -40,7 +40,7 @@ class Mirror:
                 pass  # the model has no times
             case "sync", (fd,):
                 self.disk.sync(_path_of(fd))
-            case "sync_folder", (path,):
+            case "sync_folder", (path, *_):
                 self.disk.sync_folder(str(path))
             case "rename", (old, new):
                 self.disk.rename(str(old), str(new))

@@ -76,24 +76,30 @@ def _fail_at_each_effect(
             publisher.publish(durable_effects.weights(1), step=1)
             if recycle:
                 durable_effects.make_slot(tmp_path / f"{number:03d}")
-            error = _publish_with_fault(publisher, number, fault)
+            named: list[str] = []
+            error = _publish_with_fault(publisher, number, fault, named)
             if error is None:
                 return raised
             raised.append(error)
             run = tmp_path / f"{number:03d}" / "run"
             assert published.versions(run) == ["v000001"], error
             assert published.leftovers(run) == [], error
-            publisher.publish(durable_effects.weights(2), step=2)
-            _assert_weights(run / "v000002", published.check(run / "v000002").step)
+            path = publisher.publish(durable_effects.weights(2), step=2).path
+            assert path.name == ("v000002.g2" if "v000002" in named else "v000002"), "an id that was seen is used again"
+            _assert_weights(path, published.check(path).step)
     raise AssertionError("the publication never came through")
 
 
 def _publish_with_fault(
-    publisher: WeightPublisher, number: int, fault: Callable[[], BaseException]
+    publisher: WeightPublisher, number: int, fault: Callable[[], BaseException], named: list[str]
 ) -> BaseException | None:
-    def act(count: int, *_: Any) -> None:
+    """`named` gets the names that anything was given before the fault."""
+
+    def act(count: int, name: str, _: object, args: tuple[Any, ...]) -> None:
         if count == number:
             raise fault()
+        if name == "rename" and count < number:
+            named.append(args[1].name)
 
     originals = durable_effects.on_each_effect(act)
     try:

@@ -122,4 +122,4 @@ def test_what_a_delta_takes_of_the_gpu_is_little_and_is_given_back(root: Path, b
                 before = torch.cuda.memory_allocated()
                 bases.append(opened.publish(weights, step=number, delta="auto").version_id)
                 assert torch.cuda.max_memory_allocated() - before <= most * 1e6
-                assert torch.cuda.memory_allocated() == before
+                assert torch.cuda.memory_allocated() <= before

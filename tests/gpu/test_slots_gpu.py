@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from refitd_client import InvalidWeightsError, Publication, WeightPublisher, bus, cuda
+from refitd_client import InvalidWeightsError, Publication, WeightPublisher, cuda, pinning
 from refitd_client.contract.slot import layout_of, slot_name, slots_path
 from refitd_client.header import layout
 from support import durable_effects
@@ -97,8 +97,8 @@ def test_a_file_is_registered_once_and_unregistered_when_it_has_gone(
 ) -> None:
     real, made, undone = cuda.register, [], []
 
-    def counted(memory: Any) -> Any:
-        done = real(memory)
+    def counted(memory: Any, device: Any) -> Any:
+        done = real(memory, device)
         assert done is not None, "registering was refused"
         made.append(memory)
         tensor, undo = done
@@ -154,7 +154,7 @@ def test_a_value_that_is_not_finite_is_refused_and_its_slot_thrown_away(
 def test_without_registration_copies_go_through_buffers(
     root: Path, publisher: WeightPublisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuda, "register", lambda memory: None)
+    monkeypatch.setattr(cuda, "register", lambda *_: None)
     for step in (1, 2, 3):
         path = publisher.publish(state(step), step=step).path
         expect(path, state(step))
@@ -205,12 +205,12 @@ def test_a_thread_that_has_never_seen_a_gpu_registers_and_lets_go() -> None:
     errors: list[int] = []
 
     def register() -> None:
-        errors.append(bus.register(memory.data_ptr(), memory.numel(), 0))
+        errors.append(pinning.pin(memory.data_ptr(), memory.numel(), 0))
 
-    for work in (register, lambda: bus.unregister(memory.data_ptr(), 0), register):
+    for work in (register, lambda: pinning.unpin(memory.data_ptr(), 0), register):
         thread = threading.Thread(target=work)
         thread.start()
         thread.join()
     assert errors == [0, 0]
     assert memory.is_pinned()
-    bus.unregister(memory.data_ptr(), 0)
+    pinning.unpin(memory.data_ptr(), 0)

@@ -4,11 +4,14 @@ import gc
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import wait
+from contextlib import contextmanager
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +19,7 @@ import pytest
 from refitd_client import (
     InvalidWeightsError,
     PublishError,
+    RunBusyError,
     StepConflictError,
     WaitTimeoutError,
     WeightPublisher,
@@ -48,6 +52,22 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     monkeypatch.setattr(staging.Staging, "seal", waiting)
     yield opened
     opened.set()
+
+
+@contextmanager
+def opened_when_free(run: Path) -> Generator[WeightPublisher]:
+    """A run is free when the thread of a publisher that was let go of has ended, a moment after its outcome."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("refitd-publisher"):
+            thread.join(30)
+    with WeightPublisher(run.parent, run.name) as publisher:
+        yield publisher
+
+
+def used(root: Path) -> list[str]:
+    """The files under a root that this process has open or mapped."""
+    links = [str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return [name for name in [*links, *Path("/proc/self/maps").read_text().splitlines()] if str(root) in name]
 
 
 def bad() -> dict[str, "np.ndarray[tuple[int, ...], np.dtype[np.float32]]"]:
@@ -258,6 +278,36 @@ def test_an_error_is_logged_when_the_publisher_is_let_go_of(run: Path, caplog: p
         del publisher, publication
         gc.collect()
         assert ("nobody waited for it" in caplog.text) is not heard
+
+
+def test_a_publisher_that_is_let_go_of_holds_its_run_until_its_last_version_is_there(
+    run: Path, gate: threading.Event
+) -> None:
+    """A second one would see neither the version nor its record, and give its step away once more."""
+    publication = WeightPublisher(run.parent, "run").publish(durable_effects.weights(5), step=5, block="staged")
+    gc.collect()
+    with pytest.raises(RunBusyError):
+        WeightPublisher(run.parent, "run")
+    gate.set()
+    publication.committed()
+    with opened_when_free(run) as second:
+        assert second.publish(durable_effects.weights(5), step=5).path == run / "v000005.g2"
+    published.check(run / "v000005")
+
+
+@pytest.mark.parametrize("block", ["staged", "committed"])
+def test_a_publisher_that_is_let_go_of_gives_memory_and_descriptors_back(block: Any) -> None:
+    with tempfile.TemporaryDirectory(prefix="refitd-let-go-", dir="/dev/shm") as folder:
+        root = Path(folder, "root")
+        durable_effects.make_slot(root)
+        publisher = WeightPublisher(root, "run", max_shard_bytes=256)
+        publisher.publish(durable_effects.weights(1), step=1, block=block)
+        assert used(root), "its files are kept mapped for the next version"
+        del publisher
+        gc.collect()
+        with opened_when_free(root / "run"):
+            pass
+        assert not used(root)
 
 
 def test_progress_is_told_in_the_trainer_s_thread_alone(publisher: WeightPublisher) -> None:

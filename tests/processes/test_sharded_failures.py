@@ -314,3 +314,59 @@ def test_one_rank_tells_the_service_and_any_can_wait(tmp_path: Path) -> None:
         assert error.publication is not None
         assert error.publication.step == 2
     assert _whole(tmp_path / "run") == ["v000001", "v000002"]
+
+
+def _fail_while_others_redistribute(rank: int, size: int, root: Path, failure: Exception) -> list[Exception | None]:
+    """Rank 1 cannot open its files, or its memory is full; all of them have tensors that take a collective to read."""
+    from torch.distributed.tensor import Shard
+
+    from refitd_client.sharded import writing
+    from refitd_client.sharded.reading import Reader
+
+    state = sharded_cases.placed(Shard(1))(rank, size)
+    place, name = (writing, "_open") if isinstance(failure, OSError) else (Reader, "read")
+    works = getattr(place, name)
+
+    def fail(*_: Any) -> None:
+        raise failure
+
+    with ShardedPublisher(root, "run") as publisher:
+        if rank == 1:
+            setattr(place, name, fail)
+        error = _attempt(lambda: publisher.publish(state, step=1))
+        setattr(place, name, works)
+        return [error, _attempt(lambda: publisher.publish(state, step=1))]
+
+
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [(OSError(errno.EMFILE, "Too many open files"), "Too many open files"), (RuntimeError("out of memory"), "memory")],
+)
+def test_a_rank_that_fails_before_a_collective_leaves_no_other_in_it(
+    tmp_path: Path, failure: Exception, said: str
+) -> None:
+    for told in run_ranks(2, tmp_path, _fail_while_others_redistribute, tmp_path / "root", failure):
+        assert isinstance(told, list), told
+        error, again = told
+        assert re.search(f"rank 1.*{said}", str(error)), error
+        assert again is None
+    assert _whole(tmp_path / "root" / "run") == ["v000001"]
+
+
+def _agree_on_what_is_not_written(rank: int, size: int, root: Path) -> list[str]:
+    """A layout is agreed on, and the version is refused before any rank hears of it; on rank 1 alone it is another."""
+    one, other = _plain((4, 3))(rank, size), _plain((4, 3))(rank, size)
+    if rank == 1:
+        other["more"] = torch.ones(3)
+    with ShardedPublisher(root, "run") as publisher:
+        publisher.publish(one, step=1)
+        told = [type(_attempt(lambda: publisher.publish(other, step=1))).__name__ for _ in range(2)]
+        publisher.publish(other, step=2)
+    return told
+
+
+def test_a_layout_that_was_agreed_on_and_not_written_is_no_layout(tmp_path: Path) -> None:
+    told = run_ranks(2, tmp_path, _agree_on_what_is_not_written, tmp_path / "root")
+    assert told == [["StepConflictError"] * 2] * 2
+    assert _whole(tmp_path / "root" / "run") == ["v000001", "v000002"]
+    assert {*published.tensors(tmp_path / "root/run/v000002")} == {"w", "more"}

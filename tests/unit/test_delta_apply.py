@@ -1,6 +1,5 @@
 """Finding what changed and applying it are inverse, on the CPU as by the operations that a GPU runs."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +8,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from safetensors.numpy import load_file, save_file
 
 from refitd_client import torch_tensors
 from refitd_client.casts import Casts, casts
@@ -18,7 +16,6 @@ from refitd_client.delta import (
     Delta,
     DeltaRefusedError,
     apply,
-    apply_to_checkpoint,
     changed,
     compare,
     device,
@@ -126,27 +123,6 @@ def test_a_delta_on_another_base_is_seen_by_the_result(known: bool) -> None:
     wrong[50] = 9
     with pytest.raises(DeltaRefusedError, match="load a full version"):
         apply(between(old, new), target(wrong), {"w": fingerprint(wrong)} if known else None)
-
-
-def test_a_checkpoint_is_changed_in_its_files(tmp_path: Path) -> None:
-    """Over several shards, and only where the delta says."""
-    rng = np.random.default_rng(0)
-    old = {name: rng.normal(size=(50, 7)).astype(np.float32) for name in "abc"}
-    save_file({"a": old["a"], "b": old["b"]}, tmp_path / "model-1.safetensors")
-    save_file({"c": old["c"]}, tmp_path / "model-2.safetensors")
-    new = {name: tensor.copy() for name, tensor in old.items()}
-    new["b"][3, 3], new["c"][49, 6] = 1.5, 2.5
-    changes = {
-        name: between(old[name].reshape(-1).view(np.uint32), new[name].reshape(-1).view(np.uint32)).changes["w"]
-        for name in "bc"
-    }
-    changes = {
-        name: Change(dtype="F32", shape=(50, 7), indices=c.indices, values=c.values, base=c.base, result=c.result)
-        for name, c in changes.items()
-    }
-    apply_to_checkpoint(Delta(base=BASE, version=VERSION, changes=changes), tmp_path)
-    got = load_file(tmp_path / "model-1.safetensors") | load_file(tmp_path / "model-2.safetensors")
-    assert all(np.array_equal(got[name], new[name]) for name in new)
 
 
 def sources(state: dict[str, torch.Tensor]) -> list[TensorSource]:

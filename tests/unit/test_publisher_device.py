@@ -14,7 +14,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from refitd_client import InvalidWeightsError, Publication, WeightPublisher, ahead, bus, cuda, sending, torch_tensors
+from refitd_client import (
+    InvalidWeightsError,
+    Publication,
+    WeightPublisher,
+    ahead,
+    bus,
+    cuda,
+    pinning,
+    sending,
+    torch_tensors,
+)
 from refitd_client.contract.manifest import parse_manifest
 from refitd_client.contract.slot import layout_of, slot_name, slots_path
 from refitd_client.fingerprint import fingerprints, to_texts
@@ -69,8 +79,8 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
         current_stream=lambda _: None,
         current_device=lambda: 0,
     )
-    monkeypatch.setattr(bus, "register", driver.register)
-    monkeypatch.setattr(bus, "unregister", driver.unregister)
+    monkeypatch.setattr(pinning, "pin", driver.register)
+    monkeypatch.setattr(pinning, "unpin", driver.unregister)
     monkeypatch.setattr(torch, "cuda", fake)
     monkeypatch.setattr(torch_tensors, "on_gpu", lambda tensor: tensor.dtype is not torch.int32)
     monkeypatch.setattr(cuda, "pinned", lambda count: torch.empty(count, dtype=torch.uint8))

@@ -139,6 +139,24 @@ def test_the_service_takes_the_slot_first(
     assert not inodes(path) & before
 
 
+def test_the_service_takes_the_slots_folder_away_when_its_last_slot_was_taken(
+    root: Path, publisher: WeightPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Right after the publisher's rename: the folder is empty then."""
+    slot = durable_effects.make_slot(root)
+    before, rename = inodes(slot), durable.rename
+
+    def slow(old: Path, new: Path) -> None:
+        rename(old, new)
+        if old == slot:
+            slot.parent.rmdir()
+
+    monkeypatch.setattr(durable, "rename", slow)
+    path = publisher.publish(durable_effects.weights(2), step=2).path
+    expect(path, 2)
+    assert inodes(path) == before
+
+
 def test_a_publication_that_fails_throws_its_slot_away(root: Path, publisher: WeightPublisher) -> None:
     durable_effects.make_slot(root)
     bad = durable_effects.weights(2)

@@ -17,6 +17,7 @@ import xxhash
 from refitd.catalog.header import Header
 from refitd.catalog.nonfinite import NonFinite, Search
 from refitd.catalog.opening import FileStat, Folder, check_unchanged
+from refitd.catalog.reading import fill
 from refitd_client.contract.digest import BLOCK, joined
 
 CHUNK_BYTES = 2**20
@@ -80,7 +81,7 @@ class _Reading:
                 raise ReadingStoppedError
             stop = file.search.boundary(min(position + CHUNK_BYTES, end)) if position < last else end
             data = chunk[: stop - position]
-            _fill(fd, data, position)
+            fill(fd, data, position)
             hasher.update(data[max(0, begin - position) :])
             if position < last:
                 file.search.look(data, position)
@@ -88,15 +89,6 @@ class _Reading:
             if self.tell is not None:
                 self.tell(len(data))
         return hasher.digest()
-
-
-def _fill(fd: int, data: memoryview, position: int) -> None:
-    filled = 0
-    while filled < len(data):
-        count = os.preadv(fd, [data[filled:]], position + filled)
-        if count == 0:
-            raise OSError(f"the file ended at byte {position + filled} while it was read")
-        filled += count
 
 
 def read_contents(

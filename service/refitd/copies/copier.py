@@ -197,7 +197,11 @@ class Copier:
             return
         if order.instead_of is not None:
             self._copies.pop(order.instead_of.name, None)
-            await self._folders.discard(order.instead_of)
+            outcome = await self._folders.discard(order.instead_of)
+            if isinstance(outcome, Refused):  # its room is not free
+                self._copies[order.instead_of.name] = doubted(order.instead_of)
+                self._refusals.refuse(target, f"no copy could make room for another: {outcome.reason}")
+                return
         await self._write(target, order)
 
     async def _write(self, target: VersionRecord, order: Write) -> None:

@@ -3,6 +3,8 @@
 Each raises RecordDamagedError where a record is not what was written.
 """
 
+from collections.abc import Iterator
+
 import sqlalchemy as sa
 
 from refitd.catalog.record import VersionRecord
@@ -68,7 +70,16 @@ def read_last_event(connection: sa.Connection) -> int:
 
 def read_engines(connection: sa.Connection) -> list[EngineRecord]:
     """All engines that the service knew when it last wrote."""
-    return [unpack(row, EngineRecord) for row in connection.scalars(sa.select(engines.c.record))]
+    return [engine for engine in _engines(connection) if not engine.removed]
+
+
+def read_removed_engines(connection: sa.Connection) -> list[EngineRecord]:
+    """What must stay known of engines that are named no more; each one's id is its address."""
+    return [engine for engine in _engines(connection) if engine.removed]
+
+
+def _engines(connection: sa.Connection) -> Iterator[EngineRecord]:
+    return (unpack(row, EngineRecord) for row in connection.scalars(sa.select(engines.c.record)))
 
 
 def read_open_attempts(connection: sa.Connection) -> list[AttemptRecord]:

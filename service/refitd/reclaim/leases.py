@@ -7,6 +7,7 @@ back, and a crash loses none. The worked case is an engine that gets slower and 
     load timed out               7 UNPROVEN: a server goes on loading after its client hung up
     unreachable for 600 s        6 is free again: a dead engine pins nothing for ever
     still no proof about 7       7 stays UNPROVEN, until its load or its process is proved to have ended
+    removed from the fleet       7 stays UNPROVEN for 600 s more: then it may be deleted, and is never written over
 """
 
 from collections.abc import Iterator
@@ -81,6 +82,7 @@ class EngineView:
     `loads` may have several entries: one that timed out, and the one that is to repair it. `named` are the versions
     whose folders it may mean when it says what it serves: a name proves nothing, but servers read such folders again.
     `beneath` is the full version that refitd's plugin has mapped, while deltas on it are served.
+    `is_removed`: nobody names it any more, for `unreachable_for` seconds; there is no one left to ask for a proof.
     """
 
     id: str
@@ -91,6 +93,7 @@ class EngineView:
     named: tuple[str, ...] = ()
     beneath: str | None = None
     unreachable_for: float = 0.0
+    is_removed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +145,8 @@ def _all(views: Views, dead_after: float) -> Iterator[tuple[str, Lease]]:
 
 
 def _of_engine(engine: EngineView, dead_after: float) -> Iterator[tuple[str, Lease]]:
+    if engine.is_removed and engine.unreachable_for >= dead_after:
+        return
     for load in engine.loads:
         # An engine that cannot be reached cannot be seen to load: whatever was under way has lost its witness.
         unproven = load.unproven or engine.state is EngineState.UNREACHABLE

@@ -19,6 +19,7 @@ from refitd.ledger import Ledger
 from refitd.problem import Kind, ProblemError
 from refitd.rollout.canary import Tell
 from refitd.rollout.record import EngineRecord, Source
+from refitd.rollout.removed import given_back
 from refitd.rollout.replica import Check, Replica
 from refitd.rollout.roster import Named, reconcile
 from refitd_client.contract.naming import NameRefusedError, check_run
@@ -107,6 +108,7 @@ class Fleet:
         if record.id in self._ledger.engines:
             self._ledger.put_engine(record)
             return
+        record = given_back(record, self._ledger.removed.get(record.url))
         if self._ledger.origin.lost and not self._ledger.origin.rebuilt:
             # A load that broke off, or a quarantine: the lost journal may have known of one, and nobody does now.
             record = replace(record, known=False, reason="the journal was lost: nothing vouches for its contents")

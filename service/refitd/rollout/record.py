@@ -41,6 +41,7 @@ class EngineRecord:
     `failures` counts refits in a row that did not end in ACK, `taints` those since its contents were last known whose
     end is not known either. `strikes` counts by version the loads that left this engine with unknown contents: the next
     clean load of another version does not forgive them. `unreachable_since` is in seconds of the monotonic clock.
+    `removed`: it is named no more; its `id` is its address, and `unreachable_since` when that was.
     `run_named` is True where the operator has said which run it follows. `plugin` is the release of refitd's plugin
     that carries out its loads, None where they are the server's own, for `stock_reason`. `beneath` is the full version
     that deltas were written into since, from which the plugin would put it back; `wants_full`: it takes no delta in
@@ -74,6 +75,7 @@ class EngineRecord:
     skipped: int = 0
     unreachable_since: float | None = None
     last_attempt: AttemptRecord | None = None
+    removed: bool = False
 
     @property
     def paths(self) -> tuple[str, ...]:

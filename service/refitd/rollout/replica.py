@@ -121,10 +121,20 @@ class Replica:
     @property
     def _record(self) -> EngineRecord:
         """The engine as it is now. It may have been removed at any await: then whatever is under way ends here."""
-        record = self._ledger.engines.get(self.id)
-        if record is None or record.url != self._url:
+        if not self._is_named:
             raise _RemovedError
-        return record
+        return self._ledger.engines[self.id]
+
+    @property
+    def _is_named(self) -> bool:
+        record = self._ledger.engines.get(self.id)
+        return record is not None and record.url == self._url
+
+    def _unless_removed(self, after: EngineRecord) -> None:
+        """The load of an engine that was removed meanwhile has ended: nobody else will say what it has left there."""
+        if not self._is_named:
+            self._ledger.leave(after)
+            raise _RemovedError
 
     def _now(self) -> float:
         return self._ledger.clock.monotonic()
@@ -227,6 +237,7 @@ class Replica:
     def _drop(self, before: EngineRecord, attempt: AttemptRecord, reason: str) -> None:
         """Something of the service's own is in the way: the engine never heard of it, and is as it was."""
         self._ledger.close_attempt(replace(attempt, outcome=NOT_SENT, reason=reason))
+        self._unless_removed(before)
         self._agenda = replace(self._agenda, failed=attempt.version, retry_at=self._now() + backoff(1, self._chance))
         self._put(before, replace(self._record, state=before.state))
 
@@ -245,12 +256,13 @@ class Replica:
         )
 
     def _on_stage(self, stage: Stage) -> None:
-        if stage is Stage.VERIFY and self.id in self._ledger.engines:
+        if stage is Stage.VERIFY and self._is_named:
             self._ledger.put_engine(replace(self._record, state=EngineState.VERIFYING), "VERIFYING: has loaded")
 
     def _close(self, before: EngineRecord, version: VersionRecord, refit: Refit, attempt: AttemptRecord) -> None:
         closed = replace(attempt, outcome=refit.outcome.name, reason=refit.reason, timings=refit.timings)
         self._ledger.close_attempt(closed)
+        self._unless_removed(after_refit(before, version.id, refit, self._now()))
         after = after_refit(replace(self._record, last_attempt=closed), version.id, refit, self._now())
         if refit.outcome is Outcome.ACK:
             after = self._acknowledged(before, after, version, refit)

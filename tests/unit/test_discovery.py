@@ -174,6 +174,18 @@ async def test_addresses_get_the_port_and_services_have_their_own() -> None:
         assert await ask_dns(at("nothing.test.", 7)) == Named("dns:nothing.test.", frozenset())
 
 
+async def test_a_service_that_is_not_offered_is_no_engine() -> None:
+    async with naming({("_s._tcp.test.", "SRV"): ["0 0 0 ."]}) as at:
+        assert await ask_dns(at("_s._tcp.test.", None)) == Named("dns:_s._tcp.test.", frozenset())
+
+
+async def test_a_name_that_is_no_host_s_is_silence_and_not_the_service_s_end() -> None:
+    async with naming({("_s._tcp.test.", "SRV"): [r"0 0 1 a\@b.test."]}) as at:
+        found = await ask_dns(at("_s._tcp.test.", None))
+        assert isinstance(found, Silent)
+        assert "engine URL" in found.reason
+
+
 async def test_a_name_server_that_refuses_is_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("refitd.discovery.dns.SECONDS", 0.2)
     assert isinstance(await ask_dns(Dns("e.test.", 7, ("127.0.0.1", 9))), Silent)

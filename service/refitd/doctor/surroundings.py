@@ -91,11 +91,13 @@ def judge_gpus(gpus: Sequence[Gpu] | str, used: Mapping[str, Sequence[str]]) -> 
     else:
         yield good(Check.GPUS, "host", ", ".join(names))
     for name, uuids in used.items():
-        if uuids:
-            yield _shared(name, uuids, used)
+        yield _shared(name, uuids, used)
 
 
 def _shared(name: str, uuids: Sequence[str], used: Mapping[str, Sequence[str]]) -> Finding:
+    if not uuids:
+        text = "on which GPUs it computes cannot be seen: it is elsewhere, or in a container, where NVML tells nothing"
+        return Finding(check=Check.GPUS, subject=name, verdict=Verdict.UNKNOWN, text=text)
     others = sorted(other for other, theirs in used.items() if other != name and set(theirs) & set(uuids))
     text = f"computes on {', '.join(uuids)}"
     if not others:

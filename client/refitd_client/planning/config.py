@@ -1,6 +1,6 @@
 """A model's shape out of its `config.json`. Field names are those of transformers."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -8,7 +8,7 @@ import msgspec
 
 from refitd_client.errors import PlanRefusedError
 from refitd_client.planning.faults import positive
-from refitd_client.planning.model import Experts, Latent, Model
+from refitd_client.planning.model import KNOWN, Experts, Latent, Model
 
 CONFIG_NAME = "config.json"
 _MOST = 10**9
@@ -40,8 +40,10 @@ def model_of(config: Mapping[str, Any], where: str = CONFIG_NAME) -> tuple[Model
     heads = fields.number("num_attention_heads")
     hidden = fields.number("hidden_size")
     latent = _latent(fields)
+    kind = str(fields.get("model_type") or "?")
+    fields.assumed += _unknown(fields, kind)
     model = Model(
-        kind=str(fields.get("model_type") or "?"),
+        kind=kind,
         hidden=hidden,
         inner=fields.number("intermediate_size"),
         layers=fields.number("num_hidden_layers"),
@@ -62,6 +64,7 @@ class _Fields:
 
     def __init__(self, config: Mapping[str, Any], where: str) -> None:
         self.where = where
+        self.outer = config
         self.assumed: list[str] = []
         inner: Any = config.get("text_config")
         self._config: Mapping[str, Any] = cast("Mapping[str, Any]", inner) if isinstance(inner, dict) else config
@@ -92,6 +95,14 @@ class _Fields:
         if not isinstance(value, bool):
             raise PlanRefusedError(f"{self.where}: {name!r} is {value!r}, neither true nor false")
         return value
+
+
+def _unknown(fields: _Fields, kind: str) -> Iterator[str]:
+    """What is in the configuration and not in the count."""
+    if kind not in KNOWN:
+        yield f"{fields.where}: model_type {kind!r} is none that is known here: it is counted as a decoder like Llama"
+    if fields.get("quantization_config") or fields.outer.get("quantization_config"):
+        yield f"{fields.where}: quantization_config is left out: weights are counted in bf16, which takes more"
 
 
 def _latent(fields: _Fields) -> Latent | None:

@@ -76,6 +76,8 @@ def check_memory(memory: float) -> None:
     Raises:
         PlanRefusedError: it is none.
     """
+    if not isinstance(memory, int | float):  # pyright: ignore[reportUnnecessaryIsInstance] - whoever calls plan() may
+        raise PlanRefusedError(f"--gpu-memory is {memory!r}, which is no number")
     if not LEAST_MEMORY <= memory <= MOST_MEMORY:
         raise PlanRefusedError(
             f"--gpu-memory is {memory:g} GiB: a GPU has {LEAST_MEMORY:g} to {MOST_MEMORY:g} (GiB, so 80 and not 80000)"

@@ -7,8 +7,8 @@
     trainer, engine       memory of one rank, by formulas     memory, fit       of all ranks, and the verdict
     changes               what would make it fit              planner           all of it: `plan()`
 
-Everything but `nvml`, `surroundings` and the reading of a `config.json` is pure. Allocation strings need a parser library, the driver's
-account of its GPUs a binding: `pip install 'refitd[plan]'`.
+Everything but `nvml`, `surroundings` and the reading of a `config.json` is pure. Allocation strings need a parser
+library, the driver's account of its GPUs a binding: `pip install 'refitd[plan]'`.
 """
 
 from refitd_client.planning.machine import Gpu

@@ -18,6 +18,7 @@ from refitd.discovery.memory import GONE_SECONDS, MOST, Memory, Named, Silent, r
 from refitd.discovery.place import Areal, Dns, PlaceRefusedError, Router, parse_place
 from refitd.discovery.router import ask_router
 from refitd.root_threads import RootThreads
+from support.scripted_server import answer, serve
 
 A, B = "http://a:1", "http://b:1"
 
@@ -30,6 +31,7 @@ A, B = "http://a:1", "http://b:1"
         ("dns://10.0.0.53/rollout.svc?port=1", Dns("rollout.svc", 1, ("10.0.0.53", 53))),
         ("dns://[::1]:5353/x?type=srv", Dns("x", None, ("::1", 5353))),
         ("sglang-router+http://router:3000/", Router("http://router:3000")),
+        ("sglang-router+http://router:1?key_file=/etc/key", Router("http://router:1", Path("/etc/key"))),
         ("areal:/nfs/name_resolve/me/exp/trial", Areal(Path("/nfs/name_resolve/me/exp/trial"))),
     ],
 )
@@ -42,6 +44,7 @@ def test_a_place_is_read(text: str, place: object) -> None:
     [
         *("dns:x", "dns:?port=1", "dns:x?port=0", "dns:x?port=1&type=SRV", "dns:x?port=many", "dns:x?key=1", ""),
         *("sglang-router+http://u:p@router", "sglang-router+router:1", "areal:relative", "consul:x", "http://router"),
+        *("sglang-router+http://router?key=secret", "sglang-router+http://router?key_file=relative"),
     ],
 )
 def test_what_is_no_place_is_refused_with_the_forms(text: str) -> None:
@@ -115,6 +118,15 @@ async def test_a_router_s_workers_are_engines_healthy_or_not() -> None:
     workers = [{"id": "1", "url": A, "is_healthy": False}, {"url": "http://b:1@0"}, {"url": "http://b:1@1"}]
     async with routing(200, json.dumps({"workers": workers, "total": 3})) as router:
         assert await ask_router(router) == Named(router.url, frozenset({A, B}))
+
+
+async def test_a_router_that_has_a_key_is_asked_with_it(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("of-the-router\n")
+    with serve(answer(200, {"workers": [{"url": A}]})) as router:
+        place = parse_place(f"sglang-router+{router.url}?key_file={tmp_path / 'key'}")
+        assert isinstance(place, Router)
+        assert await ask_router(place) == Named(router.url, frozenset({A}))
+    assert router.seen[0].headers["authorization"] == "Bearer of-the-router"
 
 
 @pytest.mark.parametrize(

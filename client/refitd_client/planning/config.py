@@ -123,11 +123,16 @@ def _experts(fields: _Fields) -> Experts | None:
     if name is None:
         return None
     size = fields.number("moe_intermediate_size", fields.number("intermediate_size"))
-    shared = fields.get("shared_expert_intermediate_size")
+    shared = _or_none(fields, "shared_expert_intermediate_size") or size * _or_none(fields, "n_shared_experts")
     return Experts(
         count=fields.number(name),
         active=fields.number("num_experts_per_tok"),
         size=size,
-        shared_size=int(shared) if shared else size * int(fields.get("n_shared_experts") or 0),
-        dense_layers=int(fields.get("first_k_dense_replace") or 0),
+        shared_size=shared,
+        dense_layers=_or_none(fields, "first_k_dense_replace"),
     )
+
+
+def _or_none(fields: _Fields, name: str) -> int:
+    """A count that may be missing, null or 0: then there are none."""
+    return fields.number(name) if fields.get(name) else 0

@@ -144,7 +144,7 @@ def test_a_colocated_areal_is_planned_on_the_same_gpus(part: str, target: str, t
 def test_what_areal_s_file_does_not_say_is_what_areal_takes(tmp_path: Path) -> None:
     """Defaults of `cli_args.py` in 1.0.4; a parameter takes 16 bytes there, and not refitd's 6."""
     file = tmp_path / "grpo.yaml"
-    file.write_text("actor: {use_lora: true}\nref: {path: x}\n")
+    file.write_text("actor: {use_lora: true}\nref: {path: x}\nsglang: {disable_cuda_graph: true}\n")
     read = read_areal(file)
     assert read.settings == {
         "mem_fraction_static": 0.9,
@@ -159,6 +159,7 @@ def test_what_areal_s_file_does_not_say_is_what_areal_takes(tmp_path: Path) -> N
         "precision": "mixed",
         "optimizer": "adamw",
         "lora_rank": 32,
+        "cuda_graphs": False,
     }
     assert any("mem_fraction_static: AReaL takes 0.9" in text for text in read.assumed)
     assert any("has ref" in text for text in read.assumed)

@@ -278,11 +278,14 @@ def test_a_config_without_a_field_is_refused_by_the_field_s_name(tmp_path: Path,
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("hidden_size", -1), ("vocab_size", 10**15), ("num_hidden_layers", "many"), ("hidden_size", True)],
+    [
+        *(("hidden_size", -1), ("vocab_size", 10**15), ("num_hidden_layers", "many"), ("hidden_size", True)),
+        *(("num_experts", "many"), ("num_experts_per_tok", "2"), ("n_shared_experts", "one")),
+    ],
 )
 def test_an_absurd_field_is_refused_by_its_name(field: str, value: object) -> None:
     with pytest.raises(PlanRefusedError, match=field):
-        model_of({**CONFIGS["Qwen3-8B"], field: value})
+        model_of({**CONFIGS["Qwen3-30B-A3B"], field: value})
 
 
 def test_a_model_that_cannot_be_read_is_named(tmp_path: Path) -> None:

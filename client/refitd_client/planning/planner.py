@@ -14,10 +14,9 @@ from refitd_client.planning.allocation import Allocation, Role, of_counts
 from refitd_client.planning.config import model_of, read_model
 from refitd_client.planning.costs import COSTS
 from refitd_client.planning.fit import assumed_of_memory, fit, planned_memory
-from refitd_client.planning.found import machine_for
 from refitd_client.planning.grammar import parse
 from refitd_client.planning.job import Job, job_of
-from refitd_client.planning.machine import Gpu, Machine
+from refitd_client.planning.machine import Gpu, Machine, machine_for
 from refitd_client.planning.model import Model
 from refitd_client.planning.nvml import read_gpus
 from refitd_client.planning.outputs import areal_patch, sglang_flags

@@ -104,6 +104,8 @@ def _plain(config: _Config) -> dict[str, Any]:
             value = config.default(key, _DEFAULTS[key])
         if value is not None:
             settings[name] = value
+    if config.get("sglang.disable_cuda_graph") is True:
+        settings["cuda_graphs"] = False
     if (dtype := config.get("sglang.kv_cache_dtype")) is not None:
         settings["kv_cache_bytes"] = kv_cache_bytes(f"{config.file}: sglang.kv_cache_dtype", dtype)
     return settings

@@ -90,6 +90,10 @@ Context = Annotated[int | None, _number("--context-length", "N", "SGLang's [the 
 Running = Annotated[int | None, _number("--running-requests", "N", "Most requests at a time of one engine", _ENGINE)]
 KvCache = Annotated[str | None, _number("--kv-cache-dtype", "auto|fp8", "SGLang's [auto]", _ENGINE)]
 Attention = Annotated[str | None, _number("--attention-backend", "flashinfer|fa3|triton", "SGLang's", _ENGINE)]
+Graphs = Annotated[
+    bool | None,
+    typer.Option("--cuda-graphs/--no-cuda-graphs", help="SGLang's", rich_help_panel=_ENGINE, show_default=False),
+]
 Batch = Annotated[int | None, _number("--batch-size", "N", "Prompts of a step", _ROLLOUTS)]
 Samples = Annotated[int | None, _number("--samples", "N", "Answers to each prompt", _ROLLOUTS)]
 Prompt = Annotated[int | None, _number("--prompt-tokens", "N", "Longest prompt", _ROLLOUTS)]
@@ -123,6 +127,7 @@ def plan(
     running_requests: Running = None,
     kv_cache_dtype: KvCache = None,
     attention_backend: Attention = None,
+    cuda_graphs: Graphs = None,
     batch_size: Batch = None,
     samples: Samples = None,
     prompt_tokens: Prompt = None,

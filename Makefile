@@ -24,9 +24,10 @@ help: ## show this list
 demo: $(READY) ## watch two engines follow a trainer that really learns, on this machine
 	@$(BIN)/refitd demo $(ARGS)
 
-test: $(READY) ## run the tests: unit, embedded engine, processes, simulation, crashes, attacks, faults, mutants, contract, end to end
+test: $(READY) ## run the tests: unit, surface, embedded engine, processes, simulation, crashes, attacks, faults, mutants, contract, end to end
+	@tests/prometheus/install .promtool || echo "the alert rules are not tested: the tests say why"
 	@$(BIN)/python -m pytest tests/unit -q -n 2 $(ARGS)
-	@$(BIN)/python -m pytest tests/embedded tests/processes tests/simulation tests/crash tests/attack tests/faults tests/mutants -q -n 2 $(ARGS)
+	@$(BIN)/python -m pytest tests/surface tests/embedded tests/processes tests/simulation tests/crash tests/attack tests/faults tests/mutants -q -n 2 $(ARGS)
 	@$(BIN)/python -m pytest tests/contract tests/e2e -q -m 'not sglang' $(ARGS)
 
 check: $(READY) ## lint, formatting and types
@@ -85,7 +86,7 @@ screenshots: $(READY) ## take the README's pictures anew, of a stack that really
 	@PYTHONPATH=tests $(BIN)/python tests/browser/screenshots.py docs/images
 
 clean: ## remove what these verbs made: environments and caches
-	@rm -rf .venv .venv-sglang .venv-areal .sglang .pytest_cache .ruff_cache .hypothesis build dist
+	@rm -rf .venv .venv-sglang .venv-areal .sglang .promtool .pytest_cache .ruff_cache .hypothesis build dist
 	@find client service tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is made last, so that a half-built environment is never taken for a good one.

@@ -10,6 +10,7 @@ locks, whose content does not matter.
 """
 
 import fcntl
+import mmap
 import os
 from pathlib import Path
 from typing import Protocol
@@ -110,6 +111,11 @@ def write_at(fd: int, data: bytes | memoryview, offset: int) -> None:
 def overwrite(file: Bytes, data: NDArray[np.uint8], offset: int) -> None:
     """Write into a mapped file; it must have the room."""
     file.bytes[offset : offset + len(data)] = data
+
+
+def touch_pages(file: Bytes) -> None:
+    """Have a mapped file's pages in the table of the process. Its content does not matter any more then."""
+    file.bytes[:: mmap.PAGESIZE] = 0
 
 
 def touch(fd: int) -> None:

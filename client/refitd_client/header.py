@@ -49,7 +49,7 @@ class Entry:
         return prod(self.shape) * BITS[self.dtype] // 8
 
 
-class _Location(msgspec.Struct):
+class _Location(msgspec.Struct, gc=False):  # hundreds of them have Python collect garbage
     dtype: str
     shape: tuple[int, ...]
     data_offsets: tuple[int, int]
@@ -61,7 +61,14 @@ def file_order(entry: Entry) -> tuple[int, str]:
 
 
 def encode(entries: Iterable[Entry], metadata: Mapping[str, str] | None = None) -> bytes:
-    """The bytes before the tensors, which follow in the order given.
+    """The bytes before the tensors, which follow in the order given: as `encode_sized`."""
+    return encode_sized(((entry.name, entry.dtype, entry.shape, entry.nbytes) for entry in entries), metadata)
+
+
+def encode_sized(
+    entries: Iterable[tuple[str, str, tuple[int, ...], int]], metadata: Mapping[str, str] | None = None
+) -> bytes:
+    """The same for names, dtypes, shapes and bytes, for those who have no `Entry` of them.
 
     `metadata` are texts beside `format`, which says `pt` as loaders expect, unless they say something else.
 
@@ -70,9 +77,9 @@ def encode(entries: Iterable[Entry], metadata: Mapping[str, str] | None = None) 
     """
     header: dict[str, Any] = {METADATA_KEY: {"format": "pt", **(metadata or {})}}
     end = 0
-    for entry in entries:
-        begin, end = end, end + entry.nbytes
-        header[entry.name] = _Location(dtype=entry.dtype, shape=entry.shape, data_offsets=(begin, end))
+    for name, dtype, shape, nbytes in entries:
+        begin, end = end, end + nbytes
+        header[name] = _Location(dtype=dtype, shape=shape, data_offsets=(begin, end))
     text = msgspec.json.encode(header)
     text += b" " * (-len(text) % 8)
     if len(text) > MAX_HEADER_BYTES:

@@ -39,6 +39,7 @@ from refitd_client.progress import Progress
 from refitd_client.publication import Publication, StagedPublication
 from refitd_client.reserve import Reserve
 from refitd_client.run_folder import RunFolder
+from refitd_client.tracing import PublishTrace
 from refitd_client.trainer_names import Rename
 
 if TYPE_CHECKING:
@@ -242,10 +243,12 @@ class WeightPublisher:
             self._background.settle()
             order = self._folder.place(step)
             self._mappings.prune()
+            trace = PublishTrace(self._folder.run, step)
             attempt = Attempt(
                 means=self._means,
                 order=order,
-                metadata=dict(metadata or {}),
+                metadata=trace.carrier | dict(metadata or {}),
+                trace=trace,
                 progress=progress,
                 delta=delta,
                 begun=self._folder.begun(order),

@@ -20,10 +20,12 @@ from refitd.journal.journal import Journal
 from refitd.journal.origin import NEW
 from refitd.rollout.carriage import Carriage
 from refitd.rollout.goals import goals_of_engine, goals_of_run
+from refitd.rollout.in_place import step_in_place
 from refitd.rollout.plan import Goals
 from refitd.rollout.record import AttemptRecord, EngineRecord, RolloutRecord
 from refitd.rollout.strategy import Strategy, StrategyName
 from refitd.root_mark import RootMark
+from refitd.telemetry.witness import Witness
 from refitd_client.contract.states import EngineState, RolloutState, VersionState
 from refitd_client.contract.wire import Event
 
@@ -54,12 +56,15 @@ class Ledger:
 
     What copies hold is read off the disk at each start and not written down: `carriage` says which deltas engines find
     in one, or why not; `copying` names the versions that a copy is being made from.
+
+    `witnesses` hear of each change, in the order that they were added.
     """
 
     def __init__(self, journal: Journal, clock: Clock, strategy: Strategy = _ALL) -> None:
         """Read back what the journal knows. Blocks; call it before serving."""
         self.bell = Bell()
         self.targets = Bell()
+        self.witnesses: list[Witness] = []
         self.clock = clock
         self.strategy = strategy
         self.journal = journal
@@ -135,8 +140,10 @@ class Ledger:
 
     def put_version(self, record: VersionRecord, text: str | None = None) -> None:
         """Take a version as it is now; `text` says in the log what happened to it."""
+        before = self.versions.get(record.id)
         self.journal.append(writes.put_version(record))
-        self._first_seen.setdefault(record.id, self.clock.monotonic())
+        if before is None:
+            self._first_seen[record.id] = self.clock.monotonic()
         if record.state is VersionState.DELETED:
             self._first_seen.pop(record.id, None)
             self.versions.pop(record.id, None)
@@ -144,6 +151,8 @@ class Ledger:
         else:
             self.versions[record.id] = record
         self._aim(record.run)
+        for witness in self.witnesses:
+            witness.version_changed(before, record)
         if text is not None:
             self.say("version", record.id, text, state=record.state.value, step=record.order.step, run=record.run)
         self.bell.ring()
@@ -165,8 +174,10 @@ class Ledger:
         """What one engine is to serve now."""
         if engine.run is None:
             return Goals()
-        rollout, engines = self.rollouts.get(engine.run), self.engines_of(engine.run)
-        return goals_of_engine(self.goals(engine.run), engine, self.strategy, rollout, engines)
+        rollout, engines, goals = self.rollouts.get(engine.run), self.engines_of(engine.run), self.goals(engine.run)
+        step = None if goals.wanted is None else step_in_place(engine, goals.wanted, self.versions)
+        goals = goals if step is None else replace(goals, loadable=step)
+        return goals_of_engine(goals, engine, self.strategy, rollout, engines)
 
     def engines_of(self, run: str) -> list[EngineRecord]:
         """The engines that follow a run."""
@@ -260,12 +271,16 @@ class Ledger:
         attempt = AttemptRecord(id=uuid.uuid4().hex, engine=engine, version=version, started_at=self.clock.now())
         self.journal.append(writes.put_attempt(attempt))
         self.loading[engine] = attempt
+        for witness in self.witnesses:
+            witness.attempt_changed(attempt)
         return attempt
 
     def close_attempt(self, attempt: AttemptRecord) -> None:
         """Write how an attempt ended."""
         self.journal.append(writes.put_attempt(attempt))
         self.loading.pop(attempt.engine, None)
+        for witness in self.witnesses:
+            witness.attempt_changed(attempt)
         self.bell.ring()
 
     def fingerprint(self, version: str, configuration: str) -> str | None:
@@ -297,6 +312,8 @@ class Ledger:
         self.rollouts[record.run] = record
         self._take_turns(record.run)
         self.journal.append(writes.put_rollout(record))
+        for witness in self.witnesses:
+            witness.rollout_changed(record)
         self.say("rollout", record.version, text, number=record.number, state=record.state.value)
         self.bell.ring()
 
@@ -331,10 +348,23 @@ class Ledger:
         event = Event(seq=self._seq, at=self.clock.now(), kind=kind, subject=subject, text=text, data=data)
         self.journal.append(writes.put_event(event))
         tell = log.warning if data.get("state") in _GRAVE else log.info
-        tell(text, kind=kind, subject=subject, **data)
+        tell(text, kind=kind, subject=subject, **_named(kind, subject, data), **data)
+        for witness in self.witnesses:
+            witness.decided(event)
         self.bell.ring()
 
     @property
     def last_event(self) -> int:
         """The number of the newest event."""
         return self._seq
+
+
+def _named(kind: str, subject: str, data: dict[str, Any]) -> dict[str, Any]:
+    """What a line of the log is about, under the names that the tasks' own lines have it under."""
+    match kind:
+        case "version" | "engine":
+            return {kind: subject}
+        case "rollout":
+            return {"version": subject, "rollout": data["number"]}
+        case _:
+            return {}

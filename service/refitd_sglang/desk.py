@@ -55,6 +55,8 @@ class Desk:
 
     def _hello(self) -> Reply:
         args, engine = self._runner.args, self._engine
+        if engine is not None:
+            engine.looking.helper.begin()  # somebody is there who will have versions prepared
         return {
             "ok": True,
             "protocol": PROTOCOL,
@@ -80,7 +82,10 @@ class Desk:
         """The last to ask is served: what an earlier one asked for is given up."""
         if self._engine is None:
             return refused(f"the plugin stands aside: {self._aside}")
-        stop = self._replace()
+        with short_turns():
+            return self._prepare_by(self._engine, request, self._replace())
+
+    def _prepare_by(self, engine: Engine, request: Request, stop: Event) -> Reply:
         if not self._busy.acquire(timeout=_HANDOVER_SECONDS):
             return refused("another version is being prepared, and does not stop") | {"busy": True}
         timers = Timer(PREPARE_SECONDS, stop.set), Timer(_SLOW_SECONDS, _tell_where, (request.path, get_ident()))
@@ -88,8 +93,7 @@ class Desk:
             timer.daemon = True
             timer.start()
         try:
-            with short_turns():
-                return self._prepared(self._engine, request, stop)
+            return self._prepared(engine, request, stop)
         except ReadingStoppedError:
             return refused(f"given up after {PREPARE_SECONDS:g} s, or because another version was to be prepared")
         except FullNeededError as error:

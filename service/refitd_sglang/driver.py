@@ -31,16 +31,17 @@ class _Memcpy2D(ctypes.Structure):
     )  # fmt: skip
 
 
-def to_device(move: Move, stream: int) -> None:
-    """Begin a move from page-locked host memory to the device of the current context, along a stream.
+def to_device(move: Move, above: int, stream: int) -> None:
+    """Begin a move from page-locked host memory to the device of the current context, along a stream. Its source is
+    counted from address `above`.
 
     Raises:
         DriverError: it was refused.
     """
     if move.rows == 1:
-        error = _library().cuMemcpyHtoDAsync_v2(move.target, move.source, move.width, stream)
+        error = _library().cuMemcpyHtoDAsync_v2(move.target, above + move.source, move.width, stream)
     else:
-        error = _library().cuMemcpy2DAsync_v2(ctypes.byref(_pitched(move)), stream)
+        error = _library().cuMemcpy2DAsync_v2(ctypes.byref(_pitched(move, above)), stream)
     if error:
         raise DriverError(f"the driver refused a copy of {move.nbytes} bytes to the device (error {error})")
 
@@ -52,9 +53,9 @@ def is_mapped(address: int) -> bool:
     return not error and bool(found.value)
 
 
-def _pitched(move: Move) -> _Memcpy2D:
+def _pitched(move: Move, above: int) -> _Memcpy2D:
     return _Memcpy2D(
-        srcMemoryType=_HOST, srcHost=move.source, srcPitch=move.source_pitch,
+        srcMemoryType=_HOST, srcHost=above + move.source, srcPitch=move.source_pitch,
         dstMemoryType=_DEVICE, dstDevice=move.target, dstPitch=move.target_pitch,
         WidthInBytes=move.width, Height=move.rows,
     )  # fmt: skip

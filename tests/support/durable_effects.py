@@ -23,6 +23,7 @@ LEAVES = (
     "write",
     "write_at",
     "overwrite",
+    "touch_pages",
     "touch",
     "resize",
     "clone",

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from email.utils import formatdate
 from ipaddress import ip_address
 from pathlib import Path
@@ -19,9 +20,10 @@ from refitd.doctor.finding import Check, Finding, Verdict
 from refitd.doctor.libraries import judge_releases, version_of
 from refitd.doctor.processes import LocalProcess, is_engine, listener
 from refitd.doctor.root import Nonce, RootFacts, judge_root, look_at_root, probed
-from refitd.doctor.sharing import Evidence, judge_sharing
+from refitd.doctor.sharing import Evidence, judge_sharing, plugin_answers
 from refitd.doctor.surroundings import judge_gpus, judge_nccl
 from refitd.engine.engines_file import EngineSpec
+from refitd.engine.plugin.crew import NOBODY
 from refitd.engine.port import Reached
 from refitd.engine.sglang.transport import Reply
 from refitd.fsck.roster import roster_of
@@ -179,6 +181,23 @@ def test_a_clock_that_is_off_is_said(behind: int | None, verdict: str) -> None:
     reply = Reply(status=400, text="", data=None, date=date)
     asked = Asked(name="e", spec=SPEC, root="/mnt", seen=SEEN, change=reply, skew=skew_of(reply))
     assert {found.check: found.verdict for found in judge_engine(asked)}[Check.ENGINE_CLOCK] == verdict
+
+
+@pytest.mark.parametrize(
+    ("plugin", "reason", "verdict", "said"),
+    [
+        ("0.1.0", None, Verdict.OK, "refitd 0.1.0 inside it"),
+        (None, NOBODY, Verdict.OK, "SGLang's own"),
+        (None, "only 1 of its 2 ranks answer for the plugin", Verdict.WARNING, "only 1 of its 2 ranks"),
+    ],
+)
+def test_what_was_found_of_the_plugin_is_said(
+    plugin: str | None, reason: str | None, verdict: Verdict, said: str
+) -> None:
+    asked = Asked(name="e", spec=SPEC, root="/mnt", seen=replace(SEEN, plugin=plugin, stock_reason=reason))
+    found = {each.check: each for each in judge_engine(asked)}[Check.PLUGIN]
+    assert (found.verdict, said in found.text) == (verdict, True)
+    assert plugin_answers(asked) is (plugin is not None)
 
 
 def test_an_engine_that_is_not_there_is_one_finding(job: list[str]) -> None:

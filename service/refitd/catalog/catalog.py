@@ -8,7 +8,7 @@ import asyncio
 import math
 from dataclasses import dataclass, replace
 
-import structlog
+from structlog.contextvars import bound_contextvars
 
 from refitd.bell import Bell
 from refitd.catalog.bases import Bases
@@ -36,8 +36,6 @@ RETRY_SECONDS = 0.5
 LONGEST_RETRY_SECONDS = 10.0
 
 _WATCHED = frozenset({VersionState.SEALED, VersionState.LOST})
-
-log = structlog.get_logger("refitd")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,7 +270,8 @@ class Catalog:
     async def _judge_one(self, id_: str) -> None:
         self._due.pop(id_, None)
         try:
-            await self._judge(self._ledger.versions[id_])
+            with bound_contextvars(version=id_):
+                await self._judge(self._ledger.versions[id_])
         except OSError as error:
             self._unknown(id_, f"cannot be read: {error}")
         finally:

@@ -6,7 +6,7 @@ Files are read and not mapped: one that gets shorter is then an error, and not a
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -56,6 +56,7 @@ class _Reading:
     folder: Folder
     stop: Event
     failed: Event
+    tell: Callable[[int], None] | None = None
 
     def block(self, file: _File, number: int) -> bytes:
         """The digest of one block of a file; what is not finite in it is noted."""
@@ -84,6 +85,8 @@ class _Reading:
             if position < last:
                 file.search.look(data, position)
             position += len(data)
+            if self.tell is not None:
+                self.tell(len(data))
         return hasher.digest()
 
 
@@ -103,8 +106,11 @@ def read_contents(
     *,
     threads: int | None = None,
     stop: Event | None = None,
+    tell: Callable[[int], None] | None = None,
 ) -> Contents:
     """Read `files` (name → what the listing saw), several at a time, and look into the tensors of `headers`.
+
+    `tell` hears of bytes that were read, in any thread.
 
     Raises:
         ChangedError: a file is not, or is no longer, what the listing saw.
@@ -112,7 +118,7 @@ def read_contents(
         OSError: a file cannot be read to its end.
     """
     read = [_File(name, files[name], Search(name, headers.get(name))) for name in sorted(files)]
-    reading = _Reading(folder, stop or Event(), Event())
+    reading = _Reading(folder, stop or Event(), Event(), tell)
     tasks = [(file, number) for file in read for number in range(file.blocks)]
     with ThreadPoolExecutor(_threads(len(tasks), threads), thread_name_prefix="refitd-contents") as pool:
         futures = [pool.submit(reading.block, file, number) for file, number in tasks]

@@ -28,6 +28,7 @@ from refitd.journal.journal import JournalError
 from refitd.ledger import Ledger
 from refitd.reclaim.leases import Views
 from refitd.reclaim.outcome import Refused
+from refitd.rollout.in_place import needs_copy
 from refitd.rollout.target import last_good
 from refitd_client.contract.states import Kind, VersionState
 from refitd_client.contract.wire import Reclaimable
@@ -142,7 +143,14 @@ class Copier:
         wanted, again = self._ledger.goals(run).wanted, self._refusals.due(run, self._decide)
         if again is not None and (wanted is None or again.order > wanted.order):
             return again
-        return None if wanted is None or self._ledger.carriage.can_load(wanted) else wanted
+        if wanted is None or self._ledger.carriage.can_load(wanted) or not self._is_needed(wanted):
+            return None
+        return wanted
+
+    def _is_needed(self, delta: VersionRecord) -> bool:
+        """Whether there is an engine, or may come one, that does not take it in place."""
+        engines = self._ledger.engines_of(delta.run)
+        return not engines or any(needs_copy(engine, delta, self._ledger.versions) for engine in engines)
 
     async def _work(self, run: str) -> None:
         """Bring copies up to date until nothing more can be done now."""
@@ -249,7 +257,7 @@ class Copier:
         return copy if version is None or version.digest == copy.digest else doubted(copy)
 
     def _readers(self, copies: list[Copy]) -> dict[str, Readers]:
-        paths = {engine.id: engine.model_path for engine in self._ledger.engines.values() if engine.model_path}
+        paths = {engine.id: engine.paths for engine in self._ledger.engines.values()}
         return readers_of(copies, self._facts.views(), paths)
 
     def _forget(self, copy: Copy) -> None:

@@ -68,19 +68,17 @@ async def _check(settings: Settings, root: Path, nonce: Nonce, *, nccl: bool, tr
         findings.append(judge_door(settings, await ask_service(settings)))
     findings += [*judge_places(answers), *_none(asked)]
     for one in asked:
-        findings += await asyncio.to_thread(_of_engine, root, nonce, one, processes[one.name], journal)
+        findings += await asyncio.to_thread(_of_engine, nonce, one, processes[one.name], journal)
     findings += await asyncio.to_thread(_of_gpus, processes, trainer)
     if nccl:
         findings += await asyncio.to_thread(lambda: list(_of_nccl(processes, trainer)))
     return findings
 
 
-def _of_engine(
-    root: Path, nonce: Nonce, asked: Asked, process: LocalProcess | None, journal: JournalFacts
-) -> list[Finding]:
+def _of_engine(nonce: Nonce, asked: Asked, process: LocalProcess | None, journal: JournalFacts) -> list[Finding]:
     if isinstance(asked.seen, Unreached):
         return list(judge_engine(asked))
-    found = evidence(root, nonce, asked, process, journal.engines.get(asked.name))
+    found = evidence(nonce, asked, process, journal.engines.get(asked.name))
     return [*judge_engine(asked), judge_sharing(asked, nonce, found), judge_hub(asked.name, process)]
 
 

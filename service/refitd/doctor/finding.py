@@ -28,6 +28,7 @@ class Check(StrEnum):
     REACHABLE = "reachable"
     CHANGES = "changes"
     ENGINE_CLOCK = "engine-clock"
+    PLUGIN = "plugin"
     SHARED_FILES = "shared-files"
     HUB = "hub"
     GPUS = "gpus"

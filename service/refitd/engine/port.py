@@ -63,7 +63,8 @@ class Target:
     nobody has loaded it; `not_fingerprint` is what the engine's contents before the load gave, when the files differ.
     `repairs`: the contents before the load are unknown, so that "untouched" is no reason to resume. `unchanged` says
     after the load whether the files are still those that were checked: else nobody knows which ones it read.
-    `files` is None for what others wrote: an engine's plugin leaves that to the engine.
+    `files` is None for what others wrote: an engine's plugin leaves that to the engine. `in_place`: it is a delta that
+    the plugin is to write into what is served.
     """
 
     path: str
@@ -72,6 +73,7 @@ class Target:
     not_fingerprint: str | None = None
     repairs: bool = False
     files: Files | None = None
+    in_place: bool = False
     unchanged: Callable[[], Awaitable[bool]] = field(default=_unchanged, compare=False)
 
 
@@ -103,12 +105,16 @@ class Unreached:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refit:
-    """How a refit ended. `timings` maps stages to milliseconds; `fingerprint` is of the contents left behind."""
+    """How a refit ended. `timings` maps stages to milliseconds; `fingerprint` is of the contents left behind.
+
+    `needs_full`: it is a NACK of a delta that is good, and that cannot be written into what the engine holds.
+    """
 
     outcome: Outcome
     resumed: bool
     reason: str | None = None
     fingerprint: str | None = None
+    needs_full: bool = False
     timings: dict[str, float] = field(default_factory=dict[str, float])
 
 

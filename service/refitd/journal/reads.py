@@ -8,9 +8,10 @@ import sqlalchemy as sa
 from refitd.catalog.record import VersionRecord
 from refitd.journal.origin import Origin
 from refitd.journal.packing import unpack
-from refitd.journal.schema import attempts, engines, events, fingerprints, origin, rollouts, versions
+from refitd.journal.schema import attempts, deliveries, engines, events, fingerprints, origin, rollouts, versions
 from refitd.rollout.record import AttemptRecord, EngineRecord, RolloutRecord
-from refitd_client.contract.states import VersionState
+from refitd.webhooks.delivery import DeliveryRecord
+from refitd_client.contract.states import DeliveryState, VersionState
 from refitd_client.contract.wire import Event
 
 
@@ -94,6 +95,20 @@ def read_rollouts(connection: sa.Connection) -> list[RolloutRecord]:
     newest = sa.select(sa.func.max(rollouts.c.number)).group_by(rollouts.c.run)
     query = sa.select(rollouts.c.record).where(rollouts.c.number.in_(newest))
     return [unpack(row, RolloutRecord) for row in connection.scalars(query)]
+
+
+def read_waiting_deliveries(connection: sa.Connection) -> list[DeliveryRecord]:
+    """Webhooks that are not over, the oldest first."""
+    query = sa.select(deliveries.c.record).where(deliveries.c.state == DeliveryState.WAITING.value)
+    return [unpack(row, DeliveryRecord) for row in connection.scalars(query.order_by(deliveries.c.number))]
+
+
+def read_deliveries(connection: sa.Connection, *, before: int | None, limit: int) -> list[tuple[int, DeliveryRecord]]:
+    """Webhooks by number, the newest first: those before number `before`, or the newest."""
+    query = sa.select(deliveries.c.number, deliveries.c.record).order_by(deliveries.c.number.desc()).limit(limit)
+    if before is not None:
+        query = query.where(deliveries.c.number < before)
+    return [(row.number, unpack(row.record, DeliveryRecord)) for row in connection.execute(query)]
 
 
 def read_origin(connection: sa.Connection) -> Origin | None:

@@ -80,7 +80,8 @@ class LedgerFacts:
             state=engine.state,
             serving=engine.serving,
             loads=tuple(self._loads(engine)),
-            named=tuple(self._named(engine.model_path or "")),
+            named=tuple(id_ for path in engine.paths for id_ in self._named(path)),
+            beneath=engine.beneath,
             unreachable_for=0.0 if since is None else self._ledger.clock.monotonic() - since,
         )
 

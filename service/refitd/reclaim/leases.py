@@ -25,6 +25,7 @@ class LeaseKind(Enum):
     LOADING = auto()
     UNPROVEN = auto()
     NAMED = auto()
+    BENEATH = auto()
     TARGET = auto()
     LAST_GOOD = auto()
     ROLLBACK = auto()
@@ -51,6 +52,7 @@ _CLAIMS = {
     LeaseKind.LOADING: "engine {} loads it",
     LeaseKind.UNPROVEN: "engine {} may still be reading it: its load timed out and nothing proved that it ended",
     LeaseKind.NAMED: "engine {} names its folder as what it serves, and may read it again",
+    LeaseKind.BENEATH: "engine {} serves deltas that were written into it, and would be put back from it",
     LeaseKind.TARGET: "target of run {}",
     LeaseKind.LAST_GOOD: "last good version of run {}",
     LeaseKind.ROLLBACK: "run {} is being rolled back to it",
@@ -78,6 +80,7 @@ class EngineView:
 
     `loads` may have several entries: one that timed out, and the one that is to repair it. `named` are the versions
     whose folders it may mean when it says what it serves: a name proves nothing, but servers read such folders again.
+    `beneath` is the full version that refitd's plugin has mapped, while deltas on it are served.
     """
 
     id: str
@@ -86,6 +89,7 @@ class EngineView:
     serving: str | None = None
     loads: tuple[Load, ...] = ()
     named: tuple[str, ...] = ()
+    beneath: str | None = None
     unreachable_for: float = 0.0
 
 
@@ -147,6 +151,8 @@ def _of_engine(engine: EngineView, dead_after: float) -> Iterator[tuple[str, Lea
         return
     if engine.serving is not None:
         yield engine.serving, Lease(kind=LeaseKind.SERVING, holder=engine.id)
+    if engine.beneath is not None:
+        yield engine.beneath, Lease(kind=LeaseKind.BENEATH, holder=engine.id)
     for version in engine.named:
         if version != engine.serving:
             yield version, Lease(kind=LeaseKind.NAMED, holder=engine.id)

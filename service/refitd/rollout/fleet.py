@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -18,7 +19,7 @@ from refitd.ledger import Ledger
 from refitd.problem import Kind, ProblemError
 from refitd.rollout.canary import Tell
 from refitd.rollout.record import EngineRecord, Source
-from refitd.rollout.replica import Replica
+from refitd.rollout.replica import Check, Replica
 from refitd.rollout.roster import Named, reconcile
 from refitd_client.contract.naming import NameRefusedError, check_run
 from refitd_client.contract.states import VersionState
@@ -47,7 +48,7 @@ class Fleet:
         engines_file: Path | None,
         probe_interval: float,
         connect: Callable[[EngineSpec], Engine],
-        check: Callable[[VersionRecord], Awaitable[bool]],
+        check: Check,
         chance: random.Random,
         warm: Callable[[VersionRecord], Awaitable[None]] = warm_already,
         discovers: bool = False,
@@ -128,7 +129,7 @@ class Fleet:
             name,
             adapter,
             self._ledger,
-            seen_path=lambda version: self._seen_path(spec, version),
+            seen_path=partial(self._seen_path, spec),
             check=self._check,
             warm=self._warm,
             probe_interval=self._probe_interval,
@@ -136,9 +137,11 @@ class Fleet:
         )
         self._tasks[name] = self._group.create_task(self._keep(name, adapter), name=f"replica {name}")
 
-    def _seen_path(self, spec: EngineSpec, version: VersionRecord) -> str | None:
-        """Where an engine finds a version's files; None for a delta that no copy holds now."""
-        path = self._ledger.carriage.path_of(version)
+    def _seen_path(self, spec: EngineSpec, version: VersionRecord, *, in_place: bool = False) -> str | None:
+        """Where an engine finds a version's files; None for a delta that it does not take in place and no copy holds
+        now.
+        """
+        path = version.path if in_place else self._ledger.carriage.path_of(version)
         return path if path is None or path.startswith("/") else f"{spec.root or self._root}/{path}"
 
     async def _keep(self, name: str, adapter: Engine) -> None:

@@ -10,13 +10,16 @@ import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import assert_never
+from typing import Protocol, assert_never
+
+from structlog.contextvars import bound_contextvars
 
 from refitd.catalog.record import VersionRecord
 from refitd.engine.port import Engine, Files, Outcome, Reached, Refit, Stage, Target
 from refitd.journal.journal import JournalError
 from refitd.ledger import Ledger
 from refitd.rollout.backoff import backoff
+from refitd.rollout.in_place import takes_in_place
 from refitd.rollout.observe import Expected, after_probe, after_refit, standing
 from refitd.rollout.plan import Agenda, Goals, Probe, RefitTo, Rest, Resume, next_action
 from refitd.rollout.record import NOT_SENT, AttemptRecord, EngineRecord
@@ -30,10 +33,22 @@ class _RemovedError(Exception):
     """The engine is nobody's any more."""
 
 
+class SeenPath(Protocol):
+    """A version's path as the engine sees it, None for a delta that it does not take in place and no copy holds now."""
+
+    def __call__(self, version: VersionRecord, *, in_place: bool = False) -> str | None: ...
+
+
+class Check(Protocol):
+    """Whether the files that an engine is about to read, or has read, are those that were found good."""
+
+    async def __call__(self, version: VersionRecord, *, in_place: bool = False) -> bool: ...
+
+
 class Replica:
     """Keeps one engine on its run's target until cancelled.
 
-    `seen_path` gives a version's path as the engine sees it, None for a delta that no copy holds now; `check` looks at
+    `seen_path` gives a version's path as the engine sees it; `check` looks at
     the files right before a load and returns False (having marked the version LOST) when they are not what was sealed.
     `warm` has them read into memory where they may not be.
     """
@@ -44,8 +59,8 @@ class Replica:
         engine: Engine,
         ledger: Ledger,
         *,
-        seen_path: Callable[[VersionRecord], str | None],
-        check: Callable[[VersionRecord], Awaitable[bool]],
+        seen_path: SeenPath,
+        check: Check,
         warm: Callable[[VersionRecord], Awaitable[None]],
         probe_interval: float,
         chance: random.Random,
@@ -64,7 +79,7 @@ class Replica:
 
     async def run(self) -> None:
         """Look, decide, act, until stopped, cancelled or the engine is removed."""
-        with suppress(_RemovedError):
+        with suppress(_RemovedError), bound_contextvars(engine=self.id):
             while not self._stopping:
                 await self._turn()
 
@@ -168,12 +183,24 @@ class Replica:
 
     async def _refit(self, version: VersionRecord) -> None:
         attempt = self._ledger.open_attempt(self.id, version.id)  # from here on the version is leased
+        with bound_contextvars(version=version.id, attempt=attempt.id, **self._rollout_of(version)):
+            await self._carry_out(attempt, version)
+
+    def _rollout_of(self, version: VersionRecord) -> dict[str, int]:
+        """The rollout that brings a version here; none brings back the last good one."""
+        rollout = self._ledger.rollouts.get(version.run)
+        return {} if rollout is None or rollout.version != version.id else {"rollout": rollout.number}
+
+    async def _carry_out(self, attempt: AttemptRecord, version: VersionRecord) -> None:
         before = self._record
         self._ledger.put_engine(replace(before, state=EngineState.UPDATING), f"UPDATING: loads {version.id}")
         # Right before each load, because the files may have been rewritten or deleted since they were sealed; and the
         # disk writes the intent meanwhile.
-        path = self._seen_path(version)
-        unchanged, unwritten, _ = await asyncio.gather(self._check(version), self._written(), self._warm(version))
+        in_place = takes_in_place(before, version, self._ledger.versions)
+        path = self._seen_path(version, in_place=in_place)
+        unchanged, unwritten, _ = await asyncio.gather(
+            self._check(version, in_place=in_place), self._written(), self._warm(version)
+        )
         if unwritten is not None:
             self._drop(before, attempt, f"{unwritten}: without a durable intent nothing is sent")
             return
@@ -181,7 +208,7 @@ class Replica:
             self._drop(before, attempt, "its files are not those that were checked, or cannot be looked at")
             return
         try:
-            refit = await self._engine.refit(self._target_for(before, version, path), self._on_stage)
+            refit = await self._engine.refit(self._target_for(before, version, path, in_place), self._on_stage)
         except asyncio.CancelledError:
             refit = Refit(outcome=Outcome.TAINTED, resumed=False, reason="the service was stopped in mid-update")
             self._close(before, version, refit, attempt)
@@ -203,7 +230,7 @@ class Replica:
         self._agenda = replace(self._agenda, failed=attempt.version, retry_at=self._now() + backoff(1, self._chance))
         self._put(before, replace(self._record, state=before.state))
 
-    def _target_for(self, engine: EngineRecord, version: VersionRecord, path: str) -> Target:
+    def _target_for(self, engine: EngineRecord, version: VersionRecord, path: str, in_place: bool) -> Target:
         serving = self._ledger.versions.get(engine.serving or "")
         differs = serving is not None and serving.differs_in_weights(version)
         return Target(
@@ -212,8 +239,9 @@ class Replica:
             fingerprint=self._fingerprint_of(version.id),
             not_fingerprint=self._fingerprint_of(serving.id) if serving is not None and differs else None,
             repairs=not engine.known,
-            files=_files(version),
-            unchanged=lambda: self._check(version),
+            files=_files(version) if in_place or version.kind is not Kind.DELTA else None,
+            in_place=in_place,
+            unchanged=lambda: self._check(version, in_place=in_place),
         )
 
     def _on_stage(self, stage: Stage) -> None:
@@ -226,7 +254,7 @@ class Replica:
         after = after_refit(replace(self._record, last_attempt=closed), version.id, refit, self._now())
         if refit.outcome is Outcome.ACK:
             after = self._acknowledged(before, after, version, refit)
-        else:
+        elif not refit.needs_full:  # what it needs is another road, and no other time
             wait = backoff(max(after.failures, after.strikes.get(version.id, 0), 1), self._chance)
             self._agenda = replace(self._agenda, failed=version.id, retry_at=self._now() + wait)
         self._put(before, after)
@@ -247,10 +275,13 @@ class Replica:
             self._ledger.record_fingerprint(version.id, after.configuration, refit.fingerprint)
         serving = self._ledger.versions.get(before.serving or "")
         skipped = skipped_between(self._ledger.versions_of(version.run), serving, version)
+        in_place = takes_in_place(before, version, self._ledger.versions)
         after = replace(
             after,
             weight_version=label_of(version),
-            model_path=self._seen_path(version) or after.model_path,
+            model_path=self._seen_path(version, in_place=in_place) or after.model_path,
+            beneath=(before.beneath or before.serving) if in_place else None,
+            wants_full=version.kind is Kind.DELTA and not in_place,  # its plugin knows nothing of what a copy held
             skipped=before.skipped + len(skipped),
         )
         return standing(after, self._target_id()) if refit.resumed else after

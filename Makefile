@@ -3,7 +3,7 @@
 #   TORCH=skip, TORCH_INDEX=URL   another build of torch than the CPU one: see deploy/install-torch
 #   ARGS='-k rollback -x'         further arguments of pytest, of the demo or of the benchmark
 .DEFAULT_GOAL := help
-.PHONY: help demo test check soak chaos bench bench-gpu bench-gpu2 density sglang areal plugin-releases browser screenshots clean
+.PHONY: help demo test check soak chaos bench bench-gpu bench-gpu2 bench-plan density sglang areal plugin-releases browser screenshots clean
 .DELETE_ON_ERROR:
 
 PYTHON ?=
@@ -12,6 +12,8 @@ export PYTHON TORCH TORCH_INDEX
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 RELEASES ?= 0.5.12.post1 0.5.16 0.5.19
+
+SGLANG_PYTHON ?= python3
 
 BIN := .venv/bin
 READY := .venv/.ready
@@ -51,6 +53,9 @@ bench-gpu: $(READY) ## measure publishing from one NVIDIA GPU (TORCH_INDEX=… f
 bench-gpu2: $(READY) ## measure trainer and engine on a GPU each, peers beside (ARGS='--engine URL --engine-model DIR')
 	@PYTHONPATH=tests/bench $(BIN)/python tests/bench/gpu/main.py --models --device 1 --only loop peers \
 	  --out docs/benchmarks/gpu2.json $(ARGS)
+
+bench-plan: ## hold 'refitd plan' against what NVML shows of a real SGLang and a trainer (SGLANG_PYTHON=its Python)
+	@PYTHONPATH=client:service $(SGLANG_PYTHON) tests/bench/gpu_plan.py $(ARGS)
 
 density: $(READY) ## fine-tune a small model and count the weights that change in a step
 	@$(BIN)/python tests/bench/density.py $(ARGS)

@@ -185,6 +185,7 @@ def _predicted(size: str, gpu: Gpu, *, recompute: bool) -> Mapping[str, Mapping[
         trainer_gpus=1,
         gpus=[gpu],
         nodes=1,
+        plugin=False,
         model=COMMON | SIZES[size],
         loss="eager",
         gradient_checkpointing=recompute,

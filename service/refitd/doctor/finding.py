@@ -23,6 +23,7 @@ class Check(StrEnum):
     TOKEN = "token"  # noqa: S105 - the name of a check
     JOURNAL = "journal"
     LOCK = "lock"
+    PLACES = "places"
     ENGINES = "engines"
     REACHABLE = "reachable"
     CHANGES = "changes"

@@ -18,11 +18,17 @@ pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 RUN = "with/service"
 
 
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the services of this module keep their journal: they are one after the other on one root."""
+    return tmp_path_factory.mktemp("service")
+
+
 def test_what_a_trainer_publishes_goes_through_the_plugin_and_everyone_can_see_that(
-    sglang_plugged: PluggedSglang, models: Path, tmp_path: Path
+    sglang_plugged: PluggedSglang, models: Path, service: Path
 ) -> None:
     root = sglang_plugged.root
-    with running(tmp_path, sglang_plugged, "--run", RUN, root=root, run=RUN) as job:
+    with running(service, sglang_plugged, "--run", RUN, root=root, run=RUN) as job:
         answers = []
         for step, model in enumerate(["model_a", "model_b", "model_a"], start=1):
             job.serve(models / model, step)
@@ -45,11 +51,11 @@ def test_what_a_trainer_publishes_goes_through_the_plugin_and_everyone_can_see_t
 
 
 def test_deltas_are_written_in_place_and_answered_as_the_gathered_model_is(
-    sglang_plugged: PluggedSglang, models: Path, tmp_path: Path
+    sglang_plugged: PluggedSglang, models: Path, service: Path, tmp_path: Path
 ) -> None:
     """Token for token, and no copy is made."""
     root = sglang_plugged.root
-    with running(tmp_path, sglang_plugged, "--run", OTHER, root=root) as job:
+    with running(service, sglang_plugged, "--run", OTHER, root=root) as job:
         with fine_tuning(job, models / "model_a") as trainer:
             kinds = [trainer.publish().kind for _ in range(4)]
             assert kinds == [Kind.FULL, *[Kind.DELTA] * 3]

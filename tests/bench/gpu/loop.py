@@ -21,7 +21,7 @@ from stack import refitd
 
 from refitd_client import RefitClient, WeightPublisher
 
-WARM = 4  # until the service has handed back a slot, and it is registered
+WARM = 8  # until each of the slots that take turns has been handed back once, and is registered
 PATIENCE = 120.0  # seconds
 
 

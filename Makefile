@@ -3,7 +3,7 @@
 #   TORCH=skip, TORCH_INDEX=URL   another build of torch than the CPU one: see deploy/install-torch
 #   ARGS='-k rollback -x'         further arguments of pytest, of the demo or of the benchmark
 .DEFAULT_GOAL := help
-.PHONY: help demo test check soak chaos bench bench-gpu bench-gpu2 bench-plan density sglang areal plugin-releases browser screenshots clean
+.PHONY: help demo test check soak chaos bench bench-paint bench-gpu bench-gpu2 bench-plan density sglang areal plugin-releases browser screenshots clean
 .DELETE_ON_ERROR:
 
 PYTHON ?=
@@ -45,6 +45,10 @@ chaos: $(READY) ## kill the real publisher, service and engines at random times,
 
 bench: $(READY) ## measure publishing, loading and the service itself
 	@$(BIN)/python tests/bench/main.py $(ARGS)
+
+bench-paint: $(READY) ## measure how soon the dashboard shows something, in a real Chromium
+	@tests/browser/install .venv
+	@PYTHONPATH=tests:tests/browser $(BIN)/python tests/bench/main.py --only paint $(ARGS)
 
 bench-gpu: $(READY) ## measure publishing from one NVIDIA GPU (TORCH_INDEX=… for a torch with CUDA; ARGS='--engine URL …')
 	@PYTHONPATH=tests/bench $(BIN)/python tests/bench/gpu/main.py --out docs/benchmarks/gpu.json $(ARGS); met=$$?; \

@@ -125,6 +125,18 @@ def test_a_service_whose_neighbour_is_not_ready_is_started_again() -> None:
     assert {service["restart"].partition(":")[0] for service in services().values()} == {"on-failure"}
 
 
+def test_images_of_others_have_a_tag_that_stays_and_kubernetes_names_the_same_sglang() -> None:
+    named = {name: service["image"] for name, service in services().items() if name not in OURS}
+    tags = {
+        name: re.fullmatch(r"\$\{\w+_IMAGE:-([\w./-]+):v?(\d+\.\d+\.\d+[\w.]*)\}", text) for name, text in named.items()
+    }
+    assert all(tags.values()), named
+    for kustomization in (TREE / "deploy/kubernetes").glob("*/kustomization.yaml"):
+        images = {image["name"]: image for image in yaml.safe_load(kustomization.read_text())["images"]}
+        assert tags["sglang"] is not None
+        assert images["sglang"]["newTag"] == f"v{tags['sglang'][2]}"
+
+
 def test_a_real_engine_waits_behind_a_profile_and_never_downloads() -> None:
     assert [name for name, service in services().items() if service.get("profiles") == ["sglang"]] == ["sglang"]
     sglang = services()["sglang"]

@@ -62,7 +62,18 @@ def test_the_unit_may_write_where_its_root_is() -> None:
     assert f"RequiresMountsFor={root}\n" in UNIT
 
 
-def test_the_job_is_shell_and_its_flags_are_refitds() -> None:
+def test_shellcheck_finds_nothing_in_any_script() -> None:
+    """The job, and what sets up environments: every file of the tree that a shell reads."""
+    folders = ("deploy", "tests", ".ci")
+    files = [file for folder in folders for file in (DEPLOY.parent / folder).rglob("*") if file.is_file()]
+    scripts = [file for file in files if re.match(rb"#!/bin/(ba)?sh\n", file.read_bytes()[:20])]
+    assert JOB in scripts
+    program = Path(sys.executable).with_name("shellcheck")
+    done = subprocess.run([program, *scripts], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_the_jobs_flags_are_refitds() -> None:
     subprocess.run(["bash", "-n", JOB], check=True)
     (command,) = re.findall(r"^refitd (serve .*?) 2>", JOB.read_text(), re.MULTILINE | re.DOTALL)
     flags = {word for word in command.split() if word.startswith("--")}

@@ -1,4 +1,4 @@
-"""promtool, which comes with Prometheus."""
+"""Prometheus and its promtool."""
 
 import os
 import shutil
@@ -10,6 +10,15 @@ WHY_NOT = "promtool is not here: tests/prometheus/install .promtool (make test d
 
 def promtool() -> str | None:
     """Its path, None where there is none."""
-    named = os.environ.get("REFITD_PROMTOOL") or shutil.which("promtool")
-    ours = _TREE / ".promtool/promtool"
+    return _found("promtool")
+
+
+def prometheus() -> str | None:
+    """The server's path, None where there is none."""
+    return _found("prometheus")
+
+
+def _found(name: str) -> str | None:
+    named = os.environ.get(f"REFITD_{name.upper()}") or shutil.which(name)
+    ours = _TREE / ".promtool" / name
     return named or (str(ours) if ours.exists() else None)

@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 import yaml
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models.dashboard import Dashboard
 from prometheus_client.parser import text_string_to_metric_families
 
 from support.checkpoints import publish
@@ -147,6 +150,36 @@ def test_what_the_runbook_says_to_type_is_a_command_with_such_options() -> None:
     flags = {flag.replace("-", "_") for flag in re.findall(r"`--([\w-]+)", RUNBOOK)} - {"cpus"}
     singular = {"engine": "engines", "webhook": "webhooks"}
     assert {singular.get(flag, flag) for flag in flags} <= Settings.model_fields.keys()
+
+
+def lost(before: Any, after: Any, path: str = "") -> Iterator[str]:
+    """What is in one document and not in the other, or otherwise there."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key, value in before.items():
+            yield from lost(value, after.get(key), f"{path}.{key}")
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        for number, pair in enumerate(zip(before, after, strict=True)):
+            yield from lost(*pair, f"{path}[{number}]")
+    elif before != after:
+        yield path
+
+
+def through_grafanas_schema(dashboard: dict[str, Any]) -> dict[str, Any]:
+    """The dashboard, read and written by the classes that Grafana's makers generate from its schemas."""
+    register_default_plugins()
+    return json.loads(JSONEncoder().encode(Dashboard.from_json(dashboard)))
+
+
+def test_the_dashboard_is_one_by_grafanas_own_schema() -> None:
+    """What the schema does not know is lost on the way. Two fields it lacks, though Grafana itself writes them."""
+    lacking = re.compile(r"\.templating\.list\[\d\]\.definition|\.annotations\.list\[0\]\.titleFormat")
+    assert [path for path in lost(DASHBOARD, through_grafanas_schema(DASHBOARD)) if not lacking.fullmatch(path)] == []
+
+
+@pytest.mark.parametrize("slip", [('"gridPos"', '"gridpos"'), ('"legendFormat"', '"legend"'), ('"unit"', '"units"')])
+def test_grafanas_schema_would_find_a_slip(slip: tuple[str, str]) -> None:
+    slipped = json.loads(json.dumps(DASHBOARD).replace(*slip))
+    assert len([*lost(slipped, through_grafanas_schema(slipped))]) > 3
 
 
 def test_the_dashboard_can_be_put_up_anywhere() -> None:

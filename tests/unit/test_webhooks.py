@@ -365,23 +365,6 @@ class TestSettings:
         assert "hush" not in str(refused.value)
 
 
-async def test_a_journal_from_before_there_were_webhooks_is_sound_and_gets_their_table(tmp_path: Path) -> None:
-    import sqlite3
-    from contextlib import closing
-
-    from refitd.journal.condition import Sound, examine_journal
-
-    journal = Journal(tmp_path)
-    journal.close()
-    with closing(sqlite3.connect(journal.path)) as old:
-        old.execute("DROP TABLE deliveries")
-        old.commit()
-    assert isinstance(examine_journal(journal.path, thorough=True), Sound)
-    again = Journal(tmp_path)
-    assert written(again) == []
-    again.close()
-
-
 async def test_a_load_that_fails_at_first_is_no_news(tmp_path: Path) -> None:
     async with serving(tmp_path) as stage:
         told: list[News] = []

@@ -8,6 +8,7 @@ from pathlib import Path
 from refitd.doctor.finding import Check, Finding, Verdict, good
 from refitd.fsck.facts import JournalFacts
 from refitd.journal.condition import Corrupt, Missing, Newer, Sound, Unreadable
+from refitd.journal.schema import SCHEMA_VERSION
 from refitd.settings import LOOPBACK, Settings
 
 
@@ -38,8 +39,9 @@ def _open_to_others(file: Path) -> str | None:
 def _journal(journal: JournalFacts) -> Finding:
     subject, fix = str(journal.path), "refitd fsck says more, and --repair begins a new one"
     match journal.condition:
-        case Sound():
-            return good(Check.JOURNAL, subject, "can be read to its end")
+        case Sound(schema=schema):
+            later = "" if schema == SCHEMA_VERSION else f"; the next start brings it to schema {SCHEMA_VERSION}"
+            return good(Check.JOURNAL, subject, f"can be read to its end; schema {schema}{later}")
         case Missing() if not journal.elsewhere:
             return good(Check.JOURNAL, subject, "there is none yet: the service begins it")
         case Missing():
@@ -47,7 +49,8 @@ def _journal(journal: JournalFacts) -> Finding:
             fix = f"--state {journal.last_folder}"
             return Finding(check=Check.JOURNAL, subject=subject, verdict=Verdict.WARNING, text=text, fix=fix)
         case Newer(schema=schema):
-            text, fix = f"a later refitd wrote it (schema {schema})", "run that refitd"
+            text = f"a later refitd wrote it (schema {schema}, and this one knows {SCHEMA_VERSION})"
+            fix = "run that refitd"
         case Corrupt(reason=reason):
             text = f"it is corrupt: {reason}"
         case Unreadable(reason=reason):

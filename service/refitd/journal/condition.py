@@ -1,21 +1,24 @@
-"""In what condition a journal is. It is opened for reading only: nothing that could be evidence is changed."""
+"""In what condition a journal is. It is opened for reading only: nothing that could be evidence is changed.
+
+One of an older schema is read as it will be when a service has started on it: as a copy in memory that took the steps.
+"""
 
 import sqlite3
 from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DatabaseError
 
 from refitd.catalog.record import VersionRecord
+from refitd.journal.migrate import MigrationError, is_older, migrated_copy, schema_of
 from refitd.journal.origin import Origin
 from refitd.journal.packing import RecordDamagedError, unpack
 from refitd.journal.reads import read_fingerprints, read_origin
 from refitd.journal.schema import (
-    ADDED,
     SCHEMA_VERSION,
     attempts,
     deliveries,
@@ -47,9 +50,10 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Sound:
-    """It can be read to its end."""
+    """It can be read to its end. `schema` is that on disk; the next start brings an older one to this refitd's."""
 
     origin: Origin
+    schema: int = SCHEMA_VERSION
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +85,12 @@ def examine_journal(path: Path, *, thorough: bool) -> Condition:
     try:
         if not path.exists() or path.stat().st_size == 0 or path.with_name(path.name + _ROLLBACK).exists():
             return Missing(leftovers=any(path.with_name(path.name + side).exists() for side in SIDE_FILES))
-        with reading(path) as connection:
+        with _as_it_lies(path) as connection:
             return _examine(connection, thorough=thorough)
     except (RecordDamagedError, UnicodeDecodeError) as error:  # SQLite's own texts may be what is damaged
         return Corrupt(str(error))
+    except MigrationError as error:  # by no fault of the journal's, which is needed when the steps are mended
+        return Unreadable(str(error))
     except DatabaseError as error:
         return _condition_of(error.orig)
     except (OSError, sqlite3.DatabaseError) as error:
@@ -93,11 +99,26 @@ def examine_journal(path: Path, *, thorough: bool) -> Condition:
 
 @contextmanager
 def reading(path: Path) -> Generator[sa.Connection]:
-    """A connection to the journal that cannot change it.
+    """A connection that cannot change the journal, to be read by this refitd's schema.
 
     Raises:
         sqlalchemy.exc.DatabaseError: it cannot be opened.
     """
+    with _as_it_lies(path) as connection, _as_it_will_be(connection, schema_of(connection)) as readable:
+        yield readable
+
+
+@contextmanager
+def _as_it_will_be(connection: sa.Connection, schema: int) -> Generator[sa.Connection]:
+    if not is_older(schema):
+        yield connection
+        return
+    with migrated_copy(cast("sqlite3.Connection", connection.connection.dbapi_connection), schema) as copy:
+        yield copy
+
+
+@contextmanager
+def _as_it_lies(path: Path) -> Generator[sa.Connection]:
 
     def connect() -> sqlite3.Connection:
         # In a folder that may not be written, a journal that nobody has open can only be read as one that stands still.
@@ -126,34 +147,37 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
 
 
 def _examine(connection: sa.Connection, *, thorough: bool) -> Condition:
-    schema = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
+    schema = schema_of(connection)
     if schema > SCHEMA_VERSION:
         return Newer(schema)
     check = "integrity_check" if thorough else "quick_check"
     faults = [row[0] for row in connection.exec_driver_sql(f"PRAGMA {check}(3)")]
     if faults != ["ok"]:
         return Corrupt("; ".join(faults))
+    with _as_it_will_be(connection, schema) as readable:
+        return _contents(readable, schema, thorough=thorough)
+
+
+def _contents(connection: sa.Connection, schema: int, *, thorough: bool) -> Condition:
     schema_rows = connection.exec_driver_sql("SELECT type, name, tbl_name, sql FROM sqlite_master").all()
     tables = {name for type_, name, *_ in schema_rows if type_ == "table"}
     origin = read_origin(connection) if "origin" in tables else None
     if origin is None:
-        return _without_origin(connection, tables)
-    if missing := set(metadata.tables) - tables - ADDED:
+        return _without_origin(connection, tables, schema)
+    if missing := set(metadata.tables) - tables:
         return Corrupt(f"it has no table {', '.join(sorted(missing))}")
     _read_all(connection, thorough=thorough)
-    if deliveries.name in tables:
-        _read(connection, deliveries.c.id, deliveries.c.record, DeliveryRecord, lambda record: record.id)
-    return Sound(origin)
+    return Sound(origin, schema)
 
 
-def _without_origin(connection: sa.Connection, tables: set[str]) -> Condition:
+def _without_origin(connection: sa.Connection, tables: set[str], schema: int) -> Condition:
     """A kill while a journal is made leaves empty tables; anything else has lost its beginning."""
     if foreign := tables - set(metadata.tables):
         return Corrupt(f"it is no journal of refitd: it has a table {min(foreign)}")
     for table in tables:
         if connection.execute(sa.select(metadata.tables[table]).limit(1)).first() is not None:
             return Corrupt("its first record is gone")
-    return Missing()
+    return Missing(leftovers=is_older(schema))  # tables of an older schema are no beginning for this one
 
 
 def _read_all(connection: sa.Connection, *, thorough: bool) -> None:
@@ -167,6 +191,7 @@ def _read_all(connection: sa.Connection, *, thorough: bool) -> None:
     _read(connection, engines.c.id, engines.c.record, EngineRecord, lambda record: record.id)
     _read(connection, rollouts.c.number, rollouts.c.record, RolloutRecord, lambda record: record.number)
     _read(connection, attempts.c.outcome, attempts.c.record, AttemptRecord, lambda record: record.outcome)
+    _read(connection, deliveries.c.id, deliveries.c.record, DeliveryRecord, lambda record: record.id)
     read_fingerprints(connection)
     if thorough:
         _read(connection, events.c.seq, events.c.record, Event, lambda record: record.seq)

@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.exc import DatabaseError
 
+from refitd.journal.migrate import in_one_transaction
 from refitd.journal.origin import NEW, Origin
 from refitd.journal.reads import read_origin
 from refitd.journal.schema import SCHEMA_VERSION, metadata
@@ -70,11 +71,11 @@ class Journal:
         self._work = asyncio.Event()
 
     def _create(self, origin: Origin) -> None:
-        """Make what is missing. The origin comes last: without it a journal counts as never used, also after a kill."""
-        metadata.create_all(self._db)
-        with self._db.begin() as connection:
-            connection.exec_driver_sql(f"PRAGMA user_version={SCHEMA_VERSION}")
+        """Make what is missing, all or nothing. Without an origin a journal counts as never used."""
+        with in_one_transaction(self._db) as connection:
+            metadata.create_all(connection)
             if read_origin(connection) is None:
+                connection.exec_driver_sql(f"PRAGMA user_version={SCHEMA_VERSION}")
                 write = put_origin(origin)
                 connection.execute(write.statement, write.values)
 

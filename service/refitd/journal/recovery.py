@@ -1,6 +1,6 @@
 """Opening the journal at start: what happens when it is missing, corrupt, newer than this refitd, or cannot be read.
 
-    sound       it is opened
+    sound       it is opened; one of an older refitd is brought to this one's schema first, and a copy kept
     missing     on a new root a journal begins; on one that was in use an empty one begins, to be rebuilt
     corrupt     it is moved aside, never deleted, and an empty one begins, to be rebuilt
     newer       refused: what this refitd does not understand it must not change
@@ -23,7 +23,9 @@ from refitd.catalog.scan import Listing, scan
 from refitd.catalog.watch import mounts_now
 from refitd.journal.aside import move_aside
 from refitd.journal.condition import Corrupt, Missing, Newer, Sound, Unreadable, examine_journal
+from refitd.journal.copies import copy_of
 from refitd.journal.journal import JOURNAL_NAME, Journal
+from refitd.journal.migrate import MigrationError, is_older, migrate
 from refitd.journal.origin import NEW, Origin
 from refitd.journal.schema import SCHEMA_VERSION
 from refitd.journal.whereabouts import last_state_folder, note_state_folder
@@ -72,7 +74,8 @@ def _began(path: Path, root: Path) -> Origin:
     """How a journal at `path` begins, should there be none when this returns."""
     condition = examine_journal(path, thorough=False)
     match condition:
-        case Sound():
+        case Sound(schema=schema):
+            _bring_up(path, schema)
             return NEW  # it has one
         case Missing(leftovers):
             origin = _of_missing(path, root)
@@ -82,14 +85,33 @@ def _began(path: Path, root: Path) -> Origin:
         case Corrupt(reason):
             return _of_corrupt(path, reason)
         case Newer(schema):
-            raise StartRefusedError(
-                f"the journal {path} has schema {schema}, and this refitd knows {SCHEMA_VERSION}: start the newer "
-                "refitd that wrote it; or move the file away, and it is rebuilt from what is on disk"
-            )
+            raise StartRefusedError(_too_new(path, schema))
         case Unreadable(reason):
             raise StartRefusedError(f"the journal {path} cannot be read: {reason}; it is left as it is")
         case _:
             assert_never(condition)
+
+
+def _bring_up(path: Path, schema: int) -> None:
+    """Bring a sound journal to this refitd's schema, if it has an older one."""
+    if not is_older(schema):
+        return
+    try:
+        kept = migrate(path, schema)
+    except MigrationError as error:
+        raise StartRefusedError(
+            f"the journal {path} has schema {schema} and cannot be brought to {SCHEMA_VERSION}: "
+            f"{error}; it is as it was, and the refitd that wrote it can go on with it"
+        ) from error
+    log.info("the journal has a new schema", before=schema, now=SCHEMA_VERSION, copy=str(kept))
+
+
+def _too_new(path: Path, schema: int) -> str:
+    start = f"the journal {path} has schema {schema}, and this refitd knows {SCHEMA_VERSION}: start the newer refitd"
+    kept = copy_of(path, SCHEMA_VERSION)
+    if kept.exists():
+        return f"{start} that wrote it; or go back to what was before it: move {path}* away, and {kept} to {path.name}"
+    return f"{start} that wrote it; or move the file away, and it is rebuilt from what is on disk"
 
 
 def _of_corrupt(path: Path, reason: str) -> Origin:

@@ -25,10 +25,10 @@ help: ## show this list
 demo: $(READY) ## watch two engines follow a trainer that really learns, on this machine
 	@$(BIN)/refitd demo $(ARGS)
 
-test: $(READY) ## run the tests: unit, surface, embedded engine, processes, simulation, crashes, attacks, faults, mutants, contract, end to end
+test: $(READY) ## run the tests: unit, surface, embedded engine, processes, documentation, simulation, crashes, attacks, faults, mutants, contract, end to end
 	@tests/prometheus/install .promtool || echo "the alert rules are not tested: the tests say why"
 	@$(BIN)/python -m pytest tests/unit -q -n 2 $(ARGS)
-	@$(BIN)/python -m pytest tests/surface tests/embedded tests/processes tests/simulation tests/crash tests/attack tests/faults tests/mutants -q -n 2 $(ARGS)
+	@$(BIN)/python -m pytest tests/surface tests/embedded tests/processes tests/docs tests/simulation tests/crash tests/attack tests/faults tests/mutants -q -n 2 $(ARGS)
 	@$(BIN)/python -m pytest tests/contract tests/e2e -q -m 'not sglang' $(ARGS)
 
 check: $(READY) ## lint, formatting and types

@@ -7,7 +7,7 @@ from typing import Any
 import typer
 import typer.main
 
-from generate.markdown import code, page, plain, table
+from generate.markdown import code, page, plain, prose, table
 from refitd.cli.app import COMMANDS, app
 from refitd.cli.exits import EXIT_CODES_HELP
 from refitd.cli.flags import PANELS
@@ -49,9 +49,10 @@ def _command(name: str, command: Any, heading: str = "###") -> str:
 
 def _help(text: str) -> Iterator[str]:
     for paragraph in text.split("\n\n"):
-        yield (
-            f"```text\n{paragraph.removeprefix(EXAMPLES)}\n```" if paragraph.startswith(EXAMPLES) else plain(paragraph)
-        )
+        if paragraph.startswith(EXAMPLES):
+            yield f"<!-- not run: examples of its help -->\n```sh\n{paragraph.removeprefix(EXAMPLES)}\n```"
+        else:
+            yield prose(paragraph)
 
 
 def _taken(name: str, settings: list[Any]) -> str:

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-TOP = "mnt|shared|data|models|run|etc|tmp|weights"
+TOP = "dev/shm|mnt|shared|data|models|run|etc|tmp|weights"
 _ABSOLUTE = re.compile(rf"(?<![\w.:/~>])/({TOP})(?=[/\s\"']|$)", re.MULTILINE)
-_PORT = re.compile(r"(?<![\w.])(8700|8701|30000|30001|31000|31001)(?!\w)")
+_PORT = re.compile(r"(?<![\w.])(8700|8701|30000|30001|30002|31000|31001)(?!\w)")
 _HOST = re.compile(r"\b(?:10\.0\.0\.\d+|gpu-\d)(?=:\d)")
 
 

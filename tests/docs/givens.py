@@ -44,21 +44,28 @@ class Given:
     words: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
+THREE_STEPS = {"range(1, 1001)": "range(1, 4)"}  # the thousand steps of a run
+GPU = "--gpus-per-node 1 --gpu-memory 40"  # there may be none to ask
 RUNNING = {"RUN": RUN, "ENGINE": "127.0.0.1:30000", "VERSION": VERSION, "ID": VERSION}
 GIVENS: Mapping[str, Given] = {
     "README.md": Given(
         before=SERVICE,
         names=MODEL,
         words={
-            "range(1, 1001)": "range(1, 4)",  # the thousand steps of a run are three here
+            **THREE_STEPS,
             "resync ID": "resync 127.0.0.1:30000",
             "--root DIR": "--root /mnt/weights",
             "publish DIR": "publish /models/tiny",
             "--run R --step N": f"--run {RUN} --step 7",
-            "ALLOCATION": "sglang.d1p1t1+d1p1t1 --gpus-per-node 1 --gpu-memory 40",  # this machine has no GPU to ask
+            "ALLOCATION": f"sglang.d1p1t1+d1p1t1 {GPU}",
             **RUNNING,
         },
     ),
+    "docs/quickstart.md": Given(words={"time.sleep(1)": "time.sleep(0)"}),
+    "docs/single-gpu.md": Given(
+        names=MODEL, words={"plan sglang.d1p1t1+d1p1t1": f"plan sglang.d1p1t1+d1p1t1 {GPU}", **THREE_STEPS}
+    ),
+    "docs/security.md": Given(before="mkdir -p /etc/refitd\n"),
     "docs/runbook.md": Given(before=SERVICE + PUBLISHED, words={"--root DIR": "--root /mnt/weights", **RUNNING}),
     "docs/trainers.md": Given(
         before="mkdir -p /data/run/exp/trial /tmp/areal/name_resolve/$USER/exp/trial /data/checkpoints\n"

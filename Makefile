@@ -3,7 +3,7 @@
 #   TORCH=skip, TORCH_INDEX=URL   another build of torch than the CPU one: see deploy/install-torch
 #   ARGS='-k rollback -x'         further arguments of pytest, of the demo or of the benchmark
 .DEFAULT_GOAL := help
-.PHONY: help demo test check soak chaos bench bench-paint bench-gpu bench-gpu2 bench-plan density sglang areal plugin-releases browser screenshots clean
+.PHONY: help demo test check soak chaos bench bench-paint bench-gpu bench-gpu2 bench-plan density sglang areal plugin-releases browser screenshots docs docs-links reference clean
 .DELETE_ON_ERROR:
 
 PYTHON ?=
@@ -17,6 +17,7 @@ SGLANG_PYTHON ?= python3
 
 BIN := .venv/bin
 READY := .venv/.ready
+DOCS := .venv/.docs
 
 help: ## show this list
 	@awk -F ':[^#]*## ' '/^[a-z0-9-]+:[^#]*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,15 +25,15 @@ help: ## show this list
 demo: $(READY) ## watch two engines follow a trainer that really learns, on this machine
 	@$(BIN)/refitd demo $(ARGS)
 
-test: $(READY) ## run the tests: unit, surface, embedded engine, processes, simulation, crashes, attacks, faults, mutants, contract, end to end
+test: $(READY) ## run the tests: unit, surface, embedded engine, processes, documentation, simulation, crashes, attacks, faults, mutants, contract, end to end
 	@tests/prometheus/install .promtool || echo "the alert rules are not tested: the tests say why"
 	@$(BIN)/python -m pytest tests/unit -q -n 2 $(ARGS)
-	@$(BIN)/python -m pytest tests/surface tests/embedded tests/processes tests/simulation tests/crash tests/attack tests/faults tests/mutants -q -n 2 $(ARGS)
+	@$(BIN)/python -m pytest tests/surface tests/embedded tests/processes tests/docs tests/simulation tests/crash tests/attack tests/faults tests/mutants -q -n 2 $(ARGS)
 	@$(BIN)/python -m pytest tests/contract tests/e2e -q -m 'not sglang' $(ARGS)
 
 check: $(READY) ## lint, formatting and types
-	@$(BIN)/ruff check client service tests
-	@$(BIN)/ruff format --check client service tests
+	@$(BIN)/ruff check client service tests docs
+	@$(BIN)/ruff format --check client service tests docs
 	@$(BIN)/pyright
 
 soak: $(READY) ## a million steps of the simulation and unseen cases for the unit tests, on all cores (half an hour on two)
@@ -90,6 +91,15 @@ screenshots: $(READY) ## take the README's pictures anew, of a stack that really
 	@tests/browser/install .venv
 	@PYTHONPATH=tests $(BIN)/python tests/browser/screenshots.py docs/images
 
+docs: $(DOCS) ## build the documentation into build/docs: every warning and every broken link within it is an error
+	@$(BIN)/sphinx-build -b html -E -q -W --keep-going docs build/docs && echo "build/docs/index.html"
+
+docs-links: $(DOCS) ## ask every page elsewhere that the documentation links to whether it is there (needs the network)
+	@$(BIN)/sphinx-build -b linkcheck -q docs build/docs-links
+
+reference: $(READY) ## write the pages of settings, commands and API in docs/reference anew, from the code
+	@PYTHONPATH=docs $(BIN)/python -m generate
+
 clean: ## remove what these verbs made: environments and caches
 	@rm -rf .venv .venv-sglang .venv-areal .sglang .promtool .pytest_cache .ruff_cache .hypothesis build dist
 	@find client service tests -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -100,4 +110,8 @@ $(READY): pyproject.toml constraints.txt deploy/make-venv deploy/install-torch
 	@deploy/make-venv .venv
 	@deploy/install-torch .venv
 	@$(BIN)/python -m pip install -qq -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(DOCS): $(READY)
+	@$(BIN)/python -m pip install -qq -c constraints.txt -e '.[docs]'
 	@touch $@

@@ -21,7 +21,16 @@ from refitd.settings import Settings, Size
 PANELS: Mapping[str, tuple[str, ...]] = {
     "Weights": ("root", "run", "trainers", "lora", "base_model", "path_map"),
     "Engines": ("engines", "engines_file", "discover", "engine_allow"),
-    "API": ("host", "port", "token_file", "read_token_file", "engine_key_file", "engine_admin_key_file"),
+    "API": (
+        "host",
+        "port",
+        "token",
+        "token_file",
+        "read_token",
+        "read_token_file",
+        "engine_key_file",
+        "engine_admin_key_file",
+    ),
     "Journal, log and traces": ("state", "log_format", "otlp_endpoint"),
     "Webhooks": ("webhooks", "webhook_secret_file", "webhook_events", "stalled_after"),
     "Keeping": ("keep_last", "keep_every", "disk_budget", "reclaim_foreign", "reclaim_interval", "incoming_ttl"),
@@ -31,6 +40,17 @@ PANELS: Mapping[str, tuple[str, ...]] = {
     "Loading": ("strategy", "max_unavailable", "canary", "canary_check", "quorum", "pause_mode", "load_timeout"),
 }
 _SPECIAL_NAMES = {"engines": "engine", "discover": "discover", "webhooks": "webhook"}  # one at a time, and repeatable
+_VALUES: Mapping[str, str] = {
+    "engines": "URL",
+    "discover": "PLACE",
+    "webhooks": "URL",
+    "lora": "NAME",
+    "path_map": "PATH",
+    "engine_allow": "HOSTS",
+    "canary": "ENGINE",
+    "canary_check": "URL",
+    "otlp_endpoint": "URL",
+}
 _PLACEHOLDERS: Mapping[type, str] = {Path: "PATH", int: "N", float: "SECONDS"}
 
 
@@ -39,7 +59,7 @@ def parameters() -> list[Parameter]:
     fields = Settings.model_fields
     placed = [name for names in PANELS.values() for name in names if name in fields]
     rest = [name for name in fields if name not in placed]
-    return [_parameter(name, fields[name]) for name in [*placed, *rest] if not _is_secret(fields[name])]
+    return [_parameter(name, fields[name]) for name in [*placed, *rest] if not is_secret(fields[name])]
 
 
 def settings_from(flags: Mapping[str, Any]) -> Settings:
@@ -84,7 +104,7 @@ def _parameter(name: str, field: FieldInfo) -> Parameter:
     kind: Any = bool if is_switch else list[str] if is_list else str
     option = typer.Option(
         f"{flag(name)}/--no-{flag(name)[2:]}" if is_switch and field.default else flag(name),
-        metavar=None if is_switch else _placeholder(name, field.annotation),
+        metavar=None if is_switch else placeholder(name, field.annotation),
         help=escape(_help(field)),
         show_default=False,
         rich_help_panel=next((panel for panel, members in PANELS.items() if name in members), "Other"),
@@ -93,17 +113,26 @@ def _parameter(name: str, field: FieldInfo) -> Parameter:
 
 
 def _help(field: FieldInfo) -> str:
-    default = getattr(field.default, "value", field.default)
+    default = default_of(field)
+    return f"{field.description} [{default}]" if default else f"{field.description}"
+
+
+def default_of(field: FieldInfo) -> str:
+    """What a setting is where nobody says it: "needed" where somebody has to, and nothing where nothing is set."""
+    default: Any = getattr(field.default, "value", field.default)
     if field.is_required():
-        return f"{field.description} [needed]"
+        return "needed"
     if default is None or default is False or default == []:
-        return f"{field.description}"
-    return f"{field.description} [{default:g}]" if isinstance(default, float) else f"{field.description} [{default}]"
+        return ""
+    if isinstance(default, list):
+        return ",".join(cast("list[str]", default))
+    return f"{default:g}" if isinstance(default, float) else f"{default}"
 
 
-def _placeholder(name: str, annotation: Any) -> str:
-    if name in _SPECIAL_NAMES:
-        return "PLACE" if name == "discover" else "URL"
+def placeholder(name: str, annotation: Any) -> str:
+    """What stands for a setting's value, such as SECONDS, or the values that there are."""
+    if name in _VALUES:
+        return _VALUES[name]
     for part in (annotation, *get_args(annotation)):
         if part == Size:
             return "SIZE"
@@ -116,5 +145,6 @@ def _placeholder(name: str, annotation: Any) -> str:
     return name.upper()
 
 
-def _is_secret(field: FieldInfo) -> bool:
+def is_secret(field: FieldInfo) -> bool:
+    """Whether a setting has no flag: it is for the environment alone."""
     return SecretStr in (field.annotation, *get_args(field.annotation))

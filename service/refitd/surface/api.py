@@ -13,24 +13,30 @@ from refitd.surface.streams import Streams
 from refitd.telemetry.telemetry import Telemetry
 
 
-def build_api(service: Service) -> FastAPI:
-    """The ASGI application for a running service."""
+def routes() -> FastAPI:
+    """The routes and their document, with no service behind them."""
     app = FastAPI(
         title="refitd",
         version="1",
         summary="Keeps inference engines on the trainer's latest weights.",
         redirect_slashes=False,  # a redirect would go wherever the request's Host header says
     )
+    for part in (overview, versions, engines, rollouts, reclaim, log, webhooks, health, pages):
+        app.include_router(part.router)
+    app.openapi = lambda: documented(app)
+    return app
+
+
+def build_api(service: Service) -> FastAPI:
+    """The ASGI application for a running service."""
+    app = routes()
     app.state.service = service
     app.state.streams = Streams()
     app.state.feed = Feed(service.ledger)
     app.state.overview = overview.Cached()
     app.state.telemetry = service.telemetry or Telemetry(service.ledger)
     app.state.telemetry.registry.register(LedgerCollector(service, app.state.telemetry.unserved))
-    for part in (overview, versions, engines, rollouts, reclaim, log, webhooks, health, pages):
-        app.include_router(part.router)
     errors.install(app)
-    app.openapi = lambda: documented(app)
     # The last that is added is asked first: who may come in is settled before anything of a request is taken in.
     app.add_middleware(RequestLimit)
     app.add_middleware(Gate, settings=service.settings)

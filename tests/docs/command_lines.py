@@ -1,0 +1,91 @@
+"""Whether a command that a page shows is one: `refitd` with its options, a verb of `make`. Nothing is run."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import typer.main
+
+from refitd.cli.app import app
+
+_SEPARATORS = {";", "&", "&&", "||", "|", "(", ")"}
+_MAKEFILE = (Path(__file__).parents[2] / "Makefile").read_text()
+VERBS = set(re.findall(r"^([a-z0-9-]+):[^#\n]*## ", _MAKEFILE, re.MULTILINE))
+
+
+def faults(line: str, *, whole: bool = True) -> Iterator[str]:
+    """What is wrong with a line of a shell. Where it is not `whole`, the last option's value may be left out."""
+    for words in _commands(line):
+        match words:
+            case ["refitd", *rest]:
+                yield from _refitd(rest, whole=whole)
+            case ["make", *rest]:
+                verbs = [word for word in rest if "=" not in word and not word.startswith("-")]
+                yield from (f"there is no 'make {verb}'" for verb in verbs if verb not in VERBS)
+            case _:
+                pass
+
+
+def _commands(line: str) -> Iterator[list[str]]:
+    """The commands of a line, without the assignments before them and the redirections behind."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    lexer.commenters = "#"
+    command: list[str] = []
+    for word in [*lexer, ";"]:
+        if word in _SEPARATORS:
+            yield _bare(command)
+            command = []
+        else:
+            command.append(word)
+
+
+def _bare(words: list[str]) -> list[str]:
+    while words and (re.match(r"\w+=", words[0]) or words[0] in {"sudo", "exec"}):
+        words = words[1:]
+    end = next((at for at, word in enumerate(words) if set(word) & {">", "<"}), len(words))
+    return words[:end]
+
+
+def _refitd(words: list[str], *, whole: bool) -> Iterator[str]:
+    commands = _of_refitd()
+    named = words[0] if words else ""
+    if named.startswith("-"):
+        return
+    if named not in commands:
+        yield f"there is no 'refitd {named}'"
+        return
+    command, rest = commands[named], words[1:]
+    if rest and rest[0] in (below := getattr(command, "commands", {})):
+        command, rest = below[rest[0]], rest[1:]
+    yield from _options(f"refitd {named}", command, rest, whole=whole)
+
+
+@cache
+def _of_refitd() -> dict[str, Any]:
+    return typer.main.get_command(app).commands  # pyright: ignore
+
+
+def _options(name: str, command: Any, words: list[str], *, whole: bool) -> Iterator[str]:
+    """Options that there are, each with its value, and no more arguments than there are."""
+    known = {option: each for each in command.params for option in [*each.opts, *each.secondary_opts]}
+    places = sum(not each.opts[0].startswith("-") for each in command.params)
+    words = list(words)
+    while words:
+        word = words.pop(0)
+        option, equals, _ = word.partition("=")
+        if not word.startswith("-"):
+            places -= 1
+        elif option in {"--help", "-h"}:
+            continue
+        elif option not in known:
+            yield f"'{name}' has no option {option}"
+        elif not getattr(known[option], "is_flag", False) and not equals:
+            if whole and not words:
+                yield f"{option} of '{name}' wants a value"
+            words = words[1:]
+    if places < 0:
+        yield f"'{name}' takes fewer arguments"

@@ -1,0 +1,30 @@
+"""docs/reference is what the code says of itself: settings, commands, API."""
+
+from pathlib import Path
+
+import pytest
+
+from generate import pages
+from refitd.cli.app import COMMANDS
+from refitd.cli.flags import variable
+from refitd.settings import Settings
+
+PAGES = pages()
+NAMES = ("settings", "cli", "api")
+TREE = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_a_page_of_the_reference_is_what_the_code_says(path: Path) -> None:
+    assert path.read_text() == PAGES[path], f"{path.relative_to(TREE)} is stale: run 'make reference' and commit it"
+
+
+def test_nobody_wrote_a_page_of_the_reference_by_hand() -> None:
+    assert sorted((TREE / "docs/reference").iterdir()) == sorted(PAGES)
+
+
+def test_every_setting_command_and_route_is_there() -> None:
+    settings, cli, api = (next(text for path, text in PAGES.items() if path.name == f"{name}.md") for name in NAMES)
+    assert all(f"| `{variable(name)}` |" in settings for name in Settings.model_fields)
+    assert all(f"### refitd {each.__name__}\n" in cli for panel in COMMANDS.values() for each in panel)
+    assert all(f"### {route}\n" in api for route in ("POST /v1/versions", "GET /v1/events", "GET /metrics"))

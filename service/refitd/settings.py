@@ -152,7 +152,9 @@ class Settings(BaseSettings):
         default=False,
         description="Delete trainers' own folders by the keep rules as well (default: leave it to them)",
     )
-    disk_budget: Size | None = Field(default=None, description="Bytes that versions may take; old ones go first")
+    disk_budget: Size | None = Field(
+        default=None, description="Bytes that versions and copies may take; old versions go first"
+    )
     incoming_ttl: float = Field(default=3600.0, gt=0, description="Age at which an unlocked .incoming-* is abandoned")
     slots: int = Field(
         default=2,

@@ -124,6 +124,12 @@ class Settings(BaseSettings):
         default=None,
         description="Versions are LoRA adapters, which engines get under NAME-v<step> beside the model they serve",
     )
+    lora_keep: int = Field(
+        default=2,
+        ge=1,
+        description="Adapters that stay loaded in each engine, the newest and those right before it: requests may "
+        "still name them",
+    )
     engine_key_file: Path | None = Field(default=None, description="File with the engines' API key")
     engine_admin_key_file: Path | None = Field(default=None, description="File with the engines' admin API key")
     engine_allow: Urls = Field(

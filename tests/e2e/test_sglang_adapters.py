@@ -1,6 +1,8 @@
 """LoRA adapters on a real SGLang: what answers them is the newest, and the model itself stays as it was."""
 
-from collections.abc import Generator
+import time
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -22,11 +24,32 @@ class LoraServer(SglangServer):
         return super().environment() | {"PYTHONPATH": str(KIT / "shims/cpu_pin_memory")}
 
 
-def answer(engine: SglangServer, adapter: str | None) -> list[int]:
-    body = {"input_ids": PROMPT, "sampling_params": {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}}
-    headers = {"Authorization": f"Bearer {API_KEY}"}
+LONG = 200  # tokens, which take longer than two updates
+HEADERS = {"Authorization": f"Bearer {API_KEY}"}
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait for what nobody tells of."""
+    ends = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < ends
+        time.sleep(0.05)
+
+
+def names_of(engine: SglangServer) -> set[str]:
+    cards = httpx.get(f"{engine.url}/v1/models", headers=HEADERS, trust_env=False).json()["data"]
+    return {card["id"] for card in cards if card["parent"] is not None}
+
+
+def running_requests(engine: SglangServer) -> int:
+    loads = httpx.get(f"{engine.url}/get_load", headers=HEADERS, trust_env=False).json()
+    return sum(load["num_reqs"] for load in loads)
+
+
+def answer(engine: SglangServer, adapter: str | None, tokens: int = 8) -> list[int]:
+    body = {"input_ids": PROMPT, "sampling_params": {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}}
     named = body | ({} if adapter is None else {"lora_path": adapter})
-    reply = httpx.post(f"{engine.url}/generate", json=named, headers=headers, timeout=PATIENCE, trust_env=False)
+    reply = httpx.post(f"{engine.url}/generate", json=named, headers=HEADERS, timeout=PATIENCE, trust_env=False)
     return reply.raise_for_status().json()["output_ids"]
 
 
@@ -50,3 +73,22 @@ def test_requests_that_name_the_adapter_get_it_and_others_the_model(models: Path
     assert answers[0] != answers[1]
     assert plain not in answers
     assert answer(engine, None) == plain
+    assert answer(engine, "actor-v1") == answers[0], "a request that comes late still gets what it was made for"
+
+
+def test_a_request_in_flight_is_answered_to_its_end_by_the_adapter_that_is_unloaded_after_it(
+    models: Path, tmp_path: Path, job: Job
+) -> None:
+    engine = job.engine
+    assert isinstance(engine, SglangServer)
+    adapters = [write_adapter(tmp_path / f"adapter{step}", models / "model_a", step) for step in (1, 2, 3)]
+    job.serve(adapters[0], 1)
+    expected = answer(engine, "actor-v1", LONG)
+    with ThreadPoolExecutor() as threads:
+        late = threads.submit(answer, engine, "actor-v1", LONG)
+        until(lambda: running_requests(engine) > 0)
+        for step in (2, 3):
+            job.serve(adapters[step - 1], step)
+        assert not late.done(), "nothing was shown: it was answered before the update"
+        assert late.result() == expected
+    until(lambda: names_of(engine) == {"actor-v2", "actor-v3"})

@@ -81,7 +81,7 @@ class _Reading:
     def _pass(self, fd: int, file: _File, begin: int, end: int) -> bytes:
         """A value that the block's begin cuts in two is looked at here, one that its end does by the next block."""
         hasher, position, last = xxhash.xxh3_128(), file.search.boundary(begin), file.search.boundary(end)
-        chunk = memoryview(np.empty(min(self.chunk, end - position), np.uint8))
+        chunk = np.empty(min(self.chunk, end - position), np.uint8).data
         os.posix_fadvise(fd, position, end - position, os.POSIX_FADV_SEQUENTIAL)
         while position < end:
             if self.stop.is_set() or self.failed.is_set():

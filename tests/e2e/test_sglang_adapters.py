@@ -1,9 +1,11 @@
 """LoRA adapters on a real SGLang: what answers them is the newest, and the model itself stays as it was."""
 
+import json
 import time
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import httpx
 import pytest
@@ -24,7 +26,7 @@ class LoraServer(SglangServer):
         return super().environment() | {"PYTHONPATH": str(KIT / "shims/cpu_pin_memory")}
 
 
-LONG = 200  # tokens, which take longer than two updates
+LONG = 1500  # tokens, which take longer than two updates
 HEADERS = {"Authorization": f"Bearer {API_KEY}"}
 
 
@@ -41,13 +43,22 @@ def names_of(engine: SglangServer) -> set[str]:
     return {card["id"] for card in cards if card["parent"] is not None}
 
 
-def running_requests(engine: SglangServer) -> int:
-    loads = httpx.get(f"{engine.url}/get_load", headers=HEADERS, trust_env=False).json()
-    return sum(load["num_reqs"] for load in loads)
+def streamed(engine: SglangServer, adapter: str, begun: Event) -> list[int]:
+    """A long answer that comes as a stream; `begun` is set when there is something of it."""
+    params = {"temperature": 0, "max_new_tokens": LONG, "ignore_eos": True}
+    body = {"input_ids": PROMPT, "sampling_params": params, "lora_path": adapter, "stream": True}
+    so_far: list[int] = []
+    with httpx.stream("POST", f"{engine.url}/generate", json=body, headers=HEADERS, timeout=PATIENCE) as reply:
+        for line in reply.raise_for_status().iter_lines():
+            if line.startswith("data: {"):
+                so_far = json.loads(line.removeprefix("data: "))["output_ids"]
+                begun.set()
+    assert len(so_far) == LONG
+    return so_far
 
 
-def answer(engine: SglangServer, adapter: str | None, tokens: int = 8) -> list[int]:
-    body = {"input_ids": PROMPT, "sampling_params": {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}}
+def answer(engine: SglangServer, adapter: str | None) -> list[int]:
+    body = {"input_ids": PROMPT, "sampling_params": {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}}
     named = body | ({} if adapter is None else {"lora_path": adapter})
     reply = httpx.post(f"{engine.url}/generate", json=named, headers=HEADERS, timeout=PATIENCE, trust_env=False)
     return reply.raise_for_status().json()["output_ids"]
@@ -83,10 +94,10 @@ def test_a_request_in_flight_is_answered_to_its_end_by_the_adapter_that_is_unloa
     assert isinstance(engine, SglangServer)
     adapters = [write_adapter(tmp_path / f"adapter{step}", models / "model_a", step) for step in (1, 2, 3)]
     job.serve(adapters[0], 1)
-    expected = answer(engine, "actor-v1", LONG)
+    expected, begun = streamed(engine, "actor-v1", Event()), Event()
     with ThreadPoolExecutor() as threads:
-        late = threads.submit(answer, engine, "actor-v1", LONG)
-        until(lambda: running_requests(engine) > 0)
+        late = threads.submit(streamed, engine, "actor-v1", begun)
+        assert begun.wait(PATIENCE)
         for step in (2, 3):
             job.serve(adapters[step - 1], step)
         assert not late.done(), "nothing was shown: it was answered before the update"

@@ -124,6 +124,12 @@ class Settings(BaseSettings):
         default=None,
         description="Versions are LoRA adapters, which engines get under NAME-v<step> beside the model they serve",
     )
+    lora_keep: int = Field(
+        default=2,
+        ge=1,
+        description="Adapters that stay loaded in each engine, the newest and those right before it: requests may "
+        "still name them",
+    )
     engine_key_file: Path | None = Field(default=None, description="File with the engines' API key")
     engine_admin_key_file: Path | None = Field(default=None, description="File with the engines' admin API key")
     engine_allow: Urls = Field(
@@ -152,7 +158,9 @@ class Settings(BaseSettings):
         default=False,
         description="Delete trainers' own folders by the keep rules as well (default: leave it to them)",
     )
-    disk_budget: Size | None = Field(default=None, description="Bytes that versions may take; old ones go first")
+    disk_budget: Size | None = Field(
+        default=None, description="Bytes that versions and copies may take; old versions go first"
+    )
     incoming_ttl: float = Field(default=3600.0, gt=0, description="Age at which an unlocked .incoming-* is abandoned")
     slots: int = Field(
         default=2,

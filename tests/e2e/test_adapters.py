@@ -22,11 +22,12 @@ def adapters_of(engine: EngineServer) -> dict[str, str]:
     return {card["id"]: card["root"] for card in reply.json()["data"] if card["parent"] is not None}
 
 
-def until_alone(engine: EngineServer, name: str, folder: Path) -> None:
-    """Wait until an engine lists this adapter and no other: nobody tells when the last user of one is gone."""
+def until_only(job: Job, *steps: int) -> None:
+    """Wait until the engine lists these adapters and no other: nobody tells when the last user of one is gone."""
     ends = time.monotonic() + PATIENCE
-    while adapters_of(engine) != {name: str(folder)}:
-        assert time.monotonic() < ends, adapters_of(engine)
+    wanted = {f"actor-v{step}": str(job.root / RUN / f"v{step:06d}") for step in steps}
+    while adapters_of(job.engine) != wanted:
+        assert time.monotonic() < ends, adapters_of(job.engine)
         time.sleep(0.05)
 
 
@@ -39,18 +40,28 @@ def job(models: Path, tmp_path: Path) -> Generator[Job]:
         yield job
 
 
-def test_the_newest_adapter_is_served_by_name_and_the_others_are_unloaded_and_collected(
+def test_the_newest_adapters_are_served_by_name_and_the_others_are_unloaded_and_collected(
     models: Path, tmp_path: Path, job: Job
 ) -> None:
     for step in (1, 2, 3, 4):
         adapter = write_adapter(tmp_path / f"adapter{step}", models / "model_a", step)
         publication = job.serve(adapter, step)
         assert publication.kind is Kind.LORA
-    until_alone(job.engine, "actor-v4", job.root / RUN / "v000004")
+    until_only(job, 3, 4)
     job.client.reclaim()
     assert sorted(path.name for path in (job.root / RUN).glob("v*")) == ["v000003", "v000004"]
     version = job.client.versions().items[0]
     assert (version.kind, version.engines[0].step) == (Kind.LORA, 4)
+
+
+def test_an_adapter_that_was_rolled_back_from_is_not_kept_for_requests_that_come_late(
+    models: Path, tmp_path: Path, job: Job
+) -> None:
+    for step in (1, 2):
+        job.serve(write_adapter(tmp_path / f"adapter{step}", models / "model_a", step), step)
+    until_only(job, 1, 2)
+    job.client.rollback(RUN)
+    until_only(job, 1)
 
 
 def test_a_trainer_s_own_adapter_folder_is_found_and_a_restarted_engine_gets_it_again(models: Path, job: Job) -> None:

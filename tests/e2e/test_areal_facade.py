@@ -117,13 +117,15 @@ def test_adapters_of_areal_s_go_by_the_facade_as_well(models: Path, tmp_path: Pa
         ArealServer(tmp_path, job, "--engine", f"{engine.url}=0") as facade,
         httpx.Client(base_url=facade.url, timeout=PATIENCE, trust_env=False) as areal,
     ):
-        folder = write_adapter(tmp_path / "fileroot/weight_update_v1", models / "model_a", 1)
-        loaded = areal.post("/load_lora_adapter", json={"lora_name": "actor-v1", "lora_path": str(folder)})
-        assert (loaded.status_code, loaded.json()["success"]) == (200, True), loaded.text
-        shutil.rmtree(folder)
-        assert areal.post("/unload_lora_adapter", json={"lora_name": "actor-v0"}).json()["success"]
+        for step in (1, 2):
+            folder = write_adapter(tmp_path / f"fileroot/weight_update_v{step}", models / "model_a", step)
+            loaded = areal.post("/load_lora_adapter", json={"lora_name": f"actor-v{step}", "lora_path": str(folder)})
+            assert (loaded.status_code, loaded.json()["success"]) == (200, True), loaded.text
+            shutil.rmtree(folder)
+            assert areal.post("/unload_lora_adapter", json={"lora_name": f"actor-v{step - 1}"}).json()["success"]
         names = [card["id"] for card in areal.get("/v1/models").json()["data"]]
-        assert "actor-v1" in names, "what AReaL calls version 1 is what its requests name"
+        assert "actor-v2" in names, "what AReaL calls version 2 is what its requests name"
+        assert "actor-v1" in names, "a request that was held back during the update still names it"
 
 
 @pytest.mark.parametrize("name", ["weight_update_v3", "weight_update"])

@@ -1,7 +1,11 @@
 """LoRA adapters on a real SGLang: what answers them is the newest, and the model itself stays as it was."""
 
-from collections.abc import Generator
+import json
+import time
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import httpx
 import pytest
@@ -22,11 +26,41 @@ class LoraServer(SglangServer):
         return super().environment() | {"PYTHONPATH": str(KIT / "shims/cpu_pin_memory")}
 
 
+LONG = 1500  # tokens, which take longer than two updates
+HEADERS = {"Authorization": f"Bearer {API_KEY}"}
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait for what nobody tells of."""
+    ends = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < ends
+        time.sleep(0.05)
+
+
+def names_of(engine: SglangServer) -> set[str]:
+    cards = httpx.get(f"{engine.url}/v1/models", headers=HEADERS, trust_env=False).json()["data"]
+    return {card["id"] for card in cards if card["parent"] is not None}
+
+
+def streamed(engine: SglangServer, adapter: str, begun: Event) -> list[int]:
+    """A long answer that comes as a stream; `begun` is set when there is something of it."""
+    params = {"temperature": 0, "max_new_tokens": LONG, "ignore_eos": True}
+    body = {"input_ids": PROMPT, "sampling_params": params, "lora_path": adapter, "stream": True}
+    so_far: list[int] = []
+    with httpx.stream("POST", f"{engine.url}/generate", json=body, headers=HEADERS, timeout=PATIENCE) as reply:
+        for line in reply.raise_for_status().iter_lines():
+            if line.startswith("data: {"):
+                so_far = json.loads(line.removeprefix("data: "))["output_ids"]
+                begun.set()
+    assert len(so_far) == LONG
+    return so_far
+
+
 def answer(engine: SglangServer, adapter: str | None) -> list[int]:
     body = {"input_ids": PROMPT, "sampling_params": {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}}
-    headers = {"Authorization": f"Bearer {API_KEY}"}
     named = body | ({} if adapter is None else {"lora_path": adapter})
-    reply = httpx.post(f"{engine.url}/generate", json=named, headers=headers, timeout=PATIENCE, trust_env=False)
+    reply = httpx.post(f"{engine.url}/generate", json=named, headers=HEADERS, timeout=PATIENCE, trust_env=False)
     return reply.raise_for_status().json()["output_ids"]
 
 
@@ -50,3 +84,22 @@ def test_requests_that_name_the_adapter_get_it_and_others_the_model(models: Path
     assert answers[0] != answers[1]
     assert plain not in answers
     assert answer(engine, None) == plain
+    assert answer(engine, "actor-v1") == answers[0], "a request that comes late still gets what it was made for"
+
+
+def test_a_request_in_flight_is_answered_to_its_end_by_the_adapter_that_is_unloaded_after_it(
+    models: Path, tmp_path: Path, job: Job
+) -> None:
+    engine = job.engine
+    assert isinstance(engine, SglangServer)
+    adapters = [write_adapter(tmp_path / f"adapter{step}", models / "model_a", step) for step in (1, 2, 3)]
+    job.serve(adapters[0], 1)
+    expected, begun = streamed(engine, "actor-v1", Event()), Event()
+    with ThreadPoolExecutor() as threads:
+        late = threads.submit(streamed, engine, "actor-v1", begun)
+        assert begun.wait(PATIENCE)
+        for step in (2, 3):
+            job.serve(adapters[step - 1], step)
+        assert not late.done(), "nothing was shown: it was answered before the update"
+        assert late.result() == expected
+    until(lambda: names_of(engine) == {"actor-v2", "actor-v3"})

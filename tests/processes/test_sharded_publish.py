@@ -23,7 +23,7 @@ def _publish_all(rank: int, size: int, root: Path) -> dict[str, tuple[str, str]]
     for name, case in CASES.items():
         if case.ranks != size:
             continue
-        with ShardedPublisher(root, name, **(case.publisher or {})) as publisher:
+        with ShardedPublisher(root, name, fingerprints=True, **(case.publisher or {})) as publisher:
             sharded = case.sharded(rank, size) if case.sharded else None
             weights = case.local(rank, size)
             first = publisher.publish(weights, step=1, sharded=sharded)
@@ -50,18 +50,20 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[s
 def test_a_sharded_version_is_byte_by_byte_the_gathered_one(
     sharded: tuple[Path, list[dict[str, tuple[str, str]]]], tmp_path: Path, name: str
 ) -> None:
-    """Files, index and manifest."""
+    """Files, index and manifest, with the fingerprint of every tensor."""
     root, told = sharded
     gathered = _gathered(tmp_path, name, CASES[name])
+    manifest = parse_manifest((gathered / "refit.json").read_bytes())
+    assert len(manifest.fingerprints) == manifest.tensors.count
     assert _files(root / name / "v000001") == _files(root / name / "v000002") == _files(gathered)
     assert _manifest(root / name / "v000001") == _manifest(gathered)
-    digest = parse_manifest((gathered / "refit.json").read_bytes()).digest
-    assert [each[name] for each in told if name in each] == [(digest, digest)] * CASES[name].ranks
+    assert [each[name] for each in told if name in each] == [(manifest.digest, manifest.digest)] * CASES[name].ranks
     assert published.leftovers(root / name) == []
 
 
 def _gathered(root: Path, name: str, case: Case) -> Path:
     options = {key: value for key, value in (case.publisher or {}).items() if key == "max_shard_bytes"}
+    options["fingerprints"] = True
     with WeightPublisher(root, name, **options) as publisher:
         return publisher.publish(case.gathered(), step=1).path
 

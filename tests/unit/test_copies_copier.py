@@ -48,6 +48,7 @@ async def test_a_copy_that_cannot_be_deleted_is_not_forgotten_and_no_third_one_i
         assert "no copy could make room for another" in ledger.carriage.refused[versions[3].id]
         assert {copy.path for copy in await disk.survey()} == {old.path, read.path}
         assert {line.path for line in await copier.plan()} == {old.path, read.path}, "one was forgotten"
+        assert copier.bytes_on_root == old.bytes + read.bytes > 0
         stray.unlink()
         async with asyncio.timeout(10):
             while ledger.carriage.path_of(versions[3]) is None:

@@ -179,3 +179,8 @@ def test_a_slot_that_is_none_is_taken_away_and_somebody_else_s_folder_is_not() -
     ]
     findings = found(journal(), disk(slots=slots))
     assert kinds(findings) == [(Kind.SLOT_DAMAGED, Repair.DISCARD_SLOT), (Kind.FOREIGN, None)]
+
+
+def test_a_folder_of_slots_that_cannot_be_used_is_something_to_do() -> None:
+    (finding,) = found(journal(), disk(slots=[Slot(run="", name="", fault="cannot be used", ours=False)]))
+    assert (finding.kind, finding.subject, finding.is_open) == (Kind.SLOTS_UNUSABLE, ".refitd/slots", True)

@@ -170,6 +170,16 @@ def test_the_disk_budget_drops_the_least_worthy_first(budget: int | None, expect
         assert verdict.keep or any("given up for the disk budget" in reason for reason in verdict.reasons)
 
 
+def test_copies_take_of_the_disk_budget_and_what_is_over_it_says_so() -> None:
+    rules = KeepRules(last=2, disk_budget=25)
+    versions = [version(1), version(2)]
+    assert kept_steps(keep(versions, {}, rules, listing=LISTED, ages={}, beside=5)) == [1, 2]
+    verdicts = keep(versions, {}, rules, listing=LISTED, ages={}, beside=16)
+    assert kept_steps(verdicts) == [2]
+    over = "takes 26 bytes, copies for deltas 16 of them, over the disk budget of 25"
+    assert over in verdicts[1].reasons[-1]
+
+
 def test_under_the_budget_older_evidence_goes_before_anything_good() -> None:
     versions = [version(1), version(2), version(3, REJECTED), version(4, REJECTED)]
     assert kept_steps(decide(versions, KeepRules(last=2, disk_budget=39))) == [1, 2, 4]

@@ -18,7 +18,7 @@ from refitd.reclaim.leases import EngineView, Views
 from refitd.reclaim.outcome import Discarded, Refused, sentence
 from refitd.reclaim.slots import Slot
 from refitd.reclaim.spare import SlotRules
-from refitd.reclaim.sweep import Sweeper
+from refitd.reclaim.sweep import CopySweep, Sweeper
 from refitd_client import WeightPublisher
 from refitd_client.contract.naming import Order, version_id
 from refitd_client.contract.states import EngineState, VersionState
@@ -73,7 +73,14 @@ class World:
     async def durable(self) -> None:
         pass
 
-    def sweeper(self, *, last: int = 1, rules: SlotRules | None = None, budget: int | None = None) -> Sweeper:
+    def sweeper(
+        self,
+        *,
+        last: int = 1,
+        rules: SlotRules | None = None,
+        budget: int | None = None,
+        copies: CopySweep | None = None,
+    ) -> Sweeper:
         return Sweeper(
             DiskFolders(self.root),
             self,
@@ -82,6 +89,7 @@ class World:
             rules=KeepRules(last=last, disk_budget=budget),
             incoming_ttl=3600.0,
             slots=rules or SlotRules(),
+            copies=copies,
         )
 
     @property
@@ -189,6 +197,30 @@ async def test_the_disk_budget_counts_slots(world: World) -> None:
     assert (world.root / RUN / "v000002").exists()
 
 
+class Copies:
+    """Copies for deltas, on the root, that nobody takes away."""
+
+    bytes_on_root = 10**6
+
+    async def plan(self) -> list[Reclaimable]:
+        return []
+
+    async def sweep(self) -> list[Reclaimable]:
+        return []
+
+
+async def test_the_disk_budget_counts_copies(world: World) -> None:
+    """They are there for engines, so slots and older versions make room for them."""
+    for step in (1, 2, 3):
+        world.publish(step)
+    size = world.records[v(3)].bytes or 0
+    for room, kept in ((2, [v(2), v(3)]), (1, [v(3)])):
+        budget = Copies.bytes_on_root + room * size
+        rules = SlotRules(disk_budget=budget)
+        await world.sweeper(last=2, rules=rules, budget=budget, copies=Copies()).run()
+        assert (sorted(world.records), world.slots) == (kept, [])
+
+
 async def test_a_dead_engine_may_still_read_what_is_deleted_and_never_what_is_recycled(world: World) -> None:
     for step in (1, 2):
         world.publish(step)
@@ -218,6 +250,22 @@ async def test_a_service_killed_between_discard_and_hand_back_deletes(world: Wor
     assert world.slots == []
     assert v(1) not in world.records
     assert list((world.root / ".refitd" / "trash").iterdir()) == []
+
+
+async def test_a_file_in_the_place_of_the_slots_is_told_and_the_sweep_goes_on(world: World) -> None:
+    """Nothing is recycled, what nobody needs goes all the same, and nobody deletes what is not refitd's."""
+    stray = world.root / ".refitd" / "slots"
+    stray.write_text("no folder")
+    for step in (1, 2, 3):
+        world.publish(step)
+    for plan in (await world.sweeper().plan(), await world.sweeper().run()):
+        (told,) = [item for item in plan.items if item.path == ".refitd/slots"]
+        assert told.keep
+        assert "cannot be used (Not a directory)" in told.reasons[0]
+    assert ".refitd/slots cannot be used" in line(plan.items, 2).reasons[-1]
+    assert [path.name for path in sorted((world.root / RUN).glob("v*"))] == ["v000003"]
+    assert list((world.root / ".refitd" / "trash").iterdir()) == []
+    assert stray.read_text() == "no folder"
 
 
 async def test_a_restarted_service_goes_by_the_slots_that_it_finds(world: World) -> None:

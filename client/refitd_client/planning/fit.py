@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from refitd_client.planning.changes import Change, applied, changes
 from refitd_client.planning.engine import WEIGHT_BYTES
+from refitd_client.planning.host import Host, host_memory, on_root
 from refitd_client.planning.job import Job
 from refitd_client.planning.machine import GIB, Machine
 from refitd_client.planning.memory import HEADROOM, Memory, memory_of
@@ -13,11 +14,6 @@ from refitd_client.planning.parts import Process
 from refitd_client.planning.placement import Placement
 from refitd_client.planning.plan import PlannedChange, PlannedMemory, PlannedProcess
 from refitd_client.planning.transport import Transport
-
-KEPT_ON_ROOT = 6
-"""Versions that lie on a root at a time by the service's defaults: three kept, two slots, one that is being written."""
-COPIES = 2
-"""Where there are deltas, two more: the copies that they are applied to (`refitd serve --copies`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,23 +39,27 @@ def fit(model: Model, placement: Placement, machine: Machine, job: Job, transpor
     return Fit(model=model, transport=transport, now=measure(job), changes=found, job=then, then=measure(then))
 
 
-def planned_memory(found: Fit) -> PlannedMemory:
-    """As a plan says it."""
+def planned_memory(found: Fit, host_has: float | None) -> PlannedMemory:
+    """As a plan says it. `host_has` is the host's memory in GiB, None where nobody said it."""
+    host = host_memory(found.transport, WEIGHT_BYTES * _published(found) / GIB, host_has)
     return PlannedMemory(
-        fits=found.now.fits,
-        faults=found.now.faults,
+        fits=found.now.fits and host.fault is None,
+        faults=found.now.faults if host.fault is None else (*found.now.faults, host.fault),
         processes=_processes(found.now),
-        changes=None if found.changes is None else tuple(_change(change) for change in found.changes),
+        changes=_changes(found.changes, host),
         after=_processes(found.then),
         kv_tokens=found.now.kv_tokens,
         kv_wanted=found.now.kv_wanted,
-        host=round(_on_root(found.transport) * WEIGHT_BYTES * _published(found) / GIB, 2),
+        host=round(host.needs, 2),
+        host_has=host.has,
         sources=_sources((*found.now.processes, *found.then.processes)),
     )
 
 
-def _on_root(transport: Transport) -> int:
-    return KEPT_ON_ROOT + (COPIES if transport is Transport.DISK_DELTA else 0)
+def _changes(of_gpus: tuple[Change, ...] | None, host: Host) -> tuple[PlannedChange, ...] | None:
+    if of_gpus is None or host.changes is None:
+        return None
+    return (*map(_change, of_gpus), *host.changes)
 
 
 def _published(found: Fit) -> float:
@@ -68,15 +68,14 @@ def _published(found: Fit) -> float:
     return found.model.parameters if rank is None else lora_parameters(found.model, rank)
 
 
-def assumed_of_memory(transport: Transport) -> list[str]:
+def assumed_of_memory(transport: Transport, host_has: float | None) -> list[str]:
     """What every prediction of memory takes for granted."""
-    copies = f", {COPIES} copies for deltas" if transport is Transport.DISK_DELTA else ""
+    unknown = "" if host_has is not None else ", which nobody has said the size of (--host-memory)"
     return [
         "engines start before trainers, on GPUs that nobody else uses",
         f"{HEADROOM:.0%} of each GPU stays free",
         "attention is fused: scores are not stored",
-        f"on a tmpfs, the root takes host memory for {_on_root(transport)} versions "
-        f"(3 kept, 2 slots, 1 being written{copies})",
+        f"with a root on a tmpfs the host's memory holds {on_root(transport)}{unknown}",
         "a reference model, a critic or a reward model beside the trainer is not planned for",
     ]
 

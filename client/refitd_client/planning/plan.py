@@ -30,7 +30,7 @@ class PlannedProcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedChange:
-    """One change to a setting, and the GiB that it saves over all processes, after those before it."""
+    """One change to a setting, and the GiB that it saves over all processes (or on the host), after those before it."""
 
     setting: str
     value: object
@@ -44,7 +44,8 @@ class PlannedMemory:
 
     `changes` make it fit, in order: none where it fits, None where no set of them does. `after` is what each process
     takes with them. `kv_tokens` is what an engine's KV cache holds, `kv_wanted` what all its requests need at their
-    longest: where that is more, some wait. `host` is what a root in host memory (tmpfs) takes, in GiB.
+    longest: where that is more, some wait. `host` is what a root in host memory (tmpfs) takes, in GiB; it counts in
+    `fits`, `faults` and `changes` where `host_has` says what there is.
     `sources` names, by role and part, where each formula is from.
     """
 
@@ -56,6 +57,7 @@ class PlannedMemory:
     kv_tokens: int
     kv_wanted: int
     host: float
+    host_has: float | None
     sources: Mapping[str, Mapping[str, str]]
 
 

@@ -15,6 +15,7 @@ from refitd_client.planning.config import model_of, read_model
 from refitd_client.planning.costs import COSTS
 from refitd_client.planning.fit import assumed_of_memory, fit, planned_memory
 from refitd_client.planning.grammar import parse
+from refitd_client.planning.host import check_host
 from refitd_client.planning.job import Job, job_of
 from refitd_client.planning.machine import Gpu, Machine, machine_for
 from refitd_client.planning.model import Model
@@ -40,6 +41,7 @@ def plan(
     gpus_per_node: int | None = None,
     gpu_memory: float | None = None,
     nodes: int | None = None,
+    host_memory: float | None = None,
     gpus: Sequence[Gpu] | None = None,
     shared_files: bool = True,
     plugin: bool | None = None,
@@ -59,6 +61,7 @@ def plan(
         gpus_per_node: GPUs of a node; else those that the driver names.
         gpu_memory: what programs can have of one GPU, in GiB; else what the driver says.
         nodes: nodes of the job (1).
+        host_memory: GiB of the host's memory, where the root is on a tmpfs: what lies there has to fit as well.
         gpus: the GPUs of a node, with their UUIDs, in place of what the driver says.
         shared_files: whether trainer and engines see the same root.
         plugin: whether refitd is installed in SGLang's environment; else whether this one has both.
@@ -80,6 +83,7 @@ def plan(
     placement = place(wanted, machine)
     now = _situation(wanted, placement, machine, job, plugin=has_plugin() if plugin is None else plugin)
     choice = choose(now)
+    check_host(host_memory, machine.nodes)
     shape, of_model = _model(model)
     assumptions = [*_of_placement(wanted, placement, machine), *of_machine, *of_model]
     if plugin is None and not now.plugin and hinders_handover(replace(now, plugin=True)) is None:
@@ -87,8 +91,8 @@ def plan(
     if choice.transport is Transport.HANDOVER:
         assumptions.append("the service goes by --strategy all: engines that go in turns get the files")
     if shape is not None:
-        assumptions += [*of_job, *assumed_of_memory(choice.transport)]
-    return _plan(wanted, placement, machine, job, now, choice, shape, assumptions)
+        assumptions += [*of_job, *assumed_of_memory(choice.transport, host_memory)]
+    return _plan(wanted, placement, machine, job, now, choice, shape, host_memory, assumptions)
 
 
 def _plan(
@@ -99,6 +103,7 @@ def _plan(
     now: Situation,
     choice: Choice,
     shape: Model | None,
+    host_has: float | None,
     assumptions: Sequence[str],
 ) -> Plan:
     found = None if shape is None else fit(shape, placement, machine, job, choice.transport)
@@ -112,7 +117,7 @@ def _plan(
         update_group=now.group,
         meanwhile=_meanwhile(choice.transport, now),
         ways=tuple(_way(transport, choice, now) for transport in Transport),
-        memory=None if found is None else planned_memory(found),
+        memory=None if found is None else planned_memory(found, host_has),
         sglang_flags=tuple(sglang_flags(wanted.of(Role.GENERATION)[0].parallel, then, fraction)),
         environment=environment(choice.transport, expandable_segments=then.expandable_segments),
         advice=advice(choice.transport),

@@ -9,6 +9,7 @@ from refitd_client.errors import PublishError
 from refitd_client.sharded import blame, writing
 from refitd_client.sharded.claims import Claim
 from refitd_client.sharded.description import Sharded
+from refitd_client.sharded.digesting import digested, fingerprinted
 from refitd_client.sharded.holdings import Holding, Options, holdings_of
 from refitd_client.sharded.messages import Digest, Done, Failed, Opening, Task, Write
 from refitd_client.sharded.reading import Reader
@@ -53,9 +54,17 @@ class Follower:
                     self._write(order)
                     return Done()
                 case Digest():
-                    return Done(files=writing.digest(self._staging, order.names, self._reader))
+                    return self._digest(order)
         except Exception as error:
             return Failed(error=blame.portable(error))
+
+    def _digest(self, order: Digest) -> Done:
+        paths = [self._staging / name for name in order.names]
+        found = self._reader.each(paths, fingerprinted if order.fingerprints else digested)
+        return Done(
+            files={path.name: each.file for path, each in zip(paths, found, strict=True)},
+            fingerprints={name: number for each in found for name, number in each.fingerprints.items()},
+        )
 
     def close(self) -> None:
         """Give threads and buffers back."""

@@ -32,6 +32,7 @@ class LeadOptions:
     base_model: str | os.PathLike[str] | None
     max_shard_bytes: int | None
     check_finite: bool
+    fingerprinted: bool
 
 
 def agree(
@@ -104,7 +105,13 @@ class Lead:
         inventory = _nobody if self._base is None else self._base.inventory
         planned = self._planned = agree(openings, self._planned, self._options, inventory)
         known = [each.layout for each in openings if isinstance(each, Opening)]
-        shared = SharedShards(planned=planned, known=known, crew=self._crew, answer=answer)
+        shared = SharedShards(
+            planned=planned,
+            known=known,
+            crew=self._crew,
+            answer=answer,
+            fingerprinted=self._options.fingerprinted,
+        )
         companions = self._base.companions if self._base is not None else []
         return Content(weights=shared, index=index_json(shared.tensors), companions=companions)
 

@@ -40,16 +40,18 @@ class Write:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Digest:
-    """All is written and synced: digest these files of the folder."""
+    """All is written and synced: digest these files, and take their tensors' `fingerprints` where these are wanted."""
 
     names: list[str]
+    fingerprints: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """An order was carried out. `files` are what it digested."""
+    """An order was carried out. `files` are what it digested, `fingerprints` those of the tensors in them."""
 
     files: dict[str, ManifestFile] = field(default_factory=dict[str, ManifestFile])
+    fingerprints: dict[str, int] = field(default_factory=dict[str, int])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

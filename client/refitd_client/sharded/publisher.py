@@ -48,6 +48,7 @@ class ShardedPublisher:
         token_file: str | os.PathLike[str] | None = None,
         max_shard_bytes: int | None = None,
         check_finite: bool = True,
+        fingerprints: bool = False,
     ) -> None:
         """Take a run, on all ranks together.
 
@@ -67,6 +68,9 @@ class ShardedPublisher:
             rename: published names for the trainer's, as a mapping or a function; None leaves a tensor out. Marks of
                 wrappers (`_fsdp_wrapped_module.`, `_orig_mod.`, DDP's `module.`) are taken off before.
             base_model, token, token_file, max_shard_bytes, check_finite: as for a `WeightPublisher`.
+            fingerprints: have each manifest name the tensors' fingerprints, which engines can be held against: the
+                same as of the gathered weights. Ranks compute them of the files that they digest, at about 1.5 GB/s a
+                thread.
 
         Raises:
             PublishError: as for a `WeightPublisher`, on every rank; or torch.distributed is not initialised.
@@ -97,7 +101,12 @@ class ShardedPublisher:
                         max_shard_bytes=max_shard_bytes,
                         check_finite=check_finite,
                     ),
-                    LeadOptions(base_model=base_model, max_shard_bytes=max_shard_bytes, check_finite=check_finite),
+                    LeadOptions(
+                        base_model=base_model,
+                        max_shard_bytes=max_shard_bytes,
+                        check_finite=check_finite,
+                        fingerprinted=fingerprints,
+                    ),
                 )
             else:
                 self._see_begun()

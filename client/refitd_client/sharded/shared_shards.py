@@ -38,6 +38,7 @@ class SharedShards:
     """The number of the layout that each rank has from before."""
     crew: Crew
     answer: Answer
+    fingerprinted: bool
 
     @property
     def tensors(self) -> dict[str, list[Entry]]:
@@ -70,9 +71,12 @@ class SharedShards:
         sizes = self._create(staging)
         self._all([self._order(rank, staging.path.name) for rank in range(self.crew.size)], "write its part")
         shares = spread(sizes, self.crew.size)
-        answers = self._all([Digest(names=names) for names in shares], "digest its files")
+        orders = [Digest(names=names, fingerprints=self.fingerprinted) for names in shares]
+        answers = self._all(orders, "digest its files")
         entries: dict[str, ManifestFile] = {name: file for done in answers for name, file in done.files.items()}
         staging.files.update({name: entries[name] for name in sizes})  # in the order of a gathered save
+        for done in answers:
+            staging.fingerprints.update(done.fingerprints)
 
     def _create(self, staging: Staging) -> dict[str, int]:
         sizes: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""What each rank does when it is asked: write its parts, sync them, digest its share of the files."""
+"""What each rank does when it is asked to write: its parts of the tensors, into files that rank 0 has made."""
 
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -11,13 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refitd_client import durable
-from refitd_client.contract.digest import FileDigest
-from refitd_client.contract.manifest import ManifestFile
 from refitd_client.finite import any_nonfinite, count_nonfinite
 from refitd_client.sharded.boxes import Box, runs, whole
 from refitd_client.sharded.holdings import Holding
 from refitd_client.sharded.layout import Location, Part
-from refitd_client.sharded.reading import PIECE_BYTES, Reader, flat_of
+from refitd_client.sharded.reading import Reader, flat_of
 from refitd_client.tensors import entry_of, refused
 
 
@@ -96,25 +94,6 @@ def opening(folder: Path, names: Sequence[str]) -> Generator[Callable[[], list[i
     """What opens the version's shards for writing, the first time that it is asked. Another rank has made them."""
     with ExitStack() as stack:
         yield cache(lambda: [_open(stack, folder / name, os.O_RDWR) for name in names])
-
-
-def digest(folder: Path, names: Sequence[str], reader: Reader) -> dict[str, ManifestFile]:
-    """What the manifest says of files that other ranks have written and synced.
-
-    They are opened anew: on a network file system that is what makes another host's bytes visible.
-    """
-    return dict(zip(names, reader.each([folder / name for name in names], _digest), strict=True))
-
-
-def _digest(path: Path) -> ManifestFile:
-    with ExitStack() as stack:
-        fd = _open(stack, path, os.O_RDONLY)
-        found, size = FileDigest(), 0
-        buffer = memoryview(bytearray(PIECE_BYTES))
-        while count := os.readv(fd, [buffer]):
-            found.update(buffer[:count])
-            size += count
-    return ManifestFile(size=size, digest=found.text)
 
 
 def _open(stack: ExitStack, path: Path, flags: int) -> int:

@@ -19,7 +19,7 @@ from refitd.settings import Settings, Size
 
 # In this order in --help; a setting that is in none is under "Other".
 PANELS: Mapping[str, tuple[str, ...]] = {
-    "Weights": ("root", "run", "trainers", "lora", "base_model", "path_map"),
+    "Weights": ("root", "run", "trainers", "lora", "lora_keep", "base_model", "path_map"),
     "Engines": ("engines", "engines_file", "discover", "engine_allow"),
     "API": (
         "host",

@@ -40,6 +40,9 @@ GpuMemory = Annotated[
     float | None, _number("--gpu-memory", "GIB", "What programs can have of one GPU [as the driver says]", _MACHINE)
 ]
 Nodes = Annotated[int | None, _number("--nodes", "N", "Nodes of the job [1]", _MACHINE)]
+HostMemory = Annotated[
+    float | None, _number("--host-memory", "GIB", "The host's memory, where the root is on a tmpfs", _MACHINE)
+]
 SharedFiles = Annotated[
     bool,
     typer.Option("--shared-files/--no-shared-files", help="All see the same root", rich_help_panel=_MACHINE),
@@ -111,6 +114,7 @@ def plan(
     gpus_per_node: GpusPerNode = None,
     gpu_memory: GpuMemory = None,
     nodes: Nodes = None,
+    host_memory: HostMemory = None,
     shared_files: SharedFiles = True,
     plugin: Plugin = None,
     model: Model = None,

@@ -56,7 +56,8 @@ def _memory(memory: PlannedMemory) -> Iterator[RenderableType]:
             f"{memory.kv_wanted}: some of them wait.",
             "yellow",
         )
-    yield sentence(f"  A root on tmpfs would take {memory.host:.1f} GiB of host memory.", "dim")
+    there = "" if memory.host_has is None else f", of {memory.host_has:g}"
+    yield sentence(f"  A root on tmpfs would take {memory.host:.1f} GiB of host memory{there}.", "dim")
     if not memory.fits:
         yield from _changes(memory)
 

@@ -93,6 +93,11 @@ class Copier:
         """What a delta waits for that no copy holds, None where it waits for nothing."""
         return self._refusals.waiting.get(version.id)
 
+    @property
+    def bytes_on_root(self) -> int:
+        """What they take of the root's room: nothing where they lie in a folder of their own."""
+        return sum(copy.bytes for copy in self._copies.values() if not copy.path.startswith("/"))
+
     async def plan(self) -> list[Reclaimable]:
         """What of the copies would be taken away and kept, and why."""
         return [_line(verdict) for verdict in self._verdicts()]

@@ -21,6 +21,7 @@ def connector(settings: Settings, guard: Guard) -> Callable[[EngineSpec], Engine
             return SglangAdapters(
                 spec.url,
                 name=settings.lora,
+                keep=settings.lora_keep,
                 api_key=spec.api_key_file or settings.engine_key_file,
                 admin_key=spec.admin_key_file or settings.engine_admin_key_file,
                 load_timeout=settings.load_timeout,

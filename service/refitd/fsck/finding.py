@@ -45,6 +45,7 @@ class Kind(StrEnum):
     INCOMING_UNREADABLE = "incoming-unreadable"
     TRASH_LEFT = "trash-left"
     SLOT_DAMAGED = "slot-damaged"
+    SLOTS_UNUSABLE = "slots-unusable"
     DELTA_BASELESS = "delta-baseless"
     COPY_DAMAGED = "copy-damaged"
     COPY_UNREADABLE = "copy-unreadable"

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from refitd.catalog.files import Unreadable
 from refitd.fsck.facts import CopyFacts, DiskFacts
 from refitd.fsck.finding import Finding, Kind, Repair, Severity
+from refitd.reclaim.slots import Slot
 from refitd.reclaim.trash import TRASH
 from refitd_client.contract.naming import SERVICE_FOLDER
 
@@ -22,17 +23,27 @@ def compare_leftovers(disk: DiskFacts) -> Iterator[Finding]:
         text = f"{count} folder{'s' * (count > 1)} of a sweep that was killed in mid-delete"
         yield _of(Kind.TRASH_LEFT, TRASH_PATH, text, "the service empties it as well", Repair.EMPTY_TRASH)
     for slot in disk.slots:
-        if slot.fault is not None and slot.ours:
-            text = f"it {slot.fault}: no publisher takes it"
-            yield _of(Kind.SLOT_DAMAGED, slot.path, text, "the service takes it away as well", Repair.DISCARD_SLOT)
-        elif slot.fault is not None:
-            yield _foreign(slot.path, slot.fault)
+        yield from _of_slot(slot)
     for found in disk.copies:
         yield from _of_copy(found)
     for foreign in disk.foreign:
         yield _foreign(foreign.path, f"a {foreign.noun} that is none of refitd's: it is never touched")
     if disk.unlisted:
         yield _foreign("…", f"and {disk.unlisted} more that are none of refitd's")
+
+
+def _of_slot(slot: Slot) -> Iterator[Finding]:
+    if slot.fault is None:
+        return
+    text = f"it {slot.fault}"
+    if slot.ours:
+        advice = "the service takes it away as well"
+        yield _of(Kind.SLOT_DAMAGED, slot.path, f"{text}: no publisher takes it", advice, Repair.DISCARD_SLOT)
+    elif slot.run:
+        yield _foreign(slot.path, slot.fault)
+    else:
+        advice, severity = "move it away: the service makes the folder anew", Severity.WARNING
+        yield Finding(severity=severity, kind=Kind.SLOTS_UNUSABLE, subject=slot.path, text=text, advice=advice)
 
 
 def _of_copy(found: CopyFacts) -> Iterator[Finding]:

@@ -13,6 +13,7 @@ The rules, the strongest first. A version that no rule keeps is dropped.
     6  What a kept version needs stays with it: the base of a delta, and whatever has its folder in, around or on it.
     7  Over the disk budget, what only 4 and 5 keep goes: evidence, then every Nth, then the last ones, oldest first,
        until it fits. The newest piece of evidence of a run stays. If it still does not fit, the verdicts say so.
+       Copies for deltas take of the budget, and are not given up for it: engines read them.
 """
 
 from bisect import bisect_left
@@ -71,6 +72,24 @@ class _Wish:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Budget:
+    """What versions may take: `limit` bytes less those that copies take `beside` them."""
+
+    limit: int | None
+    beside: int
+
+    def excess(self, used: int) -> tuple[str, ...]:
+        """A sentence when the versions that are kept take more, else nothing."""
+        if self.limit is None or used + self.beside <= self.limit:
+            return ()
+        copies = f", copies for deltas {self.beside:,} of them" if self.beside else ""
+        return (
+            f"all that is kept takes {used + self.beside:,} bytes{copies}, over the disk budget of {self.limit:,}, "
+            "and nothing else may go",
+        )
+
+
 Reasons = dict[str, list[str]]
 
 
@@ -81,11 +100,13 @@ def keep(
     *,
     listing: Listing | ListingFailed | Withheld,
     ages: Mapping[str, float],
+    beside: int = 0,
 ) -> list[Verdict]:
     """Decide about all versions of a root at once, in the order given.
 
     `ages` says for how many seconds (of the monotonic clock) a REJECTED or LOST version is known to be that;
-    one that it does not name is new. Disk use is the sum of `bytes` over the versions.
+    one that it does not name is new. Disk use is the sum of `bytes` over the versions, and what copies take `beside`
+    them.
     """
     if (doubt := _doubt(listing)) is not None:
         return [Verdict(version, keep=True, reasons=(doubt,)) for version in versions]
@@ -93,8 +114,9 @@ def keep(
     if isinstance(listing, Listing):
         _spare(firm, versions, rules, {found.path for found in listing.found})
     wishes = sorted(_wishes(versions, rules, ages), key=lambda wish: (wish.rank, wish.record.order, wish.record.run))
-    kept, given_up = _fit(versions, firm, wishes, rules.disk_budget)
-    excess = _excess(versions, kept, rules.disk_budget)
+    budget = _Budget(rules.disk_budget, beside)
+    kept, given_up = _fit(versions, firm, wishes, budget)
+    excess = budget.excess(_used(versions, kept))
     superseded = _superseded(versions)
     verdicts: list[Verdict] = []
     for version in versions:
@@ -188,20 +210,20 @@ def _wishes(versions: Sequence[VersionRecord], rules: KeepRules, ages: Mapping[s
 
 
 def _fit(
-    versions: Sequence[VersionRecord], firm: Reasons, wishes: Sequence[_Wish], budget: int | None
+    versions: Sequence[VersionRecord], firm: Reasons, wishes: Sequence[_Wish], budget: _Budget
 ) -> tuple[Reasons, Reasons]:
     """Rules 6 and 7: what is kept, and which wishes were given up for the budget."""
     needs = needs_of(versions)
 
     def fits(count: int) -> bool:
-        return not _excess(versions, _with_needs(firm, wishes[count:], needs), budget)
+        return not budget.excess(_used(versions, _with_needs(firm, wishes[count:], needs)))
 
     # Giving up one wish more never keeps more, so the first count that fits can be searched for by halves.
     first = bisect_left(range(len(wishes)), True, key=fits)
     kept = _with_needs(firm, wishes[first:], needs)
     given_up: Reasons = {}
     for wish in wishes[:first]:
-        text = f"given up for the disk budget of {budget:,} bytes; it was kept because: {wish.reason}"
+        text = f"given up for the disk budget of {budget.limit:,} bytes; it was kept because: {wish.reason}"
         given_up.setdefault(wish.record.id, []).append(text)
     return kept, given_up
 
@@ -221,12 +243,8 @@ def _with_needs(firm: Reasons, wishes: Sequence[_Wish], needs: Mapping[str, Sequ
     return kept
 
 
-def _excess(versions: Iterable[VersionRecord], kept: Mapping[str, object], budget: int | None) -> tuple[str, ...]:
-    """A sentence when the versions that are kept take more than the budget, else nothing."""
-    used = sum(version.bytes or 0 for version in versions if version.id in kept)
-    if budget is None or used <= budget:
-        return ()
-    return (f"all that is kept takes {used:,} bytes, over the disk budget of {budget:,}, and nothing else may go",)
+def _used(versions: Iterable[VersionRecord], kept: Mapping[str, object]) -> int:
+    return sum(version.bytes or 0 for version in versions if version.id in kept)
 
 
 def _superseded(versions: Iterable[VersionRecord]) -> set[str]:

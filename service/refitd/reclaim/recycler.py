@@ -1,7 +1,7 @@
 """Recycling at work: what the sweep discards becomes a slot where it may, and slots that nobody needs go."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import structlog
@@ -54,12 +54,15 @@ class Facts(Protocol):
 class Recycler:
     """Belongs to one sweeper, which calls it in its turn."""
 
-    def __init__(self, folders: SlotFolders, facts: Facts, clock: Clock, rules: SlotRules) -> None:
-        """Do nothing yet."""
+    def __init__(
+        self, folders: SlotFolders, facts: Facts, clock: Clock, rules: SlotRules, beside: Callable[[], int]
+    ) -> None:
+        """Do nothing yet. `beside` says how many bytes copies take beside the versions."""
         self._folders = folders
         self._facts = facts
         self._clock = clock
         self._rules = rules
+        self._beside = beside
         self._since: dict[str, float] = {}
         self._layouts: dict[str, str | None] = {}
         self._told: set[str] = set()
@@ -88,7 +91,7 @@ class Recycler:
         now = self._clock.monotonic()
         self._since = {slot.path: self._since.get(slot.path, now) for slot in slots}
         ages = {path: now - since for path, since in self._since.items()}
-        used = sum(version.bytes or 0 for version in self._facts.versions())
+        used = sum(version.bytes or 0 for version in self._facts.versions()) + self._beside()
         return spare(slots, await self._newest(), self._rules, used=used, ages=ages)
 
     async def run(self) -> list[Reclaimable]:

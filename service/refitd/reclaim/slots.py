@@ -21,7 +21,7 @@ are in; what is missing is said by name.
 import os
 import stat
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from uuid import uuid4
 
@@ -52,7 +52,8 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 class Slot:
     """A folder among a run's slots. `layout` is None where it is none; `fault` says what is wrong with it.
 
-    `ours` says whether this service can have put it there.
+    `ours` says whether this service can have put it there. Without a name it is the folder of a run's slots itself,
+    and without a run that of all slots: neither can be read then.
     """
 
     run: str
@@ -65,7 +66,7 @@ class Slot:
     @property
     def path(self) -> str:
         """Where it lies, relative to the root."""
-        return f"{slots_path(self.run)}/{self.name}"
+        return f"{slots_path(self.run)}/{self.name}".rstrip("/")
 
 
 class _NoSlotError(Exception):
@@ -104,10 +105,14 @@ def layout_at(root: int, path: str) -> str | None:
 
 
 def survey(root: int) -> list[Slot]:
-    """All that lies among the slots. Changes nothing."""
-    with suppress(FileNotFoundError), below(root, (SERVICE_FOLDER, SLOTS)) as slots:
-        return [slot for name in sorted(os.listdir(slots)) for slot in _of_run(slots, name)]
-    return []
+    """All that lies among the slots. Changes nothing. A folder that cannot be read is told as one slot with a fault."""
+    try:
+        with below(root, (SERVICE_FOLDER, SLOTS)) as slots:
+            return [slot for name in sorted(os.listdir(slots)) for slot in _of_run(slots, name)]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        return [Slot(run="", name="", fault=_unusable(error), ours=False)]
 
 
 def withdraw(root: int, slot: Slot) -> Discarded | Gone | Refused:
@@ -123,6 +128,10 @@ def withdraw(root: int, slot: Slot) -> Discarded | Gone | Refused:
     except OSError as error:
         return Refused(slot.path, sentence(slot.path, error))
     return Discarded(slot.path, where)
+
+
+def _unusable(error: OSError) -> str:
+    return f"cannot be used ({error.strerror}): no version's files are recycled until it is a folder of this service's"
 
 
 def _of_run(slots: int, name: str) -> Iterator[Slot]:
@@ -204,7 +213,7 @@ def _opened_slots(root: int, run: str, trainer: int) -> Generator[int, None, Non
         of_run = os.fstat(folder)
     with (
         made(SERVICE_FOLDER, root, 0o770) as own,
-        made(SLOTS, own, 0o711) as slots,
+        _made_slots(own) as slots,
         made(run_slots(run), slots, 0o700) as mine,
     ):
         if len({os.fstat(handle).st_dev for handle in (root, mine)} | {of_run.st_dev}) != 1:
@@ -213,6 +222,16 @@ def _opened_slots(root: int, run: str, trainer: int) -> Generator[int, None, Non
             _let_in(own, slots)
             _share(mine, trainer, of_run, run)
         yield mine
+
+
+@contextmanager
+def _made_slots(own: int) -> Generator[int, None, None]:
+    with ExitStack() as stack:
+        try:
+            slots = stack.enter_context(made(SLOTS, own, 0o711))
+        except NotADirectoryError as error:
+            raise _NoSlotError(f"{SERVICE_FOLDER}/{SLOTS} {_unusable(error)}") from error
+        yield slots
 
 
 def _let_in(*folders: int) -> None:

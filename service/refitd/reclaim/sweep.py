@@ -78,6 +78,11 @@ class Books(Protocol):
 class CopySweep(Protocol):
     """Sees to copies: a run that publishes no deltas any more needs none. `refitd.copies.copier` does."""
 
+    @property
+    def bytes_on_root(self) -> int:
+        """What they take of the root's room."""
+        ...
+
     async def plan(self) -> list[Reclaimable]:
         """What would be taken away and kept, and why."""
         ...
@@ -111,7 +116,7 @@ class Sweeper:
         self._clock = clock
         self._rules = rules
         self._incoming_ttl = incoming_ttl
-        self._recycler = Recycler(folders, facts, clock, slots or SlotRules(off="slots are off"))
+        self._recycler = Recycler(folders, facts, clock, slots or SlotRules(off="slots are off"), self._beside)
         self._recycles = slots is not None
         self._evidence_since: dict[str, float] = {}
         self._turn = asyncio.Lock()
@@ -156,7 +161,10 @@ class Sweeper:
     def _verdicts(self, listing: Listing | ListingFailed | Withheld) -> list[Verdict]:
         versions = self._facts.versions()
         held = leases(self._facts.views())
-        return keep(versions, held, self._rules, listing=listing, ages=self._ages(versions))
+        return keep(versions, held, self._rules, listing=listing, ages=self._ages(versions), beside=self._beside())
+
+    def _beside(self) -> int:
+        return 0 if self._copies is None else self._copies.bytes_on_root
 
     def _ages(self, versions: Iterable[VersionRecord]) -> dict[str, float]:
         """For how long evidence has been seen, by a clock that no administrator sets. A restart begins anew."""

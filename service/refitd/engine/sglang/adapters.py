@@ -4,7 +4,11 @@ The model itself is never written and generation never paused: requests name the
 
     load      /load_lora_adapter under a name that nobody uses yet; refused → nothing has changed
     verify    /v1/models lists the name with the version's folder
-    unload    what is left of earlier versions, one at a time: the server waits until no request uses it
+    unload    all but the newest few, one at a time: the server waits until no request uses it
+
+The versions right before the one that is served stay loaded, because a request that was made for one of them may come
+late: a trainer that is off-policy holds requests back over several updates. What lies above the version that is served
+was rolled back from, or is of the run's earlier life, and goes first.
 
 The unloading is not waited for, because a request may take long and the new version is served already; but the server
 loads nothing meanwhile. One that broke off is begun again with the next version, so adapters do not pile up.
@@ -12,7 +16,7 @@ loads nothing meanwhile. One that broke off is begun again with the next version
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +56,16 @@ class Loaded:
     path: str
 
 
+def superfluous(listed: Sequence[Loaded], served: str, keep: int) -> list[Loaded]:
+    """What of the loaded adapters is to be unloaded where `served` is the label that is served, in this order.
+
+    `keep` of them stay: that one and those right before it. Those after it go first, then the oldest.
+    """
+    ordered = sorted(listed, key=lambda each: int(each.label))
+    after = [each for each in ordered if int(each.label) > int(served)]
+    return after[::-1] + ordered[: len(ordered) - len(after)][:-keep]
+
+
 class _Card(msgspec.Struct):
     id: str
     root: str | None = None
@@ -63,13 +77,14 @@ class _Cards(msgspec.Struct):
 
 
 class SglangAdapters:
-    """One SGLang server that serves adapters called `name-v<label>`. Others on it are somebody else's."""
+    """One SGLang server that serves adapters called `name-v<label>`, `keep` at a time. Others are somebody else's."""
 
     def __init__(
         self,
         url: str,
         *,
         name: str,
+        keep: int = 1,
         api_key: str | Path | None = None,
         admin_key: str | Path | None = None,
         load_timeout: float = 600.0,
@@ -77,6 +92,7 @@ class SglangAdapters:
     ) -> None:
         self._http = Transport(url, api_key=api_key, admin_key=admin_key, guard=guard)
         self._name = name
+        self._keep = keep
         self._ours = re.compile(rf"{re.escape(name)}-v(\d+)")
         self._load_timeout = load_timeout
         self._served: str | None = None
@@ -136,7 +152,7 @@ class SglangAdapters:
         if fault is not None:
             return Refit(outcome=Outcome.TAINTED, resumed=True, reason=fault, timings=watch.milliseconds)
         self._served = name
-        self._unload_but(name)
+        self._begin_to_unload(target.label)
         return Refit(outcome=Outcome.ACK, resumed=True, timings=watch.milliseconds)
 
     async def fingerprint(self, alike: str | None = None) -> str | None:
@@ -174,15 +190,14 @@ class SglangAdapters:
             return f"loaded, but the server does not list {name} of {target.path}: is --max-loaded-loras large enough?"
         return None if unchanged else "loaded, but its files changed meanwhile, or nobody can say whether they did"
 
-    def _unload_but(self, name: str) -> None:
+    def _begin_to_unload(self, served: str) -> None:
         if self._unloading is None or self._unloading.done():
-            self._unloading = asyncio.create_task(self._unload_others(name), name=f"unload all but {name}")
+            self._unloading = asyncio.create_task(self._unload_superfluous(served), name=f"unload before {served}")
 
-    async def _unload_others(self, name: str) -> None:
+    async def _unload_superfluous(self, served: str) -> None:
         listed = await self._listed()
-        for each in listed if isinstance(listed, list) else ():
-            if each.name != name:
-                await self._unload(each.name)
+        for each in superfluous(listed, served, self._keep) if isinstance(listed, list) else ():
+            await self._unload(each.name)
 
     async def _unload(self, name: str) -> str | None:
         """Have the server let go of an adapter when no request uses it any more; why it has not, None if it has."""

@@ -24,6 +24,7 @@ html_favicon = "../service/refitd/dashboard/icon.svg"
 extensions = ["myst_parser", "sphinxcontrib.mermaid"]
 exclude_patterns = ["generate"]
 nitpicky = True
+smartquotes = False  # they would make one dash of the two before an option
 
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4  # as where the repository is browsed: [text](page.md#a-heading)

@@ -61,6 +61,7 @@ def _route(method: str, path: str, operation: Mapping[str, Any]) -> str:
     rows = [
         (code(each["name"]), each["in"], _type_of(each["schema"]), _limits(each))
         for each in operation.get("parameters", [])
+        if each["in"] != "path"
     ]
     parameters = table(["parameter", "in", "type", ""], rows) if rows else ""
     return page(f"### {method} {path}", *told, " ".join(facts), parameters)

@@ -24,14 +24,15 @@ def settings_page() -> str:
 
 
 def _table(names: tuple[str, ...]) -> str:
-    return table(["flag", "variable", "default", "what"], (_row(name) for name in names))
+    return table(["setting", "default", "what"], (_row(name) for name in names))
 
 
-def _row(name: str) -> tuple[str, str, str, str]:
+def _row(name: str) -> tuple[str, str, str]:
     field = Settings.model_fields[name]
+    names = [code(variable(name))] if is_secret(field) else [code(_usage(name)), code(variable(name))]
     default = default_of(field)
     shown = default if default in {"", "needed"} else code(default)
-    return "" if is_secret(field) else code(_usage(name)), code(variable(name)), shown, plain(f"{field.description}")
+    return "<br>".join(names), shown, plain(f"{field.description}")
 
 
 def _usage(name: str) -> str:

@@ -1,32 +1,63 @@
-"""Whether a command that a page shows is one: `refitd` with its options, a verb of `make`. Nothing is run."""
+"""Whether a command that a page shows is one: `refitd` with its options, a verb of `make`, a route that curl asks, an
+extra that pip installs, a module, a file of the repository. Nothing is run.
+"""
 
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import typer.main
 
 from refitd.cli.app import app
+from refitd.surface.api import routes
 
+TREE = Path(__file__).parents[2]
+VERBS = set(re.findall(r"^([a-z0-9-]+):[^#\n]*## ", (TREE / "Makefile").read_text(), re.MULTILINE))
+EXTRAS = set(tomllib.loads((TREE / "pyproject.toml").read_text())["project"]["optional-dependencies"])
 _SEPARATORS = {";", "&", "&&", "||", "|", "(", ")"}
-_MAKEFILE = (Path(__file__).parents[2] / "Makefile").read_text()
-VERBS = set(re.findall(r"^([a-z0-9-]+):[^#\n]*## ", _MAKEFILE, re.MULTILINE))
 
 
 def faults(line: str, *, whole: bool = True) -> Iterator[str]:
     """What is wrong with a line of a shell. Where it is not `whole`, the last option's value may be left out."""
     for words in _commands(line):
+        yield from _named(words)
         match words:
             case ["refitd", *rest]:
                 yield from _refitd(rest, whole=whole)
             case ["make", *rest]:
                 verbs = [word for word in rest if "=" not in word and not word.startswith("-")]
                 yield from (f"there is no 'make {verb}'" for verb in verbs if verb not in VERBS)
+            case ["curl", *rest]:
+                yield from (f"there is no route {path}" for path in map(_route, rest) if path and not _answers(path))
+            case ["pip", "install", *rest]:
+                asked = {extra for word in rest for extra in re.findall(r"[\w-]+", word.partition("[")[2])}
+                yield from (f"there is no extra '{extra}'" for extra in sorted(asked - EXTRAS))
+            case ["python", "-m", module, *_] if module.startswith("refitd") and find_spec(module) is None:
+                yield f"there is no module {module}"
             case _:
                 pass
+
+
+def _named(words: list[str]) -> Iterator[str]:
+    """Files of the repository that are not there."""
+    named = (word for word in words if re.match(r"(?:deploy|tests|docs)/", word))
+    yield from (f"there is no {word}" for word in named if not (TREE / word).exists())
+
+
+def _route(word: str) -> str:
+    """The path of a URL of the service's, nothing for other words."""
+    found = re.match(r"https?://[^/]+:8700(/[^?]*)", word)
+    return found[1] if found else ""
+
+
+def _answers(path: str) -> bool:
+    """Whether a route has that form; words in capitals stand for any part."""
+    return any(re.fullmatch(re.sub(r"{\w+}", "[^/]+", route), path) for route in routes().openapi()["paths"])
 
 
 def _commands(line: str) -> Iterator[list[str]]:

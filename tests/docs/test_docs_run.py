@@ -48,6 +48,7 @@ class Engines(Server):
         super().__init__(folder)
         self.model = folder / "tiny"
         self.port = free_ports(3)[0]
+        self.ready = re.compile(rf" ready on http://127\.0\.0\.1:{self.port + 2}$".encode())  # the last of them
 
     def command(self, port: int) -> Sequence[str]:
         embedded = [sys.executable, "-m", "refitd_embedded"]

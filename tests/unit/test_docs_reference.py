@@ -25,6 +25,6 @@ def test_nobody_wrote_a_page_of_the_reference_by_hand() -> None:
 
 def test_every_setting_command_and_route_is_there() -> None:
     settings, cli, api = (next(text for path, text in PAGES.items() if path.name == f"{name}.md") for name in NAMES)
-    assert all(f"| `{variable(name)}` |" in settings for name in Settings.model_fields)
+    assert all(f"`{variable(name)}` |" in settings for name in Settings.model_fields)
     assert all(f"### refitd {each.__name__}\n" in cli for panel in COMMANDS.values() for each in panel)
     assert all(f"### {route}\n" in api for route in ("POST /v1/versions", "GET /v1/events", "GET /metrics"))

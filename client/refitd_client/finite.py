@@ -1,4 +1,4 @@
-"""NaN and infinity, found in raw bytes: without torch, in the pass that digests and writes them.
+"""NaN and infinity, found in raw bytes: without torch, in the pass that digests and writes or reads them.
 
 In IEEE 754 types they are the values with all exponent bits set. The 8-bit types each have their own rule: E4M3 has
 NaN only (all bits but the sign), the FNUZ types have one NaN where -0 would be, E8M0 has 0xFF. E2M1 has none.
@@ -26,7 +26,9 @@ _RULES: dict[str, tuple[type[np.unsignedinteger[Any]], int, int]] = {
     "F8_E5M2FNUZ": (np.uint8, 0xFF, 0x80),
     "F8_E4M3FNUZ": (np.uint8, 0xFF, 0x80),
     "F8_E8M0": (np.uint8, 0xFF, 0xFF),
+    "C64": (np.uint32, 0x7F80_0000, 0x7F80_0000),  # each of the two numbers that an element is
 }
+_NUMBERS = {"C64": 2}
 
 _SIGNED: dict[type[np.unsignedinteger[Any]], type[np.signedinteger[Any]]] = {
     np.uint64: np.int64,
@@ -40,6 +42,17 @@ def rule_of(dtype: str) -> Rule:
     """How a safetensors `dtype` tells, on whichever device: the same rule as here."""
     _, *rule = _RULES.get(dtype, (np.uint8, *NO_RULE))
     return rule[0], rule[1]
+
+
+def width_of_number(dtype: str) -> int | None:
+    """Bytes of what the rule looks at; None where a dtype has no such values."""
+    rule = _RULES.get(dtype)
+    return None if rule is None else rule[0]().itemsize
+
+
+def numbers_of_element(dtype: str) -> int:
+    """How many of these make an element."""
+    return _NUMBERS.get(dtype, 1)
 
 
 def any_nonfinite(dtype: str, data: NDArray[np.uint8]) -> bool:
@@ -60,8 +73,10 @@ def any_nonfinite(dtype: str, data: NDArray[np.uint8]) -> bool:
 
 def count_nonfinite(dtype: str, data: NDArray[np.uint8]) -> int:
     """How many elements of a safetensors `dtype` are NaN or infinite. `data` holds whole elements."""
-    rule = _RULES.get(dtype)
-    if rule is None:
-        return 0
-    bits, mask, pattern = rule
-    return int(np.count_nonzero((data.view(bits) & bits(mask)) == bits(pattern)))
+    return 0 if dtype not in _RULES else int(np.count_nonzero(where_nonfinite(dtype, data)))
+
+
+def where_nonfinite(dtype: str, data: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Which numbers (`width_of_number`) of a `dtype` that has such values are NaN or infinite."""
+    bits, mask, pattern = _RULES[dtype]
+    return (data.view(bits) & bits(mask)) == bits(pattern)

@@ -1,4 +1,4 @@
-"""The header of a safetensors file (https://github.com/huggingface/safetensors, "Format"): written and read.
+"""The header of a safetensors file (https://github.com/huggingface/safetensors, "Format"), written and read.
 
     8 bytes    N, the length of the header, little-endian
     N bytes    JSON: {"__metadata__": {"format": "pt"}, "w":{"dtype": "BF16", "shape": [2, 3], "data_offsets": [0, 12]}}
@@ -19,19 +19,15 @@ from typing import Any
 
 import msgspec
 
+from refitd_client import strict_header
 from refitd_client.contract.manifest import TensorsSummary
 from refitd_client.contract.shard import MAX_HEADER_BYTES
 from refitd_client.contract.slot import ShardLayout
 from refitd_client.errors import InvalidWeightsError
 from refitd_client.source_file import opened
+from refitd_client.strict_header import METADATA_KEY, HeaderRefusedError, TensorSpec, TornFileError, read_header
 
-METADATA_KEY = "__metadata__"
-
-BITS = {
-    "F64": 64, "F32": 32, "F16": 16, "BF16": 16,
-    "F8_E4M3": 8, "F8_E4M3FNUZ": 8, "F8_E5M2": 8, "F8_E5M2FNUZ": 8, "F8_E8M0": 8, "F4": 4,
-    "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U64": 64, "U32": 32, "U16": 16, "U8": 8, "BOOL": 8,
-}  # fmt: skip
+BITS = {dtype: bits for dtype, bits in strict_header.BITS.items() if dtype not in {"C64", "F6_E2M3", "F6_E3M2"}}
 """Bits of one element of each dtype that a version may hold. No engine loads complex numbers as weights."""
 
 
@@ -98,23 +94,21 @@ def read(path: Path) -> list[Entry]:
 def locate(path: Path) -> dict[str, tuple[Entry, int]]:
     """The tensors of a file by its header, held against the file's size, and the byte of the file where each begins.
 
-    The tensors themselves are not read.
+    The tensors themselves are not read. They come in the order in which they lie in the file.
 
     Raises:
         InvalidWeightsError: it is cut off, still being written, or no safetensors file.
     """
-    with opened(path) as fd, open(fd, "rb", closefd=False) as file:
-        size = os.fstat(fd).st_size
-        length = int.from_bytes(file.read(8), "little")
-        if size - 8 >= length > MAX_HEADER_BYTES:
-            raise InvalidWeightsError(
-                f"{path} has a header of {length} bytes, and none above {MAX_HEADER_BYTES} is read: "
-                "save its tensors in several files"
-            )
-        if size < 8 or length > size - 8:
-            raise InvalidWeightsError(f"{path} is cut off or no safetensors file: its header does not fit {size} bytes")
-        text = file.read(length)
-    return _parse(path, text, size - 8 - length)
+    with opened(path) as fd:
+        try:
+            found = read_header(fd, os.fstat(fd).st_size)
+        except TornFileError as error:
+            raise InvalidWeightsError(f"{path} is cut off or still being written: {error}") from error
+        except HeaderRefusedError as error:
+            raise InvalidWeightsError(f"{path} is damaged or no safetensors file: {error}") from error
+        except OSError as error:
+            raise InvalidWeightsError(f"{path} cannot be read: {error}") from error
+    return {name: (_entry(path, name, spec), found.data_start + spec.start) for name, spec in found.tensors.items()}
 
 
 def layout(path: Path) -> ShardLayout:
@@ -139,37 +133,9 @@ def summary(entries: Sequence[Entry]) -> TensorsSummary:
     )
 
 
-def _parse(path: Path, text: bytes, body: int) -> dict[str, tuple[Entry, int]]:
-    try:
-        raw = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-        raw.pop(METADATA_KEY, None)
-        located = {name: msgspec.json.decode(value, type=_Location) for name, value in raw.items()}
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+def _entry(path: Path, name: str, spec: TensorSpec) -> Entry:
+    if spec.dtype not in BITS:
         raise InvalidWeightsError(
-            f"{path} is damaged or no safetensors file: its header does not parse ({error})"
-        ) from error
-    end = max((location.data_offsets[1] for location in located.values()), default=0)
-    if end != body:
-        raise InvalidWeightsError(
-            f"{path} is cut off or still being written: its header speaks of {end} bytes of tensors, and it has {body}"
+            f"tensor {name} in {path} has dtype {spec.dtype}, which cannot be served", tensor=name
         )
-    start = 8 + len(text)
-    return {
-        name: (_entry(path, name, location), start + location.data_offsets[0]) for name, location in located.items()
-    }
-
-
-def _entry(path: Path, name: str, location: _Location) -> Entry:
-    if location.dtype not in BITS:
-        raise InvalidWeightsError(
-            f"tensor {name} in {path} has dtype {location.dtype}, which cannot be served", tensor=name
-        )
-    entry = Entry(name=name, dtype=location.dtype, shape=location.shape)
-    begin, end = location.data_offsets
-    if entry.nbytes != end - begin:
-        raise InvalidWeightsError(
-            f"{path} is damaged: tensor {name} of shape {list(entry.shape)} and dtype {entry.dtype} takes "
-            f"{entry.nbytes} bytes, and its header gives it {end - begin}",
-            tensor=name,
-        )
-    return entry
+    return Entry(name=name, dtype=spec.dtype, shape=spec.shape)

@@ -8,8 +8,8 @@ from functools import cached_property
 
 import torch
 
-from refitd.catalog.header import Header
 from refitd.catalog.inventory import Tensor
+from refitd_client.strict_header import Header
 from refitd_sglang.contents import Prints, holders_of
 from refitd_sglang.devices import span_of
 from refitd_sglang.laid import Placed, Ways

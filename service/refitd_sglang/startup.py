@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from refitd.catalog.evidence import Structure
-from refitd.catalog.header import Header, HeaderRefusedError, read_header
 from refitd.catalog.inventory import Reference, inventory_of
 from refitd.catalog.layout import IndexRefusedError, lay_out, parse_index
 from refitd.catalog.reference import ReferenceRefusedError, read_reference
 from refitd_client.contract.naming import INDEX_NAME
+from refitd_client.strict_header import Header, HeaderRefusedError, read_header
 from refitd_sglang.source import Place, Source, SourceRefusedError
 
 

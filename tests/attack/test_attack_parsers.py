@@ -18,9 +18,9 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError, deserialize
 
-from refitd.catalog.header import Header, HeaderRefusedError, read_header
 from refitd.catalog.layout import Index, IndexRefusedError, parse_index
 from refitd_client.contract.manifest import Manifest, ManifestFile, ManifestRefusedError, TensorsSummary, parse_manifest
+from refitd_client.strict_header import Header, HeaderRefusedError, read_header
 from support.rawfiles import bf16, f32, safetensors
 
 CASES = int(os.environ.get("REFITD_FUZZ", "0"))

@@ -24,9 +24,9 @@ from unittest import mock
 import numpy as np
 
 from refitd.catalog import contents
-from refitd.catalog.header import Header, read_header
 from refitd.catalog.opening import Folder
 from refitd_client import WeightPublisher
+from refitd_client.strict_header import Header, read_header
 
 _MIB = 2**20
 

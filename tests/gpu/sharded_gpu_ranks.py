@@ -1,4 +1,5 @@
-"""One rank of `test_sharded_gpu.py`, under torchrun: build, shard, publish twice; rank 0 saves what gathering gives."""
+"""One rank of `test_sharded_gpu.py`, under torchrun: for each case build, shard, publish twice; rank 0 saves what
+gathering gives."""
 
 import os
 import sys
@@ -49,15 +50,22 @@ CASES: dict[str, Callable[[nn.Module, int], nn.Module]] = {
 }
 
 
-def main(case: str, root: Path) -> None:
-    """Publish, and save the gathered state dict."""
+def main(root: Path, cases: list[str]) -> None:
+    """Publish each case into a folder of its own."""
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     distributed.init_process_group("nccl", device_id=torch.device("cuda", int(os.environ["LOCAL_RANK"])))
+    for case in cases:
+        publish(case, root / case)
+    distributed.destroy_process_group()
+
+
+def publish(case: str, root: Path) -> None:
+    """Publish a model twice, and save its gathered state dict."""
     torch.manual_seed(0)
     with torch.device("cuda"):
         model = CASES[case](Model(), distributed.get_world_size())
     dtype = torch.bfloat16 if case == "fsdp2-cast" else None
-    with ShardedPublisher(root, "run", dtype=dtype, rank_timeout=60) as publisher:
+    with ShardedPublisher(root, "run", dtype=dtype, fingerprints=True, rank_timeout=60) as publisher:
         for step in (1, 2):
             publication = publisher.publish(model, step=step)
             if distributed.get_rank() == 0:
@@ -67,8 +75,7 @@ def main(case: str, root: Path) -> None:
     if distributed.get_rank() == 0:
         cast = {name: tensor.to(dtype) if dtype is not None else tensor for name, tensor in state.items()}
         torch.save(cast, root / "full.pt")
-    distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(Path(sys.argv[1]), sys.argv[2:])

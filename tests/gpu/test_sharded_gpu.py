@@ -1,4 +1,7 @@
-"""Sharded publishing of weights on GPUs: NCCL for the model, gloo for the commit. One GPU, or two."""
+"""Sharded publishing of weights on GPUs: NCCL for the model, gloo for the commit. One GPU, or two.
+
+The ranks are started once for all cases: a rank takes most of its time to begin (torch, CUDA, NCCL).
+"""
 
 import subprocess
 import sys
@@ -7,28 +10,47 @@ from pathlib import Path
 import pytest
 
 from refitd_client import WeightPublisher
+from refitd_client.contract.manifest import parse_manifest
 
 torch = pytest.importorskip("torch")
 
 SCRIPT = Path(__file__).parent / "sharded_gpu_ranks.py"
+CASES = ("fsdp2", "fsdp2-cast", "tensor-parallel", "hsdp", "replicated")
+START_SECONDS = 120  # of all ranks, on a machine that has never loaded torch
+CASE_SECONDS = 60
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.timeout(START_SECONDS + len(CASES) * CASE_SECONDS + 60),  # the first test waits for all cases
+]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("case", ["fsdp2", "fsdp2-cast", "tensor-parallel", "hsdp", "replicated"])
-def test_what_gpu_ranks_publish_is_byte_by_byte_the_gathered_version(tmp_path: Path, case: str, ranks: int) -> None:
-    """In chunks larger than a pinned buffer, cast, redistributed; the second time with buffers that are there."""
+@pytest.fixture(scope="module", params=[1, 2])
+def published(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one for each case: what so many ranks have published, and what gathering gives."""
+    ranks: int = request.param
     if torch.cuda.device_count() < ranks:
         pytest.skip(f"needs {ranks} GPUs")
+    root = tmp_path_factory.mktemp(f"ranks{ranks}")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    done = subprocess.run([*command, SCRIPT, case, tmp_path], capture_output=True, text=True, timeout=110, check=False)
+    limit = START_SECONDS + len(CASES) * CASE_SECONDS
+    done = subprocess.run([*command, SCRIPT, root, *CASES], capture_output=True, text=True, timeout=limit, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
-    state = torch.load(tmp_path / "full.pt", weights_only=True)
-    with WeightPublisher(tmp_path, "gathered") as publisher:
+    return root
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_gpu_ranks_publish_is_byte_by_byte_the_gathered_version(published: Path, case: str) -> None:
+    """In chunks larger than a pinned buffer, cast, redistributed; the second time with buffers that are there."""
+    folder = published / case
+    state = torch.load(folder / "full.pt", weights_only=True)
+    with WeightPublisher(folder, "gathered", fingerprints=True) as publisher:
         gathered = publisher.publish(state, step=1).path
+    names = sorted(path.name for path in gathered.iterdir() if path.name != "refit.json")
     for version in ("v000001", "v000002"):
-        folder = tmp_path / "run" / version
-        names = sorted(path.name for path in gathered.iterdir() if path.name != "refit.json")
-        assert sorted(path.name for path in folder.iterdir() if path.name != "refit.json") == names
-        assert all((folder / name).read_bytes() == (gathered / name).read_bytes() for name in names)
+        found = folder / "run" / version
+        assert sorted(path.name for path in found.iterdir() if path.name != "refit.json") == names
+        assert all((found / name).read_bytes() == (gathered / name).read_bytes() for name in names)
+        manifests = [parse_manifest((each / "refit.json").read_bytes()) for each in (found, gathered)]
+        assert manifests[0].fingerprints == manifests[1].fingerprints != {}

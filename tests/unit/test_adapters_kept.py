@@ -1,4 +1,4 @@
-"""Which of an engine's adapters are unloaded, and in which order: a request may come late for those before the newest."""
+"""Which of an engine's adapters are unloaded, and in which order: a request may come late for those before the last."""
 
 import pytest
 

@@ -13,12 +13,12 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refitd.catalog import contents, nonfinite
+from refitd.catalog import contents
 from refitd.catalog.contents import Contents, ReadingStoppedError, read_contents
-from refitd.catalog.header import Header, read_header
 from refitd.catalog.nonfinite import NonFinite, Search
 from refitd.catalog.opening import ChangedError, Folder
 from refitd_client.contract.digest import joined
+from refitd_client.strict_header import Header, read_header
 from support.rawfiles import Spec, bf16, safetensors
 
 
@@ -92,13 +92,6 @@ def test_every_pattern_that_is_not_finite_is_found_and_no_other(tmp_path: Path, 
     shape = (2 * len(array),) if dtype == "F4" else array.shape
     (tmp_path / "v" / "a.safetensors").write_bytes(safetensors({"w": (dtype, shape, array.tobytes())}))
     assert read(tmp_path).non_finite == ()
-
-
-def test_what_numpy_calls_not_finite_is_what_is_found() -> None:
-    every = np.arange(2**16, dtype="<u2")
-    assert (nonfinite.PROBES["F16"].mask(every) == ~np.isfinite(every.view(np.float16))).all()
-    wide = every.astype("<u4") << 16
-    assert (nonfinite.PROBES["BF16"].mask(every) == ~np.isfinite(wide.view(np.float32))).all()
 
 
 def test_a_complex_element_counts_from_its_first_half(tmp_path: Path) -> None:

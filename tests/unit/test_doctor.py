@@ -13,15 +13,18 @@ import msgspec
 import pytest
 from pydantic import SecretStr
 
-from refitd.doctor import surroundings
+from refitd.doctor import hub
 from refitd.doctor.door import ask_service, judge_door
 from refitd.doctor.engines import Asked, judge_engine, skew_of
 from refitd.doctor.finding import Check, Finding, Verdict
+from refitd.doctor.gpus import judge_gpus
 from refitd.doctor.libraries import judge_releases, version_of
+from refitd.doctor.nccl import judge_nccl
+from refitd.doctor.nonce import Nonce, probed
 from refitd.doctor.processes import LocalProcess, is_engine, listener
-from refitd.doctor.root import Nonce, RootFacts, judge_root, look_at_root, probed
-from refitd.doctor.sharing import Evidence, judge_sharing, plugin_answers
-from refitd.doctor.surroundings import judge_gpus, judge_nccl
+from refitd.doctor.root_facts import RootFacts, look_at_root
+from refitd.doctor.root_verdicts import judge_root
+from refitd.doctor.sharing import Sighting, judge_sharing, plugin_answers
 from refitd.engine.engines_file import EngineSpec
 from refitd.engine.plugin.crew import NOBODY
 from refitd.engine.port import Reached
@@ -144,20 +147,20 @@ async def test_the_running_service_is_asked_whether_it_takes_the_token(status: i
 
 
 @pytest.mark.parametrize(
-    ("evidence", "verdict"),
+    ("found", "verdict"),
     [
-        (Evidence(looked=True, read="secret", plugin=None, loaded=None), Verdict.OK),
-        (Evidence(looked=True, read="another", plugin=None, loaded=None), Verdict.FAILED),
-        (Evidence(looked=True, read=None, plugin=None, loaded="run~v000001"), Verdict.FAILED),
-        (Evidence(looked=False, read=None, plugin=True, loaded=None), Verdict.OK),
-        (Evidence(looked=False, read=None, plugin=None, loaded="run~v000001"), Verdict.OK),
-        (Evidence(looked=False, read=None, plugin=False, loaded=None), Verdict.UNKNOWN),
-        (Evidence(looked=False, read=None, plugin=None, loaded=None), Verdict.UNKNOWN),
+        (Sighting(looked=True, read="secret", plugin=None, loaded=None), Verdict.OK),
+        (Sighting(looked=True, read="another", plugin=None, loaded=None), Verdict.FAILED),
+        (Sighting(looked=True, read=None, plugin=None, loaded="run~v000001"), Verdict.FAILED),
+        (Sighting(looked=False, read=None, plugin=True, loaded=None), Verdict.OK),
+        (Sighting(looked=False, read=None, plugin=None, loaded="run~v000001"), Verdict.OK),
+        (Sighting(looked=False, read=None, plugin=False, loaded=None), Verdict.UNKNOWN),
+        (Sighting(looked=False, read=None, plugin=None, loaded=None), Verdict.UNKNOWN),
     ],
 )
-def test_shared_files_are_proved_and_never_guessed(evidence: Evidence, verdict: Verdict) -> None:
+def test_shared_files_are_proved_and_never_guessed(found: Sighting, verdict: Verdict) -> None:
     asked = Asked(name="e", spec=SPEC, root="/mnt", seen=SEEN)
-    assert judge_sharing(asked, NONCE, evidence).verdict is verdict
+    assert judge_sharing(asked, NONCE, found).verdict is verdict
 
 
 @pytest.mark.parametrize(
@@ -301,10 +304,10 @@ def test_gpus_are_told_apart_by_uuid() -> None:
 
 def test_the_hub_is_known_only_of_what_can_be_seen() -> None:
     off = LocalProcess(pid=1, environment={"HF_HUB_OFFLINE": "1"})
-    assert surroundings.judge_hub("e", off).verdict is Verdict.OK
-    assert surroundings.judge_hub("e", LocalProcess(pid=1, environment={})).verdict is Verdict.WARNING
-    assert surroundings.judge_hub("e", LocalProcess(pid=1, environment=None)).verdict is Verdict.UNKNOWN
-    assert surroundings.judge_hub("e", None).verdict is Verdict.UNKNOWN
+    assert hub.judge_hub("e", off).verdict is Verdict.OK
+    assert hub.judge_hub("e", LocalProcess(pid=1, environment={})).verdict is Verdict.WARNING
+    assert hub.judge_hub("e", LocalProcess(pid=1, environment=None)).verdict is Verdict.UNKNOWN
+    assert hub.judge_hub("e", None).verdict is Verdict.UNKNOWN
 
 
 def test_a_process_is_found_by_its_port_and_only_here(sglang: ScriptedSglang) -> None:
@@ -320,7 +323,7 @@ def test_versions_of_any_layout_are_measured_and_the_clock_before_the_wait_for_e
     adapter = tmp_path / "run/v000002/adapter_model.safetensors"
     adapter.parent.mkdir()
     adapter.write_bytes(bytes(7))
-    monkeypatch.setattr("refitd.doctor.root._tells", lambda _: time.sleep(0.2))  # no event ever comes
+    monkeypatch.setattr("refitd.doctor.root_facts._tells", lambda _: time.sleep(0.2))  # no event ever comes
     with probed(tmp_path) as nonce:
         seen = look_at_root(tmp_path, nonce, None)
     whole = (tmp_path / "run/weight_v000001/model.safetensors").stat().st_size

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from safetensors import deserialize
 from safetensors.numpy import save
 
-from refitd.catalog import header
-from refitd.catalog.header import (
+from refitd_client import strict_header as header
+from refitd_client.strict_header import (
     BITS,
     MAX_HEADER_BYTES,
     Header,

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from refitd.catalog.header import HeaderRefusedError, read_header
 from refitd_client import InvalidWeightsError, PublishError, WeightPublisher, durable, header
 from refitd_client.contract.shard import MAX_HEADER_BYTES
 from refitd_client.contract.states import Kind
+from refitd_client.strict_header import HeaderRefusedError, read_header
 from support import published
 
 
@@ -216,7 +216,7 @@ def test_a_header_that_the_service_would_not_read_is_not_published(publisher: We
     file = folder / "model.safetensors"
     file.write_bytes((MAX_HEADER_BYTES + 1).to_bytes(8, "little"))
     os.truncate(file, 2 * MAX_HEADER_BYTES)
-    _refused(publisher, folder, "save its tensors in several files")
+    _refused(publisher, folder, "they belong into several files")
     with file.open("rb") as opened, pytest.raises(HeaderRefusedError):
         read_header(opened.fileno(), 2 * MAX_HEADER_BYTES)
 

@@ -4,7 +4,7 @@ import pytest
 
 from refitd.engine.engines_file import EngineSpec
 from refitd.rollout.record import EngineRecord, Source
-from refitd.rollout.roster import Named, Roster, reconcile
+from refitd.rollout.roster import Named, Reconciled, reconcile
 from refitd_client.contract.states import EngineState
 from support.records import engine
 
@@ -28,7 +28,7 @@ def known(**more: object) -> EngineRecord:
     return engine("a", **(held | more))
 
 
-def hold(record: EngineRecord | None, entry: Named | None, sources: frozenset[Source] = FILE) -> Roster:
+def hold(record: EngineRecord | None, entry: Named | None, sources: frozenset[Source] = FILE) -> Reconciled:
     """Reconcile what is known of engine "a" with what is said of it."""
     records = {} if record is None else {"a": record}
     return reconcile(records, {} if entry is None else {"a": entry}, sources)
@@ -38,28 +38,28 @@ def hold(record: EngineRecord | None, entry: Named | None, sources: frozenset[So
 def test_an_engine_that_is_new_is_taken_in_with_the_run_that_it_was_given(run: str | None, is_named: bool) -> None:
     entry = named() if run is None else named(run=run)
     new = EngineRecord(id="a", url="http://a", run=run, run_named=is_named, source=Source.FILE)
-    assert hold(None, entry) == Roster(drop=(), keep=(new,))
+    assert hold(None, entry) == Reconciled(drop=(), keep=(new,))
 
 
 def test_what_is_known_of_an_engine_outlives_a_restart_and_an_edit_of_the_file() -> None:
-    assert hold(known(), named()) == Roster(drop=(), keep=(known(),))
-    assert hold(known(), named(root="/mnt")) == Roster(drop=(), keep=(known(),))
+    assert hold(known(), named()) == Reconciled(drop=(), keep=(known(),))
+    assert hold(known(), named(root="/mnt")) == Reconciled(drop=(), keep=(known(),))
 
 
 def test_an_engine_that_is_named_no_more_is_dropped_by_who_named_it_and_by_nobody_else() -> None:
-    assert hold(known(), None) == Roster(drop=("a",), keep=())
-    assert hold(known(), None, frozenset({Source.SETTINGS})) == Roster(drop=(), keep=())
-    assert hold(known(source=Source.API), None) == Roster(drop=(), keep=())
+    assert hold(known(), None) == Reconciled(drop=("a",), keep=())
+    assert hold(known(), None, frozenset({Source.SETTINGS})) == Reconciled(drop=(), keep=())
+    assert hold(known(source=Source.API), None) == Reconciled(drop=(), keep=())
 
 
 def test_another_address_is_another_engine() -> None:
     roster = hold(known(), named("http://b"))
-    assert roster == Roster(drop=("a",), keep=(EngineRecord(id="a", url="http://b", source=Source.FILE),))
+    assert roster == Reconciled(drop=("a",), keep=(EngineRecord(id="a", url="http://b", source=Source.FILE),))
 
 
 def test_an_engine_that_somebody_else_names_now_stays_what_it_is() -> None:
     roster = hold(known(source=Source.API), named())
-    assert roster == Roster(drop=(), keep=(known(source=Source.FILE),))
+    assert roster == Reconciled(drop=(), keep=(known(source=Source.FILE),))
 
 
 def test_an_engine_that_is_given_another_run_holds_what_it_holds_and_serves_nothing_of_that_run() -> None:

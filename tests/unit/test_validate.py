@@ -10,7 +10,6 @@ from refitd.catalog.claims import check_manifest
 from refitd.catalog.contents import Contents
 from refitd.catalog.evidence import Evidence, Structure
 from refitd.catalog.fault import Code, Fault
-from refitd.catalog.header import Header, TensorSpec
 from refitd.catalog.inventory import Inventory, Reference, Tensor, inventory_of
 from refitd.catalog.nonfinite import NonFinite
 from refitd.catalog.opening import FileStat
@@ -18,6 +17,7 @@ from refitd.catalog.validate import Invalid, Options, Unknown, Valid, Verdict, j
 from refitd_client.contract.manifest import Manifest, ManifestFile, TensorsSummary, digest_of_files
 from refitd_client.contract.naming import Order
 from refitd_client.contract.states import Kind
+from refitd_client.strict_header import Header, TensorSpec
 
 FILE, NORM, HEAD = "model.safetensors", "model.norm.weight", "lm_head.weight"
 HEADER = Header({NORM: TensorSpec("BF16", (4,), 0, 8), HEAD: TensorSpec("BF16", (2, 4), 8, 24)}, 100, {})

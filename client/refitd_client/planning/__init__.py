@@ -1,9 +1,10 @@
 """Plans before a job starts: how weights get from the trainer to the engines, and whether both fit on their GPUs.
 
     grammar, allocation   who computes on how many GPUs       config, model     the model's shape, counted
-    nvml, machine         the GPUs                            job               what trainer and engines are set to
-    placement             which rank is on which GPU          transport, rules  the ways, and which is gone
-    costs, variables      what a way costs, and needs         surroundings      is the plugin here
+    nvml, machine         the GPUs                            words, job, given what trainer and engines are set to
+    placement             which rank is on which GPU          situation         what decides about the way
+    transport, rules      the ways, and which is gone         surroundings      is the plugin here
+    costs, variables      what a way costs, and needs         host              the host's memory: a root on a tmpfs
     trainer, engine       memory of one rank, by formulas     memory, fit       of all ranks, and the verdict
     changes               what would make it fit              planner           all of it: `plan()`
 

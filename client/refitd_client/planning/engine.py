@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from refitd_client.planning.allocation import Parallel
-from refitd_client.planning.job import AttentionBackend, Job
+from refitd_client.planning.job import Job
 from refitd_client.planning.machine import GIB
 from refitd_client.planning.model import Model, lora_parameters
 from refitd_client.planning.parts import (
@@ -25,6 +25,7 @@ from refitd_client.planning.parts import (
     SGLANG_REQUESTS,
     Part,
 )
+from refitd_client.planning.words import AttentionBackend
 
 WEIGHT_BYTES = 2
 _ADAPTERS = 8  # --max-loras-per-batch

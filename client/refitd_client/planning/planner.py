@@ -14,9 +14,10 @@ from refitd_client.planning.allocation import Allocation, Role, of_counts
 from refitd_client.planning.config import model_of, read_model
 from refitd_client.planning.costs import COSTS
 from refitd_client.planning.fit import assumed_of_memory, fit, planned_memory
+from refitd_client.planning.given import job_of
 from refitd_client.planning.grammar import parse
 from refitd_client.planning.host import check_host
-from refitd_client.planning.job import Job, job_of
+from refitd_client.planning.job import Job
 from refitd_client.planning.machine import Gpu, Machine, machine_for
 from refitd_client.planning.model import Model
 from refitd_client.planning.nvml import read_gpus
@@ -24,8 +25,9 @@ from refitd_client.planning.outputs import areal_patch, sglang_flags
 from refitd_client.planning.placement import Placement, place
 from refitd_client.planning.plan import Plan, Way
 from refitd_client.planning.rules import Choice, choose
+from refitd_client.planning.situation import Situation
 from refitd_client.planning.surroundings import has_plugin
-from refitd_client.planning.transport import Situation, Transport, carried_out, hinders, hinders_handover
+from refitd_client.planning.transport import Transport, carried_out, hinders, hinders_handover
 from refitd_client.planning.variables import advice, environment
 
 ModelSource = str | os.PathLike[str] | Mapping[str, Any]

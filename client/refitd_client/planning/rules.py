@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from refitd_client.planning.transport import Situation, Transport, hinders_handover, no_broadcast
+from refitd_client.planning.situation import Situation
+from refitd_client.planning.transport import Transport, hinders_handover, no_broadcast
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

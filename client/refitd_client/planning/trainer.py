@@ -21,10 +21,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from refitd_client.planning.allocation import Component, Parallel
-from refitd_client.planning.job import Job, Loss, Optimizer, Precision
+from refitd_client.planning.job import Job
 from refitd_client.planning.machine import GIB
 from refitd_client.planning.model import Model, lora_parameters
 from refitd_client.planning.parts import CONTEXT, CONTEXT_GIB, EIGHT_BIT, GMLAKE, LORA, RECOMPUTE, ZERO, Part
+from refitd_client.planning.words import Loss, Optimizer, Precision
 
 FRAGMENTS = 0.15
 _DOUBLE = 2

@@ -7,9 +7,10 @@ nccl         a broadcast over a process group of trainer rank 0 and all engine r
 gloo         the same through host memory, where neither files nor NCCL can be had
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import assert_never
+
+from refitd_client.planning.situation import Situation
 
 
 class Transport(StrEnum):
@@ -20,27 +21,6 @@ class Transport(StrEnum):
     HANDOVER = "handover"
     NCCL = "nccl"
     GLOO = "gloo"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
-    """What the rules look at.
-
-    `group` is the size of the update group; `doubled` the device that two of its ranks are on, None where none is;
-    `devices` the number of devices in the job; `nodes` those that hold any of it; `whole`: the trainer has one rank,
-    which holds every tensor whole; `plugin`: refitd is installed in SGLang's environment.
-    """
-
-    group: int
-    doubled: str | None
-    colocated: bool
-    devices: int
-    nodes: int
-    whole: bool
-    shared_files: bool
-    lora: bool
-    expandable_segments: bool
-    plugin: bool
 
 
 def no_broadcast(now: Situation) -> str | None:

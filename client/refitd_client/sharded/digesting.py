@@ -50,7 +50,7 @@ def fingerprinted(path: Path) -> Digested:
         OSError: it cannot be read.
         InvalidWeightsError: it is not the file that rank 0 made.
     """
-    located = sorted(header.locate(path).values(), key=lambda each: each[1])
+    located = header.locate(path).values()
     entries = [entry for entry, _ in located]
     with _opened(path) as fd:
         size = os.fstat(fd).st_size

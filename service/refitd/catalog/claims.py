@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from refitd.catalog.fault import Code, Fault, shown
-from refitd.catalog.header import Header
 from refitd.catalog.opening import FileStat, counts
 from refitd_client.contract.manifest import Manifest, TensorsSummary
 from refitd_client.contract.naming import MANIFEST_NAME
+from refitd_client.strict_header import Header
 
 MAX_BESIDE_BYTES = 2**30  # of a configuration or a tokenizer. Every byte is read, also of a hole in a sparse file
 

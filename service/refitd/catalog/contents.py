@@ -19,11 +19,11 @@ from threading import Event
 import numpy as np
 import xxhash
 
-from refitd.catalog.header import Header
 from refitd.catalog.nonfinite import NonFinite, Search
 from refitd.catalog.opening import FileStat, Folder, check_unchanged
-from refitd.catalog.reading import fill
 from refitd_client.contract.digest import BLOCK, joined
+from refitd_client.file_bytes import fill
+from refitd_client.strict_header import Header
 
 CHUNK_BYTES = 2**20
 MAX_THREADS = 16

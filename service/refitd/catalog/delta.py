@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from math import prod
 
 from refitd.catalog.fault import Code, Fault, shown
-from refitd.catalog.header import BITS as ALL_BITS
 from refitd.catalog.inventory import Inventory
 from refitd_client.contract.manifest import Manifest, TensorsSummary
 from refitd_client.contract.naming import DELTA_NAME, version_id
 from refitd_client.delta.layout import MAX_HEADER_BYTES
 from refitd_client.fingerprint import width_of
 from refitd_client.header import BITS
+from refitd_client.strict_header import BITS as ALL_BITS
 
 _FEW = 3
 _AGAIN = "publish in full, and start the publisher anew"

@@ -11,11 +11,11 @@ import numpy as np
 from refitd.catalog.contents import ReadingStoppedError
 from refitd.catalog.delta import Base, DeltaContents, DeltaRow
 from refitd.catalog.opening import FileStat, Folder, check_unchanged
-from refitd.catalog.reading import fill
 from refitd_client.contract.naming import DELTA_NAME
 from refitd_client.delta import Delta, DeltaRefusedError, parse_delta
 from refitd_client.delta.change import Change
 from refitd_client.delta.layout import MAX_HEADER_BYTES
+from refitd_client.file_bytes import fill
 from refitd_client.fingerprint import to_text
 from refitd_client.finite import count_nonfinite
 

@@ -7,10 +7,10 @@ from refitd.catalog.adapter import AdapterConfig
 from refitd.catalog.contents import Contents
 from refitd.catalog.delta import DeltaContents
 from refitd.catalog.fault import Fault
-from refitd.catalog.header import Header
 from refitd.catalog.inventory import Inventory
 from refitd.catalog.opening import FileStat
 from refitd_client.contract.manifest import Manifest
+from refitd_client.strict_header import Header
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

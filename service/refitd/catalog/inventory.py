@@ -11,7 +11,7 @@ from enum import StrEnum
 import xxhash
 
 from refitd.catalog.fault import Code, Fault
-from refitd.catalog.header import Header
+from refitd_client.strict_header import Header
 
 LM_HEAD = "lm_head.weight"
 _EMBEDDING = "embed_tokens.weight"

@@ -13,9 +13,9 @@ from fnmatch import fnmatchcase
 import msgspec
 
 from refitd.catalog.fault import Code, Fault, shown
-from refitd.catalog.header import MAX_TENSORS
-from refitd.catalog.pairs import STRINGS, PairsRefusedError, pairs, text
 from refitd_client.contract.naming import INDEX_NAME
+from refitd_client.pairs import STRINGS, PairsRefusedError, pairs, text
+from refitd_client.strict_header import MAX_TENSORS
 
 MAX_INDEX_BYTES = 64 * 2**20
 _SAFETENSORS = ".safetensors"

@@ -1,22 +1,18 @@
 """Finding NaNs and infinities in the bits of tensors, at the speed of memory.
 
-One NaN in one tensor makes an engine answer token 0 for ever. Floating-point formats keep their infinities and NaNs at
-the upper end of each sign's patterns, so two maxima find them, over the bits taken as signed and as unsigned integers:
-reductions that need no memory. Only a block in which that hits is looked at value by value.
+One NaN in one tensor makes an engine answer token 0 for ever. What they are in each dtype, and how they are found in a
+block, says `refitd_client.finite`. Only a block in which there is one is looked at value by value.
 """
 
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from refitd.catalog.header import Header
-
-Bits = np.ndarray[Any, np.dtype[np.unsignedinteger[Any]]]
+from refitd_client.finite import any_nonfinite, numbers_of_element, where_nonfinite, width_of_number
+from refitd_client.strict_header import Header
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,76 +25,12 @@ class NonFinite:
     count: int
 
 
-class Probe(Protocol):
-    """How to find such values in `bits`, unsigned integers of `itemsize` bytes, `parts` of which make an element."""
-
-    @property
-    def itemsize(self) -> int: ...
-    @property
-    def parts(self) -> int: ...
-    def any(self, bits: Bits) -> bool:
-        """Whether there is one."""
-        ...
-
-    def mask(self, bits: Bits) -> npt.NDArray[np.bool_]:
-        """Which ones they are."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Signed:
-    """A format with a sign bit, in which every pattern from `least` on (without the sign) is not finite."""
-
-    itemsize: int
-    least: int
-    parts: int = 1
-
-    def any(self, bits: Bits) -> bool:
-        positive, negative = bits.view(f"i{self.itemsize}").max(), bits.max()
-        return int(positive) >= self.least or int(negative) >= self._sign | self.least
-
-    def mask(self, bits: Bits) -> npt.NDArray[np.bool_]:
-        return (bits & bits.dtype.type(self._sign - 1)) >= self.least
-
-    @property
-    def _sign(self) -> int:
-        return 1 << (8 * self.itemsize - 1)
-
-
-@dataclass(frozen=True, slots=True)
-class _OnePattern:
-    """A format of one byte with one NaN and no infinities."""
-
-    pattern: int
-    itemsize: int = 1
-    parts: int = 1
-
-    def any(self, bits: Bits) -> bool:
-        return bool((bits == self.pattern).any())
-
-    def mask(self, bits: Bits) -> npt.NDArray[np.bool_]:
-        return bits == self.pattern
-
-
-PROBES: dict[str, Probe] = {
-    "BF16": _Signed(2, 0x7F80),
-    "F16": _Signed(2, 0x7C00),
-    "F32": _Signed(4, 0x7F80_0000),
-    "F64": _Signed(8, 0x7FF << 52),
-    "C64": _Signed(4, 0x7F80_0000, parts=2),
-    "F8_E5M2": _Signed(1, 0x7C),
-    "F8_E4M3": _Signed(1, 0x7F),  # a NaN of each sign, no infinities
-    "F8_E8M0": _OnePattern(0xFF),
-    "F8_E4M3FNUZ": _OnePattern(0x80),  # where other formats have minus zero
-    "F8_E5M2FNUZ": _OnePattern(0x80),
-}  # dtypes that are not here (integers, F4, F6) have no such values
-
-
 @dataclass(frozen=True, slots=True)
 class _Run:
     """Neighbouring tensors of one dtype, bytes `start` to `end` of the file: small ones cost no call of their own."""
 
-    probe: Probe
+    dtype: str
+    width: int
     start: int
     end: int
 
@@ -124,7 +56,7 @@ class Search:
         at = bisect_right(self._ends, position)
         if at == len(self._runs) or position <= self._runs[at].start:
             return position
-        return position - (position - self._runs[at].start) % self._runs[at].probe.itemsize
+        return position - (position - self._runs[at].start) % self._runs[at].width
 
     def look(self, data: memoryview, position: int) -> None:
         """Look into `data`, which is at byte `position` of the file and begins and ends at boundaries."""
@@ -132,14 +64,14 @@ class Search:
         while at < len(self._runs) and self._runs[at].start < end:
             run = self._runs[at]
             start, stop = max(run.start, position), min(run.end, end)
-            self._block(run.probe, data[start - position : stop - position], start)
+            self._block(run, data[start - position : stop - position], start)
             at += 1
 
-    def _block(self, probe: Probe, data: memoryview, position: int) -> None:
-        bits: Bits = np.frombuffer(data, dtype=f"<u{probe.itemsize}")
-        if probe.any(bits):
-            for item in np.flatnonzero(probe.mask(bits)).tolist():
-                self._note(position + item * probe.itemsize, probe.itemsize * probe.parts)
+    def _block(self, run: _Run, data: memoryview, position: int) -> None:
+        found = np.frombuffer(data, np.uint8)
+        if any_nonfinite(run.dtype, found):
+            for number in np.flatnonzero(where_nonfinite(run.dtype, found)).tolist():
+                self._note(position + number * run.width, run.width * numbers_of_element(run.dtype))
 
     def _note(self, position: int, width: int) -> None:
         at = bisect_right(self._starts, position) - 1
@@ -157,12 +89,12 @@ class Search:
 def _runs(header: Header) -> Iterator[_Run]:
     run: _Run | None = None
     for spec in header.tensors.values():
-        probe, start, end = PROBES.get(spec.dtype), header.data_start + spec.start, header.data_start + spec.end
-        if run is not None and run.probe is probe and run.end == start:
-            run = _Run(run.probe, run.start, end)
+        width, start, end = width_of_number(spec.dtype), header.data_start + spec.start, header.data_start + spec.end
+        if run is not None and run.dtype == spec.dtype and run.end == start:
+            run = _Run(run.dtype, run.width, run.start, end)
             continue
         if run is not None:
             yield run
-        run = _Run(probe, start, end) if probe is not None and end > start else None
+        run = _Run(spec.dtype, width, start, end) if width is not None and end > start else None
     if run is not None:
         yield run

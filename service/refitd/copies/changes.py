@@ -8,7 +8,6 @@ from threading import Event
 from refitd.catalog.delta import Base
 from refitd.catalog.delta_file import read_changes
 from refitd.catalog.examine import structure
-from refitd.catalog.header import Header
 from refitd.catalog.inventory import inventory_of
 from refitd.catalog.opening import ChangedError, Folder, OpeningRefusedError
 from refitd.catalog.record import VersionRecord
@@ -17,6 +16,7 @@ from refitd_client.contract.naming import DELTA_NAME
 from refitd_client.delta import Delta, DeltaRefusedError, check_fits
 from refitd_client.fingerprint import to_text
 from refitd_client.header import BITS, Entry
+from refitd_client.strict_header import Header
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from threading import Event
 
 from refitd.catalog.contents import MAX_THREADS
-from refitd.catalog.header import Header, HeaderRefusedError, read_header
 from refitd.copies.rewrite import Shard, copy_file, rewrite
 from refitd.copies.trouble import NoRoomError, SourceChangedError
 from refitd_client.contract.naming import MANIFEST_NAME
 from refitd_client.delta import Delta
+from refitd_client.strict_header import Header, HeaderRefusedError, read_header
 
 SPARE_BYTES = 16 * 2**20  # left free on a disk that others write to as well
 SHARD_ENDING = ".safetensors"

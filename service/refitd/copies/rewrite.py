@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refitd.catalog.contents import ReadingStoppedError
-from refitd.catalog.header import Header, TensorSpec
-from refitd.catalog.reading import fill
 from refitd_client.delta import Change, Delta
+from refitd_client.file_bytes import fill
 from refitd_client.fingerprint import bits_of, fingerprint, width_of
 from refitd_client.fingerprint.definition import MASK, ROW
 from refitd_client.header import BITS
+from refitd_client.strict_header import Header, TensorSpec
 
 CHUNK_BYTES = 4 * 2**20
 

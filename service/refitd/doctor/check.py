@@ -10,13 +10,17 @@ from refitd.discovery.memory import Named
 from refitd.doctor.door import ask_service, judge_door
 from refitd.doctor.engines import Asked, ask_engines, judge_engine
 from refitd.doctor.finding import Check, Finding, Verdict
+from refitd.doctor.gpus import gpus_of, judge_gpus, look_at_gpus
+from refitd.doctor.hub import judge_hub
 from refitd.doctor.libraries import judge_releases, nccl_of
+from refitd.doctor.nccl import judge_nccl
+from refitd.doctor.nonce import Nonce, RootUnusableError, probed
 from refitd.doctor.places import ask_places, judge_places
 from refitd.doctor.processes import LocalProcess, environment_of, family_of, local_process
-from refitd.doctor.root import Nonce, RootUnusableError, judge_root, look_at_root, probed
+from refitd.doctor.root_facts import look_at_root
+from refitd.doctor.root_verdicts import judge_root
 from refitd.doctor.service import judge_service
-from refitd.doctor.sharing import evidence, judge_sharing
-from refitd.doctor.surroundings import gpus_of, judge_gpus, judge_hub, judge_nccl, look_at_gpus
+from refitd.doctor.sharing import judge_sharing, sighting
 from refitd.engine.port import Unreached
 from refitd.fsck.facts import JournalFacts
 from refitd.fsck.held import still
@@ -78,7 +82,7 @@ async def _check(settings: Settings, root: Path, nonce: Nonce, *, nccl: bool, tr
 def _of_engine(nonce: Nonce, asked: Asked, process: LocalProcess | None, journal: JournalFacts) -> list[Finding]:
     if isinstance(asked.seen, Unreached):
         return list(judge_engine(asked))
-    found = evidence(nonce, asked, process, journal.engines.get(asked.name))
+    found = sighting(nonce, asked, process, journal.engines.get(asked.name))
     return [*judge_engine(asked), judge_sharing(asked, nonce, found), judge_hub(asked.name, process)]
 
 

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 
 from refitd.doctor.engines import Asked
 from refitd.doctor.finding import Check, Finding, Verdict, good
+from refitd.doctor.nonce import Nonce
 from refitd.doctor.processes import LocalProcess
-from refitd.doctor.root import Nonce
 from refitd.engine.port import Reached
 from refitd.rollout.record import EngineRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class Sighting:
     """What there is. `read` is what the engine's process reads at the nonce's path, None for nothing; `looked` whether
     anybody could look. `loaded` is a version that the engine is proven to have loaded from the root.
     """
@@ -32,10 +32,10 @@ class Evidence:
     loaded: str | None
 
 
-def evidence(nonce: Nonce, asked: Asked, process: LocalProcess | None, known: EngineRecord | None) -> Evidence:
+def sighting(nonce: Nonce, asked: Asked, process: LocalProcess | None, known: EngineRecord | None) -> Sighting:
     """Gather it. Reads one file."""
     path = f"{asked.root}/{nonce.path}"
-    return Evidence(
+    return Sighting(
         looked=process is not None and process.can_be_seen,
         read=None if process is None else process.reads(path),
         plugin=plugin_answers(asked),
@@ -52,8 +52,8 @@ def plugin_answers(asked: Asked) -> bool | None:
     return asked.seen.plugin is not None if isinstance(asked.seen, Reached) else None
 
 
-def judge_sharing(asked: Asked, nonce: Nonce, found: Evidence) -> Finding:
-    """What the evidence proves."""
+def judge_sharing(asked: Asked, nonce: Nonce, found: Sighting) -> Finding:
+    """What it proves."""
     if found.read == nonce.text:
         return good(Check.SHARED_FILES, asked.name, f"its process reads a nonce at {asked.root}")
     if found.plugin:

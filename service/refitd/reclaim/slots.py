@@ -25,7 +25,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from uuid import uuid4
 
-from refitd.catalog.reading import read_at
 from refitd.reclaim.handle import below, made, opened, parts_below
 from refitd.reclaim.outcome import Discarded, Gone, Refused, sentence
 from refitd.reclaim.trash import TRASH, condemn, sync
@@ -41,6 +40,7 @@ from refitd_client.contract.slot import (
     slot_name,
     slots_path,
 )
+from refitd_client.file_bytes import read_at
 
 MAKING = ".making-"
 _SHARD = ".safetensors"

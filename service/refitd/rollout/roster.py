@@ -21,14 +21,16 @@ class Named:
 
 
 @dataclass(frozen=True, slots=True)
-class Roster:
+class Reconciled:
     """What to drop (ids) and what to keep from now on: new records, changed ones and those that stay as they are."""
 
     drop: tuple[str, ...]
     keep: tuple[EngineRecord, ...]
 
 
-def reconcile(records: Mapping[str, EngineRecord], named: Mapping[str, Named], sources: frozenset[Source]) -> Roster:
+def reconcile(
+    records: Mapping[str, EngineRecord], named: Mapping[str, Named], sources: frozenset[Source]
+) -> Reconciled:
     """Hold the records of engines that `sources` named against what they name now."""
     drop = [
         record.id
@@ -37,7 +39,7 @@ def reconcile(records: Mapping[str, EngineRecord], named: Mapping[str, Named], s
         or (record.id in named and named[record.id].spec.url != record.url)
     ]
     keep = [_record(name, entry, None if name in drop else records.get(name)) for name, entry in named.items()]
-    return Roster(drop=tuple(drop), keep=tuple(keep))
+    return Reconciled(drop=tuple(drop), keep=tuple(keep))
 
 
 def _record(name: str, entry: Named, known: EngineRecord | None) -> EngineRecord:

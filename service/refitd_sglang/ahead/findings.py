@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refitd.catalog.evidence import Structure
-from refitd.catalog.header import Header
 from refitd.catalog.inventory import Inventory, inventory_of
 from refitd_client.contract.naming import version_id
+from refitd_client.strict_header import Header
 from refitd_sglang.ahead import letters
 from refitd_sglang.changes import Changes
 from refitd_sglang.held import Held, close_all

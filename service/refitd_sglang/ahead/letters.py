@@ -4,9 +4,9 @@ from typing import Literal
 
 import msgspec
 
-from refitd.catalog.header import Header
 from refitd.catalog.opening import FileStat
 from refitd_client.contract.manifest import Manifest
+from refitd_client.strict_header import Header
 from refitd_sglang.laid import Placed
 
 

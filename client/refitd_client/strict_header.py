@@ -3,7 +3,7 @@
 A file is `N` (8 bytes, little-endian), N bytes of JSON, and the data. The JSON names each tensor with its dtype,
 shape and place in the data. What loaders let pass is refused here: a name that comes twice (loaders take the last),
 names with control characters, a header so large that reading it is the attack. Whoever wrote such a file, an engine
-should not be the one to find out.
+should not be the one to find out: the publisher reads by the same letter as the service.
 """
 
 import math
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from refitd.catalog.pairs import OBJECTS, STRINGS, PairsRefusedError, pairs, text
-from refitd.catalog.reading import read_at
 from refitd_client.contract.shard import MAX_HEADER_BYTES
+from refitd_client.file_bytes import read_at
+from refitd_client.pairs import OBJECTS, STRINGS, PairsRefusedError, pairs, text
 
 MAX_TENSORS = 200_000
 MAX_NAME_LENGTH = 1024
@@ -23,7 +23,7 @@ MAX_METADATA_BYTES = 2**20
 _MAX_ENTRY_BYTES = 4096
 _MAX_SIZE = 2**63 - 1  # of a file, in bytes
 _QUOTES = 8  # around three keys and a dtype; more means that a key comes twice
-_METADATA = "__metadata__"
+METADATA_KEY = "__metadata__"
 
 _DTYPES = {
     4: "F4",
@@ -115,9 +115,9 @@ def _parse(data: bytes) -> tuple[dict[str, TensorSpec], dict[str, str] | None]:
     metadata: dict[str, str] | None = None
     shapes: dict[tuple[int, ...], tuple[int, ...]] = {}  # layers repeat their shapes: keep one of each
     for name, value in pairs(data, OBJECTS):
-        if name in tensors or (name == _METADATA and metadata is not None):
+        if name in tensors or (name == METADATA_KEY and metadata is not None):
             raise HeaderRefusedError(f"its header has {_named(name)} twice")
-        if name == _METADATA:
+        if name == METADATA_KEY:
             metadata = _metadata(value)
         elif len(tensors) == MAX_TENSORS:
             raise HeaderRefusedError(f"its header has more than {MAX_TENSORS} tensors")
@@ -129,11 +129,11 @@ def _parse(data: bytes) -> tuple[dict[str, TensorSpec], dict[str, str] | None]:
 
 def _metadata(value: bytes) -> dict[str, str]:
     if len(value) > MAX_METADATA_BYTES:
-        raise HeaderRefusedError(f"its {_METADATA} is larger than {MAX_METADATA_BYTES} bytes")
+        raise HeaderRefusedError(f"its {METADATA_KEY} is larger than {MAX_METADATA_BYTES} bytes")
     metadata: dict[str, str] = {}
     for key, string in pairs(value, STRINGS):
         if key in metadata:
-            raise HeaderRefusedError(f"its {_METADATA} has {key[:_SHOWN]!a} twice")
+            raise HeaderRefusedError(f"its {METADATA_KEY} has {key[:_SHOWN]!a} twice")
         metadata[key] = text(string)
     return metadata
 

@@ -1,48 +1,13 @@
-"""What surrounds an engine on this host: the variables it was started with, and the GPUs that it computes on."""
+"""The GPUs of this host, by UUID, and who computes on which of them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from refitd.doctor.finding import Check, Finding, Verdict, good
-from refitd.doctor.processes import LocalProcess
 from refitd_client.errors import PlanRefusedError
 from refitd_client.planning.machine import Gpu
 from refitd_client.planning.nvml import opened, read_gpus
-
-_HUB = "HF_HUB_OFFLINE"
-_CUMEM = "NCCL_CUMEM_ENABLE"
-_DEBUG = "NCCL_DEBUG"
-_TRUE = frozenset({"1", "true", "yes", "on"})
-
-
-def judge_hub(name: str, process: LocalProcess | None) -> Finding:
-    """Whether the engine would go to the hub for a path that is not there."""
-    fix = f"start it with {_HUB}=1: a path that is gone has to fail, and never be looked for on the hub"
-    if process is None or process.environment is None:
-        text = "whether it may use the hub cannot be seen from here"
-        return Finding(check=Check.HUB, subject=name, verdict=Verdict.UNKNOWN, text=text, fix=fix)
-    if process.environment.get(_HUB, "").lower() in _TRUE:
-        return good(Check.HUB, name, f"{_HUB} is set")
-    return Finding(check=Check.HUB, subject=name, verdict=Verdict.WARNING, text=f"{_HUB} is not set", fix=fix)
-
-
-def judge_nccl(name: str, environment: Mapping[str, str] | None, *, is_sglang: bool) -> Iterator[Finding]:
-    """Whether a process is ready for a broadcast. SGLang sets NCCL_CUMEM_ENABLE=0 for itself where nobody set it."""
-    fix = f"set {_CUMEM}=0 on both sides: else the trainer joins the group and the first broadcast fails"
-    if environment is None:
-        text = "its variables cannot be seen from here"
-        yield Finding(check=Check.NCCL, subject=name, verdict=Verdict.UNKNOWN, text=text, fix=fix)
-        return
-    said = environment.get(_CUMEM, "0" if is_sglang else None)
-    if said == "0":
-        yield good(Check.NCCL, name, f"{_CUMEM} is 0")
-    else:
-        text = f"{_CUMEM} is {'not set' if said is None else said}"
-        yield Finding(check=Check.NCCL, subject=name, verdict=Verdict.FAILED, text=text, fix=fix)
-    if environment.get(_DEBUG, "").upper() == "INFO":
-        text, fix = f"{_DEBUG} is INFO", f"unset {_DEBUG}: it writes for every operation"
-        yield Finding(check=Check.NCCL, subject=name, verdict=Verdict.WARNING, text=text, fix=fix)
 
 
 def look_at_gpus() -> Sequence[Gpu] | str:

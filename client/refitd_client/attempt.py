@@ -3,6 +3,7 @@
     offer       what is to be written: everything, or what changed (`delta/`)
     write       the files and their commit, in one go; or
     stage       the bytes, until the trainer may go on; the files and their commit then in the background
+    hand_over   the tensors to engines on this host, and the bytes meanwhile as with `stage` (`handover/`)
     announce    the notice
 
 Whatever stops it before the commit, deltas begin anew: what they were compared with is not what was published last.
@@ -12,22 +13,24 @@ import errno
 import logging
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from refitd_client.announcement import announce
 from refitd_client.background import Outcome
 from refitd_client.connection import Connection
-from refitd_client.content import Reading
+from refitd_client.content import Reading, Weights
 from refitd_client.contract.naming import Order, version_folder, version_id
 from refitd_client.contract.states import Kind
 from refitd_client.contract.wire import Notice
 from refitd_client.delta.maker import DeltaMaker, Offer
 from refitd_client.errors import ServiceProblemError, StorageError
+from refitd_client.handover.handing import Debt, Hand, Handed, NotOfferedError, Place
 from refitd_client.mapped import Mappings
 from refitd_client.progress import Laps, Progress
 from refitd_client.publication import Publication, StagedPublication
 from refitd_client.run_folder import RunFolder
+from refitd_client.shards import TensorShards
 from refitd_client.staging import free_bytes, no_space
 from refitd_client.writing import VersionWriter, Written
 
@@ -46,6 +49,7 @@ class Means:
     deltas: DeltaMaker
     mappings: Mappings
     connection: Connection | None
+    debt: Debt = field(default_factory=Debt)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,14 +81,27 @@ class Attempt:
         with self._guarded():
             offer = self._offer(weights)
             finish = self._writer.stage(offer.content)
+        return self._finishing(offer, finish)
 
-        def rest() -> Publication:
+    def hand_over(self, weights: Any) -> tuple[Callable[[], Publication], Handed]:
+        """As `stage`, and engines that could have copied the tensors by then: what came of that.
+
+        Where the version does not come about after all, the service is told so.
+        """
+        place: Place | None = None
+        try:
             with self._guarded():
-                written = finish()
-                self.means.deltas.committed(self._id)
-            return self.announce(self._publication(offer, written))
-
-        return rest
+                offer = self._offer(weights, fingerprinted=True)
+                place = self._place_of(offer)
+                # Engines may hear of it from here on: its name is used up, whatever becomes of its files.
+                self.means.folder.promise(self.order)
+                with self._handing(place, offer) as over:
+                    finish = self._writer.stage(offer.content)
+                    handed = over()
+        except BaseException as error:
+            self._failed(place, error)
+            raise
+        return self._finishing(offer, finish, place), handed
 
     def announce(self, publication: Publication) -> Publication:
         """Tell the service. A service that does not carry out deltas is sent no more of them."""
@@ -95,7 +112,49 @@ class Attempt:
                 self.means.deltas.refuse(f"the service refuses deltas: {error.problem.detail}")
             raise
 
-    def staged(self, outcome: Outcome) -> StagedPublication:
+    def _finishing(
+        self, offer: Offer, finish: Callable[[], Written], place: Place | None = None
+    ) -> Callable[[], Publication]:
+        def rest() -> Publication:
+            try:
+                with self._guarded():
+                    written = finish()
+                    self.means.deltas.committed(self._id)
+            except BaseException as error:
+                self._failed(place, error)
+                raise
+            self.means.debt.due = False
+            return self.announce(self._publication(offer, written))
+
+        return rest
+
+    def _failed(self, place: Place | None, error: BaseException) -> None:
+        """Engines may serve what has no files now: the next version is durable before any engine hears of it."""
+        if place is not None:
+            self.means.debt.due = True
+            place.fail(str(error) or type(error).__name__)
+
+    def _place_of(self, offer: Offer) -> Place:
+        connection, folder = self.means.connection, self.means.folder
+        if connection is None:
+            raise ValueError("handover=True needs a service to tell engines: open the publisher with service_url")
+        return Place(root=folder.root, run=folder.run, order=self.order, connection=connection)
+
+    @contextmanager
+    def _handing(self, place: Place, offer: Offer) -> Generator[Callable[[], Handed], None, None]:
+        """Lend the tensors while the context lasts. What is given waits for engines to answer."""
+        hand = _hand(place, offer.content.weights)
+        if isinstance(hand, str):
+            _log.warning("%s is not handed over, and goes by its files: %s", place.version, hand)
+            reason = hand
+            yield lambda: Handed(reason=reason)
+            return
+        try:
+            yield hand.over
+        finally:
+            hand.withdraw()
+
+    def staged(self, outcome: Outcome, handed: Handed | None = None) -> StagedPublication:
         """What the trainer gets while the rest goes on."""
         return StagedPublication(
             run=self.means.folder.run,
@@ -104,6 +163,7 @@ class Attempt:
             path=self.means.folder.folder_of(self.order),
             version_id=self._id,
             outcome=outcome,
+            handed=handed,
         )
 
     @property
@@ -120,8 +180,9 @@ class Attempt:
     def _id(self) -> str:
         return version_id(self.means.folder.run, self.order)
 
-    def _offer(self, weights: Any) -> Offer:
-        content = self.means.reading.content(weights)
+    def _offer(self, weights: Any, *, fingerprinted: bool = False) -> Offer:
+        reading = self.means.reading
+        content = (replace(reading, fingerprinted=True) if fingerprinted else reading).content(weights)
         if self.delta == "never":
             self.means.deltas.forget()
             offer = Offer(content=content)
@@ -178,3 +239,13 @@ class Attempt:
             connection=self.means.connection,
             begun=self.begun,
         )
+
+
+def _hand(place: Place, weights: Weights) -> Hand | str:
+    """The offer of them, or why there is none."""
+    if not isinstance(weights, TensorShards):
+        return "files are not lent: pass tensors"
+    try:
+        return Hand(place, weights.sources, check_finite=weights.check_finite)
+    except NotOfferedError as error:
+        return str(error)

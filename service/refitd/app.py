@@ -8,6 +8,7 @@ import asyncio
 import gc
 import random
 import sys
+from pathlib import Path
 from socket import socket
 
 import structlog
@@ -45,6 +46,7 @@ from refitd.surface.api import build_api
 from refitd.surface.context import Service
 from refitd.surface.listening import listening
 from refitd.surface.server import Server
+from refitd_client.handover.secret import make_secret
 
 DRAIN_SECONDS = 20.0
 SWITCH_SECONDS = 0.0005
@@ -82,6 +84,14 @@ async def _serve(settings: Settings, hold: Hold, sockets: list[socket]) -> None:
     log.info("stopped")
 
 
+def _make_secret(root: Path) -> None:
+    """Without one nothing is handed over from memory, and nothing else is the worse for it."""
+    try:
+        make_secret(root)
+    except OSError as error:
+        log.warning("no secret for hand-overs from memory", reason=str(error))
+
+
 def _root_guard(settings: Settings, ledger: Ledger, hold: Hold) -> RootGuard:
     """Find out whether the root is the one that the journal is about."""
     root = settings.root.resolve()
@@ -102,6 +112,7 @@ async def _run(settings: Settings, ledger: Ledger, guard: RootGuard, sockets: li
     threads = RootThreads()
     files = DiskFiles(root, guard, threads, settings.trainers)
     catalog = Catalog(ledger, files, References(ledger, settings.base_model, threads), CatalogRules.of(settings))
+    await asyncio.to_thread(_make_secret, root)
     copies = DiskCopies(root, settings.copies_folder)
     copier = Copier(ledger, LedgerFacts(ledger, files), copies, most=settings.copies)
     warmer = Warmer(root, lambda: root_file_system(root))

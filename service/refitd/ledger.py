@@ -20,7 +20,8 @@ from refitd.journal.journal import Journal
 from refitd.journal.origin import NEW
 from refitd.rollout.carriage import Carriage
 from refitd.rollout.goals import goals_of_engine, goals_of_run
-from refitd.rollout.plan import Goals
+from refitd.rollout.offers import Offer, offered_to, takers
+from refitd.rollout.plan import Goals, RefitTo
 from refitd.rollout.record import AttemptRecord, EngineRecord, RolloutRecord
 from refitd.rollout.strategy import Strategy, StrategyName
 from refitd.root_mark import RootMark
@@ -53,7 +54,8 @@ class Ledger:
     what it said before stays in force. `origin` says whether the journal is being rebuilt.
 
     What copies hold is read off the disk at each start and not written down: `carriage` says which deltas engines find
-    in one, or why not; `copying` names the versions that a copy is being made from.
+    in one, or why not; `copying` names the versions that a copy is being made from. Nor is written down what trainers
+    offer from their memory.
     """
 
     def __init__(self, journal: Journal, clock: Clock, strategy: Strategy = _ALL) -> None:
@@ -78,6 +80,7 @@ class Ledger:
         self._carried: dict[str, str] = {}
         self._refused: dict[str, str] = {}
         self.carriage = Carriage(self._carried, self._refused)
+        self._offers: dict[str, Offer] = {}
         self._fingerprints: dict[tuple[str, str], str] = {}
         self._goals: dict[str, Goals] = {}
         self._seq = journal.read(reads.read_last_event)
@@ -166,7 +169,9 @@ class Ledger:
         if engine.run is None:
             return Goals()
         rollout, engines = self.rollouts.get(engine.run), self.engines_of(engine.run)
-        return goals_of_engine(self.goals(engine.run), engine, self.strategy, rollout, engines)
+        goals = goals_of_engine(self.goals(engine.run), engine, self.strategy, rollout, engines)
+        offer = offered_to(engine, self._offers.get(engine.run), self.versions)
+        return goals if offer is None else replace(goals, offered=RefitTo(self.versions[offer.version], offer.path))
 
     def engines_of(self, run: str) -> list[EngineRecord]:
         """The engines that follow a run."""
@@ -208,6 +213,31 @@ class Ledger:
     def _carriage_changed(self, run: str) -> None:
         self._aim(run)
         self.bell.ring()
+
+    def offer(self, version: VersionRecord, path: str) -> None:
+        """A trainer on some engine's host has a version in memory, as the file at `path` says. It waits for answers."""
+        known = self._offers.get(version.run)
+        if known is not None and known.version == version.id:
+            return  # whoever has answered is not asked again
+        rollout = self.rollouts.get(version.run)
+        paused = rollout is not None and rollout.paused_since is not None
+        waiting = takers(self.strategy, self.engines_of(version.run), paused=paused)
+        self._offers[version.run] = Offer(version=version.id, path=path, waiting=waiting)
+        self.targets.ring()
+
+    def is_offered(self, version: VersionRecord) -> bool:
+        """Whether an engine may yet take a version from its trainer's memory."""
+        offer = self._offers.get(version.run)
+        if offer is None or offer.version != version.id:
+            return False
+        return any(offered_to(engine, offer, self.versions) is not None for engine in self.engines_of(version.run))
+
+    def answered(self, engine: EngineRecord, version: VersionRecord) -> None:
+        """An engine has taken what was offered, or has not and will not."""
+        offer = self._offers.get(version.run)
+        if offer is not None and offer.version == version.id:
+            self._offers[version.run] = offer.answered(engine.id)
+            self.bell.ring()
 
     async def find(self, version: str) -> VersionRecord | None:
         """A version by its id, also one that was deleted.

@@ -72,7 +72,7 @@ class Desk:
             "model": {"path": str(self._runner.config.model_path), "class": type(self._runner.model).__name__},
             "served": "" if engine is None else engine.served,
             "plan": None if engine is None else _plan(engine),
-            "kinds": [] if engine is None else ["full", "delta"],
+            "kinds": [] if engine is None else ["full", "delta", "handover"],
             "no_deltas": (self._aside or "") if engine is None else engine.no_deltas,
         }
 
@@ -118,7 +118,8 @@ class Desk:
         path = str(self._root.joinpath(*components(request.path)))
         check = None if request.check is None else request.check == "bytes"
         with stages.during("all"):
-            way = engine.prepare(path, options, check_bytes=check, stages=stages, stop=stop)
+            offer = str(Path(*components(request.offer))) if request.offer else None
+            way = engine.prepare(path, options, check_bytes=check, stages=stages, stop=stop, offer=offer)
         took = stages.ms.pop("all")
         logger.info("refitd prepared %s in %.1f ms %s", way.label, took, stages.ms)
         facts = {"version": way.label, "kind": way.kind, "digest": way.digest, "signature": way.signature}

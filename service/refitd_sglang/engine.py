@@ -18,8 +18,9 @@ from refitd_sglang.answer import Answer
 from refitd_sglang.changes import is_delta
 from refitd_sglang.commit import Commit
 from refitd_sglang.contents import contents_of, digest
-from refitd_sglang.loading import Call, Loading, idle
+from refitd_sglang.loading import Call, Loading, devices_of, idle
 from refitd_sglang.memory import released
+from refitd_sglang.offered import Keeper, Memory, Offered, open_offer, with_files
 from refitd_sglang.ranks import Ranks
 from refitd_sglang.source import FullNeededError, SourceRefusedError, is_version, mapped, open_version, place_of
 from refitd_sglang.sparse import Sparse
@@ -56,6 +57,7 @@ class Engine:
         self._prepared: Way | None = None
         self._lock = Lock()
         self._stages = Stages()
+        self._keeper = Keeper()
 
     def prepare(
         self,
@@ -65,8 +67,10 @@ class Engine:
         check_bytes: bool | None = None,
         stages: Stages | None = None,
         stop: Event | None = None,
+        offer: str | None = None,
     ) -> Way:
-        """Check a version and keep it for the update that will name it. `stop` ends it early.
+        """Check a version and keep it for the update that will name it. `stop` ends it early. With `offer`, the path of
+        its file beneath the root, the version is in a trainer's memory.
 
         Raises:
             SourceRefusedError: it is not one to load into this model. OSError: it cannot be read.
@@ -75,7 +79,8 @@ class Engine:
         stages, stop = stages or Stages(), stop or Event()
         check = self._check_bytes if check_bytes is None else check_bytes
         with stages.during("check"):
-            way = self._look(path, options or Options(), check, stop)
+            self._fall_back_on_files()
+            way = self._look(path, options or Options(), check, stop) if offer is None else self._offered(path, offer)
         if stop.is_set():
             raise ReadingStoppedError
         if not self.runner.may_release:  # what is not there must not be read, and nobody tells this thread
@@ -212,10 +217,23 @@ class Engine:
         source = open_version(place, self._known(), options, check_bytes=check_bytes, stop=stop)
         return Whole(source, options, self.loading)
 
+    def _offered(self, path: str, offer: str) -> Offered:
+        if self.standing is not None and isinstance(self.standing.source, Memory):
+            raise SourceRefusedError("what is served came from memory, and has no files yet to be put back from")
+        reference, devices = self._known(), len(devices_of(self.runner.model))
+        return open_offer(place_of(path, self._root), offer, reference, self.loading, self._keeper, devices)
+
+    def _fall_back_on_files(self) -> None:
+        """What came from memory is put back from its files, from now on, where they have come."""
+        standing = self.standing
+        found = with_files(standing)
+        if found is not None and self.standing is standing:
+            self.standing = found
+
     def _make_ready(self, way: Way) -> None:
         if isinstance(way, Sparse):
             way.look(self.standing)
-        elif isinstance(way, Whole) and not way.partial:
+        elif isinstance(way, Offered) or (isinstance(way, Whole) and not way.partial):
             way.readied = self.loading.make_ready(way.source)
 
     def _known(self) -> Reference:
@@ -226,9 +244,10 @@ class Engine:
 
     def _previous(self, path: str) -> Standing | None:
         """What is served now, opened before anything is written, so that it can be put back."""
-        if self.standing is not None and str(self.standing.folder) == str(Path(path).absolute()):
-            return self.standing
         try:
+            self._fall_back_on_files()
+            if self.standing is not None and str(self.standing.folder) == str(Path(path).absolute()):
+                return None if isinstance(self.standing.source, Memory) else self.standing
             if is_delta(path):
                 logger.warning("what is served now could not be put back if the update failed: it is an unknown delta")
                 return None

@@ -207,7 +207,7 @@ class Loading:
         if files is None:
             return road.buffered(lambda: plan.bind(source.tensors()))
         table, watch = self._table_of(plan, source)
-        return road.registered(table, files, device, source.tensors, watch)
+        return road.registered(table, files, device, source.tensors, watch, source.order)
 
     def _table_of(self, plan: Plan, source: Source) -> tuple[Table, Watch | None]:
         """The same as for the last version, as long as files are laid out alike."""

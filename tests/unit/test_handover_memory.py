@@ -36,7 +36,7 @@ def shared(tmp_path: Path) -> Iterator[SharedTensors]:
 
 
 def offered(shared: SharedTensors) -> Offer:
-    return offer_of("run~v000001", shared.tensors, shared.places)
+    return offer_of("run~v000001", shared.tensors)
 
 
 def agrees(offer: Offer) -> bool:

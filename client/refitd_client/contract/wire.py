@@ -20,6 +20,8 @@ class Notice:
     `path` is absolute or relative to the root; without one it is where the SDK would have published the step.
     `allow_missing` and `allow_extra` let the checkpoint have fewer or more tensors than the engines' model.
     `publish_ms` is how long publishing took, in milliseconds: it is shown beside the other stages of the update.
+    With kind `handover` the version's files are not there yet: `offer` is the name of the file in the run's folder that
+    says in whose memory it lies; or `failed` why the files of what was handed over will never come.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = STRICT
@@ -33,16 +35,22 @@ class Notice:
     allow_extra: bool = False
     metadata: dict[str, str] = field(default_factory=dict[str, str])
     publish_ms: float | None = None
+    offer: str | None = None
+    failed: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOnVersion:
-    """Where one engine of the run stands. `step` is the step that it serves, None on start-up weights."""
+    """Where one engine of the run stands. `step` is the step that it serves, None on start-up weights.
+
+    `serves` says that it serves this very version.
+    """
 
     id: str
     state: EngineState
     step: int | None
     reason: str | None = None
+    serves: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

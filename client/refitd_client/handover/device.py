@@ -7,7 +7,8 @@ https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html
 
 import ctypes
 import sys
-from collections.abc import Set
+from collections.abc import Generator, Set
+from contextlib import contextmanager
 from functools import cache
 from math import prod
 from typing import Any
@@ -40,7 +41,11 @@ def place_of(tensor: Any) -> DevicePlace:
     base, size, address = ctypes.c_uint64(), ctypes.c_size_t(), ctypes.c_uint64(tensor.data_ptr())
     _done(_driver().cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), address), "find an allocation")
     handle = _Handle()
-    _done(_driver().cuIpcGetMemHandle(ctypes.byref(handle), base), "lend an allocation")
+    if error := _driver().cuIpcGetMemHandle(ctypes.byref(handle), base):
+        raise DriverError(
+            f"the CUDA driver lends no such memory (error {error}): torch's expandable segments cannot be lent "
+            "(PYTORCH_CUDA_ALLOC_CONF), nor can managed memory"
+        )
     uuid = torch.cuda.get_device_properties(tensor.device).uuid
     return DevicePlace(f"GPU-{uuid}", bytes(handle.bytes), address.value - base.value)
 
@@ -49,7 +54,7 @@ class DeviceMemory:
     """Allocations of other processes, opened once each. Keep it: opening takes longer than copying does."""
 
     def __init__(self) -> None:
-        self._bases: dict[bytes, int] = {}
+        self._bases: dict[bytes, tuple[int, int]] = {}
 
     def tensor(self, place: DevicePlace, dtype: str, shape: tuple[int, ...]) -> Any:
         """A view of the tensor that lies there, to be used on the device that is current in this thread. Read it only.
@@ -62,21 +67,29 @@ class DeviceMemory:
         kind = getattr(torch, TORCH_NAMES[dtype])
         if not nbytes:
             return torch.empty(shape, dtype=kind, device="cuda")
-        seen = _Seen(self._base(place.handle) + place.offset, nbytes)
+        seen = _Seen(self.address(place.handle, torch.cuda.current_device()) + place.offset, nbytes)
         return torch.as_tensor(seen, device="cuda").view(kind).reshape(shape)
 
     def keep(self, handles: Set[bytes]) -> None:
         """Give back all others: what is held here the trainer cannot free. Nothing may read there any more."""
         for handle in self._bases.keys() - handles:
-            _done(_driver().cuIpcCloseMemHandle(ctypes.c_uint64(self._bases.pop(handle))), "give an allocation back")
+            address, device = self._bases.pop(handle)
+            with _context_of(device):
+                _done(_driver().cuIpcCloseMemHandle(ctypes.c_uint64(address)), "give an allocation back")
 
-    def _base(self, handle: bytes) -> int:
+    def address(self, handle: bytes, device: int) -> int:
+        """Where an allocation begins, as a GPU of this process sees it.
+
+        Raises:
+            DriverError: as `tensor`.
+        """
         if handle not in self._bases:
             base, given = ctypes.c_uint64(), _Handle.from_buffer_copy(handle)
-            opened = _driver().cuIpcOpenMemHandle_v2(ctypes.byref(base), given, ctypes.c_uint(_LAZY_PEER_ACCESS))
+            with _context_of(device):
+                opened = _driver().cuIpcOpenMemHandle_v2(ctypes.byref(base), given, ctypes.c_uint(_LAZY_PEER_ACCESS))
             _done(opened, "open an allocation that was lent")
-            self._bases[handle] = base.value
-        return self._bases[handle]
+            self._bases[handle] = base.value, device
+        return self._bases[handle][0]
 
 
 class _Seen:
@@ -86,6 +99,15 @@ class _Seen:
         self.__cuda_array_interface__ = {
             "shape": (nbytes,), "typestr": "|u1", "data": (address, False), "version": 3, "strides": None,
         }  # fmt: skip
+
+
+@contextmanager
+def _context_of(device: int) -> Generator[None]:
+    """Have the driver's calls in this thread work on a GPU: a new thread has no context until torch is used in it."""
+    torch: Any = sys.modules["torch"]
+    with torch.cuda.device(device):
+        torch.cuda.mem_get_info(device)  # any call of CUDA's runtime makes the GPU's context current
+        yield
 
 
 def _done(error: int, what: str) -> None:

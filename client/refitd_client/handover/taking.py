@@ -3,7 +3,7 @@
 from typing import Any
 
 from refitd_client.handover.device import DeviceMemory
-from refitd_client.handover.offer import DevicePlace, HostPlace, Offer, OfferRefusedError
+from refitd_client.handover.offer import DevicePlace, HostPlace, Offer, OfferedTensor, OfferRefusedError
 from refitd_client.handover.shared import HostMemory
 from refitd_client.handover.whereabouts import boot_id, host_name
 
@@ -14,17 +14,40 @@ class Taker:
     def __init__(self) -> None:
         self._host, self._device = HostMemory(), DeviceMemory()
 
-    def tensors(self, offer: Offer) -> dict[str, Any]:
-        """The tensors by name, in the offer's order. They are what was offered as long as its lock is held.
+    def begin(self, offer: Offer) -> None:
+        """Give back what this offer does not name. Nothing is opened yet.
 
         Raises:
             OfferRefusedError: it is of another host, or of before a boot.
-            OSError, ValueError, DriverError: the memory is not there, or not as the offer says.
         """
         if (offer.host, offer.boot) != (host_name(), boot_id()):
             raise OfferRefusedError(f"the offer is of host {offer.host[:100]!a}, and this is {host_name()}")
         self.keep(offer)
-        return {each.name: self._open(each.place, each.dtype, each.shape) for each in offer.tensors}
+
+    def tensors(self, offer: Offer) -> dict[str, Any]:
+        """The tensors by name, in the offer's order. They are what was offered as long as its lock is held.
+
+        Raises:
+            OfferRefusedError: as `begin`. OSError, ValueError, DriverError: as `tensor`.
+        """
+        self.begin(offer)
+        return {each.name: self.tensor(each) for each in offer.tensors}
+
+    def tensor(self, tensor: OfferedTensor) -> Any:
+        """A view of one tensor of an offer that was begun.
+
+        Raises:
+            OSError, ValueError, DriverError: the memory is not there, or not as the offer says.
+        """
+        return self._open(tensor.place, tensor.dtype, tensor.shape)
+
+    def address(self, handle: bytes, device: int) -> int:
+        """Where an allocation of an offer that was begun is seen by a GPU of this process.
+
+        Raises:
+            DriverError: as `tensor`.
+        """
+        return self._device.address(handle, device)
 
     def keep(self, offer: Offer | None) -> None:
         """Give back what this offer does not name, all where there is none. Nothing may read there any more."""

@@ -172,7 +172,7 @@ def outcome(result: WaitResult) -> Text:
             told = f"is served by {engines_on(version)} engines"
         case WaitOutcome.SUPERSEDED:
             told = "was overtaken: engines serve, or are brought to, something newer"
-        case WaitOutcome.SEALED | WaitOutcome.PENDING | WaitOutcome.FAILED:
+        case WaitOutcome.SEALED | WaitOutcome.TAKEN | WaitOutcome.PENDING | WaitOutcome.FAILED:
             told = f"is {version.state}"
         case _:
             assert_never(result.outcome)

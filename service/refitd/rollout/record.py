@@ -42,7 +42,8 @@ class EngineRecord:
     end is not known either. `strikes` counts by version the loads that left this engine with unknown contents: the next
     clean load of another version does not forgive them. `unreachable_since` is in seconds of the monotonic clock.
     `run_named` is True where the operator has said which run it follows. `plugin` is the release of refitd's plugin
-    that carries out its loads, None where they are the server's own, for `stock_reason`.
+    that carries out its loads, None where they are the server's own, for `stock_reason`; `takes_offers`: it can copy
+    weights from the memory of a trainer on its host.
     """
 
     id: str
@@ -60,6 +61,7 @@ class EngineRecord:
     configuration: str | None = None
     startup_path: str | None = None
     plugin: str | None = None
+    takes_offers: bool = False
     stock_reason: str | None = None
     reason: str | None = None
     failures: int = 0

@@ -10,10 +10,11 @@ import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import assert_never
 
 from refitd.catalog.record import VersionRecord
-from refitd.engine.port import Engine, Files, Outcome, Reached, Refit, Stage, Target
+from refitd.engine.port import Engine, Files, Offered, Outcome, Reached, Refit, Stage, Target
 from refitd.journal.journal import JournalError
 from refitd.ledger import Ledger
 from refitd.rollout.backoff import backoff
@@ -78,8 +79,8 @@ class Replica:
                 await self._probe()
             case Resume():
                 await self._resume()
-            case RefitTo(version):
-                await self._refit(version)
+            case RefitTo(version, offer):
+                await (self._refit(version) if offer is None else self._take(version, offer))
             case _:
                 assert_never(action)
 
@@ -180,14 +181,49 @@ class Replica:
         if not unchanged or path is None:
             self._drop(before, attempt, "its files are not those that were checked, or cannot be looked at")
             return
+        refit = await self._refitted(before, version, self._target_for(before, version, path), attempt)
+        self._close(before, version, refit, attempt)
+
+    async def _take(self, version: VersionRecord, offer: str) -> None:
+        """Load from the trainer's memory, once: who does not come through waits for the files."""
+        attempt = self._ledger.open_attempt(self.id, version.id)
+        before = self._record
+        self._ledger.put_engine(
+            replace(before, state=EngineState.UPDATING), f"UPDATING: takes {version.id} from its trainer's memory"
+        )
         try:
-            refit = await self._engine.refit(self._target_for(before, version, path), self._on_stage)
+            unwritten = await self._written()
+            if unwritten is not None:
+                self._drop(before, attempt, f"{unwritten}: without a durable intent nothing is sent")
+                return
+            offered = Offered(version=version.id, path=version.path, offer=offer)
+            target = replace(self._target_for(before, version, self._seen_path(version) or ""), offered=offered)
+            refit = await self._refitted(before, version, target, attempt)
+            if refit.outcome is Outcome.NACK:
+                self._decline(before, refit, attempt)
+            else:
+                self._close(before, version, refit, attempt)
+        finally:
+            if self.id in self._ledger.engines:
+                self._ledger.answered(self._ledger.engines[self.id], version)
+
+    def _decline(self, before: EngineRecord, refit: Refit, attempt: AttemptRecord) -> None:
+        """It holds what it held, and nothing is wrong with the version: its files come."""
+        closed = replace(attempt, outcome=refit.outcome.name, reason=refit.reason, timings=refit.timings)
+        self._ledger.close_attempt(closed)
+        owes = replace(self._record, last_attempt=closed, resume_owed=not refit.resumed, reason=refit.reason)
+        self._put(before, replace(owes, state=before.state))
+
+    async def _refitted(
+        self, before: EngineRecord, version: VersionRecord, target: Target, attempt: AttemptRecord
+    ) -> Refit:
+        try:
+            return await self._engine.refit(target, self._on_stage)
         except asyncio.CancelledError:
             refit = Refit(outcome=Outcome.TAINTED, resumed=False, reason="the service was stopped in mid-update")
             self._close(before, version, refit, attempt)
             self._forgive(before)
             raise
-        self._close(before, version, refit, attempt)
 
     async def _written(self) -> str | None:
         """Wait until the intent is durable; why it is not, None where it is."""
@@ -213,8 +249,12 @@ class Replica:
             not_fingerprint=self._fingerprint_of(serving.id) if serving is not None and differs else None,
             repairs=not engine.known,
             files=_files(version),
-            unchanged=lambda: self._check(version),
+            unchanged=partial(self._is_unchanged, version),
         )
+
+    async def _is_unchanged(self, version: VersionRecord) -> bool:
+        """What was taken from memory is held against its fingerprints by the engine itself."""
+        return version.state.is_open or await self._check(version)
 
     def _on_stage(self, stage: Stage) -> None:
         if stage is Stage.VERIFY and self.id in self._ledger.engines:

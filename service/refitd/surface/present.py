@@ -33,14 +33,20 @@ def present_version(
         pinned=record.pinned,
         barred=record.barred,
         created_at=record.created_at,
-        engines=[_on_version(engine) for engine in mine],
+        engines=[_on_version(engine, record) for engine in mine],
         timings=record.timings,
         metadata=record.metadata,
     )
 
 
-def _on_version(engine: EngineRecord) -> EngineOnVersion:
-    return EngineOnVersion(id=engine.id, state=engine.state, step=_step(engine.serving), reason=engine.reason)
+def _on_version(engine: EngineRecord, record: VersionRecord) -> EngineOnVersion:
+    return EngineOnVersion(
+        id=engine.id,
+        state=engine.state,
+        step=_step(engine.serving),
+        reason=engine.reason,
+        serves=engine.known and engine.serving == record.id,
+    )
 
 
 def _step(version: str | None) -> int | None:

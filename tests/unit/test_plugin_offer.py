@@ -1,0 +1,246 @@
+"""A version that is taken from a trainer's memory, on a rank with SGLang's own flow and no server."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from refitd_client.handover import lender
+from refitd_client.handover.lent import Lent
+from refitd_client.handover.making import offer_of
+from refitd_client.handover.shared import SharedTensors
+from refitd_sglang.answer import answers_in
+from refitd_sglang.source import SourceRefusedError
+from refitd_sglang.transaction import Outcome
+from support.lending import fill, lending, shared
+from support.mini_sglang import tiny_weights
+from support.tiny_rank import Breaking, Rank, group, together, version
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Iterator[Path]:
+    (tmp_path / "root" / ".refitd").mkdir(parents=True)
+    yield tmp_path / "root"
+    lender.end(tmp_path / "root" / "run")
+
+
+@pytest.fixture
+def startup(tmp_path: Path) -> Path:
+    folder = tmp_path / "startup"
+    folder.mkdir()
+    save_file(tiny_weights(0), folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> Iterator[SharedTensors]:
+    made = shared(tiny_weights(5), tmp_path)
+    yield made
+    made.close()
+
+
+def prepare(rank: Rank, root: Path, lent: Lent, step: int = 5) -> Any:
+    path = str(root / "run" / f"v{step:06d}")
+    return rank.engine.prepare(path, offer=f"run/{lent.path.name}")
+
+
+def take(rank: Rank, root: Path, lent: Lent, step: int = 5) -> Any:
+    prepare(rank, root, lent, step)
+    return rank.answer(root / "run" / f"v{step:06d}")
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_what_is_offered_is_served_by_the_loader_and_by_replay(
+    root: Path, startup: Path, trainer: SharedTensors, learned: bool
+) -> None:
+    rank = Rank(startup)
+    if learned:
+        for step in (1, 2):
+            rank.answer(version(root, step))
+    with lending(root, 5, trainer) as lent:
+        answer = take(rank, root, lent)
+        assert lent.take_back(0.0)  # nobody holds it any more
+    assert (answer.outcome, answer.version, answer.how) == (
+        Outcome.SERVED,
+        "run~v000005",
+        "replay" if learned else "load",
+    )
+    assert rank.holds(5)
+    assert answer.proved >= 3
+    assert rank.path == str(root / "run" / "v000005")
+    trainer.tensors["norm.weight"].fill_(9)  # the next step
+    assert rank.holds(5)
+
+
+def test_it_has_the_contents_that_its_files_give(root: Path, startup: Path, trainer: SharedTensors) -> None:
+    rank, other = Rank(startup), Rank(startup)
+    with lending(root, 5, trainer) as lent:
+        taken = take(rank, root, lent)
+    assert other.answer(version(root, 5)).contents == taken.contents
+
+
+def test_an_offer_that_is_withdrawn_before_the_pause_is_refused_untouched(
+    root: Path, startup: Path, trainer: SharedTensors
+) -> None:
+    rank = Rank(startup)
+    with lending(root, 5, trainer) as lent:
+        prepare(rank, root, lent)
+        assert lent.take_back(0.0)
+    assert rank.answer(root / "run" / "v000005").outcome is Outcome.REFUSED
+    assert rank.holds(0)
+
+
+def test_a_trainer_that_dies_after_its_offer_was_looked_at_leaves_an_offer_that_nobody_takes(
+    root: Path, startup: Path, trainer: SharedTensors
+) -> None:
+    rank = Rank(startup)
+    with lending(root, 5, trainer) as lent:
+        prepare(rank, root, lent)
+        lender.end(root / "run")  # as when its process ends: the file is still there
+        assert lent.path.exists()
+        assert rank.answer(root / "run" / "v000005").outcome is Outcome.REFUSED
+        with pytest.raises(SourceRefusedError, match="its trainer is gone"):
+            prepare(rank, root, lent)
+    assert rank.holds(0)
+
+
+@pytest.mark.parametrize("how", ["withdrawn", "gone", "changed"])
+def test_tensors_that_are_not_lent_to_the_end_are_not_served(
+    root: Path, startup: Path, trainer: SharedTensors, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank = Rank(startup)
+    for step in (1, 2):
+        rank.answer(version(root, step))
+    with lending(root, 5, trainer) as lent:
+        way = prepare(rank, root, lent)
+        load = way.loading.load
+
+        def loads(*args: Any, **kwargs: Any) -> Any:
+            if how == "changed":
+                trainer.tensors["q.weight"].add_(1)
+            done = load(*args, **kwargs)
+            if how == "withdrawn":
+                assert not lent.take_back(0.0)
+            elif how == "gone":
+                lender.end(root / "run")
+            return done
+
+        monkeypatch.setattr(way.loading, "load", loads)
+        answer = rank.answer(root / "run" / "v000005")
+        assert answer.outcome is Outcome.RESTORED
+        assert rank.holds(2)
+        assert lent.take_back(0.0)
+    assert rank.path == str(root / "run" / "v000002")
+
+
+def test_a_load_that_breaks_is_put_back_and_the_trainer_has_its_tensors_again(
+    root: Path, startup: Path, trainer: SharedTensors
+) -> None:
+    rank = Rank(startup)
+    Breaking(rank.model, 3)
+    with lending(root, 5, trainer) as lent:
+        assert take(rank, root, lent).outcome is Outcome.RESTORED
+        assert lent.take_back(0.0)
+    assert rank.holds(0)
+
+
+def test_what_was_taken_from_memory_is_put_back_from_its_files(
+    root: Path, startup: Path, trainer: SharedTensors
+) -> None:
+    rank = Rank(startup)
+    with lending(root, 5, trainer) as lent:
+        take(rank, root, lent)
+    version(root, 5)  # its files have followed
+    fill(trainer, tiny_weights(6))
+    with lending(root, 6, trainer) as lent:
+        prepare(rank, root, lent, 6)
+        Breaking(rank.model, 0, 1)
+        rank.engine.loading.plan = None
+        assert rank.answer(root / "run" / "v000006").outcome is Outcome.RESTORED
+    assert rank.holds(5)
+
+
+def test_nothing_is_taken_while_there_is_no_way_back(root: Path, startup: Path, trainer: SharedTensors) -> None:
+    """The files of what is served never came: the next version comes by its files."""
+    rank = Rank(startup)
+    with lending(root, 5, trainer) as lent:
+        take(rank, root, lent)
+    fill(trainer, tiny_weights(6))
+    with lending(root, 6, trainer) as lent, pytest.raises(SourceRefusedError, match="has no files yet"):
+        prepare(rank, root, lent, 6)
+    assert rank.answer(version(root, 7)).outcome is Outcome.SERVED
+    assert rank.holds(7)
+
+
+def test_an_offer_that_does_not_fit_the_model_is_refused_while_the_engine_serves(
+    root: Path, startup: Path, tmp_path: Path
+) -> None:
+    rank = Rank(startup)
+    weights = tiny_weights(5)
+    for wrong in (weights | {"more.weight": torch.zeros(2)}, {"q.weight": weights["q.weight"]}):
+        made = shared(wrong, tmp_path)
+        with lending(root, 5, made) as lent, pytest.raises(SourceRefusedError, match="does not fit the model"):
+            prepare(rank, root, lent)
+        made.close()
+
+
+def test_an_offer_of_another_version_or_another_host_or_without_the_secret_is_refused(
+    root: Path, startup: Path, trainer: SharedTensors
+) -> None:
+    rank = Rank(startup)
+    with lending(root, 5, trainer) as lent:
+        with pytest.raises(SourceRefusedError, match="whose files will not be at"):
+            prepare(rank, root, lent, 6)
+        (root / "run" / ".offer-forged").write_bytes(lent.path.read_bytes()[:-1] + b"0")
+        with pytest.raises(SourceRefusedError, match="not made with this root's secret"):
+            rank.engine.prepare(str(root / "run" / "v000005"), offer="run/.offer-forged")
+        elsewhere = msgspec.structs.replace(offer_of("run~v000005", trainer.tensors), host="elsewhere")
+        secret = (root / ".refitd" / "handover.key").read_bytes()
+        with (
+            Lent(root / "run", elsewhere, secret) as other,
+            pytest.raises(SourceRefusedError, match="of host 'elsewhere'"),
+        ):
+            prepare(rank, root, other)
+
+
+def test_a_promised_version_that_nobody_prepared_is_refused_and_no_rank_waits_for_another(
+    root: Path, startup: Path, trainer: SharedTensors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members = group(startup, monkeypatch)
+    with lending(root, 5, trainer) as lent:
+        prepare(members[0], root, lent)  # and the other was restarted
+        answers = together(members, root / "run" / "v000005")
+    assert {answer.outcome for answer in answers} == {Outcome.REFUSED}
+    assert all(member.holds(0) for member in members)
+
+
+def test_each_rank_takes_its_own_slices(
+    root: Path, startup: Path, trainer: SharedTensors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members = group(startup, monkeypatch)
+    with lending(root, 5, trainer) as lent:
+        for member in members:
+            prepare(member, root, lent)
+        answers = together(members, root / "run" / "v000005")
+    assert {answer.outcome for answer in answers} == {Outcome.SERVED}
+    assert all(member.holds(5) for member in members)
+
+
+def test_what_an_older_offer_named_is_not_touched_once_a_newer_one_was_looked_at(
+    root: Path, startup: Path, trainer: SharedTensors
+) -> None:
+    """What the older one opened was given back: on a GPU to read there would be the end of the engine."""
+    rank = Rank(startup)
+    with lending(root, 5, trainer) as lent:
+        older = prepare(rank, root, lent)
+        with suppress(SourceRefusedError), lending(root, 6, trainer) as newer:
+            prepare(rank, root, newer, 6)
+        rank.engine._prepared = older
+        ok, message = rank.update(root / "run" / "v000005")
+        assert (ok, answers_in(message)[0].outcome) == (False, Outcome.REFUSED)
+    assert rank.holds(0)

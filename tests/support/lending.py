@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+
 from refitd_client.handover import lender
 from refitd_client.handover.lent import Lent
 from refitd_client.handover.making import offer_of

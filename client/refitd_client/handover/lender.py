@@ -4,6 +4,7 @@ An offer of a process that died is void: its memory may be anybody's. To ask abo
 lock of an open file description (fcntl(2), F_OFD_SETLK), on a file of its own beside the offers.
 """
 
+import errno
 import fcntl
 import os
 import struct
@@ -13,6 +14,9 @@ from pathlib import Path
 NAME = ".lender.lock"
 OFFERS = ".offer-"
 MAKING = f".making{OFFERS}"
+# (set, ask): of an open file description; some kernels (gVisor's) have only those of a process, which do as well
+# where nobody else in the process opens the file.
+_KINDS = ((fcntl.F_OFD_SETLK, fcntl.F_OFD_GETLK), (fcntl.F_SETLK, fcntl.F_GETLK))
 _LOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, pid
 _HELD: dict[Path, int] = {}
 _TURN = threading.Lock()
@@ -33,7 +37,7 @@ def begin(folder: Path) -> None:
             _void(path)
         fd = os.open(folder / NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640)
         try:
-            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
+            _locked(fd, 0)
         except BaseException:
             os.close(fd)
             raise
@@ -55,12 +59,23 @@ def is_there(folder: Path) -> bool:
     except OSError:
         return False
     try:
-        found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
+        found = _locked(fd, 1)
     except OSError:
         return False
     finally:
         os.close(fd)
     return _LOCK.unpack(found)[0] != fcntl.F_UNLCK
+
+
+def _locked(fd: int, what: int) -> bytes:
+    """Set the lock, or ask about it, in the first way that there is."""
+    for last, kind in enumerate(_KINDS, 1):
+        try:
+            return fcntl.fcntl(fd, kind[what], _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
+        except OSError as error:
+            if error.errno != errno.EINVAL or last == len(_KINDS):
+                raise
+    raise AssertionError
 
 
 def _void(path: Path) -> None:

@@ -3,8 +3,8 @@
     python tests/bench/gpu_handover.py --models DIR --url URL --root DIR [--out FILE] [--rounds 10]
 
 A server was started on DIR/a (Qwen2.5-1.5B's shapes) with the plugin in its environment and REFITD_SGLANG_ROOT=root,
-the root on tmpfs and empty but for `.refitd`. This process is the trainer: it has the weights on the same GPU, starts the
-service, publishes, and takes the times by its own clock. What answers is asked of the engine itself.
+the root on tmpfs and empty but for `.refitd`. This process is the trainer: it has the weights on that GPU, starts the
+service and publishes. What answers is asked of the engine itself.
 
     answered     from the call of publish() until the service says that the version is served: every engine has proved
                  that it holds it, and generates again. Another process waits for that, and takes the time

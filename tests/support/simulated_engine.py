@@ -23,6 +23,8 @@ class SimulatedEngine:
         self.gate: asyncio.Event | None = None
         self.closed = False
         self.fault: str | None = None
+        self.takes_offers = False
+        self.taken: list[str] = []
 
     async def probe(self) -> Reached | Unreached:
         self.probes += 1
@@ -34,9 +36,12 @@ class SimulatedEngine:
             server_version="0.5.23",
             configuration="simulated",
             startup_path="/base",
+            takes_offers=self.takes_offers,
         )
 
     async def refit(self, target: Target, on_stage: Callable[[Stage], None]) -> Refit:
+        if target.offered is not None:
+            self.taken.append(target.offered.version)
         self.loads.append(target.path)
         self.paused = True
         on_stage(Stage.LOAD)

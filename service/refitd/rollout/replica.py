@@ -293,7 +293,8 @@ class Replica:
             model_path=self._seen_path(version) or after.model_path,
             skipped=before.skipped + len(skipped),
         )
-        return standing(after, self._target_id()) if refit.resumed else after
+        target = version.id if version.state.is_open else self._target_id()  # what is held from memory is the target
+        return standing(after, target) if refit.resumed else after
 
     def _put(self, before: EngineRecord, after: EngineRecord) -> None:
         _ = self._record

@@ -180,8 +180,8 @@ async def test_what_is_no_offer_is_refused(tmp_path: Path) -> None:
     async with serving(tmp_path) as stage:
         await ready(stage, "a")
         for more in ({"offer": "../x"}, {"offer": OFFER, "failed": "both"}, {"failed": "x" * 501}):
-            assert (await offer(stage, 2, **more)).status_code == 400
+            assert (await offer(stage, 2, **more)).status_code == 422
         plain = {"run": "run", "step": 2, "offer": OFFER}
-        assert (await stage.http.post("/v1/versions", json=plain)).status_code == 400
+        assert (await stage.http.post("/v1/versions", json=plain)).status_code == 422
         assert (await offer(stage, 1)).status_code == 409  # its files are there
         assert (await offer(stage, 2, failed="nobody knows it")).status_code == 404

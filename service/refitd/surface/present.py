@@ -44,9 +44,15 @@ def _on_version(engine: EngineRecord, record: VersionRecord) -> EngineOnVersion:
         id=engine.id,
         state=engine.state,
         step=_step(engine.serving),
-        reason=engine.reason,
+        reason=engine.reason or _why_not(engine, record),
         serves=engine.known and engine.serving == record.id,
     )
+
+
+def _why_not(engine: EngineRecord, record: VersionRecord) -> str | None:
+    """Why its last load of this very version did not come about, where nothing is wrong with the engine since."""
+    last = engine.last_attempt
+    return last.reason if last is not None and last.version == record.id and engine.serving != record.id else None
 
 
 def _step(version: str | None) -> int | None:

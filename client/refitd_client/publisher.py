@@ -240,7 +240,7 @@ class WeightPublisher:
                 staged like a full version.
             block: `committed` or `staged`.
             handover: engines on this host with refitd's plugin copy the tensors from where they are (docs/handover.md).
-                Returns when those have answered, 10 s at most, and the tensors may be changed: what came of it is the
+                Returns when those have answered, 20 s at most, and the tensors may be changed: what came of it is the
                 publication's `handed`. Its files follow as with `staged`. After one whose files could not be written
                 the next goes by its files.
 

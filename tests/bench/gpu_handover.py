@@ -93,7 +93,7 @@ with RefitClient(sys.argv[1]) as client:
                 if client.wait(line.strip(), "served", 60).outcome == "served":
                     break
             except NotFoundError:
-                time.sleep(0.001)
+                time.sleep(0.003)
         print(time.monotonic(), flush=True)
 """
 

@@ -14,7 +14,7 @@ ONE, TWO, THREE = (f"run~v{step:06d}" for step in (1, 2, 3))
 
 async def offer(stage: Stage, step: int, **more: Any) -> Any:
     notice = {"run": "run", "step": step, "path": f"run/v{step:06d}", "kind": "handover"}
-    return await stage.http.post("/v1/versions", json=notice | ({"offer": OFFER} if not more else more))
+    return await stage.http.post("/v1/versions", json=notice | (more or {"offer": OFFER}))
 
 
 async def taken(stage: Stage, id_: str) -> dict[str, Any]:

@@ -37,7 +37,6 @@ def place_of(tensor: Any) -> DevicePlace:
     Raises:
         DriverError: this memory cannot be lent.
     """
-    torch: Any = sys.modules["torch"]
     base, size, address = ctypes.c_uint64(), ctypes.c_size_t(), ctypes.c_uint64(tensor.data_ptr())
     _done(_driver().cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), address), "find an allocation")
     handle = _Handle()
@@ -46,8 +45,7 @@ def place_of(tensor: Any) -> DevicePlace:
             f"the CUDA driver lends no such memory (error {error}): torch's expandable segments cannot be lent "
             "(PYTORCH_CUDA_ALLOC_CONF), nor can managed memory"
         )
-    uuid = torch.cuda.get_device_properties(tensor.device).uuid
-    return DevicePlace(f"GPU-{uuid}", bytes(handle.bytes), address.value - base.value)
+    return DevicePlace(_uuid_of(tensor.device), bytes(handle.bytes), address.value - base.value)
 
 
 class DeviceMemory:
@@ -99,6 +97,13 @@ class _Seen:
         self.__cuda_array_interface__ = {
             "shape": (nbytes,), "typestr": "|u1", "data": (address, False), "version": 3, "strides": None,
         }  # fmt: skip
+
+
+@cache
+def _uuid_of(device: Any) -> str:
+    """A GPU's name in all processes."""
+    torch: Any = sys.modules["torch"]
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from refitd_client.proof import not_finite
 from refitd_client.publication import open_client
 from refitd_client.tensors import TensorSource
 
-ANSWER_SECONDS = 10.0  # in which engines are to have answered
+ANSWER_SECONDS = 20.0  # in which engines are to have answered
 BACK_SECONDS = 10.0  # in which an engine that copies is to have ended, when the offer is withdrawn
 
 _log = logging.getLogger("refitd_client")

@@ -34,7 +34,7 @@ from refitd.engine.sglang.verify import Says, doubt
 from refitd.engine.stopwatch import Stopwatch
 
 PROBE_SECONDS = 5.0
-OFFER_SECONDS = 5.0  # to look at a trainer's memory: nothing of it is read yet
+OFFER_SECONDS = 10.0  # to look at a trainer's memory: nothing of it is read yet
 CALL_SECONDS = 30.0  # pause, resume, flush: seconds at most on a server that works
 CHECK_SECONDS = 120.0  # to hash all tensors
 FLUSH_EVERY_SECONDS = 0.05

@@ -26,6 +26,7 @@ from refitd_client.contract.wire import Notice
 from refitd_client.delta.maker import DeltaMaker, Offer
 from refitd_client.errors import ServiceProblemError, StorageError
 from refitd_client.handover.handing import Debt, Hand, Handed, NotOfferedError, Place
+from refitd_client.handover.making import Layouts
 from refitd_client.mapped import Mappings
 from refitd_client.progress import Laps, Progress
 from refitd_client.publication import Publication, StagedPublication
@@ -50,6 +51,7 @@ class Means:
     mappings: Mappings
     connection: Connection | None
     debt: Debt = field(default_factory=Debt)
+    layouts: Layouts = field(default_factory=Layouts)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -143,7 +145,7 @@ class Attempt:
     @contextmanager
     def _handing(self, place: Place, offer: Offer) -> Generator[Callable[[], Handed], None, None]:
         """Lend the tensors while the context lasts. What is given waits for engines to answer."""
-        hand = _hand(place, offer.content.weights)
+        hand = _hand(place, offer.content.weights, self.means.layouts)
         if isinstance(hand, str):
             _log.warning("%s is not handed over, and goes by its files: %s", place.version, hand)
             reason = hand
@@ -241,11 +243,11 @@ class Attempt:
         )
 
 
-def _hand(place: Place, weights: Weights) -> Hand | str:
+def _hand(place: Place, weights: Weights, layouts: Layouts) -> Hand | str:
     """The offer of them, or why there is none."""
     if not isinstance(weights, TensorShards):
         return "files are not lent: pass tensors"
     try:
-        return Hand(place, weights.sources, check_finite=weights.check_finite)
+        return Hand(place, weights.sources, layouts, check_finite=weights.check_finite)
     except NotOfferedError as error:
         return str(error)

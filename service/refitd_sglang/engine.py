@@ -18,9 +18,12 @@ from refitd_sglang.answer import Answer
 from refitd_sglang.changes import is_delta
 from refitd_sglang.commit import Commit
 from refitd_sglang.contents import contents_of, digest
+from refitd_sglang.following import Following
+from refitd_sglang.keeper import Keeper
+from refitd_sglang.lent import Memory, with_files
 from refitd_sglang.loading import Call, Loading, devices_of, idle
 from refitd_sglang.memory import released
-from refitd_sglang.offered import Keeper, Memory, Offered, open_offer, with_files
+from refitd_sglang.offered import Offered, open_offer
 from refitd_sglang.ranks import Ranks
 from refitd_sglang.source import FullNeededError, SourceRefusedError, is_version, mapped, open_version, place_of
 from refitd_sglang.sparse import Sparse
@@ -58,6 +61,8 @@ class Engine:
         self._lock = Lock()
         self._stages = Stages()
         self._keeper = Keeper()
+        self._following = Following(self._fall_back_on_files)
+        self._falling = Lock()
 
     def prepare(
         self,
@@ -97,7 +102,7 @@ class Engine:
 
     def lost_track(self) -> None:
         """Something else than the plugin writes weights."""
-        self.standing = None
+        self._stand_on(None)
 
     @property
     def served(self) -> str:
@@ -156,7 +161,7 @@ class Engine:
 
     def _keep(self, update: Commit) -> Answer:
         way = update.way
-        self.standing = way.standing(update.after)
+        self._stand_on(way.standing(update.after))
         return Answer(
             outcome=Outcome.SERVED,
             version=way.label,
@@ -169,7 +174,7 @@ class Engine:
     def _settled(self, update: Commit, outcome: Outcome) -> None:
         self.loading.plan = None  # whatever failed, it may have been the plan
         if outcome is Outcome.UNKNOWN:
-            self.standing = None
+            self._stand_on(None)
         else:
             self.runner.config.model_path = update.model_path
 
@@ -220,20 +225,36 @@ class Engine:
     def _offered(self, path: str, offer: str) -> Offered:
         if self.standing is not None and isinstance(self.standing.source, Memory):
             raise SourceRefusedError("what is served came from memory, and has no files yet to be put back from")
-        reference, devices = self._known(), len(devices_of(self.runner.model))
-        return open_offer(place_of(path, self._root), offer, reference, self.loading, self._keeper, devices)
+        device = next(iter(devices_of(self.runner.model)), None)
+        return open_offer(place_of(path, self._root), offer, self._known, self.loading, self._keeper, device)
 
-    def _fall_back_on_files(self) -> None:
-        """What came from memory is put back from its files, from now on, where they have come."""
-        standing = self.standing
-        found = with_files(standing)
-        if found is not None and self.standing is standing:
-            self.standing = found
+    def _stand_on(self, standing: Standing | None) -> None:
+        with self._lock:  # against a thread that has just opened the files of what was there before
+            self.standing = standing
+        if standing is not None and isinstance(standing.source, Memory):
+            self._following.begin()
+
+    def _fall_back_on_files(self) -> bool:
+        """What came from memory is put back from its files, from now on, where they have come. Whether that is so, or
+        there is nothing to put back.
+        """
+        with self._falling:
+            standing = self.standing
+            if standing is None or not isinstance(standing.source, Memory):
+                return True
+            if (found := with_files(standing)) is None:
+                return False
+            with self._lock:
+                if self.standing is standing:
+                    self.standing = found
+            return True
 
     def _make_ready(self, way: Way) -> None:
         if isinstance(way, Sparse):
             way.look(self.standing)
-        elif isinstance(way, Offered) or (isinstance(way, Whole) and not way.partial):
+        elif isinstance(way, Offered):
+            way.make_ready()
+        elif isinstance(way, Whole) and not way.partial:
             way.readied = self.loading.make_ready(way.source)
 
     def _known(self) -> Reference:

@@ -25,9 +25,16 @@ class Rank:
     """One rank of an engine that was started on `startup`, with the plugin."""
 
     def __init__(
-        self, startup: Path, rank: int = 0, size: int = 1, wait: float = 30.0, device: str = "cpu", **args: Any
+        self,
+        startup: Path,
+        rank: int = 0,
+        size: int = 1,
+        wait: float = 30.0,
+        device: str = "cpu",
+        model: Any = None,
+        **args: Any,
     ) -> None:
-        self.model = TinyModel(rank, size).to(device)
+        self.model = TinyModel(rank, size).to(device) if model is None else model
         self.updater = Updater(
             model=self.model,
             model_config=SimpleNamespace(model_path=str(startup)),

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from refitd_client.handover import lender
 from refitd_client.handover.lent import Lent
 from refitd_client.handover.making import offer_of
+from refitd_client.handover.offer import offer_with
 from refitd_client.handover.shared import SharedTensors
 from refitd_sglang.answer import answers_in
 from refitd_sglang.source import SourceRefusedError
@@ -199,7 +200,8 @@ def test_an_offer_of_another_version_or_another_host_or_without_the_secret_is_re
         (root / "run" / ".offer-forged").write_bytes(lent.path.read_bytes()[:-1] + b"0")
         with pytest.raises(SourceRefusedError, match="not made with this root's secret"):
             rank.engine.prepare(str(root / "run" / "v000005"), offer="run/.offer-forged")
-        elsewhere = msgspec.structs.replace(offer_of("run~v000005", trainer.tensors), host="elsewhere")
+        here = offer_of("run~v000005", trainer.tensors)
+        elsewhere = offer_with(msgspec.structs.replace(here.layout, host="elsewhere"), here.version, here.fingerprints)
         secret = (root / ".refitd" / "handover.key").read_bytes()
         with (
             Lent(root / "run", elsewhere, secret) as other,

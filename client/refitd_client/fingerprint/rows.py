@@ -9,7 +9,7 @@ it looks into `owner`: 4 bytes a row on the GPU, 1/2048 of 16-bit tensors, for a
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -82,6 +82,10 @@ class Rows:
         """The part of each row, as int32, made along the current stream when it is first asked for."""
         numbers = torch.arange(len(self.parts), dtype=torch.int32, device=self.device)
         return numbers.repeat_interleave(on_device(np.diff(self.begins), self), output_size=len(self))
+
+    def let_go(self) -> None:
+        """Forget the tensors: their memory is not kept, and whoever goes over the list knows that it is there."""
+        self.parts = [replace(part, now=None, base=None) for part in self.parts]
 
     def __len__(self) -> int:
         return self.begins[-1]

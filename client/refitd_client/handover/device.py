@@ -13,11 +13,12 @@ from functools import cache
 from math import prod
 from typing import Any
 
-from refitd_client.handover.offer import DevicePlace
+from refitd_client.handover.offer import Allocation, DevicePlace
 from refitd_client.header import BITS
 from refitd_client.tensors import TORCH_NAMES
 
 _HANDLE_BYTES = 64
+_BUFFER_ID = 7  # CU_POINTER_ATTRIBUTE_BUFFER_ID: no two allocations of a process ever have the same
 _LAZY_PEER_ACCESS = 1  # also from another GPU of this host, where they can reach each other
 
 
@@ -45,49 +46,59 @@ def place_of(tensor: Any) -> DevicePlace:
             f"the CUDA driver lends no such memory (error {error}): torch's expandable segments cannot be lent "
             "(PYTORCH_CUDA_ALLOC_CONF), nor can managed memory"
         )
-    return DevicePlace(_uuid_of(tensor.device), bytes(handle.bytes), address.value - base.value)
+    serial = serial_at(address.value)
+    return DevicePlace(uuid_of(tensor.device), bytes(handle.bytes), serial, address.value - base.value)
+
+
+def serial_at(address: int) -> int:
+    """The number of the allocation that an address of this process is in; 0 where there is none any more."""
+    found = ctypes.c_ulonglong()
+    error = _driver().cuPointerGetAttribute(ctypes.byref(found), _BUFFER_ID, ctypes.c_uint64(address))
+    return 0 if error else found.value
 
 
 class DeviceMemory:
     """Allocations of other processes, opened once each. Keep it: opening takes longer than copying does."""
 
     def __init__(self) -> None:
-        self._bases: dict[bytes, tuple[int, int]] = {}
+        self._bases: dict[Allocation, tuple[int, int]] = {}
 
     def tensor(self, place: DevicePlace, dtype: str, shape: tuple[int, ...]) -> Any:
         """A view of the tensor that lies there, to be used on the device that is current in this thread. Read it only.
 
         Raises:
-            DriverError: the process is gone, it is this one, or the GPUs cannot reach each other.
+            DriverError: the process is gone, it is this one, or the GPUs cannot reach each other; or it lies on another
+                GPU, of whose memory torch makes a copy.
         """
         torch: Any = sys.modules["torch"]
         nbytes = prod(shape) * BITS[dtype] // 8
         kind = getattr(torch, TORCH_NAMES[dtype])
         if not nbytes:
             return torch.empty(shape, dtype=kind, device="cuda")
-        seen = _Seen(self.address(place.handle, torch.cuda.current_device()) + place.offset, nbytes)
+        if place.device != uuid_of(torch.device("cuda", torch.cuda.current_device())):
+            raise DriverError("it lies on another GPU, and only what is copied as it is can be taken from there")
+        base = self.addresses({place.allocation}, torch.cuda.current_device())[place.allocation]
+        seen = _Seen(base + place.offset, nbytes)
         return torch.as_tensor(seen, device="cuda").view(kind).reshape(shape)
 
-    def keep(self, handles: Set[bytes]) -> None:
+    def keep(self, allocations: Set[Allocation]) -> None:
         """Give back all others: what is held here the trainer cannot free. Nothing may read there any more."""
-        for handle in self._bases.keys() - handles:
-            address, device = self._bases.pop(handle)
+        for allocation in self._bases.keys() - allocations:
+            address, device = self._bases.pop(allocation)
             with _context_of(device):
                 _done(_driver().cuIpcCloseMemHandle(ctypes.c_uint64(address)), "give an allocation back")
 
-    def address(self, handle: bytes, device: int) -> int:
-        """Where an allocation begins, as a GPU of this process sees it.
+    def addresses(self, allocations: Set[Allocation], device: int) -> dict[Allocation, int]:
+        """Where allocations begin, as a GPU of this process sees them.
 
         Raises:
-            DriverError: as `tensor`.
+            DriverError: the process is gone, it is this one, or the GPUs cannot reach each other.
         """
-        if handle not in self._bases:
-            base, given = ctypes.c_uint64(), _Handle.from_buffer_copy(handle)
-            with _context_of(device):
-                opened = _driver().cuIpcOpenMemHandle_v2(ctypes.byref(base), given, ctypes.c_uint(_LAZY_PEER_ACCESS))
-            _done(opened, "open an allocation that was lent")
-            self._bases[handle] = base.value, device
-        return self._bases[handle][0]
+        if new := allocations - self._bases.keys():
+            with _context_of(device):  # once for all: a thread beside SGLang's loop waits at each step of it
+                for allocation in new:
+                    self._bases[allocation] = _opened(allocation[0]), device
+        return {allocation: self._bases[allocation][0] for allocation in allocations}
 
 
 class _Seen:
@@ -99,8 +110,15 @@ class _Seen:
         }  # fmt: skip
 
 
+def _opened(handle: bytes) -> int:
+    base, given = ctypes.c_uint64(), _Handle.from_buffer_copy(handle)
+    opened = _driver().cuIpcOpenMemHandle_v2(ctypes.byref(base), given, ctypes.c_uint(_LAZY_PEER_ACCESS))
+    _done(opened, "open an allocation that was lent")
+    return base.value
+
+
 @cache
-def _uuid_of(device: Any) -> str:
+def uuid_of(device: Any) -> str:
     """A GPU's name in all processes."""
     torch: Any = sys.modules["torch"]
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}"

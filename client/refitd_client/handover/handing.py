@@ -18,11 +18,10 @@ from refitd_client.contract.naming import Order, version_folder, version_id
 from refitd_client.contract.states import Kind, WaitOutcome
 from refitd_client.contract.wire import Notice
 from refitd_client.errors import ServiceError
-from refitd_client.fingerprint import Look, scan
 from refitd_client.finite import NO_RULE, rule_of
 from refitd_client.handover.device import DriverError
 from refitd_client.handover.lent import Lent
-from refitd_client.handover.making import offer_of
+from refitd_client.handover.making import Layouts
 from refitd_client.handover.secret import SecretRefusedError, read_secret
 from refitd_client.handover.shared import NotSharedError
 from refitd_client.proof import not_finite
@@ -104,15 +103,15 @@ class Place:
 class Hand:
     """One offer, under way. `over` must be called, or `withdraw`."""
 
-    def __init__(self, place: Place, sources: Sequence[TensorSource], *, check_finite: bool) -> None:
-        """Offer, and tell the service.
+    def __init__(self, place: Place, sources: Sequence[TensorSource], layouts: Layouts, *, check_finite: bool) -> None:
+        """Offer, and tell the service. `layouts` are those of the offers before.
 
         Raises:
             InvalidWeightsError: a tensor is not finite. NotOfferedError: there is nothing to lend, or nobody to ask.
         """
         self._place, self._began = place, time.monotonic()
         self.timings: dict[str, float] = {}
-        self._lent = _lent(place, sources, check_finite=check_finite)
+        self._lent = _lent(place, sources, layouts, check_finite=check_finite)
         self._lap("offer")
         try:
             place.tell(replace(place.notice, offer=self._lent.path.name), ANSWER_SECONDS)
@@ -157,17 +156,18 @@ class Hand:
         self.timings[name] = (time.monotonic() - self._began) * 1000
 
 
-def _lent(place: Place, sources: Sequence[TensorSource], *, check_finite: bool) -> Lent:
+def _lent(place: Place, sources: Sequence[TensorSource], layouts: Layouts, *, check_finite: bool) -> Lent:
     if cast := next((source.entry.name for source in sources if not source.is_view), None):
         raise NotOfferedError(f"tensor {cast} would be lent as it lies, and is not published as it lies")
     tensors = {source.entry.name: source.tensor() for source in sources}
     rules = [rule_of(source.entry.dtype) if check_finite else NO_RULE for source in sources]
-    found = scan(Look(tensor, rule, True) for tensor, rule in zip(tensors.values(), rules, strict=True))
-    for name, each in zip(tensors, found, strict=True):
-        if each.nonfinite:
-            raise not_finite(name, each.nonfinite)
     try:
-        offer = offer_of(place.version, tensors, [each.fingerprint for each in found])
+        looked = layouts.look(tensors, rules)
+        found = looked.scan()
+        for name, each in zip(tensors, found, strict=True):
+            if each.nonfinite:
+                raise not_finite(name, each.nonfinite)
+        offer = looked.offer(place.version, [each.fingerprint for each in found])
         return Lent(place.folder, offer, read_secret(place.root))
     except (DriverError, NotSharedError, SecretRefusedError, OSError) as error:
         raise NotOfferedError(f"the tensors cannot be lent: {error}") from error

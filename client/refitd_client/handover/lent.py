@@ -78,8 +78,8 @@ class Lent:
 class Borrowed:
     """An offer that was opened. Its tensors may be read while it is `held`, and at no other time. Close it."""
 
-    def __init__(self, path: Path, secret: bytes) -> None:
-        """Read it. The trainer is not held up by that.
+    def __init__(self, path: Path, secret: bytes, known: Offer | None = None) -> None:
+        """Read it. The trainer is not held up by that. `known` as in `offer.unseal`.
 
         Raises:
             OfferRefusedError: it was withdrawn, or is none.
@@ -89,7 +89,7 @@ class Borrowed:
         self._fd: int | None = None
         self._fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            self.offer: Offer = unseal(_read_offer(self._fd, path.name), secret)
+            self.offer: Offer = unseal(_read_offer(self._fd, path.name), secret, known)
         except BaseException:
             self.close()
             raise

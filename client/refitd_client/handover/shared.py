@@ -46,10 +46,10 @@ class SharedTensors:
         self._begin = int(view(self._memory, 0, "U8", (1,)).data_ptr())
         _MADE.add(self)
 
-    def offset_of(self, tensor: Any) -> int | None:
+    def offset_of(self, address: int, nbytes: int) -> int | None:
         """Where in the file a tensor begins; None where it lies elsewhere."""
-        offset = int(tensor.data_ptr()) - self._begin
-        return offset if 0 <= offset <= len(self._memory) - tensor.nbytes else None
+        offset = address - self._begin
+        return offset if 0 <= offset <= len(self._memory) - nbytes else None
 
     def close(self) -> None:
         """Take the file's name away. The memory goes when the last tensor does."""
@@ -64,11 +64,16 @@ def place_of(tensor: Any) -> HostPlace:
         NotSharedError: it is none.
     """
     for made in _MADE:
-        if (offset := made.offset_of(tensor)) is not None:
+        if (offset := made.offset_of(int(tensor.data_ptr()), tensor.nbytes)) is not None:
             return HostPlace(str(made.path), offset)
     if not tensor.nbytes:
         return HostPlace(os.devnull, 0)
     raise NotSharedError("it lies in this process's own memory: what is lent is on a GPU, or in SharedTensors")
+
+
+def path_at(address: int) -> str | None:
+    """The file of the `SharedTensors` that an address is in; None where it is in none."""
+    return next((str(made.path) for made in _MADE if made.offset_of(address, 0) is not None), None)
 
 
 class HostMemory:

@@ -90,20 +90,21 @@ class Attempt:
 
         Where the version does not come about after all, the service is told so.
         """
-        place: Place | None = None
+        told: Place | None = None
         try:
             with self._guarded():
                 offer = self._offer(weights, fingerprinted=True)
                 place = self._place_of(offer)
                 # Engines may hear of it from here on: its name is used up, whatever becomes of its files.
                 self.means.folder.promise(self.order)
-                with self._handing(place, offer) as over:
+                with self._handing(place, offer) as hand:
+                    told = place if isinstance(hand, Hand) else None
                     finish = self._writer.stage(offer.content)
-                    handed = over()
+                    handed = hand.over() if isinstance(hand, Hand) else Handed(reason=hand)
         except BaseException as error:
-            self._failed(place, error)
+            self._failed(told, error)
             raise
-        return self._finishing(offer, finish, place), handed
+        return self._finishing(offer, finish, told), handed
 
     def announce(self, publication: Publication) -> Publication:
         """Tell the service. A service that does not carry out deltas is sent no more of them."""
@@ -131,7 +132,9 @@ class Attempt:
         return rest
 
     def _failed(self, place: Place | None, error: BaseException) -> None:
-        """Engines may serve what has no files now: the next version is durable before any engine hears of it."""
+        """Where the service was told of an offer, engines may serve what has no files now: the next version is
+        durable before any engine hears of it.
+        """
         if place is not None:
             self.means.debt.due = True
             place.fail(str(error) or type(error).__name__)
@@ -143,16 +146,15 @@ class Attempt:
         return Place(root=folder.root, run=folder.run, order=self.order, connection=connection)
 
     @contextmanager
-    def _handing(self, place: Place, offer: Offer) -> Generator[Callable[[], Handed], None, None]:
-        """Lend the tensors while the context lasts. What is given waits for engines to answer."""
+    def _handing(self, place: Place, offer: Offer) -> Generator[Hand | str, None, None]:
+        """Lend the tensors while the context lasts, or say why not."""
         hand = _hand(place, offer.content.weights, self.means.layouts)
         if isinstance(hand, str):
             _log.warning("%s is not handed over, and goes by its files: %s", place.version, hand)
-            reason = hand
-            yield lambda: Handed(reason=reason)
+            yield hand
             return
         try:
-            yield hand.over
+            yield hand
         finally:
             hand.withdraw()
 

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable
 
-from refitd_sglang.source import SourceRefusedError
 from refitd_sglang.turns import short_turns
 
 logger = logging.getLogger("refitd_sglang")
@@ -45,7 +44,7 @@ class Following:
         try:
             with short_turns():
                 return self._look()
-        except (SourceRefusedError, OSError) as error:
+        except Exception as error:  # a thread that ends would leave the next ones to be waited for
             logger.warning("the files of what is served cannot be opened yet: %s", error)
             time.sleep(_LESS_OFTEN)
             return False

@@ -98,13 +98,13 @@ def with_files(standing: Standing) -> Standing | None:
 def _fitting(opened: Opened, reference: Reference, *, on_device: bool) -> Structure:
     if opened.is_on_device and not on_device:
         raise SourceRefusedError("the trainer's tensors are on a GPU, and this model is not")
-    structure = _structure(opened.layout)
+    structure = structure_of(opened.layout)
     if differences := compare(structure.inventory, reference.inventory, tied=reference.tied):
         raise SourceRefusedError(f"the offer does not fit the model: {listed(differences)}")
     return structure
 
 
-def _structure(layout: Layout) -> Structure:
+def structure_of(layout: Layout) -> Structure:
     """What a look at files would tell that lie so."""
     tensors: dict[str, dict[str, TensorSpec]] = {}
     for each in layout.tensors:

@@ -10,6 +10,9 @@ service and publishes. What answers is asked of the engine itself.
                  that it holds it, and generates again. Another process waits for that, and takes the time
     held         until publish() returns: the tensors may change
     sealed       until the version's files are found good
+
+Between two hand-overs the trainer computes for `--between` seconds: the engine opens the files that followed the last
+one meanwhile.
 """
 
 import argparse
@@ -170,6 +173,7 @@ class Bench:
         answered, held, sealed, stages, handed = [], [], [], [], []
         extra = Memory()
         for number in range(3 + self.options.rounds):
+            time.sleep(self.options.between)
             step_on(self.weights)
             with extra.watched():
                 times = self.one(handed)
@@ -258,6 +262,7 @@ def main() -> None:
     parser.add_argument("--root", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=Path("gpu-handover.json"))
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--between", type=float, default=1.0, help="seconds between two hand-overs")
     options = parser.parse_args()
     folder = options.out.absolute().parent
     more = ("--base-model", str(options.models / "a"), "--keep-last", "1")

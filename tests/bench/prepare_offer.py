@@ -5,7 +5,7 @@
 The first offer is read, opened and held against the model; the next ones say of places what it said. `waits` are how
 often the rank's thread gave the interpreter away, or waited for something else (voluntary context switches,
 getrusage(2)), `cpu` how long it ran: what a prepare costs beside a busier loop, on a machine with more cores, follows
-from these two. `offer` is what the trainer does before it sends the notice, fingerprints of these small tensors included.
+from these two. `offer` is what the trainer does before it sends the notice, with the fingerprints of small tensors.
 
 No SGLang: one rank with SGLang's own flow (`support.mini_sglang`), and in the place of SGLang's scheduler a thread that
 runs Python without ever waiting. Tensors are in shared memory: the twin of a GPU's.
@@ -120,7 +120,10 @@ class Bench:
             stop.set()
             if loop.is_alive():
                 loop.join()
-            found[name] = {"first": every[0], "next": {each: spread([one[each] for one in every[1:]]) for each in every[0]}}
+            found[name] = {
+                "first": every[0],
+                "next": {each: spread([one[each] for one in every[1:]]) for each in every[0]},
+            }
         return found
 
 
@@ -130,7 +133,7 @@ def main() -> None:
     parser.add_argument("--tensors", type=int, default=338)
     parser.add_argument("--rounds", type=int, default=30)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:  # noqa: S108 - tmpfs, and a folder of its own in it
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         print(json.dumps(Bench(Path(folder), options).run(options.rounds), indent=1))
 
 

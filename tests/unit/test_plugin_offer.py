@@ -1,21 +1,32 @@
 """A version that is taken from a trainer's memory, on a rank with SGLang's own flow and no server."""
 
+import shutil
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from threading import Event
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from refitd_client.finite import NO_RULE
 from refitd_client.handover import lender
 from refitd_client.handover.lent import Lent
-from refitd_client.handover.making import offer_of
-from refitd_client.handover.offer import offer_with
+from refitd_client.handover.making import Layouts, offer_of
+from refitd_client.handover.offer import DevicePlace, Layout, OfferedTensor, offer_with
+from refitd_client.handover.secret import make_secret, read_secret
 from refitd_client.handover.shared import SharedTensors
+from refitd_client.handover.taking import Taker
+from refitd_sglang import offered
 from refitd_sglang.answer import answers_in
+from refitd_sglang.keeper import Opened
+from refitd_sglang.lent import Memory, structure_of
+from refitd_sglang.offered import Offered
 from refitd_sglang.source import SourceRefusedError
 from refitd_sglang.transaction import Outcome
 from support.lending import fill, lending, shared
@@ -197,7 +208,8 @@ def test_an_offer_of_another_version_or_another_host_or_without_the_secret_is_re
     with lending(root, 5, trainer) as lent:
         with pytest.raises(SourceRefusedError, match="whose files will not be at"):
             prepare(rank, root, lent, 6)
-        (root / "run" / ".offer-forged").write_bytes(lent.path.read_bytes()[:-1] + b"0")
+        sealed = lent.path.read_bytes()
+        (root / "run" / ".offer-forged").write_bytes(sealed[:-1] + (b"1" if sealed.endswith(b"0") else b"0"))
         with pytest.raises(SourceRefusedError, match="not made with this root's secret"):
             rank.engine.prepare(str(root / "run" / "v000005"), offer="run/.offer-forged")
         here = offer_of("run~v000005", trainer.tensors)
@@ -246,3 +258,106 @@ def test_what_an_older_offer_named_is_not_touched_once_a_newer_one_was_looked_at
         ok, message = rank.update(root / "run" / "v000005")
         assert (ok, answers_in(message)[0].outcome) == (False, Outcome.REFUSED)
     assert rank.holds(0)
+
+
+def test_where_tensors_lie_is_looked_at_once_and_what_they_hold_each_time(
+    root: Path, startup: Path, trainer: SharedTensors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank, layouts, opened = Rank(startup), Layouts(), list[str]()
+    view = Taker.tensor
+    monkeypatch.setattr(Taker, "tensor", lambda taker, each: opened.append(each.name) or view(taker, each))
+    for step in (1, 2):
+        rank.answer(version(root, step))
+    make_secret(root)
+    looks = list[tuple[Opened, int]]()
+    for step in (5, 6, 7):
+        fill(trainer, tiny_weights(step))
+        looked = layouts.look(trainer.tensors, [NO_RULE] * len(trainer.tensors))
+        offer = looked.offer(f"run~v{step:06d}", [each.fingerprint for each in looked.scan()])
+        with Lent(root / "run", offer, read_secret(root)) as lent:
+            way = prepare(rank, root, lent, step)
+            looks.append((way.source.opened, len(opened)))
+            assert rank.answer(root / "run" / f"v{step:06d}").outcome is Outcome.SERVED
+            opened.clear()
+        assert rank.holds(step)
+        version(root, step)
+    assert [views for _, views in looks] == [len(trainer.tensors), 0, 0]
+    assert looks[0][0] is looks[1][0] is looks[2][0]
+
+
+def test_a_secret_that_was_replaced_is_not_accepted_any_more(root: Path, startup: Path, trainer: SharedTensors) -> None:
+    rank = Rank(startup)
+    with lending(root, 5, trainer) as lent:
+        prepare(rank, root, lent)
+        (root / ".refitd" / "handover.key").unlink()
+        make_secret(root)
+        with pytest.raises(SourceRefusedError, match="not made with this root's secret"):
+            prepare(rank, root, lent)
+
+
+def test_files_that_follow_are_opened_without_being_asked_for(
+    root: Path, startup: Path, trainer: SharedTensors
+) -> None:
+    """The next prepare does not wait for it, and a folder that is deleted then can still be put back."""
+    rank = Rank(startup)
+    opened, fall_back = Event(), rank.engine._following._look
+    rank.engine._following._look = lambda: fall_back() and (opened.set() or True)
+    with lending(root, 5, trainer) as lent:
+        take(rank, root, lent)
+    folder = version(root, 5)
+    assert opened.wait(30)
+    assert not isinstance(rank.engine.standing.source, Memory)
+    shutil.rmtree(folder)
+    fill(trainer, tiny_weights(6))
+    with lending(root, 6, trainer) as lent:
+        prepare(rank, root, lent, 6)
+        Breaking(rank.model, 0, 1)
+        rank.engine.loading.plan = None
+        assert rank.answer(root / "run" / "v000006").outcome is Outcome.RESTORED
+    assert rank.holds(5)
+
+
+def on_gpus(plan: Any, place: str, monkeypatch: pytest.MonkeyPatch) -> Offered:
+    """A tensor on GPU `place`, and a model on GPU-0 with a plan."""
+    monkeypatch.setattr(offered, "uuid_of", lambda _: "GPU-0")
+    tensor = OfferedTensor("w", "BF16", (2, 2), DevicePlace(place, b"h" * 64, 1, 0))
+    layout = Layout(host="a", boot="b", pid=1, life="c", tensors=(tensor,))
+    opened = Opened(Path("run"), layout, structure_of(layout))
+    source: Any = SimpleNamespace(opened=opened, structure=opened.structure)
+    loading: Any = SimpleNamespace(plan=plan, has=lambda _: True, make_ready=lambda _: SimpleNamespace(plan=plan))
+    return Offered(source=source, loading=loading, borrowed=cast("Any", None), device=torch.device("cuda", 0))
+
+
+def plan(**facts: Any) -> Any:
+    return SimpleNamespace(**({"replays": True, "proven": True, "residual": (), "copies": ()} | facts))
+
+
+@pytest.mark.parametrize("known", [None, plan(proven=False), plan(replays=False)])
+@pytest.mark.parametrize("place", ["GPU-0", "GPU-1"])
+def test_from_a_gpu_nothing_is_taken_before_it_is_known_how_the_model_is_loaded(
+    known: Any, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loader may work in place on what it is given, and there that is the trainer's own."""
+    with pytest.raises(SourceRefusedError, match="after a load from files"):
+        on_gpus(known, place, monkeypatch).make_ready()
+
+
+def test_from_another_gpu_only_what_is_copied_as_it_is_can_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    computing = plan(residual=("w",))
+    on_gpus(computing, "GPU-0", monkeypatch).make_ready()
+    on_gpus(plan(), "GPU-1", monkeypatch).make_ready()
+    with pytest.raises(SourceRefusedError, match="on another GPU"):
+        on_gpus(computing, "GPU-1", monkeypatch).make_ready()
+
+
+def test_what_a_loader_works_on_is_a_copy_and_the_rest_is_where_it_lies(
+    root: Path, startup: Path, trainer: SharedTensors
+) -> None:
+    rank = Rank(startup)
+    with lending(root, 5, trainer) as lent:
+        source = prepare(rank, root, lent).source
+        views = source.tensors()
+        given = replace(source, loaded=frozenset({"norm.weight"})).tensors()
+    assert given.keys() == views.keys()
+    elsewhere = {name for name, tensor in given.items() if tensor.data_ptr() != views[name].data_ptr()}
+    assert elsewhere == {"norm.weight"}

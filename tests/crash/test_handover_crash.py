@@ -11,6 +11,7 @@ from pathlib import Path
 import handover_engine
 import handover_trainer
 import pytest
+from safetensors.torch import save_file
 
 from refitd_client import RefitClient, WeightPublisher
 from refitd_client.contract.states import VersionState
@@ -147,12 +148,14 @@ def test_an_engine_that_hangs_in_mid_copy_serves_nothing_of_a_trainer_that_went_
 def test_a_service_killed_while_it_has_an_offer_costs_the_trainer_a_wait_and_the_version_comes_by_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root, weights = tmp_path / "root", shared(tiny_weights(5), tmp_path)
-    root.mkdir()
-    (tmp_path / "service").mkdir()
+    root, model, weights = tmp_path / "root", tmp_path / "model", shared(tiny_weights(5), tmp_path)
+    for folder in (root, model, tmp_path / "service"):
+        folder.mkdir()
+    save_file(tiny_weights(0), model / "model.safetensors")
+    (model / "config.json").write_text("{}")
     monkeypatch.setattr(handing, "ANSWER_SECONDS", 0.5)
     lap = handing.Hand._lap
-    with RefitdServer(tmp_path / "service", root, []) as service:
+    with RefitdServer(tmp_path / "service", root, [], "--base-model", str(model)) as service:
 
         def killing(hand: handing.Hand, name: str) -> None:
             lap(hand, name)
@@ -168,5 +171,5 @@ def test_a_service_killed_while_it_has_an_offer_costs_the_trainer_a_wait_and_the
             publication.committed(60)
         service.restart()
         with RefitClient(service.url) as client:
-            assert client.wait("run~v000001", "sealed", 60).version.state is VersionState.SEALED
+            assert client.wait("run~v000001", "sealed", 30).version.state is VersionState.SEALED
     weights.close()

@@ -3,7 +3,7 @@
 #   TORCH=skip, TORCH_INDEX=URL   another build of torch than the CPU one: see deploy/install-torch
 #   ARGS='-k rollback -x'         further arguments of pytest, of the demo or of the benchmark
 .DEFAULT_GOAL := help
-.PHONY: help demo test check soak chaos bench bench-gpu density sglang areal plugin-releases browser screenshots clean
+.PHONY: help demo test check soak chaos bench bench-gpu bench-gpu2 bench-plan density sglang areal plugin-releases browser screenshots clean
 .DELETE_ON_ERROR:
 
 PYTHON ?=
@@ -13,18 +13,21 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 RELEASES ?= 0.5.12.post1 0.5.16 0.5.19
 
+SGLANG_PYTHON ?= python3
+
 BIN := .venv/bin
 READY := .venv/.ready
 
 help: ## show this list
-	@awk -F ':[^#]*## ' '/^[a-z-]+:[^#]*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':[^#]*## ' '/^[a-z0-9-]+:[^#]*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(READY) ## watch two engines follow a trainer that really learns, on this machine
 	@$(BIN)/refitd demo $(ARGS)
 
-test: $(READY) ## run the tests: unit, simulation, crashes, attacks, faults, mutants, contract, end to end
+test: $(READY) ## run the tests: unit, surface, embedded engine, processes, simulation, crashes, attacks, faults, mutants, contract, end to end
+	@tests/prometheus/install .promtool || echo "the alert rules are not tested: the tests say why"
 	@$(BIN)/python -m pytest tests/unit -q -n 2 $(ARGS)
-	@$(BIN)/python -m pytest tests/simulation tests/crash tests/attack tests/faults tests/mutants -q -n 2 $(ARGS)
+	@$(BIN)/python -m pytest tests/surface tests/embedded tests/processes tests/simulation tests/crash tests/attack tests/faults tests/mutants -q -n 2 $(ARGS)
 	@$(BIN)/python -m pytest tests/contract tests/e2e -q -m 'not sglang' $(ARGS)
 
 check: $(READY) ## lint, formatting and types
@@ -46,6 +49,13 @@ bench-gpu: $(READY) ## measure publishing from one NVIDIA GPU (TORCH_INDEX=… f
 	@PYTHONPATH=tests/bench $(BIN)/python tests/bench/gpu/main.py --out docs/benchmarks/gpu.json $(ARGS); met=$$?; \
 	$(BIN)/python -m pip install -qq -c constraints.txt -e '.[bench]' && \
 	$(BIN)/python tests/bench/gpu/plot.py docs/benchmarks/gpu.json docs/benchmarks/gpu.svg && exit $$met
+
+bench-gpu2: $(READY) ## measure trainer and engine on a GPU each, peers beside (ARGS='--engine URL --engine-model DIR')
+	@PYTHONPATH=tests/bench $(BIN)/python tests/bench/gpu/main.py --models --device 1 --only loop peers \
+	  --out docs/benchmarks/gpu2.json $(ARGS)
+
+bench-plan: ## hold 'refitd plan' against what NVML shows of a real SGLang and a trainer (SGLANG_PYTHON=its Python)
+	@PYTHONPATH=client:service $(SGLANG_PYTHON) tests/bench/gpu_plan.py $(ARGS)
 
 density: $(READY) ## fine-tune a small model and count the weights that change in a step
 	@$(BIN)/python tests/bench/density.py $(ARGS)
@@ -76,7 +86,7 @@ screenshots: $(READY) ## take the README's pictures anew, of a stack that really
 	@PYTHONPATH=tests $(BIN)/python tests/browser/screenshots.py docs/images
 
 clean: ## remove what these verbs made: environments and caches
-	@rm -rf .venv .venv-sglang .venv-areal .sglang .pytest_cache .ruff_cache .hypothesis build dist
+	@rm -rf .venv .venv-sglang .venv-areal .sglang .promtool .pytest_cache .ruff_cache .hypothesis build dist
 	@find client service tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is made last, so that a half-built environment is never taken for a good one.

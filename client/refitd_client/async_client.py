@@ -19,10 +19,11 @@ import httpx
 
 from refitd_client import routes
 from refitd_client.answer import failure, read_outcome
-from refitd_client.connection import connect_to
+from refitd_client.connection import connect_to, tls_of
 from refitd_client.contract.states import VersionState, WaitOutcome
 from refitd_client.contract.wire import (
     Attempt,
+    Delivery,
     Engine,
     Event,
     Explanation,
@@ -81,10 +82,12 @@ class AsyncRefitClient:
         self._timeout = timeout
         self._retry = retry or RetryPolicy()
         # Proxies and .netrc of the environment are not for a sidecar next door, and would see the token.
-        # A context with the system's certificates takes 20 ms to make and is of no use without TLS.
-        tls = self._connection.url.startswith("https")
         self._http = httpx.AsyncClient(
-            transport=transport, trust_env=False, follow_redirects=False, verify=tls, limits=ONE_CALL_EACH
+            transport=transport,
+            trust_env=False,
+            follow_redirects=False,
+            verify=tls_of(self._connection),
+            limits=ONE_CALL_EACH,
         )
 
     @property
@@ -170,6 +173,10 @@ class AsyncRefitClient:
     async def log(self, subject: str | None = None, before: str | None = None, limit: int = 50) -> Page[Event]:
         """A page of the log of decisions, newest first. `before` is `next_cursor` of the page before."""
         return await self._send(routes.log(subject, before, limit))
+
+    async def deliveries(self, before: str | None = None, limit: int = 50) -> Page[Delivery]:
+        """A page of the webhooks, newest first. `before` is `next_cursor` of the page before."""
+        return await self._send(routes.deliveries(before, limit))
 
     async def engines(self) -> Page[Engine]:
         """The fleet."""

@@ -2,7 +2,8 @@
 
     offer       what is to be written: everything, or what changed (`delta/`)
     write       the files and their commit, in one go; or
-    stage       the bytes, until the trainer may go on; the files and their commit then in the background
+    stage       the bytes, until the trainer may go on; the files and their commit then in the background. What changed
+                has been copied when it is offered: a delta is put together and written in the background
     hand_over   the tensors to engines on this host, and the bytes meanwhile as with `stage` (`handover/`)
     announce    the notice
 
@@ -12,14 +13,14 @@ Whatever stops it before the commit, deltas begin anew: what they were compared 
 import errno
 import logging
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from refitd_client.announcement import announce
 from refitd_client.background import Outcome
 from refitd_client.connection import Connection
-from refitd_client.content import Reading, Weights
+from refitd_client.content import Content, Reading, Weights
 from refitd_client.contract.naming import Order, version_folder, version_id
 from refitd_client.contract.states import Kind
 from refitd_client.contract.wire import Notice
@@ -33,6 +34,7 @@ from refitd_client.publication import Publication, StagedPublication
 from refitd_client.run_folder import RunFolder
 from refitd_client.shards import TensorShards
 from refitd_client.staging import free_bytes, no_space
+from refitd_client.tracing import PublishTrace
 from refitd_client.writing import VersionWriter, Written
 
 DeltaChoice = Literal["auto", "never"]
@@ -58,7 +60,7 @@ class Means:
 class Attempt:
     """One version. It is written or staged, once; the next one begins when that has ended.
 
-    `begun` says that a generation of the run begins with it, and is logged when it has.
+    `begun` says that a generation of the run begins with it, and is logged when it has. `trace` ends with it.
     """
 
     means: Means
@@ -67,22 +69,21 @@ class Attempt:
     progress: Callable[[Progress], None] | None
     delta: DeltaChoice
     begun: str | None
+    trace: PublishTrace
     _laps: Laps = field(default_factory=Laps, init=False)
     _needed: int = field(default=0, init=False)
 
     def write(self, weights: Any) -> Publication:
         """Write and commit the version. Nobody was told of it yet."""
-        with self._guarded():
-            offer = self._offer(weights)
-            written = self._writer.write(offer.content)
+        with self._guarded(), self._offered(weights) as offer:
+            written = self._writer(self.progress).write(self._made(offer))
             self.means.deltas.committed(self._id)
         return self._publication(offer, written)
 
     def stage(self, weights: Any) -> Callable[[], Publication]:
         """Take what is needed of the weights. What is returned does the rest, in any thread, and must be called."""
-        with self._guarded():
-            offer = self._offer(weights)
-            finish = self._writer.stage(offer.content)
+        with self._guarded(), self._offered(weights) as offer:
+            finish = self._begun(offer)
         return self._finishing(offer, finish)
 
     def hand_over(self, weights: Any) -> tuple[Callable[[], Publication], Handed]:
@@ -92,14 +93,13 @@ class Attempt:
         """
         told: Place | None = None
         try:
-            with self._guarded():
-                offer = self._offer(weights, fingerprinted=True)
-                place = self._place_of(offer)
+            with self._guarded(), self._offered(weights) as offer:
+                content, place = _fingerprinted(self._made(offer)), self._place
                 # Engines may hear of it from here on: its name is used up, whatever becomes of its files.
                 self.means.folder.promise(self.order)
-                with self._handing(place, offer) as hand:
+                with self._handing(place, content.weights) as hand:
                     told = place if isinstance(hand, Hand) else None
-                    finish = self._writer.stage(offer.content)
+                    finish = self._writer(self.progress).stage(content)
                     handed = hand.over() if isinstance(hand, Hand) else Handed(reason=hand)
         except BaseException as error:
             self._failed(told, error)
@@ -109,7 +109,8 @@ class Attempt:
     def announce(self, publication: Publication) -> Publication:
         """Tell the service. A service that does not carry out deltas is sent no more of them."""
         try:
-            return announce(publication)
+            with self.trace.last_part("notice"):
+                return announce(publication)
         except ServiceProblemError as error:
             if publication.kind is Kind.DELTA and error.problem.slug == "unsupported-kind":
                 self.means.deltas.refuse(f"the service refuses deltas: {error.problem.detail}")
@@ -139,16 +140,17 @@ class Attempt:
             self.means.debt.due = True
             place.fail(str(error) or type(error).__name__)
 
-    def _place_of(self, offer: Offer) -> Place:
+    @property
+    def _place(self) -> Place:
         connection, folder = self.means.connection, self.means.folder
         if connection is None:
             raise ValueError("handover=True needs a service to tell engines: open the publisher with service_url")
-        return Place(root=folder.root, run=folder.run, order=self.order, connection=connection)
+        return Place(root=folder.root, run=folder.run, order=self.order, connection=connection, metadata=self.metadata)
 
     @contextmanager
-    def _handing(self, place: Place, offer: Offer) -> Generator[Hand | str, None, None]:
+    def _handing(self, place: Place, weights: Weights) -> Generator[Hand | str, None, None]:
         """Lend the tensors while the context lasts, or say why not."""
-        hand = _hand(place, offer.content.weights, self.means.layouts)
+        hand = _hand(place, weights, self.means.layouts)
         if isinstance(hand, str):
             _log.warning("%s is not handed over, and goes by its files: %s", place.version, hand)
             yield hand
@@ -170,13 +172,24 @@ class Attempt:
             handed=handed,
         )
 
-    @property
-    def _writer(self) -> VersionWriter:
+    def _begun(self, offer: Offer) -> Callable[[], Written]:
+        """Take what the trainer's tensors are needed for; return the rest."""
+        if offer.is_delta:  # `progress` is called in the trainer's thread only, and that goes on
+            return lambda: self._writer(None).write(self._made(offer))
+        return self._writer(self.progress).stage(self._made(offer))
+
+    def _made(self, offer: Offer) -> Content:
+        with self._laps.lap("encode") if offer.is_delta else nullcontext():
+            content = offer.content()
+        self._needed = content.size
+        return content
+
+    def _writer(self, progress: Callable[[Progress], None] | None) -> VersionWriter:
         return VersionWriter(
             folder=self.means.folder,
             order=self.order,
             metadata=self.metadata,
-            progress=self.progress,
+            progress=progress,
             mappings=self.means.mappings,
         )
 
@@ -184,17 +197,21 @@ class Attempt:
     def _id(self) -> str:
         return version_id(self.means.folder.run, self.order)
 
-    def _offer(self, weights: Any, *, fingerprinted: bool = False) -> Offer:
-        reading = self.means.reading
-        content = (replace(reading, fingerprinted=True) if fingerprinted else reading).content(weights)
+    @contextmanager
+    def _offered(self, weights: Any) -> Generator[Offer, None, None]:
+        """What is to be written. At the end of the block the weights are needed no more."""
+        try:
+            yield self._offer(weights)
+        finally:
+            self.means.reading.let_go()
+
+    def _offer(self, weights: Any) -> Offer:
+        content = self.means.reading.content(weights)
         if self.delta == "never":
             self.means.deltas.forget()
-            offer = Offer(content=content)
-        else:
-            with self._laps.lap("compare"):
-                offer = self.means.deltas.offer(content, self._id)
-        self._needed = offer.content.size
-        return offer
+            return Offer(content=lambda: content)
+        with self._laps.lap("compare"):
+            return self.means.deltas.offer(content, self._id)
 
     @contextmanager
     def _guarded(self) -> Generator[None, None, None]:
@@ -202,9 +219,11 @@ class Attempt:
             yield
         except OSError as error:
             self.means.deltas.forget()
+            self.trace.end(error)
             raise self._refusal(error) from error
-        except BaseException:
+        except BaseException as error:
             self.means.deltas.forget()
+            self.trace.end(error)
             raise
 
     def _refusal(self, error: OSError) -> StorageError:
@@ -217,6 +236,7 @@ class Attempt:
         if self.begun is not None:
             _log.warning("%s", self.begun)
         run, manifest = self.means.folder.run, written.manifest
+        self.trace.tell({"version": self._id, "kind": manifest.kind.value, "bytes": written.bytes})
         path = f"{run}/{version_folder(self.order)}"
         return Publication(
             run=run,
@@ -243,6 +263,13 @@ class Attempt:
             connection=self.means.connection,
             begun=self.begun,
         )
+
+
+def _fingerprinted(content: Content) -> Content:
+    """An offer names the fingerprints of tensors, and so does the manifest of the files that follow."""
+    if not isinstance(content.weights, TensorShards):
+        return content
+    return replace(content, weights=replace(content.weights, fingerprinted=True))
 
 
 def _hand(place: Place, weights: Weights, layouts: Layouts) -> Hand | str:

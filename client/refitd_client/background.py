@@ -35,6 +35,10 @@ class Outcome:
             self.heard = True
             _log.error("a publication has failed in the background, and nobody waited for it: %s", error)
 
+    def afterwards(self, call: Callable[[], None]) -> None:
+        """Have something called when it has ended, however; at once, where it has."""
+        self._future.add_done_callback(lambda _: call())
+
     def get(self, timeout: float | None = None) -> "Publication":
         """Wait for it. Raises what the publication raised, or TimeoutError."""
         done, _ = wait([self._future], timeout)
@@ -51,15 +55,15 @@ class Background:
         """Nothing is under way."""
         self._pool: ThreadPoolExecutor | None = None
         self._last: Outcome | None = None
-        self._begun: list[Outcome] = []  # the last, for whoever speaks when this is gone
-        weakref.finalize(self, _tell_of, self._begun)  # at the end of the interpreter, too: threads have ended then
+        self.begun: list[Outcome] = []  # the last, for whoever acts when this is gone
+        weakref.finalize(self, _tell_of, self.begun)  # at the end of the interpreter, too: threads have ended then
 
     def begin(self, work: "Callable[[], Publication]") -> Outcome:
         """Have something done. Call `settle` before."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="refitd-publisher")
         self._last = Outcome(self._pool.submit(work))
-        self._begun[:] = [self._last]
+        self.begun[:] = [self._last]
         return self._last
 
     def settle(self) -> None:

@@ -11,7 +11,9 @@ sent: the service takes each of its own file's, so both can work from the same f
 """
 
 import os
+import ssl
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import httpx
@@ -55,6 +57,20 @@ def connect_to(
     if token is not None:
         return Connection(url=url, token=_check_token(token, "the token (REFITD_TOKEN)"))
     return Connection(url=url, token_file=None if token_file is None else Path(token_file))
+
+
+def tls_of(connection: Connection) -> ssl.SSLContext | bool:
+    """What httpx is to check certificates with.
+
+    A context with the system's certificates takes 20 ms to make, and is of no use without TLS. One that trusts nobody
+    takes 0.2 ms, as much as the rest of a client, and is made once.
+    """
+    return True if connection.url.startswith("https") else _trusts_nobody()
+
+
+@cache
+def _trusts_nobody() -> ssl.SSLContext:
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def _from_environment() -> tuple[str | None, str | None]:

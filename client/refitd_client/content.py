@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -20,6 +20,7 @@ from refitd_client.contract.slot import ShardLayout
 from refitd_client.contract.states import Kind
 from refitd_client.errors import InvalidWeightsError
 from refitd_client.header import Entry
+from refitd_client.same_tensors import SameTensors
 from refitd_client.shards import TensorShards
 from refitd_client.staging import Staging
 from refitd_client.tensors import TensorSource, refused
@@ -77,6 +78,10 @@ class Content:
         return header.summary([entry for entries in self.weights.tensors.values() for entry in entries])
 
 
+def _nothing_yet() -> SameTensors[tuple[TensorShards, bytes]]:
+    return SameTensors()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
     """How a publisher reads what it is passed."""
@@ -87,6 +92,7 @@ class Reading:
     casts: Casts
     rename: Rename | None
     fingerprinted: bool
+    _same: SameTensors[tuple[TensorShards, bytes]] = field(default_factory=_nothing_yet, init=False)
 
     def content(self, weights: Any) -> Content:
         """See what it is, and check what can be checked without reading tensors.
@@ -103,7 +109,7 @@ class Reading:
                 if not own:
                     raise InvalidWeightsError(f"{weights} holds an adapter without its {ADAPTER_CONFIG_NAME}")
                 return Content(weights=checkpoint, index=b"", companions=own, claims=Claims(kind=Kind.LORA))
-            return self._content(checkpoint, checkpoint.companions)
+            return self._content(checkpoint, shard.index_json(checkpoint.tensors), checkpoint.companions)
         if torch_tensors.is_module(weights):
             second = torch_tensors.tied_patterns(weights)
             return self._tensors(torch_tensors.module_state(weights), second)
@@ -113,24 +119,35 @@ class Reading:
             f"weights are a {type(weights).__name__}: pass a state dict, an nn.Module or a checkpoint's folder"
         )
 
+    def let_go(self) -> None:
+        """Nothing of what was read last is needed any more."""
+        self._same.let_go()
+
     def _tensors(self, state: Mapping[Any, Any], second: Sequence[str]) -> Content:
-        inventory = self.base_model.inventory if self.base_model is not None else _no_inventory
         _check_names(state)
         names = published_names(state.keys(), self.rename)
-        sources = [_source(new, state[old], self.casts) for old, new in names.items()]
-        second = [f"^{re.escape(new)}$" for new in second_names(names, second)]
-        sources = without_second_names(sources, inventory=inventory, second=second)
-        cut = TensorShards(
+        made = self._same.again(state, (names, *second))
+        if made is None:
+            sources = {old: _source(new, state[old], self.casts) for old, new in names.items()}
+            cut = self._cut(list(sources.values()), second_names(names, second))
+            made = cut, shard.index_json(cut.tensors)
+            self._same.keep(state, (names, *second), [sources.get(name) for name in state], made)
+        return self._content(*made, ())
+
+    def _cut(self, sources: Sequence[TensorSource], second: Collection[str]) -> TensorShards:
+        inventory = self.base_model.inventory if self.base_model is not None else _no_inventory
+        patterns = [f"^{re.escape(name)}$" for name in second]
+        sources = without_second_names(sources, inventory=inventory, second=patterns)
+        return TensorShards(
             shards=shard.cut(sources, max_shard_bytes=self.max_shard_bytes),
             check_finite=self.check_finite,
             fingerprinted=self.fingerprinted,
         )
-        return self._content(cut, ())
 
-    def _content(self, weights: Weights, own: Sequence[Path]) -> Content:
+    def _content(self, weights: Weights, index: bytes, own: Sequence[Path]) -> Content:
         base = self.base_model.companions if self.base_model is not None else []
         companions = {path.name: path for path in [*base, *own]}  # the checkpoint's own win
-        return Content(weights=weights, index=shard.index_json(weights.tensors), companions=list(companions.values()))
+        return Content(weights=weights, index=index, companions=list(companions.values()))
 
 
 def _no_inventory() -> None:

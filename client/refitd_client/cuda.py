@@ -3,19 +3,21 @@
 A recycled file on a tmpfs is mapped and registered with the driver once; from then on the GPU's copy engine writes into
 the page cache itself. Other files are filled through two pinned buffers, one being copied while the other is written.
 
-Nothing here makes a CUDA context: every tensor that comes here lives in one.
+Nothing here makes a CUDA context: what is done is done in that of the GPU that a tensor lives on.
 """
 
 import logging
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
+from refitd_client import bus, pinning
 from refitd_client.staging import StagedShard
 from refitd_client.tensors import TensorSource
 
 _PIECE = 32 * 2**20
-_PORTABLE = 1  # cudaHostRegisterPortable: pinned for every context of the process
 
 _log = logging.getLogger("refitd_client")
 
@@ -26,24 +28,32 @@ class DeviceCopies:
     def __init__(self) -> None:
         """None yet."""
         self._torch: Any = sys.modules["torch"]
-        self._streams: dict[Any, Any] = {}
+        self._streams: dict[str, Any] = {}
+        self._there: dict[str, Any] = {}
         self._buffers: list[_Buffer] = []
+        self._is_by_address = bus.has_driver()
 
     def copy(self, source: TensorSource, begin: int, end: int, file: StagedShard, offset: int) -> None:
         """Begin to copy bytes of a tensor to a place in a file. It must not change before `synchronize`."""
-        with self._torch.cuda.stream(self._stream_of(source.place)):  # a cast, too, is made and let go of there
-            flat = source.tensor().contiguous().view(-1).view(self._torch.uint8)[begin:end]
-            if file.mapped is not None and is_direct(file):
-                file.mapped.tensor[offset : offset + flat.numel()].copy_(flat, non_blocking=True)
-            else:
-                self._through_buffers(flat, file, offset)
+        stream = self._stream_of(source.place)
+        with self._there[source.place]:
+            mapped = file.mapped if self._is_registered(file, source.place) else None
+            if mapped is not None and source.is_view and self._is_by_address:
+                bus.copy("down", mapped.address + offset, source.address + begin, end - begin, stream)
+                return
+            with self._torch.cuda.stream(stream):  # a cast, too, is made and let go of there
+                flat = source.tensor().contiguous().view(-1).view(self._torch.uint8)[begin:end]
+                if mapped is not None:
+                    mapped.tensor[offset : offset + flat.numel()].copy_(flat, non_blocking=True)
+                else:
+                    self._through_buffers(flat, file, offset)
 
     def mark(self) -> Callable[[], None]:
         """What waits until all copies that were begun have arrived. Partly filled buffers are written for it."""
         self._flush()
         events: list[Any] = []
-        for device, stream in self._streams.items():
-            with self._torch.cuda.device(device):
+        for place, stream in self._streams.items():
+            with self._there[place]:
                 event = self._torch.cuda.Event(blocking=True)
                 event.record(stream)
                 events.append(event)
@@ -54,12 +64,20 @@ class DeviceCopies:
         for stream in self._streams.values():
             stream.synchronize()
 
-    def _stream_of(self, device: Any) -> Any:
-        if device not in self._streams:
+    def _is_registered(self, file: StagedShard, place: str) -> bool:
+        """Whether a GPU writes into a file by itself. The first time, that takes registering it."""
+        device = self._torch.device(place)
+        return file.mapped is not None and file.mapped.register(lambda memory: register(memory, device))
+
+    def _stream_of(self, place: str) -> Any:
+        if place not in self._streams:
+            device = self._torch.device(place)
             stream = self._torch.cuda.Stream(device)
-            stream.wait_stream(self._torch.cuda.current_stream(device))
-            self._streams[device] = stream
-        return self._streams[device]
+            stream.wait_stream(self._torch.cuda.current_stream(device))  # from here on this thread has a context
+            self._streams[place] = stream
+            is_current = device.index == self._torch.cuda.current_device()
+            self._there[place] = nullcontext() if is_current else self._torch.cuda.device(device)
+        return self._streams[place]
 
     def _through_buffers(self, flat: Any, file: StagedShard, offset: int) -> None:
         if not self._buffers:
@@ -106,30 +124,23 @@ def pinned(count: int) -> Any:
 
 
 def is_direct(file: StagedShard) -> bool:
-    """Whether a GPU writes into a file by itself. The first time, that takes registering it."""
-    return file.mapped is not None and file.mapped.register(register)
+    """Whether a tensor from a GPU went into a file by itself, as all others will."""
+    return file.mapped is not None and file.mapped.tensor is not None
 
 
-def register(memory: Any) -> tuple[Any, Callable[[], None]] | None:
-    """Have the driver pin a mapped file, so that copies to it need no staging: a tensor over it, and what undoes it.
+def register(memory: Any, device: Any) -> tuple[Any, Callable[[], None]] | None:
+    """Have the driver pin mapped memory, so that copies to it need no staging: a tensor over it, and what undoes it.
 
-    None where the driver will not, as with too small a limit of locked memory.
+    `device` is a GPU that a tensor is on. None where the driver will not, as with too small a limit of locked memory.
     """
     torch: Any = sys.modules["torch"]
     tensor = torch.frombuffer(memory, dtype=torch.uint8)
     address = tensor.data_ptr()
-    cudart: Any = torch.cuda.cudart()
-    error = int(cudart.cudaHostRegister(address, tensor.numel(), _PORTABLE))
+    error = pinning.pin(address, tensor.numel(), device.index)
     if error:
-        _log.warning("a slot's file cannot be registered with CUDA (error %d): copies to it go through a buffer", error)
+        _log.warning("memory cannot be registered with CUDA (error %d): copies to it go through a buffer", error)
         return None
-    device = torch.cuda.current_device()  # the tensor's: undone there as well, where there is a context
-
-    def undo() -> None:
-        with torch.cuda.device(device):
-            cudart.cudaHostUnregister(address)
-
-    return tensor, undo
+    return tensor, partial(pinning.unpin, address, device.index)
 
 
 def _await(events: list[Any]) -> None:

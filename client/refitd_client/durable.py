@@ -10,6 +10,7 @@ locks, whose content does not matter.
 """
 
 import fcntl
+import mmap
 import os
 from pathlib import Path
 from typing import Protocol
@@ -112,6 +113,11 @@ def overwrite(file: Bytes, data: NDArray[np.uint8], offset: int) -> None:
     file.bytes[offset : offset + len(data)] = data
 
 
+def touch_pages(file: Bytes) -> None:
+    """Have a mapped file's pages in the table of the process. Its content does not matter any more then."""
+    file.bytes[:: mmap.PAGESIZE] = 0
+
+
 def touch(fd: int) -> None:
     """Give a file the time of now, as writing through a mapping does not do on a tmpfs: times tell of changes."""
     os.utime(fd)
@@ -131,13 +137,14 @@ def sync(fd: int) -> None:
     os.fsync(fd)
 
 
-def sync_folder(path: Path) -> None:
-    """Have a folder's names on stable storage when this returns."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def sync_folder(path: Path, handle: int | None = None) -> None:
+    """Have a folder's names on stable storage when this returns. `handle` is on it, where it may go away meanwhile."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if handle is None else handle
     try:
         os.fsync(fd)
     finally:
-        os.close(fd)
+        if handle is None:
+            os.close(fd)
 
 
 def rename(old: Path, new: Path) -> None:

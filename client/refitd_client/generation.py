@@ -4,6 +4,7 @@
                                                               step 40 → g3 step 40 (the trainer was restarted)
     later publication, after g2 step 41                       step 42 → g2 step 42
                                                               step 41 → conflict
+    g2 step 42 had its name, which could not be synced        step 42 → g3 step 42, as after a restart
 
 What counts as published is every `v…` folder and the record `.publisher.json`, which is written before a version gets
 its name. So a version that was reclaimed meanwhile still counts, and so does one that a crash kept from its name: a

@@ -20,11 +20,11 @@ from typing import Any
 import msgspec
 
 from refitd_client.contract.manifest import TensorsSummary
+from refitd_client.contract.shard import MAX_HEADER_BYTES
 from refitd_client.contract.slot import ShardLayout
 from refitd_client.errors import InvalidWeightsError
 from refitd_client.source_file import opened
 
-MAX_HEADER_BYTES = 100_000_000  # the safetensors library reads no larger one
 METADATA_KEY = "__metadata__"
 
 BITS = {
@@ -49,7 +49,7 @@ class Entry:
         return prod(self.shape) * BITS[self.dtype] // 8
 
 
-class _Location(msgspec.Struct):
+class _Location(msgspec.Struct, gc=False):  # hundreds of them have Python collect garbage
     dtype: str
     shape: tuple[int, ...]
     data_offsets: tuple[int, int]
@@ -61,7 +61,14 @@ def file_order(entry: Entry) -> tuple[int, str]:
 
 
 def encode(entries: Iterable[Entry], metadata: Mapping[str, str] | None = None) -> bytes:
-    """The bytes before the tensors, which follow in the order given.
+    """The bytes before the tensors, which follow in the order given: as `encode_sized`."""
+    return encode_sized(((entry.name, entry.dtype, entry.shape, entry.nbytes) for entry in entries), metadata)
+
+
+def encode_sized(
+    entries: Iterable[tuple[str, str, tuple[int, ...], int]], metadata: Mapping[str, str] | None = None
+) -> bytes:
+    """The same for names, dtypes, shapes and bytes, for those who have no `Entry` of them.
 
     `metadata` are texts beside `format`, which says `pt` as loaders expect, unless they say something else.
 
@@ -70,15 +77,15 @@ def encode(entries: Iterable[Entry], metadata: Mapping[str, str] | None = None) 
     """
     header: dict[str, Any] = {METADATA_KEY: {"format": "pt", **(metadata or {})}}
     end = 0
-    for entry in entries:
-        begin, end = end, end + entry.nbytes
-        header[entry.name] = _Location(dtype=entry.dtype, shape=entry.shape, data_offsets=(begin, end))
+    for name, dtype, shape, nbytes in entries:
+        begin, end = end, end + nbytes
+        header[name] = _Location(dtype=dtype, shape=shape, data_offsets=(begin, end))
     text = msgspec.json.encode(header)
     text += b" " * (-len(text) % 8)
     if len(text) > MAX_HEADER_BYTES:
         raise InvalidWeightsError(
-            f"{len(header) - 1} tensors make a header of {len(text)} bytes, and safetensors reads none above "
-            f"{MAX_HEADER_BYTES}: set a smaller max_shard_bytes"
+            f"{len(header) - 1} tensors make a header of {len(text)} bytes, and none above {MAX_HEADER_BYTES} is "
+            "read: set a smaller max_shard_bytes"
         )
     return len(text).to_bytes(8, "little") + text
 
@@ -99,7 +106,12 @@ def locate(path: Path) -> dict[str, tuple[Entry, int]]:
     with opened(path) as fd, open(fd, "rb", closefd=False) as file:
         size = os.fstat(fd).st_size
         length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
+        if size - 8 >= length > MAX_HEADER_BYTES:
+            raise InvalidWeightsError(
+                f"{path} has a header of {length} bytes, and none above {MAX_HEADER_BYTES} is read: "
+                "save its tensors in several files"
+            )
+        if size < 8 or length > size - 8:
             raise InvalidWeightsError(f"{path} is cut off or no safetensors file: its header does not fit {size} bytes")
         text = file.read(length)
     return _parse(path, text, size - 8 - length)

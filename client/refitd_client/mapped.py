@@ -23,7 +23,7 @@ _BLOCK = 512  # bytes of a unit of st_blocks
 
 
 class Mapped:
-    """One file in memory: `bytes` are its content. `tensor` is the same for torch, once it is registered."""
+    """One file in memory: `bytes` are its content, at `address`. `tensor` is the same for torch, once registered."""
 
     def __init__(self, fd: int, size: int) -> None:
         """Map a file that is open for reading and writing; `fd` stays the caller's."""
@@ -34,13 +34,20 @@ class Mapped:
             os.close(self.fd)
             raise
         self.bytes: NDArray[np.uint8] = np.frombuffer(self._map, dtype=np.uint8)
+        self.address = self.bytes.ctypes.data
         self.tensor: Any = None
         self._let_go: Callable[[], None] | None = None
+        self._was_asked = False
 
     def register(self, how: Callable[[Any], tuple[Any, Callable[[], None]] | None]) -> bool:
-        """Have it registered with a driver, once. `how` gives a tensor over the mapping and what undoes it."""
-        if self.tensor is None and (done := how(self._map)) is not None:
-            self.tensor, self._let_go = done
+        """Have it registered with a driver, or hear that it is not. `how` is asked once.
+
+        It gives a tensor over the mapping and what undoes it, or None where the driver will not.
+        """
+        if not self._was_asked:
+            self._was_asked = True
+            if (done := how(self._map)) is not None:
+                self.tensor, self._let_go = done
         return self.tensor is not None
 
     @property

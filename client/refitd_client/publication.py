@@ -36,8 +36,9 @@ class Publication:
 
     `bytes` counts its files, `digest` is the manifest's. `timings` are milliseconds of `write` (copying, checking and
     digesting), `sync` (added up over threads), `commit` and `notice`, of `stage` where the rest went on without the
-    trainer, and of `compare` where a delta was wished for. `notice_error` is why the service does not know yet, None if
-    it does. `begun` says so where a generation of the run begins with it, None where the run goes on.
+    trainer, of `compare` where a delta was wished for, and of `encode`, which puts one together. `notice_error` is why
+    the service does not know yet, None if it does. `begun` says so where a generation of the run begins with it, None
+    where the run goes on.
 
     `kind` and `base` say whether it is a delta, and against which version. Where a delta was wished for, `why_full` is
     the reason for a full version, and `density` the share of all elements that changed since the version before.

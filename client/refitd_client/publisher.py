@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from refitd_client.attempt import Attempt, DeltaChoice, Means
-from refitd_client.background import Background
+from refitd_client.background import Background, Outcome
 from refitd_client.base_model import BaseModel
 from refitd_client.casts import casts
 from refitd_client.connection import connect_to
@@ -41,6 +41,7 @@ from refitd_client.progress import Progress
 from refitd_client.publication import Publication, StagedPublication
 from refitd_client.reserve import Reserve
 from refitd_client.run_folder import RunFolder
+from refitd_client.tracing import PublishTrace
 from refitd_client.trainer_names import Rename
 
 if TYPE_CHECKING:
@@ -136,7 +137,8 @@ class WeightPublisher:
         self._means = Means(
             folder=self._folder, reading=reading, deltas=deltas, mappings=self._mappings, connection=connection
         )
-        self._finalizer = weakref.finalize(self, _let_go, self._folder)
+        self._finalizer = weakref.finalize(self, _let_go, self._background.begun, self._means)
+        self._finalizer.atexit = False  # the end of the process gives everything back
 
     def close(self) -> None:
         """Finish what is under way, and let the run go. Publications stay usable.
@@ -148,8 +150,6 @@ class WeightPublisher:
             try:
                 self._background.close()
             finally:
-                self._means.deltas.forget()
-                self._mappings.close()
                 self._finalizer()
 
     def __enter__(self) -> Self:
@@ -262,10 +262,12 @@ class WeightPublisher:
             self._background.settle()
             order = self._folder.place(step)
             self._mappings.prune()
+            trace = PublishTrace(self._folder.run, step)
             attempt = Attempt(
                 means=self._means,
                 order=order,
-                metadata=dict(metadata or {}),
+                metadata=trace.carrier | dict(metadata or {}),
+                trace=trace,
                 progress=progress,
                 delta=delta,
                 begun=self._folder.begun(order),
@@ -285,6 +287,21 @@ class WeightPublisher:
         return attempt.staged(self._background.begin(rest), handed)
 
 
-def _let_go(folder: RunFolder) -> None:
-    lender.end(folder.path)
-    folder.lock.release()
+def _let_go(begun: list[Outcome], means: Means) -> None:
+    """Give everything back when the last publication has ended: until then it writes, and its step is not free."""
+    end = partial(_give_back, means)
+    if begun:
+        begun[-1].afterwards(end)
+    else:
+        end()
+
+
+def _give_back(means: Means) -> None:
+    if not means.folder.lock.held:  # a forked child's: what is registered is its parent's
+        return
+    try:
+        means.deltas.forget()
+        means.mappings.close()
+    finally:
+        lender.end(means.folder.path)  # before the lock: the next one to lend there voids what it finds
+        means.folder.lock.release()

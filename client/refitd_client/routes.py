@@ -11,6 +11,7 @@ from urllib.parse import quote
 from refitd_client.contract.states import VersionState
 from refitd_client.contract.wire import (
     Attempt,
+    Delivery,
     Engine,
     Event,
     Explanation,
@@ -114,6 +115,12 @@ def log(subject: str | None = None, before: str | None = None, limit: int = 50) 
     """A page of the log of decisions, newest first."""
     params = _given(subject=subject, before=before, limit=limit)
     return Call(method="GET", path="/v1/log", result=Page[Event], params=params)
+
+
+def deliveries(before: str | None = None, limit: int = 50) -> Call[Page[Delivery]]:
+    """A page of the webhooks, newest first."""
+    params = _given(before=before, limit=limit)
+    return Call(method="GET", path="/v1/deliveries", result=Page[Delivery], params=params)
 
 
 def engines() -> Call[Page[Engine]]:

@@ -95,6 +95,10 @@ class RunFolder:
         """A version got its name."""
         self._own = order
 
+    def taken_back(self, order: Order) -> None:
+        """A version had its name for a moment: whoever has seen it takes no other for it, so its step begins anew."""
+        self._found, self._own = order, None
+
 
 def _checked(run: str) -> str:
     try:

@@ -1,10 +1,13 @@
 """Shards whose tensors are on GPUs, on their way into the files: each block is digested when it has arrived.
 
-    this thread      sends all tensors; has the GPUs look at them, once, for NaN and fingerprints; waits for both
+    this thread      begins copies, a little ahead of the bus; has the GPUs look at the tensors, once, for NaN and
+                     fingerprints; waits for both
     the bus          brings them into the files
     lanes            wait for a block, digest it; the last of a file syncs it
 
-The lanes begin when half is sent: threads that wait for the bus hold up the one that feeds it.
+Lanes get a block as soon as its copies were begun: they are little faster than the bus, and never catch up with a late
+start. This thread is not far ahead of the bus either (`ahead.py`). The GPUs' look, a twentieth of the copies' time,
+begins when the bus has enough to do.
 """
 
 from bisect import bisect_right
@@ -16,20 +19,21 @@ from threading import Event, Lock
 
 import numpy as np
 
+from refitd_client.ahead import Ahead
 from refitd_client.contract.digest import digest_of_block, joined
 from refitd_client.cuda import DeviceCopies, is_direct
 from refitd_client.dispatch import Piece, blocks, pieces
 from refitd_client.fingerprint import Look, begin_scan
 from refitd_client.finite import NO_RULE, rule_of
-from refitd_client.lanes import Job, Lanes, lanes_for
+from refitd_client.lanes import Lanes, lanes_for
 from refitd_client.proof import PIECE, ShardProof, not_finite
 from refitd_client.shard import Shard
 from refitd_client.staging import StagedShard, Staging
 from refitd_client.tensors import HOST, TensorSource
 
-_FED_FROM = 0.5  # the share of the shards that is sent before the lanes are given work
-
 Rest = Callable[[], None]
+
+_COPIES = 32  # of small tensors, that are begun without a mark between them
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,69 +70,73 @@ class Sending:
         self._check_finite = check_finite
         self._fingerprinted = fingerprinted
         self._copies = DeviceCopies()
-        self._lanes: Lanes | None = None
-        self._waiting: list[Job] = []
+        self._on_gpus = [source for shard in shards for source in shard.sources if source.place != HOST]
+        self._ahead = Ahead()
+        self._look: Rest | None = None
+        most = sum(len(blocks(shard.size)) for shard in shards)
+        self._lanes = Lanes(max(1, lanes_for(most) - 1))  # a processor is left to the trainer
         try:
-            look = _nothing
-            for number, shard in enumerate(shards):
-                self._waiting += self._send(shard)
-                if number == 0:  # the bus has something to do
-                    look = self._begin_look([each for shard in shards for each in shard.sources if each.place != HOST])
-                if number >= _FED_FROM * len(shards):
-                    self._work()
-            self._work().close()
-            look()
+            for shard in shards:
+                self._send(shard)
+            self._lanes.close()
+            self._begun_look()()
         except BaseException:
             self._abandon()
             raise
 
     def arrive(self) -> None:
-        """Wait until the tensors may change."""
-        self._copies.synchronize()
+        """Wait until the tensors may change. Where that is interrupted, nothing is written any more."""
+        try:
+            self._copies.synchronize()
+        except BaseException:
+            self._abandon()
+            raise
 
     def finish(self) -> None:
         """Wait until the files are digested and synced. Raises what went wrong with them."""
         meter = self._staging.meter
         try:
-            if self._lanes is not None:
-                self._lanes.join(meter.tell if meter.is_watched else None)
+            self._lanes.join(meter.tell if meter.is_watched else None)
         finally:
             self._copies.synchronize()
 
-    def _work(self) -> Lanes:
-        """Give the lanes what was sent. Not at once: they are faster than the bus, and hold up whoever feeds it."""
-        if self._lanes is None:
-            self._lanes = Lanes(max(1, lanes_for(len(self._waiting)) - 1))  # a processor is left to the trainer
-        for job in self._waiting:
-            self._lanes.add(job)
-        self._waiting.clear()
-        return self._lanes
-
     def _abandon(self) -> None:
         """Have everything end early: what is written to goes away now."""
-        if self._lanes is not None:
-            self._lanes.stop()
-            with suppress(Exception):  # what went wrong first is being raised
-                self._lanes.join()
+        self._lanes.stop()
+        with suppress(Exception):  # what went wrong first is being raised
+            self._lanes.join()
         self._copies.synchronize()
 
-    def _send(self, shard: Shard) -> list[Job]:
-        """Begin the copies of a shard. What is returned digests its blocks, in the order in which they arrive."""
+    def _send(self, shard: Shard) -> None:
+        """Begin the copies of a shard, and have its blocks digested in the order in which they arrive."""
         opened = self._staging.open_shard(shard.name)
         opened.put(0, np.frombuffer(shard.header, dtype=np.uint8))
         file = _File(shard=shard, file=opened, blocks=blocks(shard.size))
         ends = [end for _, end in file.blocks]
-        arrivals: list[Rest] = []
+        sent = begun = 0
         for piece in pieces(shard):
             self._send_piece(opened, piece)
-            whole = bisect_right(ends, piece.stop) if is_direct(opened) else 0  # buffers are waited for in the end
-            if whole > len(arrivals):
-                arrivals += [self._copies.mark()] * (whole - len(arrivals))
-        if len(arrivals) < len(ends):
-            arrivals += [self._copies.mark()] * (len(ends) - len(arrivals))
+            begun += 1
+            if is_direct(opened):  # buffers are waited for in the end
+                whole = bisect_right(ends, piece.stop)
+                if whole > sent or begun == _COPIES:
+                    self._sent(file, range(sent, whole), begun)
+                    sent, begun = max(sent, whole), 0
+        if sent < len(ends):
+            self._sent(file, range(sent, len(ends)), begun)
         self._staging.meter.add(shard.size)
-        jobs: list[Job] = [partial(self._digest, file, number, arrived) for number, arrived in enumerate(arrivals)]
-        return jobs + [partial(self._look_here, file, *placed) for placed in file.here]
+        for placed in file.here:
+            self._lanes.add(partial(self._look_here, file, *placed))
+
+    def _sent(self, file: _File, whole: range, begun: int) -> None:
+        """So many more copies were begun, and with them those of whole blocks."""
+        arrived = self._copies.mark()
+        for number in whole:
+            self._lanes.add(partial(self._digest, file, number, arrived))
+        self._ahead.add(arrived, begun)
+        if self._ahead.is_far:
+            self._begun_look()
+            self._ahead.wait()
 
     def _send_piece(self, file: StagedShard, piece: Piece) -> None:
         if piece.source.place == HOST:
@@ -136,8 +144,13 @@ class Sending:
         else:
             self._copies.copy(piece.source, piece.begin, piece.end, file, piece.offset)
 
+    def _begun_look(self) -> Rest:
+        """Have the GPUs look at their tensors, once, while copies go on. What is returned waits for what they find."""
+        if self._look is None:
+            self._look = self._begin_look(self._on_gpus)
+        return self._look
+
     def _begin_look(self, sources: Sequence[TensorSource]) -> Rest:
-        """Have the GPUs look at their tensors while the copies go on. What is returned waits for what they find."""
         if not self._check_finite and not self._fingerprinted:
             return _nothing
         scanned = begin_scan(

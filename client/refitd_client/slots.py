@@ -40,11 +40,21 @@ class Slots:
         if not layout:
             return None
         folder = self.root / slots_path(self.run)
+        try:
+            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:  # no service hands anything back here, or not to this user
+            return None
+        try:
+            return self._take_one(folder, handle, layout, target)
+        finally:
+            os.close(handle)
+
+    def _take_one(self, folder: Path, handle: int, layout: Sequence[ShardLayout], target: Path) -> Lock | None:
         wanted = layout_of(layout)
-        for name in _listed(folder):
+        for name in _listed(handle):
             if layout_in(name) == wanted and (lock := _take(folder / name, target)) is not None:
                 try:
-                    durable.sync_folder(folder)
+                    durable.sync_folder(folder, handle)  # by path it may be gone: the service takes empty ones away
                     fault = _fault(target, layout)
                 except BaseException:
                     lock.release()
@@ -62,10 +72,10 @@ def open_shard(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
-def _listed(folder: Path) -> list[str]:
+def _listed(folder: int) -> list[str]:
     try:
         return sorted(os.listdir(folder))
-    except OSError:  # no service hands anything back here, or not to this user
+    except OSError:  # new files will do
         return []
 
 

@@ -11,14 +11,11 @@ nothing, and are written in place. Nothing else is in it, so that what has a nam
 """
 
 import logging
-import mmap
 import os
 import uuid
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from threading import Event
 
@@ -26,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refitd_client import durable
-from refitd_client.contract.digest import FileDigest
+from refitd_client.contract.digest import FileDigest, digest_of_pieces, in_blocks
 from refitd_client.contract.manifest import ManifestFile
 from refitd_client.contract.naming import INCOMING_PREFIX
 from refitd_client.errors import NoSpaceError
@@ -34,23 +31,25 @@ from refitd_client.lanes import Job, in_lanes, lanes_for
 from refitd_client.lock import Lock
 from refitd_client.mapped import Mapped, Mappings
 from refitd_client.progress import Laps, Meter
+from refitd_client.reserve import Room, room_in
 from refitd_client.slots import LOCK_NAME, open_shard
 
 Take = Callable[[Path], Lock | None]
 
-_THREADS_FROM = 8 * 2**20  # bytes that are worth starting threads for
+_THREADS_FROM = 4 * 2**20  # bytes that are worth waking threads for
+_JOB = 4 * 2**20  # bytes that one of them fills at a time
 
 _log = logging.getLogger("refitd_client")
 
 
 class StagedFile:
-    """A file of the version, digested as it is written. With `has_room` it is on a tmpfs and has blocks already."""
+    """A file of the version, digested as it is written. With `room` it is on a tmpfs and has blocks already."""
 
-    def __init__(self, fd: int, meter: Meter, *, has_room: bool = False) -> None:
+    def __init__(self, fd: int, meter: Meter, *, room: Room | None = None) -> None:
         """Take over a new file, of which nothing was written."""
         self.fd = fd
         self._meter = meter
-        self._has_room = has_room
+        self._room = room
         self._size = 0
         self._digest = FileDigest()
 
@@ -60,19 +59,26 @@ class StagedFile:
         self.count(data)
 
     def write_all(self, parts: Sequence[memoryview], beside: Sequence[Job] = ()) -> None:
-        """Write the file's first bytes, and digest them meanwhile; `beside` is done meanwhile as well."""
+        """Write the file's first bytes, and digest them meanwhile; `beside`, which takes longer, is done as well."""
         size = sum(map(len, parts))
-        writing = self._filling(parts, size) if self._has_room and size else [partial(self._append_all, parts)]
-        jobs: list[Job] = [partial(self._count_all, parts), *beside, *writing]
+        *whole, last = in_blocks(parts)
+        digests = [b""] * len(whole)
+        counting: list[Job] = [partial(_digest, digests, number, block) for number, block in enumerate(whole)]
+        writing = [partial(self._append_all, parts)] if self._room is None else self._filling(self._room, parts, size)
+        jobs = [*beside, partial(self._count_all, last), *writing, *counting]
         in_lanes(jobs, lanes=lanes_for(len(jobs)) if size >= _THREADS_FROM else 1)
+        self._digest.begin_with(digests)
+        done = size - sum(map(len, last))
+        self._size += done
+        self._meter.add(done)
         os.lseek(self.fd, size, os.SEEK_SET)
 
-    def _filling(self, parts: Sequence[memoryview], size: int) -> list[Job]:
+    def _filling(self, room: Room, parts: Sequence[memoryview], size: int) -> list[Job]:
         """Fill the room, by any number of threads: to write to a file they would have to wait for each other."""
-        durable.reserve(self.fd, size)  # no page may be missing: who writes to it through a mapping would be killed
-        file = _Room(np.frombuffer(mmap.mmap(self.fd, size, flags=mmap.MAP_SHARED), np.uint8))
-        ends = list(accumulate(map(len, parts)))
-        return [partial(_fill, file, part, end - len(part)) for part, end in zip(parts, ends, strict=True)]
+        if len(room.bytes) < size:
+            durable.reserve(self.fd, size)
+            room = room_in(self.fd, size)
+        return [partial(_fill, room, group, offset) for offset, group in _groups(parts)]
 
     def _append_all(self, parts: Sequence[memoryview], stop: Event) -> None:
         for part in parts:
@@ -97,16 +103,30 @@ class StagedFile:
         return ManifestFile(size=self._size, digest=self._digest.text)
 
 
-@dataclass(frozen=True, slots=True)
-class _Room:
-    """A file's blocks, mapped for as long as somebody fills them."""
+def _groups(parts: Sequence[memoryview]) -> list[tuple[int, list[memoryview]]]:
+    """Parts that follow each other, worth a job together, and where the first of them goes."""
+    groups: list[tuple[int, list[memoryview]]] = []
+    offset, room = 0, 0
+    for part in parts:
+        if room <= 0:
+            groups.append((offset, []))
+            room = _JOB
+        groups[-1][1].append(part)
+        offset, room = offset + len(part), room - len(part)
+    return groups
 
-    bytes: NDArray[np.uint8]
 
-
-def _fill(file: _Room, part: memoryview, offset: int, stop: Event) -> None:
+def _digest(digests: list[bytes], number: int, pieces: Sequence[memoryview], stop: Event) -> None:
     if not stop.is_set():
-        durable.overwrite(file, np.frombuffer(part, np.uint8), offset)
+        digests[number] = digest_of_pieces(pieces)
+
+
+def _fill(room: Room, parts: Sequence[memoryview], offset: int, stop: Event) -> None:
+    for part in parts:
+        if stop.is_set():
+            return
+        durable.overwrite(room, np.frombuffer(part, np.uint8), offset)
+        offset += len(part)
 
 
 class StagedShard:
@@ -159,18 +179,19 @@ class Staging:
         self.recycled: frozenset[str] = frozenset()
         self._laps = laps
         self._mappings = mappings
+        self.was_seen = False
         self._target: Path | None = None
         self._open: dict[str, StagedShard] = {}
 
     @contextmanager
-    def file(self, name: str, reserved: int | None = None) -> Generator[StagedFile, None, None]:
+    def file(self, name: str, reserved: Room | None = None) -> Generator[StagedFile, None, None]:
         """Write one file of the version; it is synced at the end of the block.
 
         `reserved` is one with room and without a name (`Reserve`), which is taken over.
         """
-        fd = self._descriptor(name) if reserved is None else reserved
+        fd = self._descriptor(name) if reserved is None else reserved.fd
         try:
-            staged = StagedFile(fd, self.meter, has_room=reserved is not None)
+            staged = StagedFile(fd, self.meter, room=reserved)
             yield staged
             if reserved is not None:
                 durable.resize(fd, staged.entry().size)
@@ -229,6 +250,7 @@ class Staging:
         with self._laps.lap("commit"):
             self._target = target
             durable.rename(self.path, target)
+            self.was_seen = True
             durable.sync_folder(target.parent)
 
     def discard(self) -> None:

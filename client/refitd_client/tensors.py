@@ -33,13 +33,21 @@ def _no_tensor() -> Any:
     raise NotImplementedError("this source has no torch tensor")
 
 
+@dataclass(slots=True, eq=False)
+class Held:
+    """The trainer's tensor, for the length of a publication. The next one's may take its place (`same_tensors.py`)."""
+
+    value: Any
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSource:
     """One tensor. `read` gives its bytes in order of index; `memory` is equal for names of the same bytes, if any.
 
     `place` is where these bytes are: `HOST`, or a GPU by its name (`cuda:0`). `tensor` gives a torch tensor with them,
-    in that place, for those who can do without a copy in host memory. If it `is_view`, that takes no memory; else, as
-    after a cast, it is a new one each time.
+    in that place, for those who can do without a copy in host memory. If it `is_view`, that takes no memory, and the
+    bytes are at `address` there; else, as after a cast, it is a new one each time. `held` is what they read, if it is a
+    torch tensor.
     """
 
     entry: Entry
@@ -48,6 +56,8 @@ class TensorSource:
     place: str = HOST
     tensor: Callable[[], Any] = _no_tensor
     is_view: bool = False
+    address: int = 0
+    held: Held | None = None
 
 
 def refused(name: str, why: str) -> InvalidWeightsError:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refitd_client.casts import Casts
-from refitd_client.tensors import HOST, TensorSource, entry_of, refused
+from refitd_client.tensors import HOST, Held, TensorSource, entry_of, refused
 
 _GATHER = (
     "gather it on this rank first, e.g. with torch.distributed.checkpoint.state_dict.get_model_state_dict(model, "
@@ -45,13 +45,16 @@ def source(name: str, tensor: Any, casts: Casts) -> TensorSource:
     own = str(tensor.dtype).removeprefix("torch.")
     dtype = casts.target(name, own)
     is_view = dtype == own and tensor.is_contiguous() and not tensor.is_neg()
+    held = Held(tensor)
     return TensorSource(
         entry=entry_of(name, dtype, tuple(tensor.shape)),
-        read=partial(_read, tensor, dtype),
+        read=partial(_read, held, dtype),
         memory=memory_of(tensor),
         place=str(tensor.device) if on_gpu(tensor) else HOST,
-        tensor=tensor.detach if is_view else partial(_as_published, tensor, dtype),
+        tensor=partial(_detached, held) if is_view else partial(_as_published, held, dtype),
         is_view=is_view,
+        address=tensor.data_ptr() if is_view else 0,
+        held=held,
     )
 
 
@@ -97,15 +100,19 @@ def refusal(tensor: Any) -> str | None:
     return None
 
 
-def _as_published(tensor: Any, dtype: str) -> Any:
+def _detached(held: Held) -> Any:
+    return held.value.detach()
+
+
+def _as_published(held: Held, dtype: str) -> Any:
     torch: Any = sys.modules["torch"]
-    return tensor.detach().to(getattr(torch, dtype)).resolve_neg()
+    return held.value.detach().to(getattr(torch, dtype)).resolve_neg()
 
 
-def _read(tensor: Any, dtype: str) -> NDArray[np.uint8]:
+def _read(held: Held, dtype: str) -> NDArray[np.uint8]:
     torch: Any = sys.modules["torch"]
     # Each copies only where it has to.
-    here = tensor.detach().to(device="cpu", dtype=getattr(torch, dtype)).resolve_neg().reshape(-1)
+    here = held.value.detach().to(device="cpu", dtype=getattr(torch, dtype)).resolve_neg().reshape(-1)
     return here.view(torch.uint8).numpy()
 
 

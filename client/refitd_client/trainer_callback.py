@@ -11,12 +11,14 @@ wraps the adapter is published, for a service that was started with `--lora NAME
 
 import logging
 import os
-from tempfile import TemporaryDirectory
+from contextlib import ExitStack
+from tempfile import TemporaryDirectory, gettempdir
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from safetensors import SafetensorError
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from refitd_client.errors import InvalidWeightsError, RefitError
+from refitd_client.errors import InvalidWeightsError, RefitError, StorageError
 from refitd_client.publication import Publication
 from refitd_client.publisher import WeightPublisher
 from refitd_client.sharded import ShardedPublisher
@@ -137,8 +139,13 @@ def _published(publisher: WeightPublisher | ShardedPublisher, model: "torch.nn.M
     """Publish the model; of one that peft wraps, what is trained: its adapter, as a version of that kind."""
     if isinstance(publisher, ShardedPublisher) or not hasattr(model, "peft_config"):
         return publisher.publish(model, step=step)
-    with TemporaryDirectory() as folder:
-        cast("Any", model).save_pretrained(folder)
+    with ExitStack() as stack:
+        try:
+            folder = stack.enter_context(TemporaryDirectory(ignore_cleanup_errors=True))
+            # Without embeddings: to find out whether they were resized, peft would ask the hub for the base model.
+            cast("Any", model).save_pretrained(folder, save_embedding_layers=False)
+        except (OSError, SafetensorError) as error:
+            raise StorageError(f"the adapter cannot be saved in {gettempdir()} (TMPDIR): {error}") from error
         return publisher.publish(folder, step=step)
 
 

@@ -92,7 +92,12 @@ class VersionWriter:
         with laps.lap("commit"):
             # Before the name: a version that anyone may have seen counts, even when it is gone after a crash.
             self.folder.record(self.order, staging.path)
-        staging.commit(_checked(manifest), MANIFEST_NAME, self.folder.folder_of(self.order))
+        try:
+            staging.commit(_checked(manifest), MANIFEST_NAME, self.folder.folder_of(self.order))
+        except BaseException:
+            if staging.was_seen:
+                self.folder.taken_back(self.order)
+            raise
         self.folder.published(self.order)
         return Written(manifest=manifest, timings=laps.times)
 

@@ -10,6 +10,7 @@ import random
 import sys
 from pathlib import Path
 from socket import socket
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -46,7 +47,13 @@ from refitd.surface.api import build_api
 from refitd.surface.context import Service
 from refitd.surface.listening import listening
 from refitd.surface.server import Server
+from refitd.telemetry.otlp import tracing
+from refitd.telemetry.telemetry import Telemetry
+from refitd.webhooks.webhooks import Webhooks
 from refitd_client.handover.secret import make_secret
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
 
 DRAIN_SECONDS = 20.0
 SWITCH_SECONDS = 0.0005
@@ -62,22 +69,28 @@ def serve(settings: Settings) -> int:
     try:
         with owned(settings.root) as hold:
             check_state_folder(settings.state_folder, named=settings.state is not None, mounts=mounts_now())
-            with state_owned(settings.state_folder), listening(settings.host, settings.port) as sockets:
-                asyncio.run(_serve(settings, hold, sockets))
+            with (
+                state_owned(settings.state_folder),
+                tracing(settings.otlp_endpoint) as tracer,
+                listening(settings.host, settings.port) as sockets,
+            ):
+                asyncio.run(_serve(settings, hold, sockets, tracer))
     except StartRefusedError as error:
         log.error("refitd does not start", reason=str(error))
         return 1
     return 0
 
 
-async def _serve(settings: Settings, hold: Hold, sockets: list[socket]) -> None:
+async def _serve(settings: Settings, hold: Hold, sockets: list[socket], tracer: "Tracer | None") -> None:
     journal = await asyncio.to_thread(open_journal, settings.state_folder, settings.root.resolve())
     try:
         ledger = await asyncio.to_thread(Ledger, journal, SystemClock(), settings.rollout_strategy)
         guard = await asyncio.to_thread(_root_guard, settings, ledger, hold)
+        telemetry = Telemetry(ledger, tracer)
         async with asyncio.TaskGroup() as group:
             writing = group.create_task(journal.run(), name="journal")
-            await _run(settings, ledger, guard, sockets)
+            await _run(settings, ledger, guard, sockets, telemetry)
+            telemetry.close()
             writing.cancel()
     finally:
         journal.close()
@@ -104,7 +117,9 @@ def _root_guard(settings: Settings, ledger: Ledger, hold: Hold) -> RootGuard:
     return guard
 
 
-async def _run(settings: Settings, ledger: Ledger, guard: RootGuard, sockets: list[socket]) -> None:
+async def _run(
+    settings: Settings, ledger: Ledger, guard: RootGuard, sockets: list[socket], telemetry: Telemetry
+) -> None:
     root = settings.root.resolve()
     by_api = [engine.id for engine in ledger.engines.values() if engine.source is Source.API]
     if (doubt := await asyncio.to_thread(stranger, settings, by_api)) is not None:
@@ -113,9 +128,9 @@ async def _run(settings: Settings, ledger: Ledger, guard: RootGuard, sockets: li
     files = DiskFiles(root, guard, threads, settings.trainers)
     catalog = Catalog(ledger, files, References(ledger, settings.base_model, threads), CatalogRules.of(settings))
     await asyncio.to_thread(_make_secret, root)
-    copies = DiskCopies(root, settings.copies_folder)
+    copies = DiskCopies(root, settings.copies_folder, threads)
     copier = Copier(ledger, LedgerFacts(ledger, files), copies, most=settings.copies)
-    warmer = Warmer(root, lambda: root_file_system(root))
+    warmer = Warmer(root, lambda: root_file_system(root), threads)
     before_load = BeforeLoad(catalog.check, copier, warmer, ledger.carriage)
     fleet = Fleet(
         ledger,
@@ -149,14 +164,22 @@ async def _run(settings: Settings, ledger: Ledger, guard: RootGuard, sockets: li
     )
     watcher = Watcher(root, settings.watch, asyncio.get_running_loop(), catalog.nudge)
     service = Service(
-        settings=settings, ledger=ledger, intake=intake, fleet=fleet, sweeper=collector.sweeper, copier=copier
+        settings=settings,
+        ledger=ledger,
+        intake=intake,
+        fleet=fleet,
+        sweeper=collector.sweeper,
+        copier=copier,
+        telemetry=telemetry,
     )
+    webhooks = await asyncio.to_thread(Webhooks, settings, ledger, telemetry)
     await copier.survey()  # before engines are asked: an engine goes straight to a copy that is there already
     gc.collect()
     gc.freeze()  # what was imported stays: looking through it again would stop everything for 30 ms at a time
     # A part that fails takes the service down with it: one that goes on without its catalog would only look alive.
     async with asyncio.TaskGroup() as group:
         runs = (watcher.run, collector.run, catalog.run, conductor.run, canaries.run, copier.run, fleet.run, scout.run)
+        runs += (telemetry.stops.run, webhooks.run)
         parts = [group.create_task(run(), name=run.__qualname__) for run in runs]
         await Server(build_api(service), settings.host, settings.port).serve(sockets)
         await fleet.drain(DRAIN_SECONDS)

@@ -20,11 +20,14 @@ from refitd.journal.journal import Journal
 from refitd.journal.origin import NEW
 from refitd.rollout.carriage import Carriage
 from refitd.rollout.goals import goals_of_engine, goals_of_run
+from refitd.rollout.in_place import step_in_place
 from refitd.rollout.offers import Offer, offered_to, takers
 from refitd.rollout.plan import Goals, RefitTo
 from refitd.rollout.record import AttemptRecord, EngineRecord, RolloutRecord
+from refitd.rollout.removed import given_back, in_mid_load, left_behind
 from refitd.rollout.strategy import Strategy, StrategyName
 from refitd.root_mark import RootMark
+from refitd.telemetry.witness import Witness
 from refitd_client.contract.states import EngineState, RolloutState, VersionState
 from refitd_client.contract.wire import Event
 
@@ -49,6 +52,7 @@ class Ledger:
     """The service's memory. `bell` rings at each change. `versions` holds all but the deleted, which `gone` names.
 
     `targets` rings when a run's target, an engine's run or the set of engines changes: what a replica has to hear.
+    `removed` is what stays known of addresses where no engine is named any more.
     `loading` holds the open attempt of each engine; `root_fault` says why the root cannot be listed, None while it can;
     `fleet_fault` why it is not known which engines there are; `file_fault` why the engines file cannot be used, so that
     what it said before stays in force. `origin` says whether the journal is being rebuilt.
@@ -56,18 +60,22 @@ class Ledger:
     What copies hold is read off the disk at each start and not written down: `carriage` says which deltas engines find
     in one, or why not; `copying` names the versions that a copy is being made from. Nor is written down what trainers
     offer from their memory.
+
+    `witnesses` hear of each change, in the order that they were added.
     """
 
     def __init__(self, journal: Journal, clock: Clock, strategy: Strategy = _ALL) -> None:
         """Read back what the journal knows. Blocks; call it before serving."""
         self.bell = Bell()
         self.targets = Bell()
+        self.witnesses: list[Witness] = []
         self.clock = clock
         self.strategy = strategy
         self.journal = journal
         self.versions: dict[str, VersionRecord] = {}
         self.gone: set[str] = set()
         self.engines: dict[str, EngineRecord] = {}
+        self.removed: dict[str, EngineRecord] = {}
         self.rollouts: dict[str, RolloutRecord] = {}
         self.loading: dict[str, AttemptRecord] = {}
         self.root_fault: str | None = "the root has not been listed yet"
@@ -104,6 +112,8 @@ class Ledger:
             self.engines[engine.id] = replace(
                 engine, state=EngineState.PROBING, unreachable_since=None, resume_owed=True
             )
+        for engine in self.journal.read(reads.read_removed_engines):
+            self.removed[engine.url] = replace(engine, unreachable_since=self.clock.monotonic())
         for attempt in self.journal.read(reads.read_open_attempts):
             self._taint(attempt)
         if self.origin.cause is not None and self._seq == 0:
@@ -138,15 +148,22 @@ class Ledger:
 
     def put_version(self, record: VersionRecord, text: str | None = None) -> None:
         """Take a version as it is now; `text` says in the log what happened to it."""
+        before = self.versions.get(record.id)
         self.journal.append(writes.put_version(record))
-        self._first_seen.setdefault(record.id, self.clock.monotonic())
+        if before is None:
+            self._first_seen[record.id] = self.clock.monotonic()
         if record.state is VersionState.DELETED:
             self._first_seen.pop(record.id, None)
             self.versions.pop(record.id, None)
             self.gone.add(record.id)
+            self._refused.pop(record.id, None)
+            for key in [key for key in self._fingerprints if key[0] == record.id]:
+                del self._fingerprints[key]
         else:
             self.versions[record.id] = record
         self._aim(record.run)
+        for witness in self.witnesses:
+            witness.version_changed(before, record)
         if text is not None:
             self.say("version", record.id, text, state=record.state.value, step=record.order.step, run=record.run)
         self.bell.ring()
@@ -168,8 +185,10 @@ class Ledger:
         """What one engine is to serve now."""
         if engine.run is None:
             return Goals()
-        rollout, engines = self.rollouts.get(engine.run), self.engines_of(engine.run)
-        goals = goals_of_engine(self.goals(engine.run), engine, self.strategy, rollout, engines)
+        rollout, engines, goals = self.rollouts.get(engine.run), self.engines_of(engine.run), self.goals(engine.run)
+        step = None if goals.wanted is None else step_in_place(engine, goals.wanted, self.versions)
+        goals = goals if step is None else replace(goals, loadable=step)
+        goals = goals_of_engine(goals, engine, self.strategy, rollout, engines)
         offer = offered_to(engine, self._offers.get(engine.run), self.versions)
         return goals if offer is None else replace(goals, offered=RefitTo(self.versions[offer.version], offer.path))
 
@@ -269,15 +288,19 @@ class Ledger:
         if before is None or (before.serving, before.known) != (record.serving, record.known):
             self._aim(record.run)  # what engines hold stays the target when its files are lost
         self.journal.append(writes.put_engine(record))
+        if before is None and record.url in self.removed:  # whose knowledge of the address the record has taken over
+            self._forget(record.url)
         if text is not None:
             self.say("engine", record.id, text, state=record.state.value)
         self.bell.ring()
 
     def drop_engine(self, engine_id: str) -> None:
-        """Forget an engine, and with it the leases that it held, but for that of a load that is under way."""
+        """Forget an engine, and with it the leases that it held, but for those of loads that nobody saw the end of."""
         engine = self.engines.pop(engine_id, None)
         if engine is None:
             return
+        attempt = self.loading.get(engine_id)
+        self.leave(engine if attempt is None else in_mid_load(engine, attempt.version))
         self._take_turns(engine.run)
         self._aim(engine.run)
         self.journal.append(writes.drop_engine(engine_id))
@@ -285,17 +308,39 @@ class Ledger:
         self.targets.ring()
         self.bell.ring()
 
+    def leave(self, engine: EngineRecord) -> None:
+        """Take what is known of an engine that is named no more: it outlives that where it may do harm otherwise."""
+        left = left_behind(engine, self.clock.monotonic())
+        heir = next((each for each in self.engines.values() if each.url == engine.url), None)
+        if heir is not None:
+            if left is not None:  # named anew meanwhile, by another name
+                self.put_engine(replace(given_back(heir, left), state=EngineState.TAINTED), f"TAINTED: {left.reason}")
+        elif left is not None:
+            self.removed[engine.url] = left
+            self.journal.append(writes.put_engine(left))
+        elif engine.url in self.removed:
+            self._forget(engine.url)
+        self.bell.ring()
+
+    def _forget(self, address: str) -> None:
+        del self.removed[address]
+        self.journal.append(writes.drop_engine(address))
+
     def open_attempt(self, engine: str, version: str) -> AttemptRecord:
         """Write the intent to load. Await `durable()` before the first call to the engine."""
         attempt = AttemptRecord(id=uuid.uuid4().hex, engine=engine, version=version, started_at=self.clock.now())
         self.journal.append(writes.put_attempt(attempt))
         self.loading[engine] = attempt
+        for witness in self.witnesses:
+            witness.attempt_changed(attempt)
         return attempt
 
     def close_attempt(self, attempt: AttemptRecord) -> None:
         """Write how an attempt ended."""
         self.journal.append(writes.put_attempt(attempt))
         self.loading.pop(attempt.engine, None)
+        for witness in self.witnesses:
+            witness.attempt_changed(attempt)
         self.bell.ring()
 
     def fingerprint(self, version: str, configuration: str) -> str | None:
@@ -327,6 +372,8 @@ class Ledger:
         self.rollouts[record.run] = record
         self._take_turns(record.run)
         self.journal.append(writes.put_rollout(record))
+        for witness in self.witnesses:
+            witness.rollout_changed(record)
         self.say("rollout", record.version, text, number=record.number, state=record.state.value)
         self.bell.ring()
 
@@ -361,10 +408,23 @@ class Ledger:
         event = Event(seq=self._seq, at=self.clock.now(), kind=kind, subject=subject, text=text, data=data)
         self.journal.append(writes.put_event(event))
         tell = log.warning if data.get("state") in _GRAVE else log.info
-        tell(text, kind=kind, subject=subject, **data)
+        tell(text, kind=kind, subject=subject, **_named(kind, subject, data), **data)
+        for witness in self.witnesses:
+            witness.decided(event)
         self.bell.ring()
 
     @property
     def last_event(self) -> int:
         """The number of the newest event."""
         return self._seq
+
+
+def _named(kind: str, subject: str, data: dict[str, Any]) -> dict[str, Any]:
+    """What a line of the log is about, under the names that the tasks' own lines have it under."""
+    match kind:
+        case "version" | "engine":
+            return {kind: subject}
+        case "rollout":
+            return {"version": subject, "rollout": data["number"]}
+        case _:
+            return {}

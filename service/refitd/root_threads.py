@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
-MOST = 8  # calls at a time; two of them may be reading all of a version, one may be emptying the trash
+MOST = 8  # calls at a time; two of them may be reading all of a version, one deleting; who writes copies has others
 LOOK_SECONDS = 10.0  # an engine may be paused while its version's files are looked at
 LISTING_SECONDS = 30.0  # a thousand versions on a slow network file system
 

@@ -8,6 +8,7 @@ import os
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -19,6 +20,8 @@ from refitd.engine.allow import parse_allow_list
 from refitd.engine.sglang.adapters import check_adapter_name
 from refitd.rollout.strategy import Strategy, StrategyName
 from refitd.tokens import Tokens, tokens_from
+from refitd.webhooks.news import Topic
+from refitd.webhooks.signature import read_secrets
 from refitd_client.contract.naming import check_run
 from refitd_client.contract.states import Kind
 
@@ -49,6 +52,23 @@ def _places(texts: list[str]) -> list[str]:
     for text in texts:
         parse_place(text)
     return texts
+
+
+def _receivers(urls: list[str]) -> list[str]:
+    for url in urls:
+        parts = urlsplit(url)
+        if parts.scheme not in {"http", "https"} or not parts.hostname or parts.username or parts.fragment:
+            raise ValueError("a webhook's URL is http:// or https://, with a host, and without user or fragment")
+        _ = parts.port  # raises where it is none
+    if len(urls) != len(set(urls)):
+        raise ValueError("the same URL twice would be told everything twice")
+    return urls
+
+
+def _collector(url: str) -> str:
+    if not url.startswith(("http://", "https://")):
+        raise ValueError("otlp_endpoint must be an http:// or https:// URL; traces go to <URL>/v1/traces")
+    return url
 
 
 def _run(value: object) -> object:
@@ -181,6 +201,24 @@ class Settings(BaseSettings):
         default=None, description="URL that is asked (POST) whether a canary is good: 2xx yes, 4xx no"
     )
     quorum: int = Field(default=1, ge=1, description="Engines that must serve a version before it counts as served")
+    webhooks: Annotated[Urls, AfterValidator(_receivers)] = Field(
+        default=[], description="URLs that are told what happens, by signed webhooks (comma-separated)"
+    )
+    webhook_secret_file: Path | None = Field(
+        default=None, description="File with the secret that webhooks are signed with: whsec_ and base64, one a line"
+    )
+    webhook_events: Annotated[list[Topic], NoDecode, BeforeValidator(_split)] = Field(
+        default=[Topic.REJECTED, Topic.DEGRADED, Topic.STALLED],
+        description="What is told: served, rejected, degraded, stalled (comma-separated)",
+    )
+    stalled_after: float = Field(
+        default=600.0, gt=0, description="Time without a served version after which a run counts as stalled"
+    )
+    otlp_endpoint: Annotated[str, AfterValidator(_collector)] | None = Field(
+        default=None,
+        description="OpenTelemetry collector that gets a trace of each version, over HTTP, such as "
+        "http://127.0.0.1:4318 (needs refitd[otel])",
+    )
     log_format: Literal["auto", "console", "json"] = Field(default="auto", description="auto: console on a terminal")
 
     @model_validator(mode="after")
@@ -196,9 +234,26 @@ class Settings(BaseSettings):
         if self.canary_check is not None and not self.canary_check.startswith(("http://", "https://")):
             raise ValueError("canary_check must be an http:// or https:// URL")
         self._check_strategy()
+        self._check_webhooks()
         if self.path_map is not None and not self.path_map.startswith("/"):
             raise ValueError("path_map must be an absolute path")
         return self
+
+    def _check_webhooks(self) -> None:
+        """Nothing is sent unsigned, and nothing that was set is passed over in silence."""
+        if not self.webhooks:
+            if of_webhooks := self.model_fields_set & {"webhook_secret_file", "webhook_events", "stalled_after"}:
+                flag = "--" + min(of_webhooks).replace("_", "-")
+                raise ValueError(f"{flag} is for --webhook (REFITD_WEBHOOKS), and there is none")
+            return
+        if self.webhook_secret_file is None:
+            raise ValueError("--webhook needs --webhook-secret-file (REFITD_WEBHOOK_SECRET_FILE): they are signed")
+        if not self.webhook_events:
+            raise ValueError("--webhook-events (REFITD_WEBHOOK_EVENTS) is empty: then nothing would be told")
+        try:
+            read_secrets(self.webhook_secret_file)
+        except OSError as error:
+            raise ValueError(f"the secret file {error.filename} cannot be read: {error.strerror}") from error
 
     def _check_strategy(self) -> None:
         """Refuse what the strategy would pass over in silence."""

@@ -4,7 +4,6 @@ A delta's arrays lie so in its file. Beside SGLang's loop each operation costs a
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,9 +14,12 @@ def together(arrays: Sequence[NDArray[Any]]) -> NDArray[Any] | None:
     """One array that is all of some flat ones of a type, in their order; None where they do not lie so."""
     if not arrays or any(array.ndim != 1 or not array.flags.c_contiguous for array in arrays):
         return None
-    if any(_end(one) != _begin(other) or one.dtype != other.dtype for one, other in pairwise(arrays)):
+    begins = [_begin(array) for array in arrays]
+    ends = [begin + array.nbytes for begin, array in zip(begins, arrays, strict=True)]
+    if ends[:-1] != begins[1:] or any(array.dtype != arrays[0].dtype for array in arrays):
         return None
-    if any(_memory(array) != _memory(arrays[0]) for array in arrays):  # neighbours by chance are let go of apart
+    memory = _memory(arrays[0])
+    if any(_memory(array) != memory for array in arrays):  # neighbours by chance are let go of apart
         return None
     total = sum(len(array) for array in arrays)
     return np.lib.stride_tricks.as_strided(arrays[0], shape=(total,), strides=(arrays[0].itemsize,))
@@ -25,10 +27,6 @@ def together(arrays: Sequence[NDArray[Any]]) -> NDArray[Any] | None:
 
 def _begin(array: NDArray[Any]) -> int:
     return int(array.__array_interface__["data"][0])
-
-
-def _end(array: NDArray[Any]) -> int:
-    return _begin(array) + array.nbytes
 
 
 def _memory(array: NDArray[Any]) -> int:

@@ -4,26 +4,28 @@ Its folder is opened beneath the root and no link is followed, as for full versi
 what is checked is what is applied. docs/delta-format.md says what it holds.
 """
 
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from io import RawIOBase
+from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any
-from weakref import finalize
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from refitd.catalog.fault import shown
 from refitd.catalog.opening import ChangedError, FileStat, Folder, OpeningRefusedError
+from refitd_client.contract.digest import BLOCK, digest_of_block, joined
 from refitd_client.contract.manifest import MAX_MANIFEST_BYTES, Manifest, ManifestRefusedError, parse_manifest
 from refitd_client.contract.naming import DELTA_NAME, MANIFEST_NAME, version_id
 from refitd_client.contract.states import Kind
 from refitd_client.delta import Delta, DeltaRefusedError, parse_delta
 from refitd_client.finite import any_nonfinite, count_nonfinite
+from refitd_client.lanes import in_lanes, lanes_for
 from refitd_sglang.adjacent import together
+from refitd_sglang.kept import Kept, fill
+from refitd_sglang.laid import Laid, Ways, lay
 from refitd_sglang.source import Place, SourceRefusedError
 
 _COUNT = (MANIFEST_NAME, DELTA_NAME)
@@ -34,56 +36,43 @@ def _room(size: int) -> NDArray[np.uint8]:
     return np.empty(size, np.uint8)
 
 
-class Kept:
-    """A delta's file, held open: it can be read again whatever became of its folder. Closed when nobody has it."""
-
-    def __init__(self, fd: int, place: Place, base: str, label: str) -> None:
-        """`fd` stays the caller's."""
-        self._fd = os.dup(fd)
-        self.place, self.base, self.label = place, base, label
-        finalize(self, os.close, self._fd)
-
-    def read(self) -> Delta:
-        """All of it, once more.
-
-        Raises:
-            SourceRefusedError: it is not what it was.
-            OSError: it cannot be read.
-        """
-        data = np.empty(os.fstat(self._fd).st_size, np.uint8)
-        with open(self._fd, "rb", closefd=False, buffering=0) as file:
-            file.seek(0)
-            _fill(file, data.data)
-        try:
-            return parse_delta(data.data)
-        except DeltaRefusedError as error:
-            raise SourceRefusedError(f"the changes to {self.label} are not what they were: {error}") from error
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """A delta, in memory. `files` is what its files looked like from outside; `kept` outlives what is in memory."""
+    """A delta, in memory. `files` is what its files looked like from outside; `kept` outlives what is in memory.
+
+    `results` are the fingerprints that it promises of the tensors that it changes; `delta` is there where this process
+    has parsed it, and `laid` where it was laid out by `ways` already; it stays what it is as long as the `lease` lives.
+    """
 
     place: Place
     manifest: Manifest
     files: tuple[FileStat, ...]
     kept: Kept = field(repr=False)
-    delta: Delta = field(repr=False)
+    results: Mapping[str, int] = field(repr=False)
+    nbytes: int
+    delta: Delta | None = field(default=None, repr=False)
+    ways: Ways | None = field(default=None, repr=False)
+    laid: Laid | None = field(default=None, repr=False)
+    lease: object = field(default=None, repr=False)
+
+    @property
+    def base(self) -> str:
+        """The id of the version that it leads from."""
+        return self.kept.base
 
     @property
     def label(self) -> str:
         """The id of the version that it leads to."""
-        return version_id(self.manifest.run, self.manifest.order)
+        return self.kept.label
 
     @property
     def digest(self) -> str:
         """Equal for equal versions."""
         return self.manifest.digest
 
-    @property
-    def nbytes(self) -> int:
-        """What it takes in memory."""
-        return sum(change.indices.nbytes + change.values.nbytes for change in self.delta.changes.values())
+    def read(self) -> Delta:
+        """What changes. Raises as `Kept.read`."""
+        return self.kept.read() if self.delta is None else self.delta
 
     def is_unchanged(self) -> bool:
         """Whether the folder still looks as it did. Cheap."""
@@ -100,20 +89,21 @@ def is_delta(path: str) -> bool:
     return (Path(path) / DELTA_NAME).is_file()
 
 
-def open_changes(place: Place, *, check_bytes: bool, room: Room = _room) -> Changes:
-    """Look at a delta, check it, and read it. `room` gives the memory for so many bytes of it.
+def open_changes(place: Place, *, check_bytes: bool, room: Room = _room, ways: Ways | None = None) -> Changes:
+    """Look at a delta, check it, read it, and lay it out. `room` gives the memory for so many bytes of it.
 
     Raises:
-        SourceRefusedError: it is none that may be applied to anything.
+        SourceRefusedError: it is none that may be applied to anything, or not along `ways`.
+        FullNeededError: `ways` are none for it.
         OSError: it cannot be read.
     """
     try:
         with Folder(place.root, place.path) as folder:
             listing = folder.list()
             files = {name: listing[name] for name in _COUNT}
-            manifest = parse_manifest(bytes(_read(folder, MANIFEST_NAME, files, MAX_MANIFEST_BYTES, _room)))
-            data = _read(folder, DELTA_NAME, files, files[DELTA_NAME].size, room)
-            delta = _checked(manifest, data, place)
+            manifest = parse_manifest(bytes(_read(folder, MANIFEST_NAME, files, MAX_MANIFEST_BYTES, _room)[0]))
+            data, digest = _read(folder, DELTA_NAME, files, files[DELTA_NAME].size, room)
+            delta = _checked(manifest, data, digest, place)
             with folder.open(DELTA_NAME, files[DELTA_NAME]) as fd:
                 kept = Kept(fd, place, delta.base, delta.version)
     except KeyError as error:
@@ -122,37 +112,51 @@ def open_changes(place: Place, *, check_bytes: bool, room: Room = _room) -> Chan
         raise SourceRefusedError(f"{place.folder}: {error}") from error
     if check_bytes:
         _check_finite(delta)
-    return Changes(place=place, manifest=manifest, files=tuple(files.values()), kept=kept, delta=delta)
+    return Changes(
+        place=place,
+        manifest=manifest,
+        files=tuple(files.values()),
+        kept=kept,
+        results={name: change.result for name, change in delta.changes.items()},
+        nbytes=sum(change.indices.nbytes + change.values.nbytes for change in delta.changes.values()),
+        delta=delta,
+        ways=ways,
+        laid=None if ways is None else lay(delta.changes, ways),
+    )
 
 
-def _read(folder: Folder, name: str, files: dict[str, FileStat], limit: int, room: Room) -> memoryview:
-    """The whole of a file."""
+def _read(folder: Folder, name: str, files: dict[str, FileStat], limit: int, room: Room) -> tuple[memoryview, str]:
+    """The whole of a file, and its digest."""
     if files[name].size > limit:
         raise SourceRefusedError(f"{name} has {files[name].size} bytes; at most {limit} are read")
     data = room(files[name].size)
-    with folder.open(name, files[name]) as fd, open(fd, "rb", closefd=False, buffering=0) as file:
-        _fill(file, data.data)
-    return data.data
+    with folder.open(name, files[name]) as fd:
+        return data.data, _taken(fd, data)
 
 
-def _fill(file: RawIOBase, data: memoryview) -> None:
-    """Read so many bytes, in as many turns as the system takes: it gives 2 GiB at a time at most."""
-    while data:
-        count = file.readinto(data)
-        if not count:
-            raise ChangedError("a file became shorter while it was read")
-        data = data[count:]
+def _taken(fd: int, data: NDArray[np.uint8]) -> str:
+    """Fill memory from a file and digest it, block by block, on as many cores as that is worth."""
+    count = max(1, -(-len(data) // BLOCK))
+    digests = [b""] * count
+
+    def take(number: int, _: Event) -> None:
+        block = data[number * BLOCK : (number + 1) * BLOCK]
+        fill(fd, block.data, number * BLOCK)
+        digests[number] = digest_of_block(block)
+
+    in_lanes([partial(take, number) for number in range(count)], lanes=lanes_for(count))
+    return joined(digests)
 
 
-def _checked(manifest: Manifest, data: memoryview, place: Place) -> Delta:
+def _checked(manifest: Manifest, data: memoryview, digest: str, place: Place) -> Delta:
     """Hold file, manifest and delta against each other."""
     if manifest.kind is not Kind.DELTA:
         raise SourceRefusedError(f"{place.folder} holds changes, and its manifest says kind {manifest.kind.value}")
     said = manifest.files.get(DELTA_NAME)
-    if said is None or said.size != len(data) or said.digest != f"xxh3:{xxhash.xxh3_128(data).hexdigest()}":
+    if said is None or said.size != len(data) or said.digest != digest:
         raise SourceRefusedError(f"{DELTA_NAME} is not what refit.json says it is: its bytes were damaged")
     try:
-        delta = parse_delta(data)
+        delta = parse_delta(data, digested=True)
     except DeltaRefusedError as error:
         raise SourceRefusedError(f"{DELTA_NAME} is no delta to be used: {error}") from error
     if (delta.base, delta.version) != (manifest.base, version_id(manifest.run, manifest.order)):

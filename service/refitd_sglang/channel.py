@@ -21,12 +21,14 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
 from refitd_client.contract.naming import SERVICE_FOLDER
+from refitd_sglang.turns import short_turns
 
 logger = logging.getLogger("refitd_sglang")
 
@@ -98,22 +100,31 @@ class Channel:
         if not self._slots.acquire(blocking=False):
             connection.close()
             return
-        threading.Thread(target=self._serve, args=(connection,), name="refitd-channel-line", daemon=True).start()
+        with short_turns():  # else each hand-over to the other thread, and back, takes 5 ms
+            thread = threading.Thread(target=self._serve, args=(connection,), name="refitd-channel-line", daemon=True)
+            thread.start()
 
     def _serve(self, connection: socket.socket) -> None:
         try:
             connection.settimeout(SILENT_SECONDS)
             with connection, connection.makefile("rb") as lines:
-                while line := lines.readline(MAX_LINE + 1):
-                    connection.sendall(msgspec.json.encode(self._answer(line)) + b"\n")
-                    if len(line) > MAX_LINE:
-                        return  # the rest of it would be taken for a request
+                with short_turns():  # whoever connects has something to say
+                    more = self._reply(connection, lines)
+                while more:
+                    more = self._reply(connection, lines)
         except OSError:
             pass  # it went away, or was silent for too long
         except Exception:
             logger.warning("refitd's channel lost a connection", exc_info=True)
         finally:
             self._slots.release()
+
+    def _reply(self, connection: socket.socket, lines: BufferedReader) -> bool:
+        """One request and its reply; whether there may be another."""
+        line = lines.readline(MAX_LINE + 1)
+        if line:
+            connection.sendall(msgspec.json.encode(self._answer(line)) + b"\n")
+        return 0 < len(line) <= MAX_LINE  # the rest of a longer one would be taken for a request
 
     def _answer(self, line: bytes) -> Reply:
         if len(line) > MAX_LINE:

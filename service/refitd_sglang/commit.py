@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from refitd_sglang.call import Call
 from refitd_sglang.contents import contents_of
 from refitd_sglang.feeding import Feed
-from refitd_sglang.loading import Call
 from refitd_sglang.stages import Stages
 from refitd_sglang.standing import Standing
 from refitd_sglang.transaction import Report, State

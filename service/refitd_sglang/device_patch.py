@@ -17,55 +17,25 @@ import torch
 from numpy.typing import NDArray
 
 from refitd_client.fingerprint.definition import MASK
-from refitd_sglang.adjacent import together
-from refitd_sglang.patch import Piece, Shifts
+from refitd_sglang.laid import ADDRESS, COLUMNS, COUNT, FIRST, HOLDER, ROW_INDEX, Group, Laid, blocks
+from refitd_sglang.patch import Shifts
 
 BLOCK = 1024  # elements of one program
-COLUMNS = 10  # of the table
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _ALIGNED = 512
 _SCRATCH = 24 * 2**20  # bytes on the device: indices, new and old values of a chunk
 
 
-def units(pieces: Sequence[Piece], numbers: Sequence[int], addresses: Sequence[int]) -> NDArray[np.int64]:
-    """The table of pieces whose elements follow each other in one array, in blocks.
-
-    A row: first element, elements, address of the model's tensor, the route's offset, begin, row_index, row_place and
-    column_place, the piece's number and its holder's.
-    """
-    found: list[NDArray[np.int64]] = []
-    first = 0
-    for piece, number in zip(pieces, numbers, strict=True):
-        count, route = len(piece.indices), piece.route
-        begins = np.arange(0, count, BLOCK, dtype=np.int64)
-        unit = np.empty((len(begins), COLUMNS), np.int64)
-        unit[:] = (
-            0, 0, addresses[route.holder], route.offset, route.begin,
-            route.row_index, route.row_place, route.column_place, number, route.holder,
-        )  # fmt: skip
-        unit[:, 0] = first + begins
-        unit[:, 1] = np.minimum(BLOCK, count - begins)
-        found.append(unit)
-        first += count
-    return np.concatenate(found) if found else np.empty((0, COLUMNS), np.int64)
-
-
 class DevicePatch:
     """Tensors on one GPU, by kernels. Made and looked at in any thread."""
 
-    def __init__(self, pieces: Sequence[Piece], holders: Sequence[Any]) -> None:
-        """As `HostPatch`."""
-        self._device = holders[pieces[0].route.holder].device
-        self._pieces, self._holders = len(pieces), len(holders)
-        addresses = [tensor.data_ptr() for tensor in holders]
-        groups: dict[tuple[int, int], list[int]] = {}
-        for number, piece in enumerate(pieces):
-            groups.setdefault((piece.values.itemsize, piece.indices.itemsize), []).append(number)
+    def __init__(self, laid: Laid, holders: Sequence[Any]) -> None:
+        """As `HostPatch`. There is something to change."""
+        self._device = holders[int(laid.groups[0].table[0, HOLDER])].device
+        self._pieces, self._holders = len(laid.names), len(holders)
+        addresses = np.array([tensor.data_ptr() for tensor in holders], np.int64)
         with torch.cuda.device(self._device):  # a thread begins on the first GPU, which may be another rank's
-            self._groups = [
-                _Group([pieces[number] for number in numbers], numbers, addresses, self._device)
-                for numbers in groups.values()
-            ]
+            self._groups = [_Group(group, addresses, self._device) for group in laid.groups]
 
     def look(self) -> Shifts:
         """As `Patch`. On a stream of its own: an engine may be computing meanwhile, and does not write."""
@@ -92,11 +62,6 @@ class DevicePatch:
             torch.cuda.current_stream().synchronize()
 
 
-def pinned_room(size: int) -> NDArray[np.uint8]:
-    """Memory that a delta's file is read to, and that goes over the bus from there."""
-    return torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
-
-
 @dataclass(frozen=True, slots=True)
 class _Chunk:
     """Programs `units`, which have the elements `begin` to `end`."""
@@ -109,14 +74,14 @@ class _Chunk:
 class _Group:
     """Pieces with elements of one width, and indices of one."""
 
-    def __init__(self, pieces: Sequence[Piece], numbers: Sequence[int], addresses: Sequence[int], device: Any) -> None:
+    def __init__(self, group: Group, addresses: NDArray[np.int64], device: Any) -> None:
         self._device = device
-        self._width = pieces[0].values.itemsize
-        self._indices = _pinned([piece.indices for piece in pieces])
-        self._values = _pinned([piece.values for piece in pieces])
+        self._width = group.values.itemsize
+        self._indices, self._values = _pinned(group.indices), _pinned(group.values)
         self._olds = torch.empty_like(self._values, pin_memory=self._values.is_pinned())
         _warm(device, self._width, self._indices.element_size())
-        table = units(pieces, numbers, addresses)
+        table = blocks(group.table, BLOCK)
+        table[:, ADDRESS] = addresses[table[:, HOLDER]]
         self._table = torch.from_numpy(table).to(device)
         self._chunks = _chunks(table, self._indices.element_size() + 2 * self._width)
 
@@ -188,7 +153,7 @@ def _warm(device: Any, width: int, index_width: int) -> None:
     from refitd_sglang import patch_kernel
 
     table = torch.zeros(1, COLUMNS, dtype=torch.int64, device=device)
-    table[0, 5] = 1  # row_index is divided by
+    table[0, ROW_INDEX] = 1  # row_index is divided by
     indices, values = (torch.zeros(1, dtype=_INTEGERS[size], device=device) for size in (index_width, width))
     patch_kernel.put(table, 0, indices, values, width)
 
@@ -200,23 +165,18 @@ def _is_pinned(array: NDArray[Any]) -> bool:
 def _chunks(table: NDArray[np.int64], nbytes: int) -> list[_Chunk]:
     """As many programs at a time as have room: `nbytes` is what an element takes."""
     step = max(1, (_SCRATCH - 3 * _ALIGNED) // (nbytes * BLOCK))
-    ends = table[:, 0] + table[:, 1]
+    ends = table[:, FIRST] + table[:, COUNT]
     return [
-        _Chunk(slice(at, at + step), int(table[at, 0]), int(ends[min(at + step, len(table)) - 1]))
+        _Chunk(slice(at, at + step), int(table[at, FIRST]), int(ends[min(at + step, len(table)) - 1]))
         for at in range(0, len(table), step)
     ]
 
 
-def _pinned(arrays: Sequence[NDArray[Any]]) -> Any:
-    """One array after the other, as signed integers in memory that a GPU reads without a detour."""
-    kind = arrays[0].dtype
-    if (there := together(arrays)) is not None and _is_pinned(there):
-        return torch.from_numpy(there.view(f"i{kind.itemsize}"))
-    joined = torch.empty(
-        sum(len(array) for array in arrays),
-        dtype=_INTEGERS[kind.itemsize],
-        pin_memory=torch.cuda.is_available(),
-    )
-    if len(joined):
-        np.concatenate(arrays, out=joined.numpy().view(kind))
-    return joined
+def _pinned(array: NDArray[Any]) -> Any:
+    """The same as signed integers in memory that a GPU reads without a detour."""
+    signed = array.view(f"i{array.itemsize}")
+    if _is_pinned(array):
+        return torch.from_numpy(signed)
+    copy = torch.empty(len(array), dtype=_INTEGERS[array.itemsize], pin_memory=torch.cuda.is_available())
+    copy.numpy()[:] = signed
+    return copy

@@ -31,30 +31,31 @@ class _Memcpy2D(ctypes.Structure):
     )  # fmt: skip
 
 
-def to_device(move: Move, stream: int) -> None:
-    """Begin a move from page-locked host memory to the device of the current context, along a stream.
+def to_device(move: Move, above: int, stream: int) -> None:
+    """Begin a move from page-locked host memory to the device of the current context, along a stream. Its source is
+    counted from address `above`.
 
     Raises:
         DriverError: it was refused.
     """
     if move.rows == 1:
-        error = _library().cuMemcpyHtoDAsync_v2(move.target, move.source, move.width, stream)
+        error = _library().cuMemcpyHtoDAsync_v2(move.target, above + move.source, move.width, stream)
     else:
-        error = _library().cuMemcpy2DAsync_v2(ctypes.byref(_pitched(move)), stream)
+        error = _library().cuMemcpy2DAsync_v2(ctypes.byref(_pitched(move, above, _HOST)), stream)
     if error:
         raise DriverError(f"the driver refused a copy of {move.nbytes} bytes to the device (error {error})")
 
 
-def between_devices(move: Move, stream: int) -> None:
+def between_devices(move: Move, above: int, stream: int) -> None:
     """The same from memory of a device, which may be another process's or another GPU's.
 
     Raises:
         DriverError: it was refused.
     """
     if move.rows == 1:
-        error = _library().cuMemcpyDtoDAsync_v2(move.target, move.source, move.width, stream)
+        error = _library().cuMemcpyDtoDAsync_v2(move.target, above + move.source, move.width, stream)
     else:
-        error = _library().cuMemcpy2DAsync_v2(ctypes.byref(_pitched(move, _DEVICE)), stream)
+        error = _library().cuMemcpy2DAsync_v2(ctypes.byref(_pitched(move, above, _DEVICE)), stream)
     if error:
         raise DriverError(f"the driver refused a copy of {move.nbytes} bytes between devices (error {error})")
 
@@ -66,10 +67,11 @@ def is_mapped(address: int) -> bool:
     return not error and bool(found.value)
 
 
-def _pitched(move: Move, source: int = _HOST) -> _Memcpy2D:
+def _pitched(move: Move, above: int, memory: int) -> _Memcpy2D:
+    source = above + move.source
     return _Memcpy2D(
-        srcMemoryType=source, srcHost=move.source if source == _HOST else None,
-        srcDevice=move.source if source == _DEVICE else 0, srcPitch=move.source_pitch,
+        srcMemoryType=memory, srcHost=source if memory == _HOST else None,
+        srcDevice=source if memory == _DEVICE else 0, srcPitch=move.source_pitch,
         dstMemoryType=_DEVICE, dstDevice=move.target, dstPitch=move.target_pitch,
         WidthInBytes=move.width, Height=move.rows,
     )  # fmt: skip

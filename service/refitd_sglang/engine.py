@@ -12,24 +12,28 @@ from threading import Event, Lock
 from typing import assert_never
 
 from refitd.catalog.contents import ReadingStoppedError
-from refitd.catalog.inventory import Reference
 from refitd.catalog.validate import Options
 from refitd_sglang.answer import Answer
-from refitd_sglang.changes import is_delta
+from refitd_sglang.call import Call
+from refitd_sglang.changes import Changes, is_delta
 from refitd_sglang.commit import Commit
 from refitd_sglang.contents import contents_of, digest
+from refitd_sglang.devices import devices_of, idle
 from refitd_sglang.following import Following
 from refitd_sglang.keeper import Keeper
+from refitd_sglang.laid import Ways
 from refitd_sglang.lent import Memory, with_files
-from refitd_sglang.loading import Call, Loading, devices_of, idle
+from refitd_sglang.loading import Loading
+from refitd_sglang.looking import Looking, room_on
 from refitd_sglang.memory import released
 from refitd_sglang.offered import Offered, open_offer
+from refitd_sglang.plan import Plan
 from refitd_sglang.ranks import Ranks
-from refitd_sglang.source import FullNeededError, SourceRefusedError, is_version, mapped, open_version, place_of
+from refitd_sglang.source import FullNeededError, Source, SourceRefusedError, is_version, mapped, place_of
 from refitd_sglang.sparse import Sparse
 from refitd_sglang.stages import Stages
 from refitd_sglang.standing import Standing
-from refitd_sglang.startup import folder_of, reference_of, started_from
+from refitd_sglang.startup import folder_of, started_from
 from refitd_sglang.transaction import Outcome, Report, State, Step, after_commit, after_prepare, after_restore
 from refitd_sglang.versions import Runner
 from refitd_sglang.way import Way
@@ -55,8 +59,8 @@ class Engine:
         self.standing: Standing | None = None
         self.touched = False  # whether an update that is going on may have written, here or on another rank
         self._ranks, self._root, self._check_bytes = ranks, root, check_bytes
-        self._startup = str(runner.config.model_path)
-        self._reference: Reference | None = None
+        self._device = next(iter(devices_of(runner.model)), None)
+        self.looking = Looking(str(runner.config.model_path), runner.config, room_on(self._device))
         self._prepared: Way | None = None
         self._lock = Lock()
         self._stages = Stages()
@@ -85,7 +89,10 @@ class Engine:
         check = self._check_bytes if check_bytes is None else check_bytes
         with stages.during("check"):
             self._fall_back_on_files()
-            way = self._look(path, options or Options(), check, stop) if offer is None else self._offered(path, offer)
+            if offer is None:
+                way = self._look_ahead(path, options or Options(), check, stop, stages)
+            else:
+                way = self._offered(path, offer)
         if stop.is_set():
             raise ReadingStoppedError
         if not self.runner.may_release:  # what is not there must not be read, and nobody tells this thread
@@ -196,7 +203,7 @@ class Engine:
         if self.runner.may_release and (name := released(self.runner.model)) is not None:
             raise SourceRefusedError(f"the memory of {name} is released: POST /resume_memory_occupation first")
         if way is None or str(way.folder) != str(Path(call.path).absolute()):
-            way = self._look(call.path, Options(), self._check_bytes)
+            way = self._look(call.path, self._check_bytes)
         elif not way.is_unchanged():
             raise SourceRefusedError(f"{call.path} is not what it was when it was prepared")
         with self._stages.during("before"):
@@ -215,18 +222,32 @@ class Engine:
             stages=self._stages,
         )
 
-    def _look(self, path: str, options: Options, check_bytes: bool, stop: Event | None = None) -> Way:
+    def _look(self, path: str, check_bytes: bool) -> Way:
+        options = Options()
+        return self._way(self.looking.here(place_of(path, self._root), options, check_bytes=check_bytes), options)
+
+    def _look_ahead(self, path: str, options: Options, check_bytes: bool, stop: Event, stages: Stages) -> Way:
         place = place_of(path, self._root)
-        if is_delta(path):
-            return Sparse(self.loading.open_changes(place, check_bytes=check_bytes), self.loading)
-        source = open_version(place, self._known(), options, check_bytes=check_bytes, stop=stop)
-        return Whole(source, options, self.loading)
+        found = self.looking.ahead(place, options, check_bytes=check_bytes, stop=stop, ways=self._ways, stages=stages)
+        return self._way(found, options)
+
+    def _way(self, found: Source | Changes, options: Options) -> Way:
+        return Sparse(found, self.loading) if isinstance(found, Changes) else Whole(found, options, self.loading)
+
+    def _ways(self) -> Ways | None:
+        """How a delta gets into what is served now, if it does."""
+        standing = self.standing
+        inventory = None if standing is None else standing.source.inventory
+        plan = None if inventory is None else self.loading.plan_for_deltas(inventory, look=False)
+        if standing is None or not isinstance(plan, Plan):
+            return None
+        return self.loading.derived(plan, standing.source).ways
 
     def _offered(self, path: str, offer: str) -> Offered:
         if self.standing is not None and isinstance(self.standing.source, Memory):
             raise SourceRefusedError("what is served came from memory, and has no files yet to be put back from")
-        device = next(iter(devices_of(self.runner.model)), None)
-        return open_offer(place_of(path, self._root), offer, self._known, self.loading, self._keeper, device)
+        place = place_of(path, self._root)
+        return open_offer(place, offer, self.looking.known, self.loading, self._keeper, self._device)
 
     def _stand_on(self, standing: Standing | None) -> None:
         with self._lock:  # against a thread that has just opened the files of what was there before
@@ -256,12 +277,6 @@ class Engine:
             way.make_ready()
         elif isinstance(way, Whole) and not way.partial:
             way.readied = self.loading.make_ready(way.source)
-
-    def _known(self) -> Reference:
-        """The model that the server was started with, by its files' headers."""
-        if self._reference is None:
-            self._reference = reference_of(self._startup, self.runner.config)
-        return self._reference
 
     def _previous(self, path: str) -> Standing | None:
         """What is served now, opened before anything is written, so that it can be put back."""

@@ -38,12 +38,14 @@ class Allocation:
 @dataclass(slots=True, eq=False)
 class Opened:
     """The memory of one trainer that a layout names, and what was found out about it: its tensors as a folder's would
-    be, once they were held against the model, and the copies of a hand-over, once they were made ready.
+    be, with the digest of their `inventory`, once they were held against the model, and the copies of a hand-over, once
+    they were made ready.
     """
 
     lender: Path
     layout: Layout
     structure: "Structure | None" = None
+    inventory: str = ""
     readied: "Readied | None" = None
     places: dict[str, DevicePlace] = field(init=False)
     nbytes: int = field(init=False)

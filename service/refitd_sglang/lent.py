@@ -78,10 +78,19 @@ def memory_of(
         raise SourceRefusedError(f"the offer is of {offer.version}, whose files will not be at {place.path}")
     if opened.structure is None:
         opened.structure = _fitting(opened, reference(), on_device=on_device)
+        opened.inventory = opened.structure.inventory.digest
     hasher = xxhash.xxh3_128(offer.line)
     hasher.update(f"{offer.version}\n{offer.fingerprints}".encode())
     structure = replace(opened.structure, path=place.path, signature=f"offer:{hasher.hexdigest()}")
-    return Memory(place=place, structure=structure, maps={}, offer=offer, opened=opened, keeper=keeper)
+    return Memory(
+        place=place,
+        structure=structure,
+        inventory=opened.inventory,
+        maps={},
+        offer=offer,
+        opened=opened,
+        keeper=keeper,
+    )
 
 
 def with_files(standing: Standing) -> Standing | None:

@@ -2,40 +2,26 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 
 from refitd_sglang import road
-from refitd_sglang.changes import Changes, open_changes
-from refitd_sglang.contents import Prints, contents_of, holders_of, named
+from refitd_sglang.call import Call
+from refitd_sglang.contents import contents_of, named
+from refitd_sglang.derived import Derived
+from refitd_sglang.devices import devices_of, idle
 from refitd_sglang.feeding import Feed, NoRollbackError
-from refitd_sglang.overlap import Overlap, Seen, parts_of
+from refitd_sglang.overlap import Seen
 from refitd_sglang.plan import Loader, Plan, anatomy, learned, replay, tensors_of
 from refitd_sglang.recorder import Recorder
 from refitd_sglang.registered import Registry
-from refitd_sglang.road import Road, Table, Watch, table_of
-from refitd_sglang.routes import Routes, routes_of
-from refitd_sglang.source import Place, Source
-from refitd_sglang.spans import Span
-from refitd_sglang.stages import Stages
+from refitd_sglang.road import Road
+from refitd_sglang.source import Source
 from refitd_sglang.versions import Runner
 
 logger = logging.getLogger("refitd_sglang")
-_devices: WeakKeyDictionary[torch.nn.Module, frozenset[torch.device]] = WeakKeyDictionary()
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One call of SGLang's function: `stock` is that function, to be called with a path and a load format."""
-
-    path: str
-    load_format: str
-    recapture: bool
-    stock: Callable[[str, str, bool], tuple[bool, str]]
-    stages: Stages = field(default_factory=Stages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +39,7 @@ class Loading:
         self.plan: Plan | None = None
         self._runner, self._loader = runner, loader
         self._registry = Registry()
-        self._table: tuple[Plan, Table, Watch | None] | None = None
-        self._routes: tuple[Plan, Routes] | None = None
-        self._prints: tuple[Plan, Prints] | None = None
+        self._derived: Derived | None = None
 
     @property
     def model(self) -> torch.nn.Module:
@@ -69,19 +53,9 @@ class Loading:
     def make_ready(self, source: Source) -> Readied | None:
         """Do all that can be done before the pause. The engine may serve meanwhile."""
         plan = self.plan  # another thread may throw it away meanwhile
-        if plan is None or not plan.replays or not plan.fits(source.inventory, self.model):
+        if plan is None or not plan.replays or plan.inventory != source.inventory:
             return None
         return Readied(plan, self._road(plan, source))
-
-    def open_changes(self, place: Place, *, check_bytes: bool) -> Changes:
-        """Read a delta, to where the model's device takes it from. As `changes.open_changes`."""
-        devices = devices_of(self.model)
-        if not devices:
-            return open_changes(place, check_bytes=check_bytes)
-        from refitd_sglang.device_patch import pinned_room
-
-        with torch.cuda.device(next(iter(devices))):  # a thread begins on the first GPU, which may be another rank's
-            return open_changes(place, check_bytes=check_bytes, room=pinned_room)
 
     def load(
         self, call: Call, source: Source, *, partial: bool, readied: Readied | None = None
@@ -112,26 +86,22 @@ class Loading:
         """Load what was served before, under the path that it had. Always by the loader: the plan may be at fault."""
         return self._through(call, Feed(tensors), path, "auto")
 
-    def plan_for_deltas(self, inventory: str) -> Plan | str:
-        """The plan that a delta can be translated through, or why there is none."""
+    def plan_for_deltas(self, inventory: str, *, look: bool = True) -> Plan | str:
+        """The plan that a delta can be translated through, or why there is none. Without a look at the model it may be
+        out of date.
+        """
         plan = self.plan
-        if plan is None or not plan.fits(inventory, self.model):
+        if plan is None or plan.inventory != inventory or (look and not plan.fits(inventory, self.model)):
             return "as nobody has seen yet how it is loaded"
         if plan.whole is not None:
             return f"as {plan.whole}"
         return plan if plan.proven else "as its load plan is not proven yet"
 
-    def routes(self, plan: Plan, source: Source) -> Routes:
-        """Where the elements of its tensors go."""
-        if self._routes is None or self._routes[0] is not plan:
-            elements = {
-                name: spec.end - spec.start
-                for header in source.structure.headers.values()
-                for name, spec in header.tensors.items()
-            }
-            elements = {copy.name: elements[copy.name] // copy.target.element_size() for copy in plan.copies}
-            self._routes = plan, routes_of(plan.copies, elements, list(holders_of(self.model).values()))
-        return self._routes[1]
+    def derived(self, plan: Plan, source: Source) -> Derived:
+        """What follows from a plan, for a version of its inventory."""
+        if self._derived is None or self._derived.plan is not plan:
+            self._derived = Derived(plan, self.model, source)
+        return self._derived
 
     def prints(
         self, source: Source, contents: dict[str, str], others: Sequence[int] | None = None
@@ -143,22 +113,7 @@ class Loading:
         plan = self.plan
         if plan is None or not plan.replays:
             return []
-        return self._prints_of(plan, source).take(contents, others)
-
-    def _prints_of(self, plan: Plan, source: Source) -> Prints:
-        if self._prints is None or self._prints[0] is not plan:
-            self._prints = plan, Prints(self._whole(plan, source), self.model)
-        return self._prints[1]
-
-    def _whole(self, plan: Plan, source: Source) -> list[tuple[str, torch.Tensor]]:
-        routes, seen = self.routes(plan, source), dict[str, int]()
-        found: list[tuple[str, torch.Tensor]] = []
-        for copy in plan.copies:
-            number = seen[copy.name] = seen.get(copy.name, -1) + 1
-            way = routes[copy.name]
-            if not isinstance(way, str) and way[number].whole:
-                found.append((copy.name, copy.target))
-        return found
+        return self.derived(plan, source).prints.take(contents, others)
 
     def _replay(self, call: Call, source: Source, readied: Readied) -> tuple[Feed, str | None]:
         plan, ready, seen = readied.plan, readied.road, Seen()
@@ -206,25 +161,8 @@ class Loading:
         files = None if others else source.registered(self._registry, device.index or 0)
         if files is None:
             return road.buffered(lambda: plan.bind(source.tensors()))
-        table, watch = self._table_of(plan, source)
+        table, watch = self.derived(plan, source).table_of(source.structure.headers)
         return road.registered(table, files, device, source.tensors, watch, source.order)
-
-    def _table_of(self, plan: Plan, source: Source) -> tuple[Table, Watch | None]:
-        """The same as for the last version, as long as files are laid out alike."""
-        known, headers = self._table, source.structure.headers
-        if known is None or known[0] is not plan or known[1].headers != headers:
-            table = table_of(plan.copies, headers)
-            known = self._table = plan, table, self._watch(plan, source, table)
-        return known[1:]
-
-    def _watch(self, plan: Plan, source: Source, table: Table) -> Watch | None:
-        """Only where copies are all that is done: what a loader computes comes after them."""
-        if plan.residual or not plan.proven:
-            return None
-        holders = holders_of(self.model)
-        watched = [*holders.values(), *self._prints_of(plan, source).others]
-        spans = [span_of(tensor) for tensor in watched]
-        return Watch(Overlap(parts_of(table.writes, spans), watched), list(holders))
 
     def _recorder(self, call: Call, tensors: dict[str, Any]) -> Recorder | None:
         if call.recapture:  # graphs are captured within the same call, and nothing may look on
@@ -265,26 +203,6 @@ def _tell_seen(feed: Feed, seen: Seen, names: Sequence[str]) -> None:
     if seen.after is not None:
         feed.after = named(names, seen.after[: len(names)])
         feed.others = seen.after[len(names) :]
-
-
-def span_of(tensor: torch.Tensor) -> Span:
-    """The stretch of memory that a tensor lies in."""
-    steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + (steps + 1) * tensor.element_size()
-
-
-def idle(model: torch.nn.Module) -> None:
-    """Wait until the device has nothing to do: a forward pass on another stream may still read the weights."""
-    if next(model.parameters()).device.type == "cuda":
-        for device in devices_of(model):
-            torch.cuda.synchronize(device)
-
-
-def devices_of(model: torch.nn.Module) -> frozenset[torch.device]:
-    """Where it is. A model stays where it is put."""
-    if model not in _devices:
-        _devices[model] = frozenset(tensor.device for _, tensor in tensors_of(model) if tensor.device.type == "cuda")
-    return _devices[model]
 
 
 def _tell(plan: Plan) -> None:

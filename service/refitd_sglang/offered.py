@@ -25,7 +25,8 @@ from refitd_sglang.source import Place, SourceRefusedError
 from refitd_sglang.standing import Standing
 
 if TYPE_CHECKING:
-    from refitd_sglang.loading import Call, Loading, Readied
+    from refitd_sglang.call import Call
+    from refitd_sglang.loading import Loading, Readied
     from refitd_sglang.plan import Plan
 
 _UNLEARNED = (

@@ -13,21 +13,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from refitd_client.delta.change import Change, Indices
+from refitd_client.delta.change import Indices
 from refitd_client.fingerprint import Bits, share
 from refitd_client.fingerprint.definition import MASK
 from refitd_client.fingerprint.twin import flat_bits
-from refitd_sglang.routes import Route
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Piece:
-    """The changes of one checkpoint tensor that one route takes: indices in that tensor, and new bits."""
-
-    name: str
-    route: Route
-    indices: Indices
-    values: Bits
+from refitd_sglang.laid import COUNT, FIRST, HOLDER, NUMBER, Group, Laid, places
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,52 +44,58 @@ class Patch(Protocol):
         ...
 
 
-def pieces_of(name: str, change: Change, routes: Sequence[Route]) -> list[Piece]:
-    """A tensor's changes, by the routes that take them. A rank that has other slices gets none."""
-    pieces: list[Piece] = []
-    for route in routes:
-        taken = route.select(change.indices)
-        pieces.append(Piece(name, route, change.indices[taken], change.values[taken]))
-    return [piece for piece in pieces if len(piece.indices)]
+@dataclass(frozen=True, slots=True, eq=False)
+class _Piece:
+    """One row of a table, with its elements."""
+
+    number: int
+    holder: int
+    indices: Indices
+    values: Bits
+    places: Any
 
 
 class HostPatch:
     """Tensors in host memory, by numpy."""
 
-    def __init__(self, pieces: Sequence[Piece], holders: Sequence[Any]) -> None:
+    def __init__(self, laid: Laid, holders: Sequence[Any]) -> None:
         """`holders` are the model's tensors by the numbers that routes give; those that are named are contiguous."""
-        self._pieces = pieces
-        self._bits = {piece.route.holder: _bits(holders[piece.route.holder]) for piece in pieces}
+        self._pieces = [piece for group in laid.groups for piece in _pieces(group)]
+        self._bits = {piece.holder: _bits(holders[piece.holder]) for piece in self._pieces}
         self._count = len(holders)
         self._olds: list[Bits] = []
 
     def look(self) -> Shifts:
         """As `Patch`."""
-        self._olds = [self._bits[piece.route.holder][_places(piece)] for piece in self._pieces]
+        self._olds = [self._bits[piece.holder][piece.places] for piece in self._pieces]
         tensors, holders = [0] * len(self._pieces), [0] * self._count
-        for number, (piece, old) in enumerate(zip(self._pieces, self._olds, strict=True)):
-            places = _places(piece)
-            tensors[number] = _shift(piece.indices, old, piece.values)
-            holders[piece.route.holder] += _shift(places.view(np.uint64), old, piece.values)
+        for piece, old in zip(self._pieces, self._olds, strict=True):
+            tensors[piece.number] = _shift(piece.indices, old, piece.values)
+            holders[piece.holder] += _shift(piece.places.view(np.uint64), old, piece.values)
         return Shifts(tensors, [each & MASK for each in holders])
 
     def write(self) -> None:
         """As `Patch`."""
         for piece in self._pieces:
-            self._bits[piece.route.holder][_places(piece)] = piece.values
+            self._bits[piece.holder][piece.places] = piece.values
 
     def undo(self) -> None:
         """As `Patch`."""
         for piece, old in zip(self._pieces, self._olds, strict=True):
-            self._bits[piece.route.holder][_places(piece)] = old
+            self._bits[piece.holder][piece.places] = old
+
+
+def _pieces(group: Group) -> list[_Piece]:
+    found: list[_Piece] = []
+    for row in group.table.tolist():
+        some = slice(row[FIRST], row[FIRST] + row[COUNT])
+        indices = group.indices[some]
+        found.append(_Piece(row[NUMBER], row[HOLDER], indices, group.values[some], places(row, indices)))
+    return found
 
 
 def _shift(indices: Indices, old: Bits, new: Bits) -> int:
     return (share(indices, new) - share(indices, old)) & MASK
-
-
-def _places(piece: Piece) -> Any:
-    return piece.route.places(piece.indices)
 
 
 def _bits(tensor: Any) -> Bits:

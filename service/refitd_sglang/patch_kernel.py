@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 
 from refitd_client.fingerprint.kernel import constants, key, mixed
-from refitd_sglang.device_patch import BLOCK, COLUMNS
+from refitd_sglang.device_patch import BLOCK
+from refitd_sglang.laid import COLUMNS
 
 _INTS = {1: tl.int8, 2: tl.int16, 4: tl.int32, 8: tl.int64}
 

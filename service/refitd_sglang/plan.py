@@ -14,8 +14,10 @@ from itertools import chain
 
 import torch
 
-from refitd_sglang.recorder import Copy, Recorder, overlapping, unaccounted
+from refitd_sglang.copies import Copy, spans_of, unaccounted
+from refitd_sglang.recorder import Recorder
 from refitd_sglang.routes import overlap
+from refitd_sglang.spans import Covered, TooManyStretchesError
 
 _COMPARED_AT_ONCE = 2**23  # elements: what a comparison takes beside the weights is a few times 8 M
 Tensors = Mapping[str, torch.Tensor]
@@ -101,15 +103,26 @@ def learned(inventory: str, model: torch.nn.Module, before: Anatomy, tensors: Te
 def _judge(plan: Plan, model: torch.nn.Module, tensors: Tensors, recorder: Recorder) -> None:
     plan.copies = tuple(copy for copy in recorder.copies if copy.name not in recorder.computing)
     copied = {copy.name for copy in plan.copies}
-    missed = unaccounted(recorder, _lasting(model))
+    try:
+        missed = unaccounted([*spans_of(recorder.copies), *recorder.written], _lasting(model))
+    except TooManyStretchesError:
+        recorder.give_up("a tensor lies in too many pieces")
+        missed = 0
     computed = set(tensors) - copied if missed else recorder.computing
     plan.residual = tuple(name for name in tensors if name in computed)  # in the checkpoint's order
     plan.unused = frozenset(tensors) - copied - computed
     plan.proven = not plan.residual and not missed
-    if overlapping(recorder, plan.copies) or overlap(plan.copies):
+    if _overlapping(recorder, plan.copies) or overlap(plan.copies):
         recorder.give_up("the loader writes twice to the same place")
     elif not all(same_bits(target, source) for target, source in plan.bind(tensors)):
         recorder.give_up("something changes the weights after the loader has copied them")
+
+
+def _overlapping(recorder: Recorder, copies: Iterable[Copy]) -> bool:
+    """Whether anything but these copies writes where they do: then their order would matter."""
+    others = [copy for copy in recorder.copies if copy.name in recorder.computing]
+    computed = Covered([*recorder.written, *spans_of(others)])
+    return any(computed.touches(*span) for span in spans_of(copies))
 
 
 def _lasting(model: torch.nn.Module) -> Iterable[torch.Tensor]:

@@ -9,47 +9,19 @@ started nothing is repeated, since the dispatcher shows only what its own thread
 On a GPU a loader may move a tensor to the device before it copies it; such a tensor is followed as the same one.
 """
 
-import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from refitd_sglang.spans import Covered, Named, Span, TooManyStretchesError, stretches
+from refitd_sglang.copies import Copy, layout_of
+from refitd_sglang.spans import Covered, Named, Span, stretches
+from refitd_sglang.threads import Threads
 
 _MOVES = {"aten::_to_copy", "aten::clone", "aten::_pin_memory", "aten::pin_memory"}
 _FILLS = {"aten::fill_", "aten::zero_"}
-_ONE_AT_A_TIME = threading.Lock()  # functions of the standard library are exchanged meanwhile
-
-
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """One plain copy, of what has `shape` and `strides` and begins at `offset` (both in elements) of tensor `name`."""
-
-    name: str
-    offset: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    target: torch.Tensor
-
-    @property
-    def begin(self) -> int:
-        """The address of the first byte that it writes."""
-        return self.target.data_ptr()
-
-    @property
-    def end(self) -> int:
-        """The address behind the last byte that it writes."""
-        steps = ((size - 1) * stride for size, stride in zip(self.target.shape, self.target.stride(), strict=True))
-        return self.begin + (sum(steps) + 1) * self.target.element_size()
-
-    def source(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """What to copy, as a view of a checkpoint's tensor."""
-        tensor = tensors[self.name]
-        return tensor.as_strided(self.shape, self.strides, tensor.storage_offset() + self.offset)
 
 
 class Recorder(TorchDispatchMode):
@@ -67,7 +39,7 @@ class Recorder(TorchDispatchMode):
         self._checkpoint = Named(_span(tensor, name) for name, tensor in checkpoint.items())
         self._model = Covered(_storage(tensor) for tensor in model)
         self._moved: dict[int, tuple[StorageWeakRef, str, int]] = {}
-        self._threads = _Threads(self)
+        self._threads = Threads(lambda: self.give_up("the loader works in threads"))
 
     def __enter__(self) -> "Recorder":
         self._threads.begin()
@@ -130,17 +102,17 @@ class Recorder(TorchDispatchMode):
             self._wrote(target)
 
     def _wrote(self, tensor: torch.Tensor) -> None:
-        self.written += stretches(*_layout(tensor))
+        self.written += stretches(*layout_of(tensor))
 
     def _read(self, tensor: torch.Tensor) -> None:
         """Something is derived from weights: what they came from goes through the loader each time, to derive it again.
 
         Where they did not come from this load, nobody can say what else would have to be done again.
         """
-        read = Covered(stretches(*_layout(tensor)))
+        read = Covered(stretches(*layout_of(tensor)))
         begin, end = read.spans[0][0], read.spans[-1][1]
         sources = [copy for copy in self.copies if copy.begin < end and begin < copy.end]
-        known = Covered([*self.written, *(span for copy in sources for span in stretches(*_layout(copy.target)))])
+        known = Covered([*self.written, *(span for copy in sources for span in stretches(*layout_of(copy.target)))])
         if read.without(known):
             self.give_up("the loader reads weights that it has not loaded")
         self.computing |= {copy.name for copy in sources}
@@ -173,59 +145,6 @@ class Recorder(TorchDispatchMode):
 
     def _is_model(self, tensor: torch.Tensor) -> bool:
         return self._model.touches(*_storage(tensor))
-
-
-class _Threads:
-    """Notices threads that the recorder's own thread starts or gives work to."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-        self._undo: list[Any] = []
-
-    def begin(self) -> None:
-        from concurrent.futures import ThreadPoolExecutor
-
-        _ONE_AT_A_TIME.acquire()
-        self._watch(threading.Thread, "start")
-        self._watch(ThreadPoolExecutor, "submit")
-
-    def end(self) -> None:
-        while self._undo:
-            self._undo.pop()()
-        _ONE_AT_A_TIME.release()
-
-    def _watch(self, kind: type, name: str) -> None:
-        original, recorder, mine = getattr(kind, name), self._recorder, threading.get_ident()
-
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() == mine:
-                recorder.give_up("the loader works in threads")
-            return original(*args, **kwargs)
-
-        setattr(kind, name, watched)
-        self._undo.append(lambda: setattr(kind, name, original))
-
-
-def unaccounted(recorder: Recorder, tensors: Iterable[torch.Tensor]) -> int:
-    """How many bytes of these tensors the load was not seen to write."""
-    try:
-        seen = [span for copy in recorder.copies for span in stretches(*_layout(copy.target))]
-        wanted = Covered(span for tensor in tensors for span in stretches(*_layout(tensor)))
-    except TooManyStretchesError:
-        recorder.give_up("a tensor lies in too many pieces")
-        return 0
-    return wanted.without(Covered([*seen, *recorder.written]))
-
-
-def overlapping(recorder: Recorder, copies: Iterable[Copy]) -> bool:
-    """Whether anything but these copies writes where they do: then their order would matter."""
-    others = [copy for copy in recorder.copies if copy.name in recorder.computing]
-    computed = Covered([*recorder.written, *(span for copy in others for span in stretches(*_layout(copy.target)))])
-    return any(computed.touches(*span) for copy in copies for span in stretches(*_layout(copy.target)))
-
-
-def _layout(tensor: torch.Tensor) -> tuple[int, int, tuple[int, ...], tuple[int, ...]]:
-    return tensor.data_ptr(), tensor.element_size(), tuple(tensor.shape), tensor.stride()
 
 
 def _span(tensor: torch.Tensor, name: str) -> tuple[int, int, str]:

@@ -17,13 +17,12 @@ from typing import Any
 from weakref import finalize
 
 import numpy as np
-import torch
 
 from refitd_client.mapped import is_tmpfs
+from refitd_client.pinning import PORTABLE, READ_ONLY, pin, unpin
 
 logger = logging.getLogger("refitd_sglang")
 
-_PORTABLE, _READ_ONLY = 1, 8  # cudaHostRegisterPortable, cudaHostRegisterReadOnly
 _KEPT = 8  # versions
 _BLOCK = 512  # bytes of a unit of st_blocks
 _Key = tuple[int, int, int]
@@ -40,8 +39,7 @@ class Registered:
         """
         self._fd = os.dup(fd)  # keeps the inode's number from being given to another file
         try:
-            with torch.cuda.device(device):  # a thread begins on the first GPU, which may be another rank's
-                memory, self.address = _mapped(self._fd, size)
+            memory, self.address = _mapped(self._fd, size, device)
         except BaseException:
             os.close(self._fd)
             raise
@@ -100,33 +98,29 @@ class Registry:
         return len(self._files)
 
 
-def _mapped(fd: int, size: int) -> tuple[mmap.mmap, int]:
+def _mapped(fd: int, size: int, device: int) -> tuple[mmap.mmap, int]:
     """Mapped for reading; where the driver registers no such memory, and the file may be written, for writing."""
     try:
-        return _registered(fd, size, mmap.PROT_READ, _PORTABLE | _READ_ONLY)
+        return _registered(fd, size, mmap.PROT_READ, device, PORTABLE | READ_ONLY)
     except OSError:
         writable = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
         try:
-            return _registered(writable, size, mmap.PROT_READ | mmap.PROT_WRITE, _PORTABLE)
+            return _registered(writable, size, mmap.PROT_READ | mmap.PROT_WRITE, device, PORTABLE)
         finally:
             os.close(writable)
 
 
-def _registered(fd: int, size: int, prot: int, flags: int) -> tuple[mmap.mmap, int]:
+def _registered(fd: int, size: int, prot: int, device: int, flags: int) -> tuple[mmap.mmap, int]:
     memory = mmap.mmap(fd, size, flags=mmap.MAP_SHARED, prot=prot)  # registering populates it
     address = int(np.frombuffer(memory, np.uint8).ctypes.data)
-    cudart: Any = torch.cuda.cudart()
-    error = int(cudart.cudaHostRegister(address, size, flags))
-    if error:
+    if error := pin(address, size, device, flags):
         memory.close()
-        raise OSError(f"cudaHostRegister refused {size} bytes (error {error})")
+        raise OSError(f"the CUDA driver did not register {size} bytes (error {error})")
     return memory, address
 
 
 def _let_go(memory: mmap.mmap, fd: int, address: int, device: int) -> None:
-    with suppress(Exception), torch.cuda.device(device):  # at the end of the process there may be no driver any more
-        cudart: Any = torch.cuda.cudart()
-        cudart.cudaHostUnregister(address)
+    unpin(address, device)
     with suppress(BufferError):  # somebody still looks at it, and unmaps it by letting go of it
         memory.close()
     os.close(fd)

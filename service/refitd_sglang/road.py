@@ -9,7 +9,7 @@ each call, and some thousand calls would take seconds.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
@@ -17,16 +17,16 @@ import torch
 
 from refitd_client.lanes import in_lanes, lanes_for
 from refitd_sglang import driver
+from refitd_sglang.copies import Copy
 from refitd_sglang.moves import Move, joined, move_of
 from refitd_sglang.overlap import Overlap
-from refitd_sglang.recorder import Copy
 from refitd_sglang.spans import Span
 
 _ROOM = 32 * 2**20  # bytes of a pinned buffer
 _SHARE = 2**21  # bytes that are worth a thread
 
 Step = Callable[[], object]
-Order = Callable[[Move, int], None]
+Order = Callable[[Move, int, int], None]
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -103,9 +103,7 @@ def registered(
     tensors = cache(tensors)
     begin = partial(_begin, device, order)
     steps: list[Step] = [
-        partial(begin, replace(move, source=files[file].address + move.source))
-        for file, moves in table.moves.items()
-        for move in moves
+        partial(begin, move, files[file].address) for file, moves in table.moves.items() for move in moves
     ]
     steps += [partial(_copy, copy, tensors) for copy in table.rest]
     return Road(steps, files, watch)
@@ -126,10 +124,10 @@ def _copy(copy: Copy, tensors: Callable[[], Mapping[str, Any]]) -> None:
     copy.target.copy_(copy.source(tensors()), non_blocking=True)
 
 
-def _begin(device: Any, order: Order, move: Move) -> None:
-    """Order a move along the stream that is current."""
+def _begin(device: Any, order: Order, move: Move, file: int) -> None:
+    """Order a move from the file that lies at address `file` along the stream that is current."""
     with torch.cuda.device(device):
-        order(move, torch.cuda.current_stream().cuda_stream)
+        order(move, file, torch.cuda.current_stream().cuda_stream)
 
 
 class _Rooms:

@@ -6,6 +6,7 @@ is given without touching the file.
 """
 
 import mmap
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from refitd.catalog.inventory import Reference
 from refitd.catalog.opening import ChangedError, Folder, OpeningRefusedError
 from refitd.catalog.validate import Invalid, Options, Unknown, judge, validate
 from refitd_client.contract.naming import MANIFEST_NAME, SERVICE_FOLDER, version_id
+from refitd_sglang.held import Held, close_all
 
 if TYPE_CHECKING:
     from refitd_sglang.registered import Registered, Registry
@@ -55,22 +57,21 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A version, held open. `digest` is what its manifest says of all files, or what its files look like."""
+    """A version, held open. `inventory` is the digest of names, shapes and dtypes; `held` its weight files, where this
+    process was given them open.
+    """
 
     place: Place
     structure: Structure
+    inventory: str
     maps: Mapping[str, mmap.mmap] = field(repr=False)
+    held: Held | None = field(default=None, repr=False)
 
     @property
     def digest(self) -> str:
-        """Equal for equal versions."""
+        """Equal for equal versions: what its manifest says of all files, or what its files look like."""
         manifest = self.structure.manifest
         return self.structure.signature if manifest is None else manifest.digest
-
-    @property
-    def inventory(self) -> str:
-        """The digest of names, shapes and dtypes."""
-        return self.structure.inventory.digest
 
     @property
     def label(self) -> str:
@@ -99,18 +100,27 @@ class Source:
 
     def registered(self, registry: "Registry", device: int) -> "dict[str, Registered] | None":
         """Its weight files, registered for a GPU; None where one cannot be, or is not what was mapped any more."""
+        held = self.held or self._opened()
+        if held is None:
+            return None
         found: dict[str, Any] = {}
+        for name, fd in held.files.items():
+            if (file := registry.of(fd, device)) is None:
+                return None
+            found[name] = file
+        return found
+
+    def _opened(self) -> Held | None:
+        files: dict[str, int] = {}
         try:
             with Folder(self.place.root, self.place.path) as folder:
                 for name in self.maps:
                     with folder.open(name, self.structure.files[name]) as fd:
-                        file = registry.of(fd, device)
-                    if file is None:
-                        return None
-                    found[name] = file
+                        files[name] = os.dup(fd)
         except (OSError, OpeningRefusedError, ChangedError):
+            close_all(files.values())
             return None
-        return found
+        return Held(files)
 
     def tensors(self) -> dict[str, Any]:
         """Its tensors by name, as views into the mapped files, in the order of the files."""
@@ -184,7 +194,8 @@ def mapped(place: Place) -> Source:
             raise SourceRefusedError(f"tensor {name} has dtype {tensor.dtype}, which torch cannot hold")
     try:
         with Folder(place.root, place.path) as folder:
-            return Source(place=place, structure=seen, maps={name: _map(folder, seen, name) for name in seen.headers})
+            maps = {name: _map(folder, seen, name) for name in seen.headers}
+            return Source(place=place, structure=seen, inventory=seen.inventory.digest, maps=maps)
     except (OpeningRefusedError, ChangedError) as error:
         raise SourceRefusedError(str(error)) from error
 

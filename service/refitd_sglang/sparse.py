@@ -9,32 +9,16 @@ Where a delta cannot be translated (a loader computes the tensor, or nobody has 
 guessed: a full version is asked for.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from refitd.catalog.examine import signature
-from refitd.catalog.fault import shown
-from refitd_client.fingerprint.definition import MASK
+from refitd_sglang.call import Call
 from refitd_sglang.changes import Changes
-from refitd_sglang.contents import holders_of
 from refitd_sglang.feeding import Feed
-from refitd_sglang.loading import Call, Loading
-from refitd_sglang.patch import HostPatch, Patch, Piece, Shifts, pieces_of
-from refitd_sglang.plan import Plan
-from refitd_sglang.source import FullNeededError, SourceRefusedError
-from refitd_sglang.standing import MOST_DELTAS, Standing, leads_from
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fitted:
-    """A delta that fits what is `standing`, as `plan` has laid it. `contents` and `prints` are those that will be."""
-
-    standing: Standing
-    plan: Plan
-    patch: Patch | None
-    contents: dict[str, str]
-    prints: list[tuple[str, int]]
+from refitd_sglang.fitted import Fitted, fitted
+from refitd_sglang.loading import Loading
+from refitd_sglang.source import FullNeededError
+from refitd_sglang.standing import Standing
 
 
 class Sparse:
@@ -127,100 +111,6 @@ class Sparse:
         if self._fitted is None:
             raise RuntimeError("a delta is written that was not looked at")
         return self._fitted
-
-
-def fitted(changes: Changes, standing: Standing | None, loading: Loading) -> Fitted:
-    """Hold a delta against what is served.
-
-    Raises:
-        FullNeededError: it cannot be applied to that, and a full version can.
-        SourceRefusedError: it is none for this model.
-    """
-    if standing is None:
-        raise FullNeededError("nothing is known of the weights in memory: load a full version")
-    _check_order(changes, standing)
-    plan = loading.plan_for_deltas(standing.source.inventory)
-    if isinstance(plan, str):
-        raise FullNeededError(f"a delta cannot be translated for this model, {plan}: load a full version")
-    _check_unchanged(changes, standing)
-    pieces = _pieces(changes, standing, plan, loading)
-    holders = holders_of(loading.model)
-    patch = _patch(pieces, list(holders.values()))
-    shifts = patch.look() if patch is not None else Shifts([], [0] * len(holders))
-    return Fitted(
-        standing=standing,
-        plan=plan,
-        patch=patch,
-        contents={
-            name: f"{int(standing.contents[name], 16) + shift & MASK:016x}"
-            for name, shift in zip(holders, shifts.holders, strict=True)
-        },
-        prints=_results(changes, standing, pieces, shifts),
-    )
-
-
-def _check_order(changes: Changes, standing: Standing) -> None:
-    delta = changes.delta
-    if not leads_from(changes, standing.label):
-        raise FullNeededError(
-            f"the delta leads from {delta.base} to {delta.version}, and the engine holds {standing.label}: "
-            "load a full version"
-        )
-    if len(standing.followed_by(changes.kept)) > MOST_DELTAS:
-        raise FullNeededError(f"there are {MOST_DELTAS} deltas since {standing.source.label}: load a full version")
-
-
-def _check_unchanged(changes: Changes, standing: Standing) -> None:
-    """What the delta does not name is in memory as its manifest says."""
-    expected = changes.manifest.fingerprints
-    for name, found in standing.prints:
-        if name not in changes.delta.changes and name in expected and int(expected[name], 16) != found:
-            raise FullNeededError(f"tensor {name} is not what {changes.label} is made of: load a full version")
-
-
-def _pieces(changes: Changes, standing: Standing, plan: Plan, loading: Loading) -> list[Piece]:
-    inventory, routes = standing.source.structure.inventory.tensors, loading.routes(plan, standing.source)
-    found: list[Piece] = []
-    for name, change in changes.delta.changes.items():
-        tensor = inventory.get(name)
-        if tensor is None or (tensor.dtype, tensor.shape) != (change.dtype, change.shape):
-            raise SourceRefusedError(
-                f"the delta changes tensor {shown(name)} as {change.dtype} of shape {list(change.shape)}, and the "
-                f"model's is {tensor or 'not there'}"
-            )
-        way = routes.get(name, () if name in plan.unused else "it goes through the loader, which computes")
-        if isinstance(way, str):
-            raise FullNeededError(f"tensor {name} cannot be changed in place, {way}: load a full version")
-        found += pieces_of(name, change, way)
-    return found
-
-
-def _patch(pieces: list[Piece], holders: list[Any]) -> Patch | None:
-    if not pieces:
-        return None
-    if not holders[pieces[0].route.holder].is_cuda:
-        return HostPatch(pieces, holders)
-    from refitd_sglang.device_patch import DevicePatch
-
-    return DevicePatch(pieces, holders)
-
-
-def _results(changes: Changes, standing: Standing, pieces: list[Piece], shifts: Shifts) -> list[tuple[str, int]]:
-    """The fingerprints of the checkpoint's tensors that will be, which are those that the delta promises."""
-    whole: dict[str, list[int]] = {}
-    for piece, shift in zip(pieces, shifts.pieces, strict=True):
-        if piece.route.whole:
-            whole.setdefault(piece.name, []).append(shift)
-    found: list[tuple[str, int]] = []
-    for name, before in standing.prints:
-        after = before + whole[name].pop(0) & MASK if name in whole else before
-        if name in whole and after != changes.delta.changes[name].result:
-            raise FullNeededError(
-                f"tensor {name} would have fingerprint {after:016x} with the delta, and should have "
-                f"{changes.delta.changes[name].result:016x}: the weights in memory are of another version"
-            )
-        found.append((name, after))
-    return found
 
 
 def _nothing() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 from refitd_client.contract.naming import Order, parse_version_id
 from refitd_client.delta.change import Change, Delta
 from refitd_client.fingerprint.twin import flat_bits
-from refitd_sglang.changes import Changes, Kept
+from refitd_sglang.changes import Changes
+from refitd_sglang.kept import Kept
 from refitd_sglang.source import Source
 
 MOST_DELTAS = 200  # each is a descriptor, and one more file to go through when a version is put back
@@ -77,10 +78,10 @@ def _patched(tensor: Any, changes: Sequence[Change]) -> Any:
 
 def leads_from(changes: Changes, label: str) -> bool:
     """Whether a delta's base is that version, or an earlier one of the same generation: by their ids."""
-    base, held, version = (parse_version_id(each) for each in (changes.delta.base, label, changes.label))
+    base, held, version = (parse_version_id(each) for each in (changes.base, label, changes.label))
     if base is None or held is None or version is None or len({base[0], held[0], version[0]}) > 1:
         return False
-    return changes.delta.base == label or (
+    return changes.base == label or (
         base[1].generation == held[1].generation and base[1].step <= held[1].step and _before(held[1], version[1])
     )
 

@@ -17,22 +17,25 @@ from refitd_client.contract.naming import INDEX_NAME
 from refitd_sglang.source import Place, Source, SourceRefusedError
 
 
-def reference_of(path: str, config: Any) -> Reference:
+def reference_in(folder: Path) -> Reference:
     """Names, shapes and dtypes of the model's tensors, from its files' headers.
 
     Raises:
         SourceRefusedError: they cannot be read, so nothing can be held against them.
     """
     try:
-        return read_reference(folder_of(path, config))
-    except (ReferenceRefusedError, SourceRefusedError, OSError) as error:
-        raise SourceRefusedError(
-            f"there is nothing to hold a version against: {error}. Start SGLang on a folder of safetensors"
-        ) from error
+        return read_reference(folder)
+    except (ReferenceRefusedError, OSError) as error:
+        advice = "start SGLang on a folder of safetensors"
+        raise SourceRefusedError(f"there is nothing to hold a version against: {error}: {advice}") from error
 
 
 def folder_of(path: str, config: Any) -> Path:
-    """The folder of a model, also of one that the server was given by its name on the hub."""
+    """The folder of a model, also of one that the server was given by its name on the hub.
+
+    Raises:
+        SourceRefusedError: it is not here.
+    """
     if Path(path).is_dir():
         return Path(path)
     try:
@@ -41,7 +44,8 @@ def folder_of(path: str, config: Any) -> Path:
         revision = getattr(config, "revision", None)
         return Path(snapshot_download(path, revision=revision, local_files_only=True))
     except Exception as error:  # the hub's library raises many kinds; all mean that it is not here
-        raise SourceRefusedError(f"{path} is not a folder on this machine ({type(error).__name__})") from error
+        reason = f"{path} is not a folder on this machine ({type(error).__name__})"
+        raise SourceRefusedError(f"there is nothing to hold a version against: {reason}") from error
 
 
 def started_from(folder: Path) -> Source:
@@ -63,7 +67,8 @@ def started_from(folder: Path) -> Source:
     headers = {name: header for name, (header, _) in opened.items()}
     seen = Structure(path=folder.name, files={}, headers=headers, inventory=inventory_of(headers))
     place = Place(folder.parent, folder.name)
-    return Source(place=place, structure=seen, maps={name: each for name, (_, each) in opened.items()})
+    maps = {name: each for name, (_, each) in opened.items()}
+    return Source(place=place, structure=seen, inventory=seen.inventory.digest, maps=maps)
 
 
 def _header_and_map(path: Path) -> tuple[Header, mmap.mmap]:

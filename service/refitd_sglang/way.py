@@ -9,8 +9,8 @@ put_back   what was there before
 from pathlib import Path
 from typing import Protocol
 
+from refitd_sglang.call import Call
 from refitd_sglang.feeding import Feed
-from refitd_sglang.loading import Call
 from refitd_sglang.standing import Standing
 
 

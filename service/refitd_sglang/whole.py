@@ -4,9 +4,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from refitd.catalog.validate import Options
+from refitd_sglang.call import Call
 from refitd_sglang.contents import differing, equal
 from refitd_sglang.feeding import Feed
-from refitd_sglang.loading import Call, Loading, Readied
+from refitd_sglang.loading import Loading, Readied
 from refitd_sglang.source import Source
 from refitd_sglang.standing import Standing
 

@@ -43,6 +43,10 @@ SIZES: Mapping[str, Mapping[str, int]] = {
     "0.5b": {"hidden_size": 1024, "intermediate_size": 4864, "num_hidden_layers": 20, "num_attention_heads": 8},
     "1.5b": {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12},
     "3b": {"hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36, "num_attention_heads": 16},
+    # These had no part in any formula: they are what the formulas are held against.
+    "0.8b": {"hidden_size": 1280, "intermediate_size": 6912, "num_hidden_layers": 20, "num_attention_heads": 10},
+    "2b": {"hidden_size": 1792, "intermediate_size": 9728, "num_hidden_layers": 32, "num_attention_heads": 14},
+    "4b": {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 20},
 }
 COMMON: Mapping[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -181,6 +185,7 @@ def _predicted(size: str, gpu: Gpu, *, recompute: bool) -> Mapping[str, Mapping[
         trainer_gpus=1,
         gpus=[gpu],
         nodes=1,
+        plugin=False,
         model=COMMON | SIZES[size],
         loss="eager",
         gradient_checkpointing=recompute,

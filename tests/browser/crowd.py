@@ -5,13 +5,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from fastapi import FastAPI
 
 from refitd.clock import SystemClock
 from refitd.journal.journal import Journal
 from refitd.ledger import Ledger
+from refitd.reclaim.kept import Kept
 from refitd.rollout.record import AttemptRecord
 from refitd.settings import Settings
 from refitd.surface.api import build_api
@@ -26,6 +27,8 @@ STAGES = {"pause": 4.0, "load": 300.0, "verify": 80.0, "resume": 2.0}
 
 class _Plan:
     """Keeps everything, for as many reasons as there are engines."""
+
+    kept: ClassVar[dict[Kept, int]] = {}
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger

@@ -11,7 +11,7 @@ from disk_model import Disk, Tree
 
 from refitd_client import run_folder, slots, staging
 from refitd_client.lock import Lock
-from unit import durable_effects
+from support import durable_effects
 
 SYNCS = frozenset({"sync", "sync_folder"})
 
@@ -40,7 +40,7 @@ class Mirror:
                 pass  # the model has no times
             case "sync", (fd,):
                 self.disk.sync(_path_of(fd))
-            case "sync_folder", (path,):
+            case "sync_folder", (path, *_):
                 self.disk.sync_folder(str(path))
             case "rename", (old, new):
                 self.disk.rename(str(old), str(new))

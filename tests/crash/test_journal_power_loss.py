@@ -122,7 +122,7 @@ def test_power_loss_with_unsynced_writes_leaves_of_the_journal_a_prefix_with_all
             shutil.rmtree(folder)
             tried += 1
     print(f"seed {SEED}: {tried} states after a power cut, {len(effects)} effects")
-    assert tried > 300
+    assert tried > 200
     assert ahead > 0, "some states held more than was promised: the cuts were not all clean ones"
 
 

@@ -14,7 +14,7 @@ from refitd.journal.recovery import open_journal
 from refitd.ledger import Ledger
 from refitd_client.contract.naming import SERVICE_FOLDER, parse_version_folder
 from refitd_client.contract.states import VersionState
-from unit import durable_effects
+from support import durable_effects
 
 RULES = CatalogRules(scan_interval=0.05, settle_for=0.0, settle_timeout=0.0, allow_dtype_cast=False)
 

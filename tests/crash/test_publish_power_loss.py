@@ -15,7 +15,7 @@ from refitd.catalog.reference import read_reference
 from refitd.catalog.scan import Found, Listing, scan
 from refitd.catalog.validate import Options, Valid, validate
 from refitd_client.contract.naming import MANIFEST_NAME
-from unit import durable_effects
+from support import durable_effects
 
 SEED = 20261121
 RUN = "run"

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from refitd_client import RankLostError, ShardedPublisher, WeightPublisher
+from support import durable_effects, published
 from support.ranks import run_ranks
-from unit import durable_effects, published
 
 
 def _weights(step: int) -> dict[str, torch.Tensor]:

@@ -10,8 +10,8 @@ import pytest
 
 from refitd_client import PublishError, RankLostError, ShardedPublisher, durable
 from refitd_client.sharded import follower
+from support import published, sharded_cases
 from support.ranks import run_ranks
-from unit import published, sharded_cases
 
 
 def _whole(folder: Path) -> list[str]:

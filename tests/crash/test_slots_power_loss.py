@@ -18,7 +18,7 @@ from refitd.reclaim.outcome import Discarded
 from refitd_client.contract.manifest import ManifestRefusedError, parse_manifest
 from refitd_client.contract.naming import MANIFEST_NAME, parse_version_folder
 from refitd_client.contract.slot import slots_path
-from unit import durable_effects, published
+from support import durable_effects, published
 
 SEED = 20261121
 RUN = "run"

@@ -6,11 +6,13 @@
 import shutil
 import threading
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
 
+from support.adapters import write_adapter
 from support.areal import ArealServer
 from support.jobs import PATIENCE, PROMPT, RUN, Job, running, served_by
 from support.servers import EmbeddedServer
@@ -80,6 +82,51 @@ def test_a_bad_checkpoint_of_areal_s_is_an_error_for_areal_and_nothing_for_the_e
         assert reply.status_code == 400
         assert "down_proj" in reply.json()["message"]
         assert served_by(job.engine) == before
+
+
+def test_each_engine_has_a_facade_and_one_update_of_all_is_one_version(models: Path, tmp_path: Path) -> None:
+    """AReaL tells all of its engines at about the same time, of the same folder."""
+    (tmp_path / "second").mkdir()
+    with (
+        EmbeddedServer(tmp_path, models / "model_a") as one,
+        EmbeddedServer(tmp_path / "second", models / "model_a") as two,
+        running(tmp_path, one, "--engine", two.url) as job,
+        ArealServer(tmp_path, job, "--engine", f"{one.url}=0", "--engine", f"{two.url}=0") as areal,
+    ):
+        facades = [areal.facade_of(engine.url) for engine in (one, two)]
+        assert len(set(facades)) == 2
+        folder = tmp_path / "fileroot/weight_update_v1"
+        shutil.copytree(models / "model_b", folder)
+
+        def update(facade: str) -> int:
+            body = {"model_path": str(folder)}
+            return httpx.post(f"{facade}/update_weights_from_disk", json=body, timeout=PATIENCE).status_code
+
+        with ThreadPoolExecutor() as threads:
+            assert list(threads.map(update, facades)) == [200, 200]
+        assert [served_by(engine).label for engine in (one, two)] == ["1", "1"]
+        assert [version.step for version in job.client.versions().items] == [1]
+        for facade in facades:
+            answer = httpx.post(
+                f"{facade}/generate", json={"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 1}}
+            )
+            assert answer.status_code == 200
+
+
+def test_adapters_of_areal_s_go_by_the_facade_as_well(models: Path, tmp_path: Path) -> None:
+    with (
+        EmbeddedServer(tmp_path, models / "model_a", "--enable-lora") as engine,
+        running(tmp_path, engine, "--lora", "actor") as job,
+        ArealServer(tmp_path, job, "--engine", f"{engine.url}=0") as facade,
+        httpx.Client(base_url=facade.url, timeout=PATIENCE, trust_env=False) as areal,
+    ):
+        folder = write_adapter(tmp_path / "fileroot/weight_update_v1", models / "model_a", 1)
+        loaded = areal.post("/load_lora_adapter", json={"lora_name": "actor-v1", "lora_path": str(folder)})
+        assert (loaded.status_code, loaded.json()["success"]) == (200, True), loaded.text
+        shutil.rmtree(folder)
+        assert areal.post("/unload_lora_adapter", json={"lora_name": "actor-v0"}).json()["success"]
+        names = [card["id"] for card in areal.get("/v1/models").json()["data"]]
+        assert "actor-v1" in names, "what AReaL calls version 1 is what its requests name"
 
 
 @pytest.mark.parametrize("name", ["weight_update_v3", "weight_update"])

@@ -17,6 +17,7 @@ TREE = Path(__file__).resolve().parents[2]
 ENGINES = ("engine-a", "engine-b", "sglang")
 OURS = ("refitd", "model", "engine-a", "engine-b", "trainer")
 LONG_RUNNING = ("refitd", *ENGINES)
+OBSERVERS = ("prometheus", "grafana")
 
 
 @cache
@@ -47,7 +48,7 @@ def volumes(service: str) -> dict[str, tuple[str, str]]:
     return {mount[2]: (mount[1], mount[3] or "rw") for mount in mounts if mount}
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", [*OURS, *OBSERVERS])
 def test_no_container_of_ours_can_write_beside_its_volumes_or_gain_rights(name: str) -> None:
     service = services()[name]
     assert service["read_only"] is True
@@ -125,7 +126,7 @@ def test_a_service_whose_neighbour_is_not_ready_is_started_again() -> None:
 
 
 def test_a_real_engine_waits_behind_a_profile_and_never_downloads() -> None:
-    assert [name for name, service in services().items() if "profiles" in service] == ["sglang"]
+    assert [name for name, service in services().items() if service.get("profiles") == ["sglang"]] == ["sglang"]
     sglang = services()["sglang"]
     assert sglang["environment"]["HF_HUB_OFFLINE"] == "1"
     assert sglang["deploy"]["resources"]["reservations"]["devices"][0]["capabilities"] == ["gpu"]
@@ -175,7 +176,39 @@ def test_every_named_volume_is_declared() -> None:
     sources = {
         re.sub(r"\$\{\w+:-(\w+)\}", r"\1", source) for name in services() for source, _ in volumes(name).values()
     }
-    assert sources == yaml.safe_load(text)["volumes"].keys()
+    named = {source for source in sources if not source.startswith("./")}
+    assert named == yaml.safe_load(text)["volumes"].keys()
+
+
+def test_prometheus_and_grafana_wait_behind_a_profile_of_their_own() -> None:
+    assert [name for name, service in services().items() if service.get("profiles") == ["observe"]] == [*OBSERVERS]
+
+
+def test_what_the_observers_mount_from_here_is_there_and_where_they_look_for_it() -> None:
+    for name in OBSERVERS:
+        for target, (source, mode) in volumes(name).items():
+            if source.startswith("./"):
+                assert (TREE / source).exists(), f"{name} mounts {source} on {target}"
+                assert mode == "ro"
+    (provider,) = provisioned("dashboards/refitd.yml")["providers"]
+    home = services()["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert Path(home).parent == Path(provider["options"]["path"])
+    assert home in volumes("grafana")
+    assert f"--config.file={next(iter(volumes('prometheus')))}" in services()["prometheus"]["command"]
+
+
+def test_grafana_asks_prometheus_and_prometheus_asks_the_sidecar() -> None:
+    (source,) = provisioned("datasources/prometheus.yml")["datasources"]
+    assert source["url"] == "http://prometheus:9090"
+    scraped = yaml.safe_load((TREE / "deploy/prometheus/prometheus.yml").read_text())
+    (job,) = scraped["scrape_configs"]
+    assert job["job_name"] == "refitd"
+    assert job["static_configs"] == [{"targets": ["refitd:8700"]}]
+    assert set(scraped["rule_files"]) <= volumes("prometheus").keys()
+
+
+def provisioned(name: str) -> dict[str, Any]:
+    return yaml.safe_load((TREE / "deploy/grafana/provisioning" / name).read_text())
 
 
 def test_the_sidecars_image_has_no_torch() -> None:

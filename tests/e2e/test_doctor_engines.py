@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from support.command_line import refitd
+from support.jobs import running
 from support.servers import ADMIN_KEY, API_KEY, SGLANG_VENV, EmbeddedServer, EngineServer
 
 pytestmark = pytest.mark.timeout(400)  # a real SGLang takes its time to start
@@ -83,3 +84,18 @@ def test_another_view_of_the_root_is_found_out(engine: EngineServer, tmp_path: P
     keys = {"api": API_KEY, "admin": ADMIN_KEY}
     found = examined(tmp_path / "root", engine, keys, "--path-map", str(tmp_path / "other"))
     assert found["shared-files"]["verdict"] == "failed"
+
+
+def test_the_service_that_runs_is_asked_whether_it_takes_the_token(models: Path, tmp_path: Path) -> None:
+    with EmbeddedServer(tmp_path, models / "model_a") as engine, running(tmp_path, engine) as job:
+        at = ["--root", str(job.root), "--state", str(tmp_path / "state"), "--port", job.refitd.url.rpartition(":")[2]]
+
+        def asked(token: Path) -> list[tuple[str, str]]:
+            shown = refitd("doctor", *at, "--token-file", str(token), "--json")
+            found = json.loads(shown.stdout)["findings"]
+            return [(each["subject"], each["verdict"]) for each in found if each["check"] == "token"]
+
+        assert (job.refitd.url, "ok") in asked(tmp_path / "keys/--token-file")
+        (tmp_path / "another").write_text("another-token-that-is-long-enough")
+        assert (job.refitd.url, "failed") in asked(tmp_path / "another")
+        assert not job.client.versions().items

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 TREE = Path(__file__).resolve().parents[2]
-VERBS = ["help", "demo", "test", "check", "soak", "chaos", "bench", "bench-gpu", "density", "sglang"]
-VERBS += ["areal", "plugin-releases", "browser", "screenshots", "clean"]
+VERBS = ["help", "demo", "test", "check", "soak", "chaos", "bench", "bench-gpu", "bench-gpu2", "bench-plan"]
+VERBS += ["density", "sglang", "areal", "plugin-releases", "browser", "screenshots", "clean"]
 
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 

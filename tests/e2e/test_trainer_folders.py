@@ -68,6 +68,16 @@ def test_each_trainer_s_folders_are_served_when_they_are_complete_and_never_dele
     assert all(any("--reclaim-foreign" in why for why in item.reasons) for item in plan.items if item.version)
 
 
+def test_miles_writes_as_slime_does(models: Path, tmp_path: Path) -> None:
+    with (
+        EmbeddedServer(tmp_path, models / "model_a") as engine,
+        running(tmp_path, engine, "--trainers", "miles") as job,
+    ):
+        write_as_trainers_do(models / "model_b", job.root / RUN / "weight_v000001")
+        assert served(job, 1) == "weight_v000001"
+        assert served_by(engine).path == str(job.root / RUN / "weight_v000001")
+
+
 def test_a_slime_that_is_restarted_writes_its_steps_again_and_engines_follow(models: Path, job: Job) -> None:
     for step in (1, 2):
         write_as_trainers_do(models / "model_b", job.root / RUN / f"weight_v{step:06d}")

@@ -1,6 +1,6 @@
 """On a GPU: the triton kernels, torch's operations and numpy find the same fingerprints, NaN and changes.
 
-    PYTHONPATH=client python -m pytest -c /dev/null --rootdir . --noconftest tests/gpu -q -s
+    PYTHONPATH=client:tests python -m pytest -c /dev/null --rootdir . --noconftest tests/gpu -q -s
 
 Skipped without CUDA. `-s` shows the rates, which no test depends on.
 """
@@ -20,9 +20,9 @@ from refitd_client import torch_tensors  # noqa: E402
 from refitd_client.casts import Casts  # noqa: E402
 from refitd_client.delta import compare, device, stream  # noqa: E402
 from refitd_client.delta.shadow import HostShadow, Shadow  # noqa: E402
-from refitd_client.fingerprint import Look, fingerprints, kernel, scan, twin  # noqa: E402
+from refitd_client.fingerprint import Look, fingerprints, kernel, scan, share, twin  # noqa: E402
 from refitd_client.fingerprint.definition import ROW  # noqa: E402
-from refitd_client.fingerprint.rows import Part, Rows  # noqa: E402
+from refitd_client.fingerprint.rows import Listed, Rows, whole  # noqa: E402
 from refitd_client.finite import NO_RULE, rule_of  # noqa: E402
 from refitd_client.tensors import DTYPES as NAMES  # noqa: E402
 
@@ -40,7 +40,7 @@ def random_tensor(dtype: Any, count: int) -> Any:
 def by_kernel(tensor: Any) -> int:
     out = torch.zeros((1, 2), dtype=torch.int64, device="cuda")
     bits = twin.flat_bits(tensor)
-    kernel.add_scan(Rows([Part(number=0, now=bits, elements=bits.numel())]), out)
+    kernel.add_scan(Rows(Listed([whole(0, bits)]), bits.device), out)
     return twin.to_int(out[0, 0])
 
 
@@ -98,7 +98,9 @@ def test_a_shadow_finds_what_changed(kind: type[Shadow], share: float, monkeypat
     """As the one in host memory does. In several parts and chunks; three times, so that every room is used again."""
     monkeypatch.setattr(stream, "CHUNK", 2**20)
     monkeypatch.setattr(device, "LONGEST", 2**18)
-    monkeypatch.setattr(compare, "_ROOM", 2**20)
+    monkeypatch.setattr(stream, "LONGEST", 2**16)
+    monkeypatch.setattr(compare, "ROOM", 2**20)
+    monkeypatch.setattr(stream, "_ROOM", 2**14)
     state = changing_state()
     shadow, host = kind(), HostShadow()
     known = shadow.keep(sources_of(state))
@@ -134,6 +136,25 @@ def test_with_too_many_changes_the_shadow_is_brought_up_to_date_all_the_same(kin
     assert changes.found == {}
     assert changes.anew == dict(zip(state, fingerprints(list(state.values())), strict=True))
     assert shadow.find(sources_of(state), 1000).count == 0
+    shadow.close()
+
+
+@pytest.mark.parametrize("kind", [device.DeviceShadow, stream.StreamShadow])
+def test_fingerprints_follow_changes_whose_index_takes_all_of_32_bits(kind: type[Shadow]) -> None:
+    """From 2^31 on an index is negative to who takes its bits for a signed number."""
+    size, places = 2**31 + 10_000, [5, 2**31 - 1, 2**31, 2**31 + 4097, 2**31 + 9999]
+    if torch.cuda.mem_get_info()[0] < 4 * size:
+        pytest.skip("takes 8 GiB of a GPU")
+    state = {"w": torch.zeros(size, dtype=torch.uint8, device="cuda")}
+    shadow = kind()
+    known = shadow.keep(sources_of(state))["w"]
+    state["w"][places] = 3
+    changes = shadow.find(sources_of(state), 2**62)
+    indices = np.array(places, np.uint32)
+    assert np.array_equal(changes.found["w"].indices, indices)
+    shift = share(indices, np.full(len(places), 3, np.uint8)) - share(indices, np.zeros(len(places), np.uint8))
+    assert changes.shifts["w"] == shift % 2**64
+    assert (known + shift) % 2**64 == fingerprints([state["w"]])[0]
     shadow.close()
 
 

@@ -28,11 +28,12 @@ from refitd_client.fingerprint.batch import Batch  # noqa: E402
 from refitd_client.fingerprint.definition import ROW  # noqa: E402
 from refitd_sglang import device_patch, driver, road  # noqa: E402
 from refitd_sglang.contents import contents_of, digest  # noqa: E402
+from refitd_sglang.copies import Copy  # noqa: E402
 from refitd_sglang.device_patch import DevicePatch  # noqa: E402
-from refitd_sglang.loading import span_of  # noqa: E402
+from refitd_sglang.devices import span_of  # noqa: E402
+from refitd_sglang.laid import Placed, lay  # noqa: E402
 from refitd_sglang.overlap import Overlap, Seen, parts_of  # noqa: E402
-from refitd_sglang.patch import HostPatch, pieces_of  # noqa: E402
-from refitd_sglang.recorder import Copy  # noqa: E402
+from refitd_sglang.patch import HostPatch  # noqa: E402
 from refitd_sglang.registered import Registry  # noqa: E402
 from refitd_sglang.routes import Route  # noqa: E402
 from refitd_sglang.source import Place, mapped  # noqa: E402
@@ -83,15 +84,16 @@ def test_a_patch_on_the_device_does_what_one_in_host_memory_does(
         Route(holder=1, offset=50, begin=0, rows=100, columns=50, row_place=50, **row),
         Route(holder=1, offset=0, begin=6000, rows=30, columns=100, row_place=1, **row | {"column_place": 30}),
     ]  # fmt: skip
-    pieces = []
+    changes, ways = {}, {}
     for number, (route, elements) in enumerate(zip(routes, (100_000, 10_000, 3_000), strict=True)):
         indices = np.sort(random.choice(elements, elements // 4, replace=False)).astype(kind)
         new = random.integers(0, 256, len(indices) * dtype.itemsize, dtype=np.uint8).view(f"u{dtype.itemsize}")
-        change = Change(dtype="", shape=(), indices=indices, values=new, base=0, result=0)
-        pieces += pieces_of(f"w{number}", change, [route])
+        changes[f"w{number}"] = Change(dtype="", shape=(), indices=indices, values=new, base=0, result=0)
+        ways[f"w{number}"] = Placed("", (), (route,))
+    laid = lay(changes, ways)
     there = [holder.cuda() for holder in holders]
     before = [holder.clone() for holder in holders]
-    host, device = HostPatch(pieces, holders), DevicePatch(pieces, there)
+    host, device = HostPatch(laid, holders), DevicePatch(laid, there)
     one, other = host.look(), device.look()
     assert (list(one.pieces), list(one.holders)) == (list(other.pieces), list(other.holders))
     host.write()

@@ -1,19 +1,24 @@
-"""Weights on a GPU into slots: the same bytes as from host memory, registered once, at no cost of GPU memory."""
+"""Weights on a GPU into slots: the same bytes as from host memory, registered once, at no cost of GPU memory.
 
+PYTHONPATH=client:tests python -m pytest -c /dev/null --rootdir . --noconftest tests/gpu/test_slots_gpu.py -q
+"""
+
+import mmap
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import durable_effects
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from refitd_client import InvalidWeightsError, Publication, WeightPublisher, cuda
+from refitd_client import InvalidWeightsError, Publication, WeightPublisher, cuda, pinning
 from refitd_client.contract.slot import layout_of, slot_name, slots_path
 from refitd_client.header import layout
+from support import durable_effects
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
 
@@ -92,8 +97,8 @@ def test_a_file_is_registered_once_and_unregistered_when_it_has_gone(
 ) -> None:
     real, made, undone = cuda.register, [], []
 
-    def counted(memory: Any) -> Any:
-        done = real(memory)
+    def counted(memory: Any, device: Any) -> Any:
+        done = real(memory, device)
         assert done is not None, "registering was refused"
         made.append(memory)
         tensor, undo = done
@@ -149,7 +154,7 @@ def test_a_value_that_is_not_finite_is_refused_and_its_slot_thrown_away(
 def test_without_registration_copies_go_through_buffers(
     root: Path, publisher: WeightPublisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuda, "register", lambda memory: None)
+    monkeypatch.setattr(cuda, "register", lambda *_: None)
     for step in (1, 2, 3):
         path = publisher.publish(state(step), step=step).path
         expect(path, state(step))
@@ -177,3 +182,35 @@ def test_tensors_of_several_gpus_go_into_one_version(root: Path, publisher: Weig
 
 def test_numpy_weights_go_the_way_of_host_memory(root: Path, publisher: WeightPublisher) -> None:
     publisher.publish(durable_effects.weights(1), step=1)
+
+
+def test_memory_that_cannot_be_registered_is_no_error_of_the_next_kernel() -> None:
+    """The runtime remembers its last error, and torch raises it at the next launch, in the trainer's own code."""
+    memory = mmap.mmap(-1, 2**20)
+    here = torch.device("cuda", torch.cuda.current_device())
+    done = cuda.register(memory, here)
+    assert done is not None
+    assert cuda.register(memory, here) is None, "it is already"
+    assert (torch.ones(3, device="cuda") + 1).sum().item() == 6
+    done[1]()
+    again = cuda.register(memory, here)
+    assert again is not None
+    again[1]()
+
+
+def test_a_thread_that_has_never_seen_a_gpu_registers_and_lets_go() -> None:
+    """As that which goes on with a staged version."""
+    torch.ones(1, device="cuda")
+    memory = torch.frombuffer(mmap.mmap(-1, 2**20), dtype=torch.uint8)
+    errors: list[int] = []
+
+    def register() -> None:
+        errors.append(pinning.pin(memory.data_ptr(), memory.numel(), 0))
+
+    for work in (register, lambda: pinning.unpin(memory.data_ptr(), 0), register):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert errors == [0, 0]
+    assert memory.is_pinned()
+    pinning.unpin(memory.data_ptr(), 0)

@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 
 from refitd.engine.port import Outcome, Reached, Stage
+from refitd_client.contract.states import Kind
+from support.delta_jobs import fine_tuning
+from support.jobs import RUN as OTHER
 from support.jobs import running, served_by
 from support.plugged import PluggedSglang
 from support.subject import Subject, ignore_stage
@@ -15,11 +18,17 @@ pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 RUN = "with/service"
 
 
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the services of this module keep their journal: they are one after the other on one root."""
+    return tmp_path_factory.mktemp("service")
+
+
 def test_what_a_trainer_publishes_goes_through_the_plugin_and_everyone_can_see_that(
-    sglang_plugged: PluggedSglang, models: Path, tmp_path: Path
+    sglang_plugged: PluggedSglang, models: Path, service: Path
 ) -> None:
     root = sglang_plugged.root
-    with running(tmp_path, sglang_plugged, "--run", RUN, root=root, run=RUN) as job:
+    with running(service, sglang_plugged, "--run", RUN, root=root, run=RUN) as job:
         answers = []
         for step, model in enumerate(["model_a", "model_b", "model_a"], start=1):
             job.serve(models / model, step)
@@ -39,6 +48,24 @@ def test_what_a_trainer_publishes_goes_through_the_plugin_and_everyone_can_see_t
         job.until(lambda event: event.subject == engine.id and event.text.startswith("IN_SYNC: serves"), after=mark)
         assert job.engine_now.last_attempt == engine.last_attempt
         assert served_by(sglang_plugged) == before
+
+
+def test_deltas_are_written_in_place_and_answered_as_the_gathered_model_is(
+    sglang_plugged: PluggedSglang, models: Path, service: Path, tmp_path: Path
+) -> None:
+    """Token for token, and no copy is made."""
+    root = sglang_plugged.root
+    with running(service, sglang_plugged, "--run", OTHER, root=root) as job:
+        with fine_tuning(job, models / "model_a") as trainer:
+            kinds = [trainer.publish().kind for _ in range(4)]
+            assert kinds == [Kind.FULL, *[Kind.DELTA] * 3]
+            by_deltas = trainer.answered()
+            assert by_deltas.label == "4"
+            assert sglang_plugged.labels[0].endswith("/v000004")
+            whole = trainer.gathered(tmp_path / "whole")
+        job.serve(whole, 5)
+        assert served_by(sglang_plugged).answer == by_deltas.answer
+    assert not (root / ".refitd" / "copies").exists()
 
 
 async def test_an_engine_that_dies_after_it_has_prepared_is_found_again_when_it_is_back(

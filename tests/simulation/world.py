@@ -246,7 +246,8 @@ class World:
         """As the publisher asks for it."""
         if self.life is None:
             return None
-        found = last_served(map(present_engine, list(self.life.ledger.engines.values())), RUN)
+        ledger = self.life.ledger
+        found = last_served([present_engine(each, ledger) for each in ledger.engines.values()], RUN)
         return found if isinstance(found, str) else None
 
     def publish_late(self, make: Make) -> None:

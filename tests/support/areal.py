@@ -2,6 +2,7 @@
 
 import re
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,6 +28,15 @@ class ArealServer(Server):
         ]
         self._flags += ["--engine-admin-key-file", str(keys / "--engine-admin-key-file")]
         assert (keys / "--token-file").read_text() == TOKEN
+
+    def facade_of(self, engine: str) -> str:
+        """Where the facade of an engine is: known when it listens."""
+        line = re.compile(rf"refitd areal: {re.escape(engine)} ready on (\S+)")
+        for _ in range(600):
+            if (found := line.search(self.log.read_text(errors="replace"))) is not None:
+                return found[1]
+            time.sleep(0.05)
+        raise AssertionError(f"no facade of {engine}; the end of its log:\n{self.tail()}")
 
     def command(self, port: int) -> Sequence[str]:
         return [sys.executable, "-m", "refitd", "areal", *self._flags]

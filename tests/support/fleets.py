@@ -54,7 +54,7 @@ async def running(
     ledger = Ledger(journal, SystemClock(), strategy)
     lost: set[str] = set()
 
-    async def check(version: VersionRecord) -> bool:
+    async def check(version: VersionRecord, *, in_place: bool = False) -> bool:
         return version.id not in lost
 
     def connect(spec: EngineSpec) -> SimulatedEngine:

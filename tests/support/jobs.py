@@ -128,7 +128,7 @@ def running(
 ) -> Generator[Job]:
     """Run a refitd for one engine, which it is told of or has to find, on a root of its own unless one is given."""
     keys = folder / "keys"
-    keys.mkdir()
+    keys.mkdir(exist_ok=True)
     if root is None:
         root = folder / "root"
         root.mkdir()

@@ -141,6 +141,7 @@ class Case:
             gpus_per_node=self.gpus,
             gpu_memory=self.memory,
             nodes=1,
+            plugin=False,
             model=CONFIGS[self.model],
             **self.settings,
         )

@@ -25,6 +25,8 @@ class SimulatedEngine:
         self.fault: str | None = None
         self.takes_offers = False
         self.taken: list[str] = []
+        self.timings = {"load": 1.0}
+        self.plugin: str | None = None
 
     async def probe(self) -> Reached | Unreached:
         self.probes += 1
@@ -34,9 +36,10 @@ class SimulatedEngine:
             model_path=self.path,
             weight_version=self.label,
             server_version="0.5.23",
-            configuration="simulated",
+            configuration="simulated" if self.plugin is None else "simulated refitd",
             startup_path="/base",
             takes_offers=self.takes_offers,
+            plugin=self.plugin,
         )
 
     async def refit(self, target: Target, on_stage: Callable[[Stage], None]) -> Refit:
@@ -51,7 +54,7 @@ class SimulatedEngine:
         if refit.outcome is Outcome.ACK:
             self.path, self.label = target.path, target.label
             self.contents = f"contents of {target.path}"
-            refit = Refit(outcome=Outcome.ACK, resumed=refit.resumed, fingerprint=self.contents, timings={"load": 1.0})
+            refit = Refit(outcome=Outcome.ACK, resumed=refit.resumed, fingerprint=self.contents, timings=self.timings)
         self.paused = not refit.resumed
         return refit
 

@@ -20,6 +20,7 @@ from fastapi import FastAPI, Request, Response
 from refitd_client.contract.naming import Order, version_id
 from refitd_client.contract.states import EngineState, Kind, RolloutState, Standing, VersionState, WaitOutcome
 from refitd_client.contract.wire import (
+    Delivery,
     Engine,
     EngineOnVersion,
     Event,
@@ -123,6 +124,7 @@ class StandIn:
     faults: Faults = field(default_factory=Faults)
     runs: list[RunGlance] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
+    deliveries: list[Delivery] = field(default_factory=list)
     trouble: Problem | None = None
     asked: list[str] = field(default_factory=list)
     bodies: list[Any] = field(default_factory=list)
@@ -244,6 +246,10 @@ def _app(state: StandIn) -> FastAPI:  # noqa: C901 - a table of routes
     @app.get("/v1/overview")
     async def overview() -> Response:
         return _say(make_overview(state))
+
+    @app.get("/v1/deliveries")
+    async def deliveries() -> Response:
+        return _say(Page(items=state.deliveries))
 
     @app.get("/v1/log")
     async def log() -> Response:

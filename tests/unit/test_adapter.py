@@ -41,17 +41,15 @@ def test_what_does_not_fit_is_named(tensors: Mapping[str, Tensor], named: str) -
     assert any(named in reason for reason in faults(tensors)), faults(tensors)
 
 
-def test_a_layer_may_have_a_rank_of_its_own() -> None:
-    tensors = {A: Tensor("F32", (2, 16)), B: Tensor("F32", (8, 2))}
-    assert faults(tensors, AdapterConfig(peft_type="LORA", r=4, rank_pattern={"q": 2})) == []
-
-
 @pytest.mark.parametrize(
     ("more", "named"),
     [
         ({"peft_type": "IA3"}, "IA3"),
         ({"r": 0}, "rank 0"),
         ({"use_dora": True}, "use_dora"),
+        ({"use_rslora": True}, "use_rslora"),
+        ({"alpha_pattern": {"q_proj": 32}}, "alpha_pattern"),
+        ({"rank_pattern": {"q_proj": 2}}, "rank_pattern"),
         ({"bias": "all"}, "biases"),
         ({"modules_to_save": ["lm_head"]}, "whole modules"),
         ({"r": "four"}, "does not parse"),
@@ -60,6 +58,10 @@ def test_a_layer_may_have_a_rank_of_its_own() -> None:
 def test_adapters_that_engines_would_take_for_others_are_refused(more: dict[str, object], named: str) -> None:
     with pytest.raises(AdapterRefusedError, match=named):
         parse_adapter(json.dumps(PLAIN | more).encode())
+
+
+def test_peft_s_empty_patterns_are_no_patterns() -> None:
+    assert parse_adapter(json.dumps(PLAIN | {"rank_pattern": {}, "alpha_pattern": {}, "use_rslora": False}).encode())
 
 
 def test_an_adapter_s_folder_is_told_from_a_model_s() -> None:

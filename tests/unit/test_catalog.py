@@ -7,7 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from refitd.catalog.delta import Base
+from refitd.catalog.evidence import Evidence
 from refitd.catalog.fault import Code
+from refitd.catalog.files import DiskFiles
+from refitd.catalog.inventory import Reference
+from refitd.catalog.validate import Options
 from refitd.problem import ProblemError
 from refitd_client.contract.states import VersionState
 from refitd_client.contract.wire import Notice
@@ -175,6 +180,30 @@ async def test_a_notice_that_comes_after_the_watch_may_still_allow_missing_tenso
         await stage.verdict("run~v000001", VersionState.REJECTED)
         await stage.intake.take(Notice(run="run", step=1, allow_missing=True))
         await stage.verdict("run~v000001", VersionState.SEALED)
+
+
+async def test_a_notice_that_comes_while_its_version_is_read_has_it_judged_anew_and_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every version that its trainer publishes is such a one: the watch sees it before the notice is there."""
+    examine, reading, told = DiskFiles.examine, asyncio.Event(), asyncio.Event()
+    reads: list[str] = []
+
+    async def slow(files: DiskFiles, path: str, reference: Reference | Base | None, options: Options) -> Evidence:
+        reads.append(path)
+        evidence = await examine(files, path, reference, options)
+        reading.set()
+        await told.wait()
+        return evidence
+
+    monkeypatch.setattr(DiskFiles, "examine", slow)
+    async with watching(tmp_path) as stage:
+        publish(stage.root, "run", 1, tensors(1))
+        await reading.wait()
+        await stage.intake.take(Notice(run="run", step=1, allow_missing=True))
+        told.set()
+        await stage.verdict("run~v000001", VersionState.SEALED)
+    assert reads == ["run/v000001"]
 
 
 async def test_a_folder_of_an_old_generation_that_nobody_ordered_is_refused_by_name_and_not_deleted(

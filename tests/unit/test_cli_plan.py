@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from refitd.cli.areal_config import read_areal
 from support.command_line import answer, refitd
 from support.planning_page import CONFIGS
 
@@ -80,6 +81,7 @@ rollout: {max_concurrent_rollouts: 32}
 train_dataset: {batch_size: 8, max_length: 512}
 actor:
   path: PATH
+  optimizer_dtype: bfloat16
   gradient_checkpointing: false
   mb_spec: {max_tokens_per_mb: 5120}
 ref: {path: "${actor.path}"}
@@ -109,6 +111,8 @@ def test_an_areal_configuration_says_all_of_a_job(tmp_path: Path, model: list[st
         ("actor: {gradient_checkpointing: 3}", "actor.gradient_checkpointing"),
         ("gconfig: {n_samples: '${gconfig.n_samples}'}", "refers to itself"),
         ("sglang: {mem_fraction_static: lots}", "sglang.mem_fraction_static"),
+        ("actor: {use_lora: true, lora_rank: '32'}", "actor.lora_rank"),
+        ("actor: {optimizer_dtype: int8}", "actor.optimizer_dtype"),
     ],
 )
 def test_a_bad_areal_configuration_is_named(tmp_path: Path, text: str, names: str) -> None:
@@ -122,3 +126,56 @@ def test_newer_areal_configurations_name_each_backend(tmp_path: Path) -> None:
     (tmp_path / "grpo.yaml").write_text("rollout: {backend: 'sglang:d4'}\nactor: {backend: 'fsdp:d4'}\n")
     made = answer("plan", "--areal", str(tmp_path / "grpo.yaml"), "--gpus-per-node", "8")
     assert made["allocation"] == "sglang:d4+fsdp:d4"
+
+
+@pytest.mark.parametrize(("part", "target"), [("actor", "rollout"), ("rollout", "actor")])
+def test_a_colocated_areal_is_planned_on_the_same_gpus(part: str, target: str, tmp_path: Path) -> None:
+    """AReaL refuses xccl there, and 'refitd areal' does not carry its turns through."""
+    strategy = f"scheduling_strategy: {{type: colocation, target: {target}}}"
+    lines = {"rollout": "backend: 'sglang:d4'", "actor": "backend: 'fsdp:d4'"}
+    lines[part] += f", {strategy}"
+    (tmp_path / "grpo.yaml").write_text("\n".join(f"{name}: {{{line}}}" for name, line in lines.items()))
+    made = answer("plan", "--areal", str(tmp_path / "grpo.yaml"), "--gpus-per-node", "4")
+    assert (made["allocation"], made["rule"]) == ("sglang:d4|fsdp:d4", "colocated")
+    assert made["areal"]["actor"]["weight_update_mode"] == "disk"
+    assert any("colocation" in text for text in made["assumptions"])
+
+
+def test_what_areal_s_file_does_not_say_is_what_areal_takes(tmp_path: Path) -> None:
+    """Defaults of `cli_args.py` in 1.0.4; a parameter takes 16 bytes there, and not refitd's 6."""
+    file = tmp_path / "grpo.yaml"
+    file.write_text("actor: {use_lora: true}\nref: {path: x}\nsglang: {disable_cuda_graph: true}\n")
+    read = read_areal(file)
+    assert read.settings == {
+        "mem_fraction_static": 0.9,
+        "context_length": 32768,
+        "attention_backend": "fa3",
+        "samples": 1,
+        "max_new_tokens": 16384,
+        "batch_size": 1,
+        "gradient_checkpointing": False,
+        "concurrent_rollouts": 1,
+        "micro_batch_tokens": 2**30,
+        "precision": "mixed",
+        "optimizer": "adamw",
+        "lora_rank": 32,
+        "cuda_graphs": False,
+    }
+    assert any("mem_fraction_static: AReaL takes 0.9" in text for text in read.assumed)
+    assert any("has ref" in text for text in read.assumed)
+
+
+def test_a_model_s_name_on_the_hub_is_no_plan_without_memory(tmp_path: Path, model: list[str]) -> None:
+    file = tmp_path / "grpo.yaml"
+    file.write_text("actor: {path: Qwen/Qwen2.5-0.5B}\n")
+    shown = refitd("plan", "sglang:d1+d1", *A40, "--areal", str(file))
+    assert shown.exit_code == 2
+    assert "--model" in shown.output
+    assert "Qwen/Qwen2.5-0.5B" in shown.output
+    assert answer("plan", "sglang:d1+d1", "--gpus-per-node", "2", "--gpu-memory", "140", "--areal", str(file), *model)
+
+
+def test_the_help_has_the_defaults() -> None:
+    shown = " ".join(refitd("plan", "--help").stdout.split())
+    for default in ("[bf16]", "[adamw]", "[10240]", "[flashinfer]", "[512]", "[auto]"):
+        assert default in shown

@@ -18,6 +18,7 @@ from refitd.catalog.contents import Contents, ReadingStoppedError, read_contents
 from refitd.catalog.header import Header, read_header
 from refitd.catalog.nonfinite import NonFinite, Search
 from refitd.catalog.opening import ChangedError, Folder
+from refitd_client.contract.digest import joined
 from support.rawfiles import Spec, bf16, safetensors
 
 
@@ -43,7 +44,7 @@ def values(dtype: str, patterns: np.ndarray) -> Spec:
 
 
 def test_digests_are_those_of_whole_files(tmp_path: Path) -> None:
-    big, small = safetensors({"w": bf16(1000, 1500)}), safetensors({"w": bf16(3)})
+    big, small = safetensors({"w": bf16(1000, 2500)}), safetensors({"w": bf16(3)})
     write(tmp_path, big=big, small=small)
     assert len(big) > 2 * contents.CHUNK_BYTES
     found = read(tmp_path)
@@ -116,9 +117,12 @@ def test_the_tensor_is_named_among_its_neighbours(tmp_path: Path) -> None:
     )
 
 
-def test_values_across_a_chunks_border_are_not_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("block", [2**24, 96, 7])
+def test_values_across_a_border_of_chunks_or_blocks_are_not_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
     monkeypatch.setattr(contents, "CHUNK_BYTES", 64)
-    monkeypatch.setattr(nonfinite, "BLOCK_BYTES", 16)
+    monkeypatch.setattr(contents, "BLOCK", block)
     odd = ("U8", (1,), b"\0")  # so that what follows is not aligned
     for place in range(100):
         array = np.zeros(100, "<u4")
@@ -128,7 +132,21 @@ def test_values_across_a_chunks_border_are_not_cut(tmp_path: Path, monkeypatch: 
         (tmp_path / "v" / "a.safetensors").write_bytes(data)
         found = read(tmp_path)
         assert found.non_finite == (NonFinite("a.safetensors", "w", place, 1),)
-        assert found.digests["a.safetensors"] == f"xxh3:{xxhash.xxh3_128_hexdigest(data)}"
+        blocks = [data[at : at + block] for at in range(0, len(data), block)]
+        assert found.digests["a.safetensors"] == joined([xxhash.xxh3_128_digest(each) for each in blocks])
+
+
+def test_finds_of_many_blocks_are_those_of_one_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever of the threads comes first."""
+    monkeypatch.setattr(contents, "CHUNK_BYTES", 64)
+    monkeypatch.setattr(contents, "BLOCK", 100)
+    array = np.zeros(5000, "<u2")
+    array[[4000, 17, 2500]] = 0x7F80
+    write(tmp_path, a=safetensors({"first": bf16(3), "w": values("BF16", array), "x": bf16(1, value=0xFFC0)}))
+    assert read(tmp_path).non_finite == (
+        NonFinite("a.safetensors", "w", 17, 3),
+        NonFinite("a.safetensors", "x", 0, 1),
+    )
 
 
 @given(st.integers(0, 200), st.integers(0, 7))

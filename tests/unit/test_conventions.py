@@ -1,6 +1,7 @@
 """Trainers' own folders: which run and step they are, and what says that they are complete."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,19 @@ from refitd.catalog.layout import IndexOfDeltaError, lay_out, parse_index
 from refitd.catalog.scan import Listing, scan
 from refitd_client.contract.naming import INDEX_NAME
 from support.checkpoints import tensors, write_model, write_shards
+
+
+def test_the_page_has_every_trainer_s_folder_and_what_completes_it() -> None:
+    page = (Path(__file__).parents[2] / "docs/trainers.md").read_text()
+    rows = re.findall(r"^\| (`[^|]+`) \| `<run>/([^`|]+?)/` \| ([^|]+) \|$", page, re.MULTILINE)
+    each = [(name, row[1:]) for row in rows for name in re.findall("`(.+?)`", row[0])]
+    told = {Trainer(name): row for name, row in each}
+    assert told.keys() == set(Trainer)
+    for trainer, (folder, complete) in told.items():
+        found = recognise(f"run/{folder}", [trainer])
+        assert found is not None, trainer
+        assert (found.run, found.step) == ("run", 12)
+        assert found.marker is None or f"`{found.marker.pattern}`" in complete
 
 
 @pytest.mark.parametrize(

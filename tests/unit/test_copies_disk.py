@@ -1,6 +1,8 @@
 """Copies on a real disk: what is in one is the version that its note says, or it has no note."""
 
+import asyncio
 import os
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,12 +11,17 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from refitd.catalog.files import Unreadable
 from refitd.catalog.record import VersionRecord
-from refitd.copies import files, writing
+from refitd.copies import disk, files, writing
 from refitd.copies.copy import Copy
 from refitd.copies.decide import Write
 from refitd.copies.disk import DiskCopies
 from refitd.copies.trouble import MisfitError, NoRoomError, SourceChangedError
+from refitd.reclaim import slots, trash
+from refitd.reclaim.handle import Identity, root_at
+from refitd.reclaim.outcome import Discarded
+from refitd.root_threads import RootHangsError, RootThreads
 from refitd_client.contract.naming import Order
 from support.checkpoints import Tensors
 from support.deltas import Trainer, chain, in_folder, same, training
@@ -145,3 +152,71 @@ async def test_copies_lie_in_a_folder_of_their_own_where_one_is_named(tmp_path: 
     await mine.discard(copy)
     assert await mine.survey() == []
     assert not [path for path in (tmp_path / "own").rglob("*") if path.is_file()]
+
+
+async def test_while_copies_are_written_there_are_threads_for_whoever_looks(
+    tmp_path: Path, trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Engines are paused while somebody looks whether their files are still those that were checked."""
+    versions, looks = chain(trainer, tmp_path, 2), RootThreads(most=1)
+    copies = DiskCopies(tmp_path, threads=looks)
+    copy = await copies.write(ordered(versions[0], versions[1:]))
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(*_: object) -> Copy:
+        begun.set()
+        go_on.wait()
+        return copy
+
+    monkeypatch.setattr(disk, "write_copy", slow)
+    writing_one = asyncio.create_task(copies.write(ordered(versions[0], versions[1:])))
+    await asyncio.to_thread(begun.wait)
+    try:
+        assert await looks.run("looking at versions", lambda: 7, within=5) == 7
+        assert await copies.signature(copy) == copy.signature
+    finally:
+        go_on.set()
+    assert await writing_one == copy
+
+
+async def test_a_folder_of_copies_that_hangs_is_not_waited_for_while_an_engine_is_paused(
+    tmp_path: Path, trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions, copies = chain(trainer, tmp_path, 2), DiskCopies(tmp_path)
+    copy = await copies.write(ordered(versions[0], versions[1:]))
+    back = threading.Event()
+    monkeypatch.setattr(disk, "root_at", lambda _: back.wait())
+    monkeypatch.setattr(disk, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(disk, "LISTING_SECONDS", 0.05)
+    try:
+        found = await copies.signature(copy)
+        assert isinstance(found, Unreadable)
+        assert "does not answer" in found.reason
+        with pytest.raises(RootHangsError):
+            await copies.survey()
+    finally:
+        back.set()
+
+
+async def test_a_copy_that_is_deleted_takes_nothing_else_out_of_the_trash(tmp_path: Path, trainer: Trainer) -> None:
+    """What a sweep has just discarded lies there for a moment before its files are handed back."""
+    versions, copies = chain(trainer, tmp_path, 2), DiskCopies(tmp_path)
+    copy = await copies.write(ordered(versions[0], versions[1:]))
+    with root_at(tmp_path) as root:
+        folder = trash.examine(root, versions[0].path)
+        assert isinstance(folder, Identity)
+        discarded = trash.discard(root, versions[0].path, folder)
+        assert isinstance(discarded, Discarded)
+        assert isinstance(await copies.discard(copy), Discarded)
+        assert isinstance(slots.hand_back(root, discarded, "run"), slots.Slot)
+    assert not (tmp_path / copy.path).exists()
+    assert list((tmp_path / ".refitd/trash").rglob("*.safetensors")) == [], "its room is wanted"
+
+
+async def test_a_stray_file_where_copies_lie_is_said_and_stops_nothing(tmp_path: Path, trainer: Trainer) -> None:
+    versions, copies = chain(trainer, tmp_path, 2), DiskCopies(tmp_path)
+    copy = await copies.write(ordered(versions[0], versions[1:]))
+    (tmp_path / ".refitd/copies/a-note-to-myself").write_text("buy milk")
+    stray, found = await copies.survey()
+    assert found == copy
+    assert (stray.path, stray.fault) == (".refitd/copies/a-note-to-myself", "is not deleted: Not a directory")

@@ -15,7 +15,9 @@ SEVEN = "run~v000007"
 
 def readers(*engines: EngineView, named: dict[str, str] | None = None, copy: Copy = COPY) -> Readers:
     runs = (RunView(run="run", target=SEVEN, last_good=SEVEN),)
-    return readers_of([copy], Views(engines=engines, runs=runs), named or {})[copy.name]
+    return readers_of([copy], Views(engines=engines, runs=runs), {id_: (path,) for id_, path in (named or {}).items()})[
+        copy.name
+    ]
 
 
 def engine(state: EngineState = EngineState.IN_SYNC, **fields: object) -> EngineView:

@@ -24,6 +24,7 @@ from refitd_client.delta import (
     read_delta,
     union,
     wire,
+    writer,
 )
 from refitd_client.fingerprint import width_of
 
@@ -75,6 +76,31 @@ def test_what_was_written_is_read(encoding: Encoding, compression: Compression, 
     assert same(parse_delta(data), EXAMPLE)
     (tmp_path / "weights.refit-delta").write_bytes(data)
     assert same(read_delta(tmp_path / "weights.refit-delta"), EXAMPLE)
+
+
+@pytest.mark.parametrize(("encoding", "compression"), FORMS)
+def test_threads_write_the_same_file(
+    encoding: Encoding, compression: Compression, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = encode(EXAMPLE, encoding, compression).to_bytes()
+    monkeypatch.setattr(writer, "_MANY", 0)
+    monkeypatch.setattr(writer, "lanes_for", lambda jobs: 4)
+    assert encode(EXAMPLE, encoding, compression).to_bytes() == alone
+
+
+def test_what_lies_together_is_written_together() -> None:
+    """As a GPU's results do, in few pieces; and what does not lie as the file has it is in its place all the same."""
+    indices, values = np.arange(60, dtype=np.uint32), np.arange(60, dtype=np.uint16)
+    places = {"a": (0, 20), "b": (20, 40), "d": (50, 60), "e": (40, 50)}
+    together = delta(**{name: _part(indices[slice(*at)], values[slice(*at)]) for name, at in places.items()})
+    copies = delta(**{name: _part(each.indices.copy(), each.values.copy()) for name, each in together.changes.items()})
+    assert len(encode(together).parts()) == 1 + 2 * 3
+    assert encode(together).to_bytes() == encode(copies).to_bytes()
+    assert same(parse_delta(encode(together).to_bytes()), together)
+
+
+def _part(indices: Any, values: Any) -> Change:
+    return Change(dtype="BF16", shape=(100,), indices=indices, values=values, base=1, result=2)
 
 
 def test_a_delta_without_changes_is_one() -> None:
@@ -291,6 +317,15 @@ def test_compressed_data_of_another_size_is_refused(harm: str) -> None:
     says = "says that it decompresses to another size" if harm in {"longer", "shorter"} else "tensor 'w'"
     with pytest.raises(DeltaRefusedError, match=says):  # refused before it is unpacked, where it says so itself
         parse_delta(signed(json.dumps(header).encode(), made + values))
+
+
+@pytest.mark.skipif(not wire.available(), reason="zstd is not installed")
+def test_to_look_for_zstd_takes_its_time_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module that is not there is looked for in every folder, with all lanes waiting, for each of many tensors."""
+    wire.pack(np.zeros(3, np.uint16))
+    monkeypatch.setattr(wire.importlib, "import_module", None)
+    packed = wire.pack(np.arange(3, dtype=np.uint16))
+    assert wire.unpack(packed, 3, np.dtype("<u2")).tolist() == [0, 1, 2]
 
 
 @given(st.sets(st.integers(0, 400_000), min_size=1, max_size=50))

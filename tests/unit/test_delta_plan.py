@@ -1,9 +1,12 @@
 """When a version goes out as a delta: every reason for a full one, and the base that engines agree on."""
 
+import threading
+
 import numpy as np
 import pytest
 
 from refitd_client.contract.states import EngineState
+from refitd_client.delta import served
 from refitd_client.delta.history import History, Step
 from refitd_client.delta.plan import DeltaRules, FromBase, Full, last_served, plan_delta
 from support.stand_in_service import make_engine
@@ -13,18 +16,19 @@ BASE = "exp~v000007"
 
 
 def test_little_that_changed_since_a_served_version_is_a_delta() -> None:
-    assert plan_delta(BASE, 0.01, 0, RULES) == FromBase(BASE)
-    assert plan_delta(BASE, 0.1, 2, RULES) == FromBase(BASE)
+    assert plan_delta(BASE, 1, 0, RULES, elements=100) == FromBase(BASE)
+    assert plan_delta(BASE, 10, 2, RULES, elements=100) == FromBase(BASE)
+    assert plan_delta(BASE, 0, 0, RULES, elements=0) == FromBase(BASE)
 
 
 def test_without_a_base_its_reason_is_the_reason() -> None:
-    assert plan_delta(Full("nobody knows"), 0.0, 0, RULES) == Full("nobody knows")
+    assert plan_delta(Full("nobody knows"), 0, 0, RULES, elements=100) == Full("nobody knows")
 
 
 def test_many_changes_and_anchors_are_full() -> None:
-    assert isinstance(plan_delta(BASE, 0.11, 0, RULES), Full)
-    assert isinstance(plan_delta(BASE, 0.01, 3, RULES), Full)
-    assert isinstance(plan_delta(BASE, 0.0, 0, DeltaRules(anchor_every=1)), Full)
+    assert isinstance(plan_delta(BASE, 11, 0, RULES, elements=100), Full)
+    assert isinstance(plan_delta(BASE, 1, 3, RULES, elements=100), Full)
+    assert isinstance(plan_delta(BASE, 0, 0, DeltaRules(anchor_every=1), elements=100), Full)
 
 
 @pytest.mark.parametrize("rules", [{"threshold": -0.1}, {"threshold": 1.1}, {"anchor_every": 0}])
@@ -47,6 +51,24 @@ def test_engines_that_are_gone_do_not_count_and_others_must_serve_something() ->
     assert isinstance(last_served([make_engine(version=None), make_engine(version=BASE)], "exp"), Full)
     assert isinstance(last_served([make_engine(version="other~v000001")], "exp"), Full)
     assert isinstance(last_served([make_engine(version=BASE, run="other")], "exp"), Full)
+
+
+def test_a_service_that_keeps_its_answer_to_itself_holds_up_a_trainer_no_longer_than_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However many requests it is asked in, and however slowly it answers each."""
+    monkeypatch.setattr(served, "BASE_DEADLINE", 0.01)
+    told = threading.Event()
+
+    def ask() -> str:
+        told.wait(10)
+        return BASE
+
+    asked = served.Asked(ask)
+    assert asked.answer() == Full("the service did not say what engines serve within 0.01 s")
+    told.set()
+    monkeypatch.setattr(served, "BASE_DEADLINE", 10)
+    assert served.Asked(ask).answer() == BASE
 
 
 def step(version: str, *indices: int, before: int = 0) -> Step:

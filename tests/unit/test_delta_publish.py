@@ -95,6 +95,22 @@ def test_a_small_step_after_a_served_version_is_a_delta(publisher: WeightPublish
     assert (notice.kind, notice.base) == (Kind.DELTA, first.version_id)
 
 
+def test_what_is_too_much_is_said_once(tmp_path: Path, service: StandIn) -> None:
+    """29 of 100 are a share of 0.29 and no more, but more than 0.29 * 100 = 28.999…: none may be lost in between."""
+    state = {"w": torch.ones(100)}
+    with WeightPublisher(tmp_path, "run", service.url, delta_rules=DeltaRules(threshold=0.29)) as publisher:
+        serve(service, publisher.publish(state, step=1, delta="auto"))
+        state["w"][:29] = 7
+        done = publisher.publish(state, step=2, delta="auto")
+        assert (done.kind, done.density) == (Kind.FULL, 0.29)
+        serve(service, done)
+        old = copied(state)
+        state["w"][:28] = 8
+        done = publisher.publish(state, step=3, delta="auto")
+        assert done.kind is Kind.DELTA
+        assert same(applied(done, old), state)
+
+
 def test_a_delta_lists_what_changed_in_any_version_since_its_base(publisher: WeightPublisher, service: StandIn) -> None:
     """Also what went back to its old value: an engine may be at any version in between."""
     state = weights()

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import xxhash
 
-from refitd_client.contract.digest import BLOCK, FileDigest, digest_of_block, joined
+from refitd_client.contract import digest
+from refitd_client.contract.digest import BLOCK, FileDigest, digest_of_block, digest_of_pieces, in_blocks, joined
 from refitd_client.dispatch import blocks
 
 
@@ -33,3 +34,22 @@ def test_pieces_and_blocks_give_the_same(size: int, step: int) -> None:
 def test_blocks_in_another_order_are_another_file() -> None:
     one, other = digest_of_block(data_of(5)), digest_of_block(data_of(6))
     assert joined([one, other]) != joined([other, one])
+
+
+@pytest.mark.parametrize("size", [0, 1, 99, 100, 101, 200, 777])
+@pytest.mark.parametrize("step", [7, 100, 1000])
+def test_blocks_that_others_digested_and_the_rest_give_the_same(
+    size: int, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However the file's parts are cut, and whatever is appended to it."""
+    monkeypatch.setattr(digest, "BLOCK", 100)
+    data, plain, shared = bytes(data_of(size)), FileDigest(), FileDigest()
+    plain.update(data)
+    plain.update(b"end")
+    *whole, last = in_blocks(memoryview(data)[begin : begin + step] for begin in range(0, size, step))
+    shared = FileDigest()
+    for piece in last:
+        shared.update(piece)
+    shared.begin_with([digest_of_pieces(block) for block in whole])
+    shared.update(b"end")
+    assert shared.text == plain.text

@@ -17,6 +17,8 @@ from refitd.discovery.dns import ask_dns
 from refitd.discovery.memory import GONE_SECONDS, MOST, Memory, Named, Silent, remember
 from refitd.discovery.place import Areal, Dns, PlaceRefusedError, Router, parse_place
 from refitd.discovery.router import ask_router
+from refitd.root_threads import RootThreads
+from support.scripted_server import answer, serve
 
 A, B = "http://a:1", "http://b:1"
 
@@ -29,6 +31,7 @@ A, B = "http://a:1", "http://b:1"
         ("dns://10.0.0.53/rollout.svc?port=1", Dns("rollout.svc", 1, ("10.0.0.53", 53))),
         ("dns://[::1]:5353/x?type=srv", Dns("x", None, ("::1", 5353))),
         ("sglang-router+http://router:3000/", Router("http://router:3000")),
+        ("sglang-router+http://router:1?key_file=/etc/key", Router("http://router:1", Path("/etc/key"))),
         ("areal:/nfs/name_resolve/me/exp/trial", Areal(Path("/nfs/name_resolve/me/exp/trial"))),
     ],
 )
@@ -41,6 +44,7 @@ def test_a_place_is_read(text: str, place: object) -> None:
     [
         *("dns:x", "dns:?port=1", "dns:x?port=0", "dns:x?port=1&type=SRV", "dns:x?port=many", "dns:x?key=1", ""),
         *("sglang-router+http://u:p@router", "sglang-router+router:1", "areal:relative", "consul:x", "http://router"),
+        *("sglang-router+http://router?key=secret", "sglang-router+http://router?key_file=relative"),
     ],
 )
 def test_what_is_no_place_is_refused_with_the_forms(text: str) -> None:
@@ -116,6 +120,15 @@ async def test_a_router_s_workers_are_engines_healthy_or_not() -> None:
         assert await ask_router(router) == Named(router.url, frozenset({A, B}))
 
 
+async def test_a_router_that_has_a_key_is_asked_with_it(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("of-the-router\n")
+    with serve(answer(200, {"workers": [{"url": A}]})) as router:
+        place = parse_place(f"sglang-router+{router.url}?key_file={tmp_path / 'key'}")
+        assert isinstance(place, Router)
+        assert await ask_router(place) == Named(router.url, frozenset({A}))
+    assert router.seen[0].headers["authorization"] == "Bearer of-the-router"
+
+
 @pytest.mark.parametrize(
     ("status", "body"),
     [(404, "{}"), (200, "<html>"), (200, '{"workers": 7}'), (200, '{"workers": [{"url": "grpc://a:1"}]}')],
@@ -173,6 +186,18 @@ async def test_addresses_get_the_port_and_services_have_their_own() -> None:
         assert await ask_dns(at("nothing.test.", 7)) == Named("dns:nothing.test.", frozenset())
 
 
+async def test_a_service_that_is_not_offered_is_no_engine() -> None:
+    async with naming({("_s._tcp.test.", "SRV"): ["0 0 0 ."]}) as at:
+        assert await ask_dns(at("_s._tcp.test.", None)) == Named("dns:_s._tcp.test.", frozenset())
+
+
+async def test_a_name_that_is_no_host_s_is_silence_and_not_the_service_s_end() -> None:
+    async with naming({("_s._tcp.test.", "SRV"): [r"0 0 1 a\@b.test."]}) as at:
+        found = await ask_dns(at("_s._tcp.test.", None))
+        assert isinstance(found, Silent)
+        assert "engine URL" in found.reason
+
+
 async def test_a_name_server_that_refuses_is_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("refitd.discovery.dns.SECONDS", 0.2)
     assert isinstance(await ask_dns(Dns("e.test.", 7, ("127.0.0.1", 9))), Silent)
@@ -183,6 +208,6 @@ async def test_areal_s_record_is_a_tree_of_files(tmp_path: Path) -> None:
         (tmp_path / "gen_servers" / name).mkdir(parents=True)
         (tmp_path / "gen_servers" / name / "ENTRY").write_text(text)
     (tmp_path / "gen_servers/3").mkdir()
-    found = await ask_areal(Areal(tmp_path))
+    found = await ask_areal(Areal(tmp_path), RootThreads())
     assert found == Named(str(tmp_path / "gen_servers"), frozenset({"http://10.0.0.1:7", "http://[fd00::1]:7"}))
-    assert isinstance(await ask_areal(Areal(tmp_path / "elsewhere")), Silent)
+    assert isinstance(await ask_areal(Areal(tmp_path / "elsewhere"), RootThreads()), Silent)

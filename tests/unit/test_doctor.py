@@ -3,29 +3,35 @@
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from email.utils import formatdate
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from pydantic import SecretStr
 
 from refitd.doctor import surroundings
+from refitd.doctor.door import ask_service, judge_door
 from refitd.doctor.engines import Asked, judge_engine, skew_of
-from refitd.doctor.finding import Finding, Verdict
+from refitd.doctor.finding import Check, Finding, Verdict
 from refitd.doctor.libraries import judge_releases, version_of
-from refitd.doctor.processes import LocalProcess, local_process
-from refitd.doctor.root import Nonce, RootFacts, judge_root
-from refitd.doctor.sharing import Evidence, judge_sharing
+from refitd.doctor.processes import LocalProcess, is_engine, listener
+from refitd.doctor.root import Nonce, RootFacts, judge_root, look_at_root, probed
+from refitd.doctor.sharing import Evidence, judge_sharing, plugin_answers
 from refitd.doctor.surroundings import judge_gpus, judge_nccl
 from refitd.engine.engines_file import EngineSpec
+from refitd.engine.plugin.crew import NOBODY
 from refitd.engine.port import Reached
 from refitd.engine.sglang.transport import Reply
+from refitd.fsck.roster import roster_of
 from refitd.settings import Settings
 from refitd_client.planning import Gpu
-from support.checkpoints import publish, tensors
+from support.checkpoints import publish, tensors, write_model
 from support.command_line import refitd
-from support.scripted_server import answer
+from support.scripted_server import answer, serve
 from support.scripted_sglang import ScriptedSglang, scripted_sglang
 
 GIB = 2**30
@@ -67,17 +73,74 @@ def test_a_job_that_is_well_has_nothing_to_do(job: list[str], sglang: ScriptedSg
     assert "shared-files" in shown
 
 
-def test_an_engine_on_this_host_reads_the_nonce(job: list[str], sglang: ScriptedSglang) -> None:
+def test_who_merely_listens_on_the_port_is_not_taken_for_the_engine(job: list[str], sglang: ScriptedSglang) -> None:
+    """Here a test; elsewhere the end of a tunnel, which sees this host's root and not the engine's."""
     _, found = examined(*job, "--engine", sglang.url, "--nccl", "--trainer-pid", str(os.getpid()))
-    assert "nonce" in found["shared-files", "ok"]["text"]
+    assert ("shared-files", "unknown") in found
+    assert ("hub", "unknown") in found
     assert any(check == "nccl" for check, _ in found)
 
 
-def test_an_engine_that_sees_another_root_is_found_out(job: list[str], sglang: ScriptedSglang, tmp_path: Path) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    code, found = examined(*job, "--engine", sglang.url, "--path-map", str(tmp_path / "elsewhere"))
-    assert code == 1
-    assert "--path-map" in found["shared-files", "failed"]["fix"]
+@pytest.mark.parametrize(
+    ("command", "is_one"),
+    [
+        ("/venv/bin/python3.12 -m sglang.launch_server --port 30000", True),
+        ("python -X dev -u -m sglang.launch_server", True),
+        ("/usr/bin/python3 /opt/venv/bin/sglang serve --model-path /m", True),
+        ("sglang::tokenizer_worker:77", True),
+        ("python -m refitd_embedded --port 1", True),
+        ("ssh -L 30000:localhost:30000 sglang", False),
+        ("kubectl port-forward svc/sglang 30000", False),
+        ("/usr/bin/docker-proxy -proto tcp -host-port 30000", False),
+        ("python -m refitd areal --root /mnt/sglang", False),
+        ("python train.py -m sglang.launch_server", False),
+        ("python -m sglang_router.launch_router", False),
+        ("", False),
+    ],
+)
+def test_an_engine_s_process_was_started_as_one(command: str, is_one: bool) -> None:
+    assert is_engine(command.split()) is is_one
+
+
+def test_an_engines_file_that_is_missing_is_no_fault_of_the_root(job: list[str], tmp_path: Path) -> None:
+    shown = refitd("doctor", *job, "--engines-file", str(tmp_path / "nowhere.yaml"), "--json")
+    assert shown.exit_code != 0
+    assert "nowhere.yaml" in shown.stdout
+    assert "cannot be written" not in shown.stdout
+
+
+def test_places_are_asked_before_a_service_ever_looked(job: list[str], sglang: ScriptedSglang, tmp_path: Path) -> None:
+    entry = tmp_path / "trial/gen_servers/1/ENTRY"
+    entry.parent.mkdir(parents=True)
+    entry.write_text(sglang.url.removeprefix("http://"))
+    _, found = examined(*job, "--discover", f"areal:{tmp_path / 'trial'}")
+    assert ("places", "ok") in found
+    assert ("reachable", "ok") in found
+    _, found = examined(*job, "--discover", f"areal:{tmp_path / 'nowhere'}")
+    assert ("places", "failed") in found
+
+
+async def test_keys_do_not_go_to_a_host_that_only_the_dns_names() -> None:
+    settings = Settings(root=Path("/root"), engines=["http://10.0.0.1:1"])
+    roster = roster_of(settings, {}, {"http://10.0.0.2:1"})
+    assert sorted(roster.specs) == ["10.0.0.1:1", "10.0.0.2:1"]
+    assert roster.guard("10.0.0.1", ip_address("10.0.0.1")) is None
+    assert "--engine-allow" in (roster.guard("10.0.0.2", ip_address("10.0.0.2")) or "")
+    allowing = Settings(root=Path("/root"), engine_allow=["10.0.0.2"])
+    assert roster_of(allowing, {}, {"http://10.0.0.2:1"}).guard("10.0.0.2", ip_address("10.0.0.2")) is None
+
+
+@pytest.mark.parametrize(
+    ("status", "verdict"), [(422, "ok"), (400, "ok"), (401, "failed"), (403, "failed"), (404, "failed")]
+)
+async def test_the_running_service_is_asked_whether_it_takes_the_token(status: int, verdict: str) -> None:
+    with serve(answer(status, {})) as service:
+        settings = Settings(
+            root=Path("/root"), port=int(service.url.rpartition(":")[2]), token=SecretStr("a-token-long-enough")
+        )
+        assert judge_door(settings, await ask_service(settings)).verdict == verdict
+    assert [seen.headers["authorization"] for seen in service.seen] == ["Bearer a-token-long-enough"]
+    assert judge_door(settings, await ask_service(settings)).verdict == "unknown"
 
 
 @pytest.mark.parametrize(
@@ -117,7 +180,24 @@ def test_a_clock_that_is_off_is_said(behind: int | None, verdict: str) -> None:
     date = "soon" if behind is None else formatdate(time.time() - behind, usegmt=True)
     reply = Reply(status=400, text="", data=None, date=date)
     asked = Asked(name="e", spec=SPEC, root="/mnt", seen=SEEN, change=reply, skew=skew_of(reply))
-    assert {found.check: found.verdict for found in judge_engine(asked)}["engine-clock"] == verdict
+    assert {found.check: found.verdict for found in judge_engine(asked)}[Check.ENGINE_CLOCK] == verdict
+
+
+@pytest.mark.parametrize(
+    ("plugin", "reason", "verdict", "said"),
+    [
+        ("0.1.0", None, Verdict.OK, "refitd 0.1.0 inside it"),
+        (None, NOBODY, Verdict.OK, "SGLang's own"),
+        (None, "only 1 of its 2 ranks answer for the plugin", Verdict.WARNING, "only 1 of its 2 ranks"),
+    ],
+)
+def test_what_was_found_of_the_plugin_is_said(
+    plugin: str | None, reason: str | None, verdict: Verdict, said: str
+) -> None:
+    asked = Asked(name="e", spec=SPEC, root="/mnt", seen=replace(SEEN, plugin=plugin, stock_reason=reason))
+    found = {each.check: each for each in judge_engine(asked)}[Check.PLUGIN]
+    assert (found.verdict, said in found.text) == (verdict, True)
+    assert plugin_answers(asked) is (plugin is not None)
 
 
 def test_an_engine_that_is_not_there_is_one_finding(job: list[str]) -> None:
@@ -159,11 +239,18 @@ def judged(settings: Settings, **other: Any) -> dict[str, Finding]:
 
 
 def test_room_is_held_against_what_is_kept() -> None:
-    settings = Settings(root=Path("/root"), keep_last=3, slots=2)
+    settings = Settings(root=Path("/root"), keep_last=3, slots=2, copies=0)
     assert judged(settings)["space"].verdict is Verdict.OK
     assert judged(settings, free=5 * GIB)["space"].verdict is Verdict.FAILED
     assert judged(settings, free=5 * GIB, held=GIB)["space"].verdict is Verdict.OK, "what lies there is taken in turns"
     assert judged(settings, version=None)["space"].verdict is Verdict.UNKNOWN
+    deltas = Settings(root=Path("/root"), keep_last=3, slots=2, copies=2)
+    assert judged(deltas, free=7 * GIB)["space"].verdict is Verdict.FAILED, "two copies lie in the root as well"
+    assert "2 copies" in judged(deltas)["space"].text
+    elsewhere = Settings(root=Path("/root"), keep_last=3, slots=2, copies_folder=Path("/copies"))
+    assert judged(elsewhere, free=6 * GIB)["space"].verdict is Verdict.OK
+    adapters = Settings(root=Path("/root"), keep_last=3, slots=2, lora="actor")
+    assert judged(adapters, free=6 * GIB)["space"].text.startswith("6 adapters")
     tight = Settings(root=Path("/root"), keep_last=3, slots=2, disk_budget=2 * GIB)
     assert judged(tight)["space"].verdict is Verdict.FAILED
 
@@ -205,7 +292,7 @@ def test_gpus_are_told_apart_by_uuid() -> None:
     two = [Gpu(uuid="GPU-1", memory=80.0), Gpu(uuid="GPU-2", memory=80.0)]
     found = {one.subject: one for one in judge_gpus(two, {"engine": ["GPU-1"], "trainer": ["GPU-1"], "other": []})}
     assert "shares with trainer" in found["engine"].text
-    assert "other" not in found
+    assert found["other"].verdict is Verdict.UNKNOWN
     same = next(iter(judge_gpus([two[0], two[0]], {})))
     assert same.verdict is Verdict.WARNING
     assert next(iter(judge_gpus((), {}))).verdict is Verdict.UNKNOWN
@@ -221,8 +308,21 @@ def test_the_hub_is_known_only_of_what_can_be_seen() -> None:
 
 
 def test_a_process_is_found_by_its_port_and_only_here(sglang: ScriptedSglang) -> None:
-    found = local_process(sglang.url)
-    assert found is not None
-    assert found.pid == os.getpid()
-    assert local_process("http://192.0.2.1:30000") is None, "an address of nobody (RFC 5737)"
-    assert local_process("http://127.0.0.1:1") is None
+    assert listener(sglang.url) == os.getpid()
+    assert listener("http://192.0.2.1:30000") is None, "an address of nobody (RFC 5737)"
+    assert listener("http://127.0.0.1:1") is None
+
+
+def test_versions_of_any_layout_are_measured_and_the_clock_before_the_wait_for_events(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_model(tmp_path / "run/weight_v000001")
+    adapter = tmp_path / "run/v000002/adapter_model.safetensors"
+    adapter.parent.mkdir()
+    adapter.write_bytes(bytes(7))
+    monkeypatch.setattr("refitd.doctor.root._tells", lambda _: time.sleep(0.2))  # no event ever comes
+    with probed(tmp_path) as nonce:
+        seen = look_at_root(tmp_path, nonce, None)
+    whole = (tmp_path / "run/weight_v000001/model.safetensors").stat().st_size
+    assert (seen.version, seen.held) == (whole, whole + 7)
+    assert abs(seen.skew) < 0.1

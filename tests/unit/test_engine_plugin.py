@@ -16,6 +16,8 @@ from refitd.engine.port import Outcome, Reached, Refit, Stage, Target
 from refitd.engine.sglang.adapter import SglangEngine
 from refitd_sglang import feeding
 from refitd_sglang.engine import Engine
+from support.forged import write_delta
+from support.mini_sglang import expected, tiny_weights, values
 from support.plugged_mini import PluggedMini, plugged_mini, put, target
 from support.scripted_server import hang_up, silence
 
@@ -124,7 +126,8 @@ async def test_one_rank_that_would_not_load_it_is_enough_and_the_others_let_go_o
 ) -> None:
     put(root, 1)
     with plugged_mini(root, size=2) as sglang:
-        monkeypatch.setattr(sglang.members[1].engine, "_known", lambda: (_ for _ in ()).throw(OSError("stale handle")))
+        looking = sglang.members[1].engine.looking
+        monkeypatch.setattr(looking, "_known", lambda: (_ for _ in ()).throw(OSError("stale handle")))
         async with speaking_to(sglang, root) as engine:
             done = await refit(engine, target(root, 1))
         assert (done.outcome, done.resumed) == (Outcome.NACK, True)
@@ -283,14 +286,15 @@ async def test_a_service_that_stops_while_a_rank_prepares_has_paused_nothing(
 ) -> None:
     put(root, 1)
     begun, go_on = threading.Event(), threading.Event()
-    look = sglang.members[0].engine._look
+    looking = sglang.members[0].engine.looking
+    look = looking.ahead
 
-    def slow(*args: Any) -> Any:
+    def slow(*args: Any, **more: Any) -> Any:
         begun.set()
         go_on.wait(30)
-        return look(*args)
+        return look(*args, **more)
 
-    monkeypatch.setattr(sglang.members[0].engine, "_look", slow)
+    monkeypatch.setattr(looking, "ahead", slow)
     async with speaking_to(sglang, root) as engine:
         running = asyncio.create_task(refit(engine, target(root, 1)))
         await asyncio.to_thread(begun.wait, 30)
@@ -366,3 +370,62 @@ async def test_an_engine_whose_release_of_the_plugin_speaks_otherwise_is_stock(
             seen = await probed(engine)
     assert seen.plugin is None
     assert "speaks protocol 2 and refitd 1" in (seen.stock_reason or "")
+
+
+def put_delta(root: Path, step: int, *, base: int) -> tuple[Path, Any]:
+    """A delta from the weights of the base's seed, and what comes of it."""
+    before = tiny_weights(base)
+    after = {name: tensor.clone() for name, tensor in before.items()}
+    after["q.weight"].view(-1)[3] += 1
+    folder = root / "run" / f"v{step:06d}"
+    write_delta(folder, "run", step, base, before, after)
+    return folder, after
+
+
+async def test_a_delta_is_written_into_what_is_served_and_its_answer_is_the_proof(
+    root: Path, sglang: PluggedMini
+) -> None:
+    async with speaking_to(sglang, root) as engine:
+        for step in (1, 2):
+            put(root, step)
+            assert (await refit(engine, target(root, step))).outcome is Outcome.ACK
+        _, after = put_delta(root, 3, base=2)
+        done = await refit(engine, target(root, 3, in_place=True))
+    assert (done.outcome, done.needs_full, "prepare" in done.timings) == (Outcome.ACK, False, True)
+    assert values(sglang.members[0].model) == expected(after)
+
+
+async def test_a_delta_that_does_not_lead_from_what_is_held_is_refused_without_a_pause_and_asks_for_a_full_version(
+    root: Path, sglang: PluggedMini
+) -> None:
+    put_delta(root, 3, base=2)
+    async with speaking_to(sglang, root) as engine:
+        done = await refit(engine, target(root, 3, in_place=True))
+    assert (done.outcome, done.resumed, done.needs_full) == (Outcome.NACK, True, True)
+    assert sglang.changes == [RESUME]
+    assert sglang.holds(0)
+
+
+async def test_a_delta_that_fits_no_more_in_the_pause_asks_for_a_full_version_as_well(
+    root: Path, sglang: PluggedMini
+) -> None:
+    async with speaking_to(sglang, root) as engine:
+        for step in (1, 2):
+            put(root, step)
+            await refit(engine, target(root, step))
+        put_delta(root, 3, base=2)
+
+        def meddle(stage: Stage) -> None:
+            if stage is Stage.PAUSE:
+                sglang.members[0].model.down.data.mul_(2)
+
+        done = await engine.refit(target(root, 3, in_place=True), meddle)
+    assert (done.outcome, done.resumed, done.needs_full) == (Outcome.NACK, True, True)
+
+
+async def test_without_its_plugin_an_engine_is_not_sent_a_delta(root: Path, sglang: PluggedMini) -> None:
+    put_delta(root, 3, base=2)
+    async with speaking_to(sglang, None) as engine:
+        done = await refit(engine, target(root, 3, in_place=True))
+    assert (done.outcome, done.needs_full) == (Outcome.NACK, True)
+    assert LOAD not in sglang.changes

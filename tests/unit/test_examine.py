@@ -225,6 +225,18 @@ def test_a_file_that_the_manifest_names_is_read_even_if_it_is_no_weights(root: P
     refused(judged(), Code.MANIFEST_MISMATCH, "tokenizer.json")
 
 
+def test_a_sparse_petabyte_beside_the_weights_is_refused_without_reading_it(root: Path, judged: Judged) -> None:
+    """It would be read to its end, block by block, for days."""
+    folder = two_shards(root)
+    (folder / "tokenizer.json").write_text("{}")
+    manifest_for(folder, model())
+    os.truncate(folder / "tokenizer.json", 2**43)
+    said = json.loads((folder / MANIFEST_NAME).read_text())
+    said["files"]["tokenizer.json"]["size"] = 2**43
+    (folder / MANIFEST_NAME).write_text(json.dumps(said))
+    refused(judged(), Code.MANIFEST_MISMATCH, "tokenizer.json")
+
+
 def test_a_folder_that_is_gone_is_unknown(judged: Judged) -> None:
     found = judged()
     assert isinstance(found, Unknown)

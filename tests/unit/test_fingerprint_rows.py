@@ -10,8 +10,10 @@ import torch
 from refitd_client.fingerprint import bits_of, fingerprint, fingerprints, twin
 from refitd_client.fingerprint.batch import Batch
 from refitd_client.fingerprint.definition import MASK, ROW
-from refitd_client.fingerprint.rows import Part, Rows, alike
+from refitd_client.fingerprint.rows import Listed, Rows, alike, whole
 from refitd_client.finite import rule_of
+
+HERE = torch.device("cpu")
 
 
 def bits(dtype: torch.dtype, count: int) -> Any:
@@ -26,14 +28,14 @@ def of(tensor: Any) -> Any:
 def followed(rows: Rows) -> dict[int, int]:
     """Fingerprints by number, from the addresses in the table alone, as a kernel has them."""
     found: dict[int, int] = {}
-    begins = rows.table[:, 4].contiguous()
+    begins, width = rows.table[:, 4].contiguous(), rows.listed.width
     assert rows.owner.tolist() == (torch.searchsorted(begins, torch.arange(len(rows)), right=True) - 1).tolist()
     for row, owner in enumerate(rows.owner.tolist()):
         address, _, count, first, begin, _, _, number = rows.table[owner].tolist()
         at = (row - begin) * ROW
-        size = min(ROW, count - at) * rows.width
-        raw = ctypes.string_at(address + at * rows.width, size)
-        share = fingerprint(np.frombuffer(raw, f"u{rows.width}"), first=first + at)
+        size = min(ROW, count - at) * width
+        raw = ctypes.string_at(address + at * width, size)
+        share = fingerprint(np.frombuffer(raw, f"u{width}"), first=first + at)
         found[number] = (found.get(number, 0) + share) & MASK
     return found
 
@@ -43,17 +45,16 @@ def test_rows_of_many_tensors_add_up_to_the_fingerprint_of_each(dtype: torch.dty
     """Of one element, of whole rows, of some more, of none, and of what no 16 bytes begin with."""
     torch.manual_seed(0)
     tensors = [bits(dtype, count) for count in (1, ROW, 3 * ROW + 17, 0, 64 * ROW)] + [bits(dtype, 2 * ROW + 1)[1:]]
-    parts = [Part(number=number, now=each, elements=each.numel()) for number, each in enumerate(tensors)]
-    found = {number: each for some in alike(parts) for number, each in followed(Rows(some)).items()}
+    parts = [whole(number, each) for number, each in enumerate(tensors)]
+    found = {number: each for some in alike(parts) for number, each in followed(Rows(some, HERE)).items()}
     assert found == {number: fingerprint(of(each)) for number, each in enumerate(tensors) if each.numel()}
 
 
 def test_what_is_not_finite_is_counted_only_where_a_rule_is_given() -> None:
     """Fingerprints alone take a smaller kernel."""
     tensor = bits(torch.bfloat16, ROW)
-    plain = Part(number=0, now=tensor, elements=ROW)
-    ruled = Part(number=1, now=tensor, rule=rule_of("BF16"), elements=ROW)
-    assert [Rows(parts).has_rules for parts in ([plain], [ruled], [plain, ruled])] == [False, True, True]
+    plain, ruled = whole(0, tensor), whole(1, tensor, rule_of("BF16"))
+    assert [Listed(parts).has_rules for parts in ([plain], [ruled], [plain, ruled])] == [False, True, True]
 
 
 def test_a_batch_sees_what_its_tensors_hold_at_each_call() -> None:

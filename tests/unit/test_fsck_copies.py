@@ -14,6 +14,7 @@ from refitd.fsck.compare import compare
 from refitd.fsck.disk import look_at_disk
 from refitd.fsck.facts import CopyFacts, DiskFacts, EngineFacts, Facts, JournalFacts
 from refitd.fsck.finding import Finding, Kind, Repair, Severity
+from refitd.fsck.telling import Untold
 from refitd.journal.condition import Sound
 from refitd.journal.origin import NEW
 from refitd_client.contract.naming import Order
@@ -90,7 +91,7 @@ async def test_a_flipped_byte_in_a_copy_is_found_by_reading_every_byte(tmp_path:
 
     async def odd() -> object:
         facts = await look_at_disk(
-            tmp_path, DiskFiles(tmp_path), [full, delta], copies, deep=True, incoming_ttl=1.0, tell=lambda _: None
+            tmp_path, DiskFiles(tmp_path), [full, delta], copies, deep=True, incoming_ttl=1.0, tell=Untold()
         )
         return facts.copies[0].odd
 

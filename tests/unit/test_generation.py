@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import numpy as np
-import published
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 from refitd_client import NameRefusedError, PublishError, StepConflictError, WeightPublisher
 from refitd_client.contract.naming import Order
 from refitd_client.generation import Conflict, decide, newest_in
+from support import published
 
 WEIGHTS = {"a": np.zeros(1, np.float32)}
 

@@ -39,6 +39,21 @@ async def test_what_is_durable_is_read_back_by_the_next_process(tmp_path: Path) 
         assert journal.read(reads.read_engines) == [engine(serving="v1")]
 
 
+def test_what_is_remembered_of_a_version_ends_with_it(tmp_path: Path) -> None:
+    """A run of a hundred thousand steps leaves their ids in memory, and nothing else."""
+    ledger = Ledger(Journal(tmp_path), SystemClock())
+    sizes: list[int] = []
+    for step in range(1, 50):
+        ledger.put_version(version(step))
+        ledger.refuse(version(step), "no room")
+        for configuration in ("one", "other"):
+            ledger.record_fingerprint(version(step).id, configuration, "found")
+        ledger.put_version(version(step, state=VersionState.DELETED))
+        sizes.append(sum(len(each) for name, each in vars(ledger).items() if isinstance(each, dict)))
+    assert len(ledger.gone) == 49
+    assert sizes[-1] == sizes[0]
+
+
 async def test_what_is_queued_when_the_service_stops_is_written(tmp_path: Path) -> None:
     async with written(tmp_path) as journal:
         await asyncio.sleep(0)

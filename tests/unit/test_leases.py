@@ -33,6 +33,14 @@ def test_an_engine_leases_what_it_serves_loads_and_may_be_restored_to() -> None:
     }
 
 
+def test_what_deltas_were_written_into_is_leased_as_long_as_they_are_served() -> None:
+    """The plugin has it mapped: written again as a slot, it would put something else back."""
+    engine = _engine(serving="exp~v000009", beneath="exp~v000004")
+    assert _sentences(engine)["exp~v000004"] == [
+        "engine 127.0.0.1:30000 serves deltas that were written into it, and would be put back from it"
+    ]
+
+
 def test_a_load_that_timed_out_keeps_its_lease_beside_the_load_that_repairs_it() -> None:
     engine = _engine(
         state=EngineState.UPDATING,

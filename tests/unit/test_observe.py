@@ -121,6 +121,16 @@ def test_a_failure_past_the_start_of_a_load_makes_the_contents_unknown() -> None
     assert (after.state, after.serving, after.known) == (EngineState.TAINTED, None, False)
 
 
+def test_what_an_engine_named_before_a_load_that_failed_is_not_forgotten_until_it_is_asked() -> None:
+    """A copy that it may still name is not written again: its server "rolls back" by reading what it names."""
+    tainted = Refit(outcome=Outcome.TAINTED, resumed=False)
+    after = after_refit(engine(serving="v6", model_path="/root/copies/a"), "v7", tainted, NOW)
+    again = after_refit(after, "v5", tainted, NOW)
+    assert (after.paths, again.paths) == (("/root/copies/a",), ("/root/copies/a",))
+    assert after_probe(again, reached("/root/copies/b"), None, None, NOW).paths == ("/root/copies/b",)
+    assert after_refit(again, "v5", Refit(outcome=Outcome.ACK, resumed=True), NOW).paths == ()
+
+
 def test_an_engine_that_cannot_be_repaired_is_quarantined() -> None:
     record = engine(serving="v6")
     for _ in range(QUARANTINE_AFTER):

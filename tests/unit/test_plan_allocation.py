@@ -59,6 +59,7 @@ def test_counts_say_the_same_as_a_string() -> None:
         ("trt:d1+d1", 1, "archon, fsdp, megatron, sglang"),
         ("sglang:d1|fsdp:d2", 11, "as many ranks"),
         ("sglang[a]:d1+fsdp[a]:d1", 19, "called a"),
+        ("sglang[d]:d1+fsdp[d]:d1", 19, "called d"),
         ("sglang:d1+fsdp:d1+fsdp:d1", 1, "has a name"),
         ("sglang:d4+megatron:(attn:d1p2t2|ffn:d1p2e4)", 37, "other ranks"),
         ("sglang:d4+megatron:(attn:d1p2t2|ffn:p4)", 37, "pipelines are one"),
@@ -90,6 +91,7 @@ def test_what_leaves_nothing_to_plan_is_refused(text: str) -> None:
         ("sglang:t3+d1", 2, 2, "3 GPUs"),
         ("sglang:d3t2+d2", 3, 3, "torn over nodes"),
         ("sglang:d1+d9", 8, 1, "9 ranks"),
+        ("sglang:d8+fsdp:d16", 8, 2, "asks for 24 GPUs, and 2 nodes of 8 have 16"),
     ],
 )
 def test_world_sizes_that_contradict_the_machine_are_refused(text: str, gpus: int, nodes: int, names: str) -> None:

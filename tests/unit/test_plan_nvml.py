@@ -13,7 +13,9 @@ from refitd_client.planning.nvml import read_gpus
 
 
 class _NvmlError(Exception):
-    pass
+    def __init__(self, text: str, value: int = 999) -> None:
+        super().__init__(text)
+        self.value = value
 
 
 def driver(gpus: int, *, broken: int | None = None, old: bool = False) -> ModuleType:
@@ -31,6 +33,7 @@ def driver(gpus: int, *, broken: int | None = None, old: bool = False) -> Module
 
     module: Any = ModuleType("pynvml")
     module.NVMLError = _NvmlError
+    module.NVML_ERROR_LIBRARY_NOT_FOUND, module.NVML_ERROR_DRIVER_NOT_LOADED = 12, 9
     module.nvmlMemory_v2 = 2
     module.nvmlInit = module.nvmlShutdown = lambda: None
     module.nvmlDeviceGetCount = lambda: gpus
@@ -60,6 +63,37 @@ def test_a_gpu_that_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "pynvml", driver(2, broken=1))
     with pytest.raises(PlanRefusedError, match=r"GPU 1 cannot be read \(GPU is lost\)"):
         plan("sglang:d1+fsdp:d1")
+
+
+@pytest.mark.parametrize(("value", "is_fault"), [(9, False), (12, False), (18, True)])
+def test_a_driver_that_does_not_answer_is_told_from_none(
+    value: int, is_fault: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """18: the library is of another release than the driver, as after an update."""
+    module = driver(1)
+
+    def refuse() -> None:
+        raise _NvmlError("Driver/library version mismatch", value)
+
+    monkeypatch.setattr(module, "nvmlInit", refuse)
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    if not is_fault:
+        assert read_gpus() == ()
+        return
+    with pytest.raises(PlanRefusedError, match="version mismatch"):
+        read_gpus()
+
+
+def test_a_driver_that_cannot_count_its_gpus_is_an_error_and_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = driver(1)
+
+    def refuse() -> int:
+        raise _NvmlError("Unknown Error")
+
+    monkeypatch.setattr(module, "nvmlDeviceGetCount", refuse)
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    with pytest.raises(PlanRefusedError, match="how many GPUs"):
+        read_gpus()
 
 
 def test_other_machines_are_not_measured_by_this_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,23 +8,27 @@ import pytest
 
 from refitd_client import PlanRefusedError, plan
 from refitd_client.planning import Gpu
-from refitd_client.planning.transport import COSTS, UNMEASURED, Transport
+from refitd_client.planning.costs import COSTS, UNMEASURED
+from refitd_client.planning.rules import RULES
+from refitd_client.planning.transport import Transport
 
 ONE_GPU: dict[str, Any] = {"gpus_per_node": 1, "gpu_memory": 44.42}
-BENCHMARKS = Path(__file__).parents[2] / "docs" / "benchmarks.md"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.mark.parametrize(
     ("allocation", "situation", "transport", "rule"),
     [
         ("sglang.d1p1t1+d1p1t1", ONE_GPU, "disk+delta", "duplicate-device"),
-        ("sglang.d1p1t1+d1p1t1", {**ONE_GPU, "deltas": False}, "disk", "duplicate-device"),
         ("sglang:d1|fsdp:d1", ONE_GPU, "disk+delta", "colocated"),
         ("sglang:d4|fsdp:d4", {"gpus_per_node": 4}, "disk+delta", "colocated"),
         ("sglang:d1|fsdp:d1", {**ONE_GPU, "plugin": True}, "handover", "hand-over"),
         ("sglang.d1+d1", {**ONE_GPU, "plugin": True}, "handover", "hand-over"),
         ("sglang:d1|fsdp:d1", {**ONE_GPU, "plugin": True, "expandable_segments": True}, "disk+delta", "colocated"),
         ("sglang:d4|fsdp:d4", {"gpus_per_node": 4, "plugin": True}, "disk+delta", "colocated"),
+        ("sglang:d1+fsdp:d1", {"gpus_per_node": 2, "plugin": True}, "handover", "hand-over"),
+        ("sglang:d1+fsdp:d1", {"gpus_per_node": 1, "nodes": 2, "plugin": True}, "nccl", "separate-devices"),
+        ("sglang:d2+fsdp:d4", {"gpus_per_node": 4, "plugin": True}, "nccl", "separate-devices"),
         ("sglang:d1+fsdp:d1", {"gpus_per_node": 2}, "nccl", "separate-devices"),
         ("sglang:d4t2+fsdp:d8", {"gpus_per_node": 8, "nodes": 2}, "nccl", "separate-devices"),
         ("sglang:d1+fsdp:d1", {"gpus_per_node": 2, "lora_rank": 16}, "disk", "lora"),
@@ -54,6 +58,47 @@ def test_ranks_that_share_a_uuid_rule_nccl_out_and_a_shared_name_does_not() -> N
     assert plan("sglang:d1+d1", gpus=other).rule == "separate-devices"
 
 
+def test_ranks_outside_the_update_group_may_share_gpus() -> None:
+    """Ranks 2 and 3 of the trainer begin again at the engines' GPUs, and are in no broadcast."""
+    made = plan("sglang:d2+fsdp:d4", gpus_per_node=4)
+    assert next(way for way in made.ways if way.transport is Transport.NCCL).hinders is None
+    assert "one rank" in str(next(way for way in made.ways if way.transport is Transport.HANDOVER).hinders)
+
+
+def test_a_hand_over_says_what_it_takes_for_granted_of_the_service() -> None:
+    made = plan("sglang:d1|fsdp:d1", gpus_per_node=1, plugin=True)
+    assert next(way for way in made.ways if way.chosen).carried_out
+    assert any("--strategy all" in text for text in made.assumptions)
+
+
+def test_the_plugin_is_looked_for_where_nobody_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("refitd_client.planning.planner.has_plugin", lambda: True)
+    assert plan("sglang:d1|fsdp:d1", gpus_per_node=1).rule == "hand-over"
+    monkeypatch.setattr("refitd_client.planning.planner.has_plugin", lambda: False)
+    made = plan("sglang:d1|fsdp:d1", gpus_per_node=1)
+    assert made.rule == "colocated"
+    assert any("--plugin" in text for text in made.assumptions)
+
+
+def test_adapters_have_no_way_without_shared_files() -> None:
+    with pytest.raises(PlanRefusedError, match="files alone"):
+        plan("sglang:d1+fsdp:d1", gpus_per_node=2, lora_rank=8, shared_files=False)
+    ways = {way.transport: way for way in plan("sglang:d1+fsdp:d1", gpus_per_node=2, lora_rank=8).ways}
+    assert all(ways[way].hinders for way in (Transport.NCCL, Transport.GLOO, Transport.DISK_DELTA))
+
+
+def test_nccl_is_kept_out_of_processes_that_do_not_train() -> None:
+    assert any("training processes only" in text for text in plan("sglang:d1+fsdp:d1", gpus_per_node=2).advice)
+    assert plan("sglang:d1|fsdp:d1", gpus_per_node=1).advice == ()
+
+
+def test_the_flags_are_what_was_planned_with() -> None:
+    flags = " ".join(plan("sglang:d1+fsdp:d1", gpus_per_node=2, lora_rank=8, attention_backend="fa3").sglang_flags)
+    assert "--attention-backend fa3" in flags
+    assert "--enable-lora" in flags
+    assert "--max-lora-rank 8" in flags
+
+
 def test_broadcasts_are_advised_and_never_claimed() -> None:
     made = plan("sglang:d1+fsdp:d1", gpus_per_node=2)
     by_refitd = {way.transport for way in made.ways if way.carried_out}
@@ -80,11 +125,16 @@ def test_nccl_brings_the_environment_that_both_sides_need() -> None:
 
 
 def test_every_figure_of_a_cost_stands_in_the_benchmarks() -> None:
-    page = BENCHMARKS.read_text()
+    page = (DOCS / "benchmarks.md").read_text()
     for transport, cost in COSTS.items():
         figures = re.findall(r"\d+(?:\.\d+)?", cost)
         assert cost == UNMEASURED or figures, transport
         assert [figure for figure in figures if figure not in page] == [], transport
+
+
+def test_the_page_has_the_rules_in_their_order() -> None:
+    rows = re.findall(r"^\| `([a-z-]+)` \|.*\| `([a-z+]+)` \|$", (DOCS / "planning.md").read_text(), re.MULTILINE)
+    assert rows == [(rule.name, rule.transport) for rule in RULES]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +151,14 @@ def test_every_figure_of_a_cost_stands_in_the_benchmarks() -> None:
         ({"gpus_per_node": 1, "batch_size": 0}, "--batch-size is 0"),
         ({"gpus_per_node": 1, "micro_batch_tokens": -5}, "--micro-batch-tokens is -5"),
         ({"gpus_per_node": 1, "mem_fraction_static": 1.5}, "--mem-fraction-static is 1.5"),
-        ({"gpus_per_node": 1, "precision": "fp4"}, "fp4"),
+        ({"gpus_per_node": 1, "precision": "fp4"}, "--precision is 'fp4': it is bf16, mixed, fp32"),
+        ({"gpus_per_node": 1, "optimizer": "lion"}, "--optimizer is 'lion': it is adamw, adamw8bit, sgd"),
+        ({"gpus_per_node": 1, "lora_rank": "32"}, "--lora-rank is '32', which is no whole number"),
+        ({"gpus_per_node": 1, "batch_size": 2.5}, "--batch-size is 2.5, which is no whole number"),
+        ({"gpus_per_node": 1, "gradient_checkpointing": "no"}, "neither true nor false"),
+        ({"gpus_per_node": 1, "mem_fraction_static": "0.8"}, "--mem-fraction-static is '0.8', which is no number"),
+        ({"gpus_per_node": "1"}, "--gpus-per-node is '1', which is no whole number"),
+        ({"gpus_per_node": 1, "gpu_memory": "80"}, "--gpu-memory is '80', which is no number"),
         ({"gpus_per_node": 1, "kv_cache_bytes": 3}, "kv_cache_bytes is 3"),
         ({"gpus_per_node": 1, "bach_size": 1}, "bach_size is no setting"),
     ],
@@ -120,5 +177,5 @@ def test_counts_need_both_sides() -> None:
 
 def test_what_was_assumed_is_listed_and_what_was_said_is_not() -> None:
     assert any("one node" in text for text in plan("sglang:d1|fsdp:d1", gpus_per_node=1).assumptions)
-    told = plan("sglang:d1|fsdp:d1", gpus=[Gpu(uuid="GPU-1", memory=80.0)], nodes=1).assumptions
+    told = plan("sglang:d1|fsdp:d1", gpus=[Gpu(uuid="GPU-1", memory=80.0)], nodes=1, plugin=False).assumptions
     assert told == ("no model was given: memory is not planned",)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from refitd_sglang import sparse
+from refitd_sglang import fitted, sparse
 from refitd_sglang.patch import HostPatch
 from refitd_sglang.standing import leads_from
 from refitd_sglang.transaction import Outcome
@@ -137,7 +137,7 @@ def test_a_delta_that_was_prepared_for_what_is_gone_does_not_fit_what_came(root:
     ],
 )
 def test_a_delta_leads_from_its_base_and_what_came_after_it(base: str, held: str, version: str, leads: bool) -> None:
-    changes = SimpleNamespace(delta=SimpleNamespace(base=base), label=version)
+    changes = SimpleNamespace(base=base, label=version)
     assert leads_from(changes, held) is leads  # type: ignore[arg-type]
 
 
@@ -360,7 +360,7 @@ def test_a_full_version_that_fails_after_deltas_is_undone_to_the_last_of_them(ro
 def test_deltas_that_lead_on_from_each_other_do_not_pile_up_for_ever(
     root: Path, startup: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sparse, "MOST_DELTAS", 2)
+    monkeypatch.setattr(fitted, "MOST_DELTAS", 2)
     rank, weights = serving(root, startup), tiny_weights(2)
     answers: list[str] = []
     for step in (3, 4, 5):

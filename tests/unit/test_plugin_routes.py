@@ -11,13 +11,13 @@ import torch
 from safetensors.torch import save_file
 
 from refitd.catalog.examine import structure
+from refitd_client.delta import Change
 from refitd_sglang.adjacent import together
+from refitd_sglang.copies import Copy
 from refitd_sglang.device_patch import BLOCK, _chunks
-from refitd_sglang.device_patch import units as patch_units
+from refitd_sglang.laid import COUNT, FIRST, NUMBER, Placed, blocks, lay
 from refitd_sglang.moves import joined, move_of, perform
 from refitd_sglang.overlap import parts_of
-from refitd_sglang.patch import Piece
-from refitd_sglang.recorder import Copy
 from refitd_sglang.road import table_of
 from refitd_sglang.routes import Route, overlap, routes_of
 
@@ -140,19 +140,32 @@ def test_arrays_that_follow_each_other_are_one() -> None:
     assert together([memory[::2]]) is None
 
 
-def test_units_of_a_patch_have_each_element_once() -> None:
-    route = Route(holder=0, offset=0, begin=0, rows=1, columns=9, row_index=9, row_place=9, column_place=1, whole=True)
-    pieces = [
-        Piece(str(count), route, np.arange(count, dtype=np.uint32), np.zeros(count, np.uint16))
-        for count in (1, BLOCK, 3 * BLOCK + 5, 7)
-    ]
-    table = patch_units(pieces, [4, 5, 6, 7], [64])
-    covered = [(number, at) for first, count, *_, number, _ in table.tolist() for at in range(first, first + count)]
-    wanted = [(4 + number, at) for number, at in _places([1, BLOCK, 3 * BLOCK + 5, 7])]
+def test_blocks_of_a_patch_have_each_element_once() -> None:
+    counts = [1, BLOCK, 3 * BLOCK + 5, 7]
+    changes = {str(count): _change(count) for count in counts}
+    laid = lay(changes, {name: Placed("BF16", (int(name),), (_whole(int(name)),)) for name in changes})
+    (group,) = laid.groups
+    table = blocks(group.table, BLOCK)
+    assert table[:, COUNT].max() == BLOCK
+    assert len(group.indices) == len(group.values) == sum(counts)
+    rows = table[:, [FIRST, COUNT, NUMBER]].tolist()
+    covered = [(number, at) for first, count, number in rows for at in range(first, first + count)]
+    wanted = _places(counts)
     assert covered == wanted
     chunks = _chunks(table, 2**14)
     assert (chunks[0].begin, chunks[-1].end) == (0, len(wanted))
     assert all(one.end == other.begin for one, other in pairwise(chunks))
+
+
+def _whole(count: int) -> Route:
+    return Route(
+        holder=0, offset=0, begin=0, rows=1, columns=count, row_index=count, row_place=count, column_place=1, whole=True
+    )
+
+
+def _change(count: int) -> Change:
+    indices, values = np.arange(count, dtype=np.uint32), np.zeros(count, np.uint16)
+    return Change(dtype="BF16", shape=(count,), indices=indices, values=values, base=0, result=0)
 
 
 def _places(counts: list[int]) -> list[tuple[int, int]]:

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import published
 import pytest
 from safetensors.numpy import save_file
 
-from refitd_client import InvalidWeightsError, PublishError, WeightPublisher, durable
+from refitd.catalog.header import HeaderRefusedError, read_header
+from refitd_client import InvalidWeightsError, PublishError, WeightPublisher, durable, header
+from refitd_client.contract.shard import MAX_HEADER_BYTES
 from refitd_client.contract.states import Kind
+from support import published
 
 
 @pytest.fixture
@@ -203,6 +205,20 @@ def test_a_header_that_cannot_be_is_refused(publisher: WeightPublisher, tmp_path
     folder.mkdir()
     (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
     _refused(publisher, folder, "model.safetensors")
+
+
+def test_a_header_that_the_service_would_not_read_is_not_published(publisher: WeightPublisher, tmp_path: Path) -> None:
+    """In tensors, or in a checkpoint of somebody else's: it would be rejected when it is there."""
+    with pytest.raises(InvalidWeightsError, match="set a smaller max_shard_bytes"):
+        header.encode([], {"note": "x" * MAX_HEADER_BYTES})
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    file = folder / "model.safetensors"
+    file.write_bytes((MAX_HEADER_BYTES + 1).to_bytes(8, "little"))
+    os.truncate(file, 2 * MAX_HEADER_BYTES)
+    _refused(publisher, folder, "save its tensors in several files")
+    with file.open("rb") as opened, pytest.raises(HeaderRefusedError):
+        read_header(opened.fileno(), 2 * MAX_HEADER_BYTES)
 
 
 def test_an_index_without_its_shard_is_refused(publisher: WeightPublisher, saved: Path) -> None:

@@ -2,6 +2,7 @@
 
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -9,16 +10,29 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import published
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from refitd_client import InvalidWeightsError, Publication, WeightPublisher, cuda, torch_tensors
+from refitd_client import (
+    InvalidWeightsError,
+    Publication,
+    WeightPublisher,
+    ahead,
+    bus,
+    cuda,
+    pinning,
+    sending,
+    torch_tensors,
+)
 from refitd_client.contract.manifest import parse_manifest
 from refitd_client.contract.slot import layout_of, slot_name, slots_path
 from refitd_client.fingerprint import fingerprints, to_texts
 from refitd_client.header import layout
+from support import published
+
+GPU = torch.device("cpu").index
+"""The number of the one that the tensors are on. It is not that of the current one."""
 
 
 class Driver:
@@ -28,19 +42,22 @@ class Driver:
         self.registered: list[int] = []
         self.refuses = False
 
-    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802 - CUDA's name
+    def register(self, address: int, count: int, device: int | None) -> int:
+        assert device == GPU
         self.registered.append(address)
         return 2 if self.refuses else 0
 
-    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802 - CUDA's name
+    def unregister(self, address: int, device: int | None) -> None:
+        assert device == GPU
         self.registered.remove(address)
-        return 0
 
 
 class Stream:
     """What was waited for."""
 
     waits = 0
+
+    cuda_stream = 7
 
     def __init__(self, *_: object) -> None: ...
 
@@ -61,13 +78,29 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
         device=lambda _: nullcontext(),
         current_stream=lambda _: None,
         current_device=lambda: 0,
-        cudart=lambda: driver,
     )
+    monkeypatch.setattr(pinning, "pin", driver.register)
+    monkeypatch.setattr(pinning, "unpin", driver.unregister)
     monkeypatch.setattr(torch, "cuda", fake)
     monkeypatch.setattr(torch_tensors, "on_gpu", lambda tensor: tensor.dtype is not torch.int32)
     monkeypatch.setattr(cuda, "pinned", lambda count: torch.empty(count, dtype=torch.uint8))
     monkeypatch.setattr(cuda, "_PIECE", 1000)
     return driver
+
+
+@pytest.fixture(params=["torch", "address"])
+def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How copies are begun, and the sizes of those that are by address, as the driver wants them."""
+    sizes: list[int] = []
+
+    def copy(way: str, target: int, source: int, count: int, stream: Any) -> None:
+        assert (way, stream.cuda_stream) == ("down", 7)
+        sizes.append(count)
+        bus.copy_here(target, source, count)
+
+    monkeypatch.setattr(bus, "copy", copy)
+    monkeypatch.setattr(bus, "has_driver", lambda: request.param == "address")
+    return sizes
 
 
 @pytest.fixture
@@ -117,20 +150,22 @@ def _publish(publisher: WeightPublisher, weights: dict[str, torch.Tensor], step:
 @pytest.mark.parametrize("refuses", [False, True])
 @pytest.mark.parametrize("block", ["committed", "staged"])
 def test_into_new_files_and_into_slots(
-    root: Path, publisher: WeightPublisher, driver: Driver, block: Any, refuses: bool
+    root: Path, by: list[int], publisher: WeightPublisher, driver: Driver, block: Any, refuses: bool
 ) -> None:
+    is_by_address = bus.has_driver() and not refuses
     driver.refuses = refuses
     for step in range(1, 5):
         done = _publish(publisher, state(step), step, block)
         expect(done.path, step)
         hand_back(root, done.path)
     files = len(list((root / slots_path("run")).glob("*/*")))
-    assert refuses or len(driver.registered) == files > 1, "each file once"
+    assert len(driver.registered) == files > 1, "each file once, also where that is refused"
+    assert bool(by) == is_by_address, "from the second version on"
 
 
 def test_a_cast_is_made_on_the_device(root: Path, driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     """No tensor that is there goes through host memory, and what arrives is what is published."""
-    monkeypatch.setattr(torch_tensors, "_read", lambda tensor, _: tensor.numpy().view(np.uint8))  # of `here` alone
+    monkeypatch.setattr(torch_tensors, "_read", lambda held, _: held.value.numpy().view(np.uint8))  # of `here` alone
     with WeightPublisher(root, "run", max_shard_bytes=4096, dtype=torch.bfloat16, fingerprints=True) as publisher:
         path = publisher.publish(state(1), step=1).path
     got = {name: tensor for shard in published.shards(path) for name, tensor in load_file(shard).items()}
@@ -138,6 +173,19 @@ def test_a_cast_is_made_on_the_device(root: Path, driver: Driver, monkeypatch: p
     assert all(torch.equal(got[name], tensor) for name, tensor in expected.items())
     found = dict(zip(expected, fingerprints(expected.values()), strict=True))
     assert parse_manifest((path / "refit.json").read_bytes()).fingerprints == to_texts(found)
+
+
+def test_a_file_that_no_gpu_writes_to_is_not_registered(
+    root: Path, by: list[int], publisher: WeightPublisher, driver: Driver
+) -> None:
+    """It would be with whichever GPU is current, which may be one that this process has no business on."""
+    mixed = {"a": torch.arange(2000, dtype=torch.int32), "b": torch.ones(10, dtype=torch.int32), "c": torch.ones(500)}
+    for step in (1, 2, 3):
+        path = publisher.publish(mixed, step=step).path
+        published.check(path)
+        assert len(published.shards(path)) == 2
+        hand_back(root, path)
+    assert len(driver.registered) == 1
 
 
 def test_what_was_registered_is_given_back(root: Path, publisher: WeightPublisher, driver: Driver) -> None:
@@ -166,3 +214,71 @@ def test_a_failure_waits_for_the_copies_before_the_slot_goes(
         _publish(publisher, bad, 2, block)
     assert Stream.waits > waits
     assert published.leftovers(root / "run") == []
+
+
+def many(seed: int) -> dict[str, torch.Tensor]:
+    """Eight tensors, each in a file of its own."""
+    chance = torch.Generator().manual_seed(seed)
+    return {f"w{number}": torch.randn(4096, generator=chance) for number in range(8)}
+
+
+def test_few_copies_are_begun_before_the_bus_is_waited_for(
+    root: Path, publisher: WeightPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU's queue is short: who fills it waits in the driver, and keeps every other thread waiting."""
+    marks: list[int] = []
+    waited: list[int] = []
+
+    def mark(self: cuda.DeviceCopies) -> Any:
+        self._flush()
+        number = len(marks)
+        marks.append(number)
+
+        def arrived() -> None:
+            if threading.current_thread() is threading.main_thread():
+                waited.append(len(marks) - number)
+
+        return arrived
+
+    monkeypatch.setattr(cuda.DeviceCopies, "mark", mark)
+    monkeypatch.setattr(ahead, "_MARKS", 3)
+    publisher.publish(many(1), step=1)
+    assert (len(marks), waited) == (8, [4] * 5)
+
+
+def test_copies_of_many_small_tensors_are_waited_for_as_well(
+    root: Path, by: list[int], publisher: WeightPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may be thousands in one block."""
+    monkeypatch.setattr(sending, "_COPIES", 4)
+    monkeypatch.setattr(ahead, "_ENTRIES", 10)
+    far: list[int] = []
+    real = ahead.Ahead.wait
+    monkeypatch.setattr(ahead.Ahead, "wait", lambda self: (far.append(self._entries), real(self)))
+    small = {f"w{number:02}": torch.full((3,), float(number)) for number in range(40)}
+    hand_back(root, publisher.publish(small, step=1).path)
+    far.clear()
+    published.check(publisher.publish(small, step=2).path)
+    assert far == [15] * 8
+
+
+def test_blocks_are_digested_while_later_copies_have_not_begun(
+    root: Path, by: list[int], publisher: WeightPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who begins late ends late: digests are hardly faster than the bus."""
+    digested = threading.Event()
+    real, copy = sending.digest_of_block, cuda.DeviceCopies.copy
+
+    def digest(data: Any) -> bytes:
+        digested.set()
+        return real(data)
+
+    def begin(self: cuda.DeviceCopies, source: Any, *rest: Any) -> None:
+        assert source.entry.name != "w7" or digested.wait(10)
+        copy(self, source, *rest)
+
+    monkeypatch.setattr(sending, "digest_of_block", digest)
+    monkeypatch.setattr(cuda.DeviceCopies, "copy", begin)
+    hand_back(root, publisher.publish(many(1), step=1).path)
+    digested.clear()
+    published.check(publisher.publish(many(2), step=2).path)

@@ -5,14 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import durable_effects
 import numpy as np
-import published
 import pytest
 from safetensors.numpy import save_file
 
 from refitd_client import InvalidWeightsError, WeightPublisher, durable
 from refitd_client.contract.slot import slots_path
+from support import durable_effects, published
 
 
 @pytest.fixture(params=["disk", "memory"])
@@ -138,6 +137,24 @@ def test_the_service_takes_the_slot_first(
     path = publisher.publish(durable_effects.weights(2), step=2).path
     expect(path, 2)
     assert not inodes(path) & before
+
+
+def test_the_service_takes_the_slots_folder_away_when_its_last_slot_was_taken(
+    root: Path, publisher: WeightPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Right after the publisher's rename: the folder is empty then."""
+    slot = durable_effects.make_slot(root)
+    before, rename = inodes(slot), durable.rename
+
+    def slow(old: Path, new: Path) -> None:
+        rename(old, new)
+        if old == slot:
+            slot.parent.rmdir()
+
+    monkeypatch.setattr(durable, "rename", slow)
+    path = publisher.publish(durable_effects.weights(2), step=2).path
+    expect(path, 2)
+    assert inodes(path) == before
 
 
 def test_a_publication_that_fails_throws_its_slot_away(root: Path, publisher: WeightPublisher) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import published
 import pytest
 import safetensors.torch
 import torch
@@ -15,6 +14,7 @@ from torch import nn
 
 from refitd_client import InvalidWeightsError, Progress, WeightPublisher
 from refitd_client.tensors import DTYPES
+from support import published
 
 
 @pytest.fixture

@@ -7,15 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import published
 import pytest
 
 from refitd_client import NoSpaceError, WeightPublisher, durable, reserve, staging
+from refitd_client.contract import digest
 from refitd_client.contract.digest import FileDigest
 from refitd_client.contract.manifest import parse_manifest
 from refitd_client.contract.states import Kind
 from refitd_client.delta import DeltaRules, read_delta
 from refitd_client.reserve import Reserve
+from support import published
 from support.stand_in_service import StandIn, make_engine, stand_in
 
 
@@ -70,8 +71,13 @@ def publish(folder: Path, service: StandIn, changes: list[int]) -> list[Path]:
     return paths
 
 
-def test_a_delta_in_reserved_room_is_the_same_file(folder: Path, service: StandIn, named: list[Path]) -> None:
-    """Of the size that it should have, whether it takes less than was reserved, or more."""
+def test_a_delta_in_reserved_room_is_the_same_file(
+    folder: Path, service: StandIn, named: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the size that it should have, whether it takes less than was reserved, or more; and of several blocks."""
+    monkeypatch.setattr(digest, "BLOCK", 10_000)
+    monkeypatch.setattr(staging, "_JOB", 10_000)
+    monkeypatch.setattr(staging, "lanes_for", lambda jobs: 4)
     paths = publish(folder, service, [5000, 5100, 300, 90_000, 80_000])
     assert [path.parent.name[:9] for path in named] == [".incoming"] * 4
     sizes = [(path / "weights.refit-delta").stat() for path in paths]
@@ -82,7 +88,7 @@ def test_what_was_reserved_in_vain_leaves_nothing(folder: Path) -> None:
     """Neither a name nor blocks."""
     before = os.statvfs(folder).f_bfree
     room = Reserve(folder)
-    room.expect(2**24)
+    room.expect(2**24, None)
     room.begin()
     room.begin()
     assert list(folder.iterdir()) == []
@@ -123,6 +129,6 @@ def test_a_file_system_that_is_full_when_the_room_is_too_small(
 def test_on_a_disk_nothing_is_taken_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reserve, "is_tmpfs", lambda _: False)
     room = Reserve(tmp_path)
-    room.expect(2**24)
+    room.expect(2**24, None)
     room.begin()
     assert room.take() is None

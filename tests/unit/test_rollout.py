@@ -9,7 +9,9 @@ from structlog.testing import capture_logs
 
 from refitd.engine.port import Outcome, Refit
 from refitd.journal.journal import JournalError
+from refitd.ledger import Ledger
 from refitd.problem import ProblemError
+from refitd.rollout.record import EngineRecord
 from refitd_client.contract.states import EngineState, RolloutState, VersionState
 from support.fleets import running
 from support.records import version
@@ -43,6 +45,26 @@ async def test_newest_wins_and_skipped_versions_are_counted(tmp_path: Path) -> N
         await stage.until(lambda: stage.ledger.engines[A].serving == version(4).id)
         assert engine.loads == ["/root/run/v000001", "/root/run/v000004"]
         assert stage.ledger.engines[A].skipped == 2
+
+
+async def test_a_version_that_is_overtaken_as_it_is_proven_was_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is a good one to go back to, though nobody looked before the next one came."""
+    real = Ledger.put_engine
+
+    def and_overtake(ledger: Ledger, engine: EngineRecord, why: str) -> None:
+        real(ledger, engine, why)
+        if engine.state is EngineState.IN_SYNC and engine.serving == version(1).id:
+            monkeypatch.setattr(Ledger, "put_engine", real)
+            ledger.put_version(version(2))
+
+    monkeypatch.setattr(Ledger, "put_engine", and_overtake)
+    async with running(tmp_path, {"a": SimulatedEngine()}) as stage:
+        stage.ledger.put_version(version(1))
+        await stage.until(lambda: version(2).id in stage.ledger.versions)
+        await stage.until(lambda: stage.ledger.versions[version(2).id].served_at is not None)
+        assert stage.ledger.versions[version(1).id].served_at is not None
 
 
 async def test_steps_out_of_order_never_take_an_engine_backwards(tmp_path: Path) -> None:

@@ -1,18 +1,21 @@
 """The sweep with slots: what it discards comes back to the publisher, within bounds, and never too early."""
 
+import errno
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from refitd.catalog.record import VersionRecord
 from refitd.catalog.scan import Listing, scan
 from refitd.clock import SystemClock
+from refitd.reclaim import slots
 from refitd.reclaim.folders import DiskFolders
 from refitd.reclaim.keep import KeepRules
 from refitd.reclaim.leases import EngineView, Views
-from refitd.reclaim.outcome import Discarded
+from refitd.reclaim.outcome import Discarded, Refused, sentence
 from refitd.reclaim.slots import Slot
 from refitd.reclaim.spare import SlotRules
 from refitd.reclaim.sweep import Sweeper
@@ -113,6 +116,22 @@ async def test_the_next_version_lies_in_the_files_of_one_that_was_reclaimed(worl
     assert world.publish(3) == first
     assert world.slots == []
     assert list((world.root / ".refitd" / "trash").iterdir()) == []
+
+
+async def test_why_files_are_not_recycled_is_logged_once_and_not_for_each_version(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(_: int, discarded: Discarded, __: str) -> Refused:
+        return Refused(discarded.path, sentence(discarded.path, OSError(errno.EIO, "Input/output error")))
+
+    monkeypatch.setattr(slots, "hand_back", refused)
+    sweeper, reasons = world.sweeper(), list[str]()
+    with capture_logs() as logs:
+        for step in range(1, 4):
+            world.publish(step)
+            reasons += [line.reasons[-1] for line in (await sweeper.run()).items if line.version == v(step - 1)]
+    assert len(set(reasons)) == 2, "each names its version"
+    assert [log["version"] for log in logs if log["event"] == "a version's files are not recycled"] == [v(1)]
 
 
 async def test_no_more_slots_are_kept_than_asked_for(world: World) -> None:

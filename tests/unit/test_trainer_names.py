@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.torch
-import sharded_cases
 import torch
 
 from refitd_client import InvalidWeightsError, WeightPublisher
 from refitd_client.casts import casts
 from refitd_client.trainer_names import published_names
+from support import sharded_cases
 
 
 @pytest.mark.parametrize(

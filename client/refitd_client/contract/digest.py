@@ -9,7 +9,7 @@ at 7 GB/s, a bus brings 55 GB/s: a digest of a whole large file would be ready l
 Digests find damage; they do not keep out a forger.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import xxhash
@@ -39,10 +39,37 @@ class FileDigest:
             self._hasher.update(piece)
             self._room -= len(piece)
 
+    def begin_with(self, blocks: Sequence[bytes]) -> None:
+        """Take the digests of the file's first blocks, none of which is its last, instead of their bytes."""
+        self._blocks = list(blocks)
+
     @property
     def text(self) -> str:
         """Of the bytes so far, as the manifest has it."""
         return joined([*self._blocks, self._hasher.digest()])
+
+
+def in_blocks(parts: Iterable[memoryview]) -> list[list[memoryview]]:
+    """The bytes of a file by blocks, each in pieces. A file without bytes has one block without pieces."""
+    found: list[list[memoryview]] = [[]]
+    room = BLOCK
+    for part in parts:
+        rest = part
+        while rest:
+            if not room:
+                found.append([])
+                room = BLOCK
+            found[-1].append(rest[:room])
+            rest, room = rest[room:], room - min(room, len(rest))
+    return found
+
+
+def digest_of_pieces(pieces: Iterable[memoryview]) -> bytes:
+    """Of a block, for `joined`."""
+    hasher = xxhash.xxh3_128()
+    for piece in pieces:
+        hasher.update(piece)
+    return hasher.digest()
 
 
 def digest_of_block(data: NDArray[np.uint8]) -> bytes:

@@ -60,6 +60,14 @@ class EngineState(StrEnum):
     QUARANTINED = "QUARANTINED"  # could not be repaired: stays paused, counted, alerted
 
 
+class DeliveryState(StrEnum):
+    """How far a webhook is."""
+
+    WAITING = "WAITING"
+    DELIVERED = "DELIVERED"
+    GIVEN_UP = "GIVEN_UP"
+
+
 class Standing(StrEnum):
     """How a run stands, for whoever only looks at it for a moment."""
 

@@ -6,7 +6,15 @@ Times of day are RFC 3339 strings in UTC and for display only. Durations in `tim
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
-from refitd_client.contract.states import EngineState, Kind, RolloutState, Standing, VersionState, WaitOutcome
+from refitd_client.contract.states import (
+    DeliveryState,
+    EngineState,
+    Kind,
+    RolloutState,
+    Standing,
+    VersionState,
+    WaitOutcome,
+)
 
 ItemT = TypeVar("ItemT")
 
@@ -229,6 +237,20 @@ class ReclaimPlan:
     items: list[Reclaimable]
     freed_bytes: int
     done: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """A webhook to one URL. `to` names its host alone: the rest may be a secret. `reason`: why the last try failed."""
+
+    id: str
+    topic: str
+    to: str
+    state: DeliveryState
+    tries: int
+    created_at: str
+    ended_at: str | None = None
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@
 all for the publisher, `plan` decides. Importing it imports no torch.
 """
 
-from refitd_client.delta.apply import apply, apply_to_checkpoint, check_fits
+from refitd_client.delta.apply import apply, check_fits
 from refitd_client.delta.change import Change, Delta, DeltaRefusedError, index_type, union
 from refitd_client.delta.find import changed
 from refitd_client.delta.layout import Compression, Encoding
@@ -21,7 +21,6 @@ __all__ = [
     "EncodedDelta",
     "Encoding",
     "apply",
-    "apply_to_checkpoint",
     "changed",
     "check_fits",
     "encode",

@@ -1,18 +1,14 @@
-"""Applying a delta in place: to arrays in memory, or to a checkpoint's mapped files.
+"""Applying a delta in place, to arrays in memory: for readers other than refitd's own (docs/delta-format.md).
 
 Nothing is written before all of it is known to fit. Applying is idempotent; if it is stopped in the middle, the tensors
 are neither the old version nor the new one until it is applied again, so whoever applies keeps readers away meanwhile.
 """
 
 from collections.abc import Mapping
-from contextlib import ExitStack
-from mmap import ACCESS_WRITE, mmap
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from refitd_client import header
 from refitd_client.delta.change import Change, Delta, DeltaRefusedError
 from refitd_client.fingerprint import Bits, bits_of, fingerprint, to_text, updated, width_of
 from refitd_client.header import Entry
@@ -65,34 +61,6 @@ def check_fits(delta: Delta, entries: Mapping[str, Entry]) -> None:
                 f"the delta changes tensor {name} as {change.dtype} of shape {list(change.shape)}, and it is "
                 f"{entry.dtype} of shape {list(entry.shape)}"
             )
-
-
-def apply_to_checkpoint(delta: Delta, folder: Path, fingerprints: Mapping[str, int] | None = None) -> dict[str, int]:
-    """Apply a delta to the `*.safetensors` in a folder, in place, through a shared mapping; as `apply`.
-
-    The folder must be one that nobody else reads or writes: a copy of a version, never a version itself.
-
-    Raises:
-        DeltaRefusedError: as `apply`.
-        InvalidWeightsError: a file is no safetensors file, or is damaged.
-        OSError: a file cannot be mapped or written back.
-    """
-    with ExitStack() as stack:
-        targets: dict[str, tuple[Entry, NDArray[np.uint8]]] = {}
-        maps: list[mmap] = []
-        for path in sorted(folder.glob("*.safetensors")):
-            located = header.locate(path)
-            if not located.keys() & delta.changes.keys():
-                continue
-            file = stack.enter_context(path.open("r+b"))
-            mapped = mmap(file.fileno(), 0, access=ACCESS_WRITE)
-            maps.append(mapped)
-            data = np.frombuffer(mapped, np.uint8)
-            targets |= {name: (entry, data[begin : begin + entry.nbytes]) for name, (entry, begin) in located.items()}
-        results = apply(delta, targets, fingerprints)
-        for mapped in maps:
-            mapped.flush()
-        return results
 
 
 def _apply(change: Change, data: NDArray[np.uint8], before: int | None) -> int:

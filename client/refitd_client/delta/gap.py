@@ -17,6 +17,11 @@ _CHUNK = 2**20  # tokens; sums take 8 bytes each
 
 def encode(indices: Indices) -> NDArray[np.uint16]:
     """Tokens for indices in strict order."""
+    near = indices.copy()
+    near[1:] -= indices[:-1]
+    near[1:] -= 1
+    if len(near) == 0 or int(near.max()) < ESCAPE:  # as nearly always: a third of the time, in less memory
+        return near.astype(np.uint16)
     wide = indices.astype(np.int64)
     gaps = np.diff(wide, prepend=-1) - 1
     escapes = gaps // ESCAPE

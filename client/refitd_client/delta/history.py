@@ -69,6 +69,10 @@ class History:
                 before.setdefault(name, step.before[name])
         return Since(indices={name: union(found) for name, found in parts.items()}, before=before)
 
+    def most_since(self, base: str, last: Step) -> int:
+        """How many elements that can be at most: as many as if no two steps had changed the same one."""
+        return sum(step.changed for step in [*self._after(base), last])
+
     def _after(self, base: str) -> list[Step]:
         steps = list(self._steps)
         if base == self._first:

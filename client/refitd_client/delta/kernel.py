@@ -18,16 +18,16 @@ from refitd_client.fingerprint.definition import COLUMN_SEED, ROW, SPLITMIX, WEY
 from refitd_client.fingerprint.kernel import constants, key, mixed
 from refitd_client.fingerprint.rows import FIELDS, Rows
 
-_SPAN, _WARPS = 512, 4  # elements that a program takes at a time, and by how many warps
+_SPAN, _WARPS = 256, 1  # elements that a program takes at a time, and by how many warps: others take 1/6 longer or more
 _FOUND = 64  # changes that a program takes at a time: a row of 4096 elements has 41 when 1 % did
 
 
 def count(rows: Rows, begin: int, end: int, counts: Any) -> None:
-    """Write how many elements changed in each of the rows from `begin` to `end` to `counts` (int32 a row)."""
-    taken = {name: value for name, value in constants(rows.width).items() if name in {"BITS", "ROW"}}
+    """Write how many elements changed in each of the rows from `begin` to `end` to `counts` (an integer a row)."""
+    taken = {name: value for name, value in constants(rows.listed.width).items() if name in {"BITS", "ROW"}}
     with torch.cuda.device(rows.device):
         _count[(end - begin,)](
-            rows.table, rows.owner, counts, begin, FIELDS=FIELDS, ALIGNED=rows.is_aligned, **taken, num_warps=8
+            rows.table, rows.owner, counts, begin, FIELDS=FIELDS, ALIGNED=rows.listed.is_aligned, **taken, num_warps=8
         )
 
 
@@ -55,16 +55,16 @@ def take(
         update: make the base what is there now.
     """
     indices, values, olds = rooms
-    shape = {name: value for name, value in constants(rows.width).items() if name in {"BITS", "ROW"}}
+    shape = {name: value for name, value in constants(rows.listed.width).items() if name in {"BITS", "ROW"}}
     with torch.cuda.device(rows.device):
         _take[(end - begin,)](
-            rows.table, rows.owner, starts, indices, values, olds, begin, FIELDS=FIELDS, ALIGNED=rows.is_aligned,
+            rows.table, rows.owner, starts, indices, values, olds, begin, FIELDS=FIELDS, ALIGNED=rows.listed.is_aligned,
             UPDATE=update, INDEX=tl.int64 if indices.dtype == torch.int64 else tl.int32, SPAN=_SPAN, num_warps=_WARPS,
             **shape,
         )  # fmt: skip
         _add[(end - begin,)](
             rows.table, rows.owner, starts, keys, sums, indices, values, olds, begin, FIELDS=FIELDS, FOUND=_FOUND,
-            num_warps=1, **constants(rows.width),
+            num_warps=1, **constants(rows.listed.width),
         )  # fmt: skip
 
 
@@ -82,7 +82,7 @@ def _keys(out, ROW: tl.constexpr, SEED: tl.constexpr, WEYL: tl.constexpr, SPLIT_
     tl.store(out + column, key(column.to(tl.uint64), SEED, WEYL, SPLIT_1, SPLIT_2).to(tl.int64, bitcast=True))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first"])  # else variants are compiled in mid-step
 def _count(
     table, owner, counts, first, FIELDS: tl.constexpr, ALIGNED: tl.constexpr, BITS: tl.constexpr, ROW: tl.constexpr
 ):
@@ -108,7 +108,7 @@ def _report(starts, begins, out, count, BLOCK: tl.constexpr):
     tl.store(out + at, tl.load(starts + tl.load(begins + at, mask=inside, other=0), mask=inside), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first"])  # else variants are compiled in mid-step
 def _take(
     table, owner, starts, indices, values, olds, first,
     FIELDS: tl.constexpr, ALIGNED: tl.constexpr, UPDATE: tl.constexpr, INDEX: tl.constexpr,
@@ -145,7 +145,7 @@ def _take(
             place += tl.sum(found, axis=0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first"])  # else variants are compiled in mid-step
 def _add(
     table, owner, starts, keys, sums, indices, values, olds, first, FIELDS: tl.constexpr, FOUND: tl.constexpr,
     BITS: tl.constexpr, WORK: tl.constexpr, SIZE: tl.constexpr, ROW: tl.constexpr,
@@ -171,7 +171,8 @@ def _add(
             at = begin + tl.arange(0, FOUND)
             inside = at < count
             begin += FOUND
-            column = tl.load(indices + room + at, mask=inside, other=0) % ROW
+            # Not %: as int32, an index from 2^31 on is negative, and a remainder would be so, too.
+            column = tl.load(indices + room + at, mask=inside, other=0) & (ROW - 1)
             new = tl.load(values + room + at, mask=inside, other=0).to(BITS, bitcast=True).to(WORK)
             old = tl.load(olds + room + at, mask=inside, other=0).to(BITS, bitcast=True).to(WORK)
             bad += (inside & ((new & mask) == pattern)).to(tl.int32)

@@ -38,7 +38,7 @@ class Compression(StrEnum):
     ZSTD = "zstd"
 
 
-class Row(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=True):
+class Row(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=True, gc=False):
     """One tensor in the metadata's `tensors`. `tokens` counts those of the gap encoding."""
 
     dtype: str

@@ -7,10 +7,14 @@
     not committed, whatever stopped it   forget everything: the next version is full
 
 The comparison is made for full versions too, as long as few elements change: then an anchor ends no chain.
+
+The trainer waits for the comparison and the plan. A delta is put together afterwards, from what was found and from the
+shadow, which stays as it is until the next version is offered.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from refitd_client.content import Content
 from refitd_client.contract.manifest import Claims, fitting_fingerprints
@@ -21,6 +25,7 @@ from refitd_client.delta.layout import Compression, Encoding
 from refitd_client.delta.plan import DeltaRules, FromBase, Full, plan_delta
 from refitd_client.delta.served import Asked
 from refitd_client.delta.shadow import Changes, Shadows
+from refitd_client.delta.writer import fits_surely
 from refitd_client.fingerprint import Bits, to_texts
 from refitd_client.header import Entry
 from refitd_client.reserve import Reserve
@@ -30,19 +35,29 @@ from refitd_client.tensors import TensorSource
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """What to publish. `why_full` is None for a delta. `density` is the share of elements that changed in this step."""
+    """What to publish. `why_full` is None for a delta. `density` is the share of elements that changed in this step.
 
-    content: Content
+    `content` makes it. That of a delta needs nothing of the caller's tensors, and is made in any thread, once.
+    """
+
+    content: Callable[[], Content]
+    is_delta: bool = False
     why_full: str | None = None
     density: float | None = None
 
 
 @dataclass(slots=True, kw_only=True)
 class _Memory:
-    """What is remembered of the versions so far. `next` is the step that was offered and is not committed yet."""
+    """What is remembered of the versions so far. `next` is the step that was offered and is not committed yet.
+
+    `most` is how many elements a delta may list; `fits` says that any delta of these tensors can be encoded.
+    """
 
     entries: dict[str, Entry]
+    elements: int
+    most: int
     shadows: Shadows
+    fits: bool
     history: History | None = None
     since_anchor: int = 0
     next: Step | None = None
@@ -83,10 +98,11 @@ class DeltaMaker:
         """
         if self._refused is not None:
             self.forget()
-            return Offer(content=content, why_full=self._refused)
+            return Offer(content=lambda: content, why_full=self._refused)
         if not isinstance(content.weights, TensorShards):
             self.forget()
-            return Offer(content=content, why_full="deltas are made of state dicts and modules, and this is a folder")
+            why = "deltas are made of state dicts and modules, and this is a folder"
+            return Offer(content=lambda: content, why_full=why)
         sources = content.weights.sources
         memory = self._memory
         if memory is None or not _same(memory, sources):
@@ -100,24 +116,29 @@ class DeltaMaker:
         if memory is None:
             return
         if memory.next is None or memory.history is None:
-            room = int(2 * self._rules.threshold * _elements(memory))  # steps overlap: their union may still be small
+            room = 2 * memory.most  # steps overlap: their union may still be small
             memory.history = History(version, room)
         else:
             memory.history.add(memory.next)
         memory.since_anchor = 0 if memory.next_is_full else memory.since_anchor + 1
         memory.next = None
+        self._reserve.begin()  # for the next one: while the trainer makes its step there is time for it
 
     def _begin(self, content: Content, full: TensorShards, why: str) -> Offer:
         self.forget()  # before the new copy is made: there need not be room for both
         shadows = Shadows(full.sources, stream=self._stream)
-        self._memory = _Memory(entries={source.entry.name: source.entry for source in full.sources}, shadows=shadows)
-        return Offer(content=_in_full(content, full, shadows), why_full=why)
+        entries = {source.entry.name: source.entry for source in full.sources}
+        elements = sum(elements_of(entry.dtype, entry.shape) for entry in entries.values())
+        fits = fits_surely(entries.values(), self._wire[1])
+        self._memory = _Memory(
+            entries=entries, elements=elements, most=self._rules.most(elements), shadows=shadows, fits=fits
+        )
+        return Offer(content=partial(_in_full, content, full, shadows), why_full=why)
 
     def _go_on(self, memory: _Memory, content: Content, full: TensorShards, version: str) -> Offer:
         asked = Asked(self._ask_base)
-        self._reserve.begin()
         before = dict(memory.shadows.fingerprints)
-        changes = memory.shadows.find(full.sources, most=int(self._rules.threshold * _elements(memory)))
+        changes = memory.shadows.find(full.sources, most=memory.most)
         if full.check_finite:
             check_finite(changes)
         step = Step(
@@ -125,36 +146,49 @@ class DeltaMaker:
             indices={name: found.indices for name, found in changes.found.items()},
             before={name: before[name] for name in changes.found},
         )
-        density = changes.count / max(1, _elements(memory))
-        planned, since = self._plan(memory, step, density, asked.answer())
-        memory.next = None if density > self._rules.threshold else step  # indices of everything are not worth keeping
-        if isinstance(planned, FromBase) and since is not None:
-            planned = self._delta(memory, since, planned.base, version, changes)
-        memory.next_is_full = not isinstance(planned, Content)
-        if isinstance(planned, Content):
-            return Offer(content=planned, density=density)
-        self._reserve.close()
-        why = planned.why if isinstance(planned, Full) else ""
-        return Offer(content=_in_full(content, full, memory.shadows), why_full=why, density=density)
+        density = changes.count / max(1, memory.elements)
+        planned = self._plan(memory, step, changes.count, asked.answer())
+        memory.next = None if changes.count > memory.most else step  # indices of everything are not worth keeping
+        if isinstance(planned, FromBase):
+            planned = self._delta(memory, step, planned.base, changes)
+        memory.next_is_full = isinstance(planned, Full)
+        if isinstance(planned, Full):
+            self._reserve.close()
+            whole = partial(_in_full, content, full, memory.shadows)
+            return Offer(content=whole, why_full=planned.why, density=density)
+        return Offer(content=planned, is_delta=True, density=density)
 
-    def _plan(
-        self, memory: _Memory, step: Step, density: float, base: str | Full
-    ) -> tuple[FromBase | Full, Since | None]:
+    def _plan(self, memory: _Memory, step: Step, changed: int, base: str | Full) -> FromBase | Full:
         history = memory.history
         if isinstance(base, str) and (history is None or not history.knows(base)):
             base = Full(f"{base}, which engines serve, is not among the last versions of this publisher")
-        if isinstance(base, Full) or history is None or density > self._rules.threshold:
-            return plan_delta(base, density, memory.since_anchor, self._rules), None
-        history.forget_before(base)
-        since = history.since(base, step)
-        return plan_delta(base, since.changed / max(1, _elements(memory)), memory.since_anchor, self._rules), since
+        if isinstance(base, str) and history is not None and changed <= memory.most:
+            history.forget_before(base)
+            changed = history.most_since(base, step)
+            if changed > memory.most:  # steps overlap: only now it is worth counting
+                changed = history.since(base, step).changed
+        return plan_delta(base, changed, memory.since_anchor, self._rules, elements=memory.elements)
 
-    def _delta(self, memory: _Memory, since: Since, base: str, version: str, changes: Changes) -> Content | Full:
-        shadows = memory.shadows
+    def _delta(self, memory: _Memory, step: Step, base: str, changes: Changes) -> Callable[[], Content] | Full:
+        """What makes the delta, or why it cannot be made: that must be known as long as the tensors are there."""
+        make = partial(self._content, memory, step, base, changes)
+        if memory.fits:
+            return make
+        try:
+            made = make()
+        except DeltaRefusedError as error:
+            return Full(str(error))
+        return lambda: made
+
+    def _content(self, memory: _Memory, step: Step, base: str, changes: Changes) -> Content:
+        shadows, history = memory.shadows, memory.history
+        if history is None:
+            raise RuntimeError("a delta was planned without a version to lead from")
+        since = history.since(base, step)
         values = _values(since, changes, shadows)
         delta = Delta(
             base=base,
-            version=version,
+            version=step.version,
             changes={
                 name: Change(
                     dtype=memory.entries[name].dtype,
@@ -167,10 +201,7 @@ class DeltaMaker:
                 for name, indices in since.indices.items()
             },
         )
-        try:
-            return content_of(delta, list(memory.entries.values()), _texts(shadows), *self._wire, self._reserve)
-        except DeltaRefusedError as error:
-            return Full(str(error))
+        return content_of(delta, list(memory.entries.values()), _texts(shadows), *self._wire, self._reserve)
 
 
 def _values(since: Since, changes: Changes, shadows: Shadows) -> dict[str, Bits]:
@@ -181,10 +212,6 @@ def _values(since: Since, changes: Changes, shadows: Shadows) -> dict[str, Bits]
 
 def _same(memory: _Memory, sources: Sequence[TensorSource]) -> bool:
     return memory.entries == {source.entry.name: source.entry for source in sources} and memory.shadows.fits(sources)
-
-
-def _elements(memory: _Memory) -> int:
-    return sum(elements_of(entry.dtype, entry.shape) for entry in memory.entries.values())
 
 
 def _in_full(content: Content, full: TensorShards, shadows: Shadows) -> Content:

@@ -32,6 +32,10 @@ class DeltaRules:
         if self.anchor_every < 1:
             raise ValueError(f"anchor_every is {self.anchor_every}; 1 makes every version a full one")
 
+    def most(self, elements: int) -> int:
+        """How many of so many elements a delta may list. Whoever asks whether it is too much compares with this."""
+        return int(self.threshold * elements)
+
 
 @dataclass(frozen=True, slots=True)
 class Full:
@@ -47,21 +51,26 @@ class FromBase:
     base: str
 
 
-def plan_delta(base: str | Full, density: float, since_anchor: int, rules: DeltaRules) -> FromBase | Full:
+def plan_delta(
+    base: str | Full, changed: int, since_anchor: int, rules: DeltaRules, *, elements: int
+) -> FromBase | Full:
     """Decide.
 
     Args:
         base: the id of a version that engines serve and all changes since which are known, or why there is none.
-        density: the share of all elements that changed in any version since the base.
+        changed: how many elements changed in any version since the base.
         since_anchor: how many versions were published since the last full one.
         rules: when a delta is worth it.
+        elements: how many there are.
     """
     if isinstance(base, Full):
         return base
     if since_anchor + 1 >= rules.anchor_every:
         return Full(f"an anchor: {since_anchor} deltas were published since the last full version")
-    if density > rules.threshold:
-        return Full(f"{density:.2%} of all elements changed since {base}, more than {rules.threshold:.2%}")
+    if changed > rules.most(elements):
+        return Full(
+            f"{changed / max(1, elements):.2%} of all elements changed since {base}, more than {rules.threshold:.2%}"
+        )
     return FromBase(base)
 
 

@@ -78,19 +78,20 @@ def read_delta(path: Path, *, max_bytes: int = MAX_BYTES) -> Delta:
         raise DeltaRefusedError(f"{path} is no delta to be used: {error}") from error
 
 
-def parse_delta(data: bytes | memoryview, *, max_bytes: int = MAX_BYTES) -> Delta:
+def parse_delta(data: bytes | memoryview, *, max_bytes: int = MAX_BYTES, digested: bool = False) -> Delta:
     """Parse the bytes of a delta's file. Arrays of the result share them where they are not encoded.
 
     Args:
         data: the whole file; not to be changed as long as the delta is used.
         max_bytes: how much its indices and values may take once they are decoded.
+        digested: whether the bytes were held against a digest of all of them already, as a manifest has it.
 
     Raises:
         DeltaRefusedError: it breaks a rule. The message is a sentence about "it", the file.
     """
     view = memoryview(data)
     head_end = _head_end(view)
-    if xxhash.xxh3_128(view[:-_DIGEST_BYTES]).digest() != bytes(view[-_DIGEST_BYTES:]):
+    if not digested and xxhash.xxh3_128(view[:-_DIGEST_BYTES]).digest() != bytes(view[-_DIGEST_BYTES:]):
         raise DeltaRefusedError("its digest is not that of its bytes: it is damaged, or was not written to its end")
     places, metadata = _parse_head(bytes(view[8:head_end]))
     rows = _rows(metadata)

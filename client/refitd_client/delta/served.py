@@ -1,5 +1,6 @@
 """The service is asked what engines serve: it is what a delta has to lead from."""
 
+import time
 from collections.abc import Callable
 from threading import Thread
 
@@ -8,7 +9,8 @@ from refitd_client.delta.plan import Full, last_served
 from refitd_client.errors import ServiceError
 from refitd_client.publication import open_client
 
-# Seconds for the service to say what engines serve. After them a version goes out in full.
+# Seconds for the service to say what engines serve, from the begin of the comparison on. After them a version goes out
+# in full. Each of the two requests is tried for as long, in a thread that may outlive the question.
 BASE_DEADLINE = 1.0
 
 
@@ -34,12 +36,15 @@ class Asked:
         self._ask = ask
         self._answer: str | Full = Full("nobody answered")
         self._failure: BaseException | None = None
+        self._ends = time.monotonic() + BASE_DEADLINE
         self._thread = Thread(target=self._run, name="refitd-base", daemon=True)
         self._thread.start()
 
     def answer(self) -> str | Full:
-        """Wait for the answer. Raises what asking raised."""
-        self._thread.join()
+        """Wait for the answer, as long as there is time. Raises what asking raised."""
+        self._thread.join(max(0.0, self._ends - time.monotonic()))
+        if self._thread.is_alive():
+            return Full(f"the service did not say what engines serve within {BASE_DEADLINE:g} s")
         if self._failure is not None:
             raise self._failure
         return self._answer

@@ -175,8 +175,9 @@ class Shadows:
 
 
 def _by_place(sources: Sequence[TensorSource]) -> Mapping[str, list[TensorSource]]:
+    """By name, as a delta's file has them: then what a GPU finds arrives as it is written, in few large pieces."""
     parts: dict[str, list[TensorSource]] = {}
-    for source in sources:
+    for source in sorted(sources, key=lambda source: source.entry.name):
         parts.setdefault(source.place, []).append(source)
     return parts
 

@@ -1,21 +1,25 @@
 # pyright: basic
-"""The comparison in torch's operations, on any device: the twin that the kernels are held against."""
+"""The comparison in torch's operations, on any device: the twin that the kernels are held against.
 
-from collections.abc import Sequence
+It follows the same list of addresses as they do.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
 
 from refitd_client.fingerprint import twin
 from refitd_client.fingerprint.definition import ROW
-from refitd_client.fingerprint.rows import Part, Rows
+from refitd_client.fingerprint.rows import Rows, bits_at
 
 
 def count(rows: Rows, begin: int, end: int, counts: Any) -> None:
     """As `kernel.count`."""
-    for part, low, high in _within(rows, begin, end):
-        changed = _padded(part.now[_span(rows, part, low, high)] != part.base[_span(rows, part, low, high)])
-        counts[low:high] = changed.reshape(-1, ROW).sum(1)
+    for number, low, high, first in _within(rows, begin, end):
+        new, old = _bits(rows, number, low - first, high - first)
+        counts[low:high] = _padded(new != old).reshape(-1, ROW).sum(1)
 
 
 def report(starts: Any, begins: Any, out: Any) -> None:
@@ -27,11 +31,11 @@ def take(
     rows: Rows, begin: int, end: int, *, starts: Any, keys: Any, sums: Any, rooms: Sequence[Any], update: bool
 ) -> None:
     """As `kernel.take`; `keys` are not needed."""
-    for part, low, high in _within(rows, begin, end):
-        span = _span(rows, part, low, high)
-        new, old = part.now[span], part.base[span]
+    for number, low, high, first in _within(rows, begin, end):
+        part = rows.listed.parts[number]
+        new, old = _bits(rows, number, low - first, high - first)
         local = (new != old).nonzero().reshape(-1)
-        at, after, before = local + span.start + part.first, new[local], old[local]
+        at, after, before = local + part.first + (low - first) * ROW, new[local], old[local]
         sums[part.number, 0] += twin.share(at, after) - twin.share(at, before)
         sums[part.number, 1] += twin.nonfinite(after, part.rule).sum()
         place = slice(*(starts[[low, high]] - starts[begin]).tolist())
@@ -46,16 +50,21 @@ def column_keys(device: Any) -> Any:
     return None
 
 
-def _within(rows: Rows, begin: int, end: int) -> list[tuple[Part, int, int]]:
-    """The parts that have some of the rows from `begin` to `end`, and which."""
-    spans = zip(rows.parts, rows.begins, rows.begins[1:], strict=False)
-    return [(part, max(low, begin), min(high, end)) for part, low, high in spans if low < end and high > begin]
+def _within(rows: Rows, begin: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """The parts, by number, that have some of the rows from `begin` to `end`, which, and the first of the part."""
+    for number, (low, high) in enumerate(pairwise(rows.listed.begins)):
+        if low < end and high > begin:
+            yield number, max(low, begin), min(high, end), low
 
 
-def _span(rows: Rows, part: Part, low: int, high: int) -> slice:
-    """Elements of the part that are in some rows."""
-    begin = rows.begins[rows.parts.index(part)]
-    return slice((low - begin) * ROW, min((high - begin) * ROW, part.count))
+def _bits(rows: Rows, number: int, low: int, high: int) -> tuple[Any, Any]:
+    """What is in some rows of a part, and what was."""
+    part = rows.listed.parts[number]
+    skipped = low * ROW
+    count = min(high * ROW, part.count) - skipped
+    places = rows.table[number, :2].tolist()
+    new, old = (bits_at(place + skipped * part.width, count, part.width, rows.device) for place in places)
+    return new, old
 
 
 def _padded(flags: Any) -> Any:

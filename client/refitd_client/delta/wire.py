@@ -5,6 +5,8 @@ by their place in the element first: sign and exponent of weights repeat, the lo
 """
 
 import importlib
+import threading
+from functools import cache
 from typing import Any, cast
 
 import numpy as np
@@ -12,7 +14,7 @@ from numpy.typing import NDArray
 
 from refitd_client.delta.change import DeltaRefusedError
 
-_LEVEL = 3
+_LEVEL = 1  # of these bytes, which are nearly random, a higher one makes no less, and takes longer
 
 
 def available() -> bool:
@@ -27,7 +29,7 @@ def pack(array: NDArray[Any]) -> NDArray[np.uint8]:
         DeltaRefusedError: there is no zstd here.
     """
     planes = np.ascontiguousarray(array.view(np.uint8).reshape(len(array), array.itemsize).T)
-    return np.frombuffer(_needed().compress(planes.tobytes(), _LEVEL), np.uint8)
+    return np.frombuffer(_needed().compress(planes.reshape(-1).data), np.uint8)
 
 
 def unpack(data: NDArray[np.uint8], count: int, kind: np.dtype[Any]) -> NDArray[Any]:
@@ -60,6 +62,7 @@ def _needed() -> "_Zstandard | _Builtin":
     return library
 
 
+@cache  # to look for a module in vain takes longer than to compress a small tensor, and threads take turns for it
 def _library() -> "_Zstandard | _Builtin | None":
     for name, kind in (("compression.zstd", _Builtin), ("zstandard", _Zstandard)):
         try:
@@ -70,13 +73,16 @@ def _library() -> "_Zstandard | _Builtin | None":
 
 
 class _Zstandard:
-    """The package `zstandard`."""
+    """The package `zstandard`. A thread keeps its compressor: to make one takes as long as to compress 10 KB."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
+        self._own = threading.local()
 
-    def compress(self, data: bytes, level: int) -> bytes:
-        return cast("bytes", self._module.ZstdCompressor(level=level, write_checksum=False).compress(data))
+    def compress(self, data: memoryview) -> bytes:
+        if not hasattr(self._own, "compressor"):
+            self._own.compressor = self._module.ZstdCompressor(level=_LEVEL, write_checksum=False)
+        return cast("bytes", self._own.compressor.compress(data))
 
     def decompress(self, data: bytes, size: int) -> bytes:
         if self._module.frame_content_size(data) != size:
@@ -90,8 +96,8 @@ class _Builtin:
     def __init__(self, module: Any) -> None:
         self._module = module
 
-    def compress(self, data: bytes, level: int) -> bytes:
-        return cast("bytes", self._module.compress(data, level))
+    def compress(self, data: memoryview) -> bytes:
+        return cast("bytes", self._module.compress(data, _LEVEL))
 
     def decompress(self, data: bytes, size: int) -> bytes:
         if self._module.get_frame_info(data).decompressed_size != size:

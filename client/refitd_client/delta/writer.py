@@ -1,15 +1,17 @@
 """A delta as the bytes of its file."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from threading import Event
+from typing import Any, cast
 
 import msgspec
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from refitd_client import header
+from refitd_client.contract.digest import digest_of_pieces
 from refitd_client.delta import gap, wire
 from refitd_client.delta.change import Change, Delta, DeltaRefusedError
 from refitd_client.delta.layout import (
@@ -27,8 +29,12 @@ from refitd_client.delta.layout import (
 )
 from refitd_client.fingerprint import to_text
 from refitd_client.header import Entry
+from refitd_client.lanes import in_lanes, lanes_for
 
 _CHUNK = 2**22  # bytes digested and written at a time
+_MANY = 2**17  # changes that are worth waking threads to pack them
+_Placed = tuple[int, str, str, NDArray[Any]]  # bits of an element, negated; name, dtype, data
+_OTHER_BYTES = 1000  # of a header, or of one tensor in it, beside names and shapes: less than half in truth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,23 +50,17 @@ class EncodedDelta:
         return len(self.head) + sum(array.nbytes for array in self.arrays) + DIGEST_ENTRY.nbytes
 
     def parts(self) -> list[memoryview]:
-        """The file's bytes but for the digest at its end, in order."""
+        """The file's bytes but for the digest of them at its end, in order."""
         found = [memoryview(self.head)]
-        for array in self.arrays:
-            data = array.view(np.uint8).data
+        for array in _adjoined(self.arrays):
+            data = array.data
             found += [data[begin : begin + _CHUNK] for begin in range(0, len(data), _CHUNK)]
         return found
 
-    def digest(self) -> bytes:
-        """The file's last bytes."""
-        hasher = xxhash.xxh3_128()
-        for part in self.parts():
-            hasher.update(part)
-        return hasher.digest()
-
     def to_bytes(self) -> bytes:
         """The whole file. Takes as much memory again."""
-        return b"".join([*self.parts(), self.digest()])
+        parts = self.parts()
+        return b"".join([*parts, digest_of_pieces(parts)])
 
 
 def encode(
@@ -74,15 +74,13 @@ def encode(
     if len(delta.changes) > MAX_TENSORS:
         raise DeltaRefusedError(f"{len(delta.changes)} tensors changed; a delta holds at most {MAX_TENSORS}")
     rows: dict[str, Row] = {}
-    placed: list[tuple[Entry, NDArray[Any]]] = []
-    for name, change in delta.changes.items():
-        indices, values = _indices(change, encoding), change.values
-        rows[name] = _row(change, len(indices) if encoding is Encoding.GAP else 0)
-        if compression is Compression.ZSTD:
-            indices, values = wire.pack(indices), wire.pack(values)
+    placed: list[_Placed] = []
+    for name, (tokens, indices, values) in _packed(delta.changes, encoding, compression).items():
+        change = delta.changes[name]
+        rows[name] = _row(change, tokens)
         placed.append(_placed(INDICES + name, indices))
         placed.append(_placed(VALUES + name, values, None if compression is Compression.ZSTD else change.dtype))
-    placed.sort(key=lambda pair: header.file_order(pair[0]))
+    placed.sort(key=lambda each: each[:2])  # as `header.file_order` has it
     metadata = Metadata(
         format=FORMAT,
         base=delta.base,
@@ -91,14 +89,90 @@ def encode(
         compression=compression,
         tensors=msgspec.json.encode(dict(sorted(rows.items()))).decode(),
     )
-    head = header.encode([*(entry for entry, _ in placed), DIGEST_ENTRY], metadata=msgspec.to_builtins(metadata))
+    located = [(name, dtype, array.shape, array.nbytes) for _, name, dtype, array in placed]
+    digest = DIGEST_ENTRY.name, DIGEST_ENTRY.dtype, DIGEST_ENTRY.shape, DIGEST_ENTRY.nbytes
+    head = header.encode_sized([*located, digest], metadata=msgspec.to_builtins(metadata))
     if len(head) > MAX_HEADER_BYTES:
         raise DeltaRefusedError(f"the delta's header takes {len(head)} bytes; at most {MAX_HEADER_BYTES} are read")
-    return EncodedDelta(head=head, arrays=[array for _, array in placed])
+    return EncodedDelta(head=head, arrays=[array for _, _, _, array in placed])
 
 
-def _indices(change: Change, encoding: Encoding) -> NDArray[Any]:
-    return change.indices if encoding is Encoding.FLAT else gap.encode(change.indices)
+def _adjoined(arrays: Iterable[NDArray[Any]]) -> Iterator[NDArray[np.uint8]]:
+    """The bytes of arrays. Those that lie one behind the other in another array come as one.
+
+    So it is for what a GPU has sent. A thread that digests lets go of the interpreter's lock for each piece, and has
+    to get it back, among others: few large pieces are better than hundreds of small ones.
+    """
+    base: object = None
+    begin = end = 0
+    for array in arrays:
+        first = _address(array)
+        if first != end or array.base is not base:
+            yield from _between(base, begin, end)
+            base, begin = array.base if _is_plain(array.base) else array, first
+        end = first + array.nbytes
+    yield from _between(base, begin, end)
+
+
+def _between(base: object, begin: int, end: int) -> Iterator[NDArray[np.uint8]]:
+    """What an array has between two addresses."""
+    if isinstance(base, np.ndarray):
+        array = cast("NDArray[Any]", base).view(np.uint8)
+        yield array[begin - _address(array) : end - _address(array)]
+
+
+def _is_plain(base: object) -> bool:
+    """Whether it is an array without gaps."""
+    return isinstance(base, np.ndarray) and base.ndim == 1 and base.flags.c_contiguous
+
+
+def _address(array: NDArray[Any]) -> int:
+    return array.__array_interface__["data"][0]
+
+
+def fits_surely(entries: Iterable[Entry], compression: Compression) -> bool:
+    """Whether any delta of these tensors can be encoded. False where one has to be, to see."""
+    if compression is Compression.ZSTD and not wire.available():
+        return False
+    rooms = [_header_bytes(entry) for entry in entries]
+    return len(rooms) <= MAX_TENSORS and sum(rooms) + _OTHER_BYTES <= MAX_HEADER_BYTES
+
+
+def _header_bytes(entry: Entry) -> int:
+    """What a tensor takes of the header at most: two entries and a row, in which its name and quotes are escaped."""
+    name = msgspec.json.encode(entry.name)
+    return 2 * len(name) + len(msgspec.json.encode(name.decode())) + 25 * len(entry.shape) + _OTHER_BYTES
+
+
+def _packed(
+    changes: Mapping[str, Change], encoding: Encoding, compression: Compression
+) -> dict[str, tuple[int, NDArray[Any], NDArray[Any]]]:
+    """For each tensor how many tokens of the gap encoding there are, and its indices and values as they are written."""
+    if (encoding, compression) == (Encoding.FLAT, Compression.NONE):
+        return {name: (0, change.indices, change.values) for name, change in changes.items()}
+    tokens: dict[str, int] = {}
+    indices: dict[str, NDArray[Any]] = {}
+    values: dict[str, NDArray[Any]] = {}
+    finished = wire.pack if compression is Compression.ZSTD else _as_it_is
+
+    def pack_indices(name: str, change: Change, stop: Event) -> None:
+        if not stop.is_set():
+            found = change.indices if encoding is Encoding.FLAT else gap.encode(change.indices)
+            tokens[name] = len(found) if encoding is Encoding.GAP else 0
+            indices[name] = finished(found)
+
+    def pack_values(name: str, change: Change, stop: Event) -> None:
+        if not stop.is_set():
+            values[name] = finished(change.values)
+
+    largest_first = sorted(changes.items(), key=lambda pair: -len(pair[1].indices))  # it would be waited for
+    jobs = [partial(pack, *pair) for pair in largest_first for pack in (pack_indices, pack_values)]
+    in_lanes(jobs, lanes=lanes_for(len(jobs)) if sum(len(each.indices) for each in changes.values()) >= _MANY else 1)
+    return {name: (tokens[name], indices[name], values[name]) for name in changes}
+
+
+def _as_it_is(array: NDArray[Any]) -> NDArray[Any]:
+    return array
 
 
 def _row(change: Change, tokens: int) -> Row:
@@ -112,8 +186,8 @@ def _row(change: Change, tokens: int) -> Row:
     )
 
 
-def _placed(name: str, array: NDArray[Any], dtype: str | None = None) -> tuple[Entry, NDArray[Any]]:
-    """An entry and its data. Two elements of a 4-bit type are one byte here, and are written as a U8."""
+def _placed(name: str, array: NDArray[Any], dtype: str | None = None) -> _Placed:
+    """Data and what it is called. Two elements of a 4-bit type are one byte here, and are written as a U8."""
     is_itself = dtype is not None and header.BITS[dtype] == 8 * array.itemsize
     kind = dtype if is_itself and dtype is not None else UNSIGNED[array.itemsize]
-    return Entry(name=name, dtype=kind, shape=array.shape), array
+    return -8 * array.itemsize, name, kind, array

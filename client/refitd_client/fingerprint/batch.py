@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from refitd_client.fingerprint.rows import Part, Rows, alike
+from refitd_client.fingerprint.rows import Part, Rows, alike, whole
 from refitd_client.fingerprint.tensors import fingerprints, has_triton
 from refitd_client.fingerprint.twin import flat_bits
 
@@ -35,7 +35,7 @@ class Batch:
         self._lists: dict[Any, list[Rows]] = {}
         for device in dict.fromkeys(self._tensors[place].device for place in there):
             parts = [self._part(place) for place in there if self._tensors[place].device == device]
-            self._lists[device] = [Rows(each) for each in alike(parts)]
+            self._lists[device] = [Rows(each, device) for each in alike(parts)]
             _torch().cuda.current_stream(device).synchronize()
 
     def fingerprints(self) -> list[int]:
@@ -52,12 +52,11 @@ class Batch:
         found = dict(zip(self._rest, begun.rest, strict=True))
         for lists, sums in zip(self._lists.values(), begun.sums, strict=True):
             numbers = sums.cpu().numpy()[:, 0].view(np.uint64).tolist()
-            found |= {part.number: numbers[part.number] for rows in lists for part in rows.parts}
+            found |= {part.number: numbers[part.number] for rows in lists for part in rows.listed.parts}
         return [found[place] for place in range(len(self._tensors))]
 
     def _part(self, place: int) -> Part:
-        tensor = self._tensors[place]
-        return Part(number=place, now=flat_bits(tensor), elements=tensor.numel())
+        return whole(place, flat_bits(self._tensors[place]))  # a view: see _is_read_in_place
 
     def _sums(self, device: Any, lists: Sequence[Rows]) -> Any:
         from refitd_client.fingerprint import kernel

@@ -31,8 +31,9 @@ def add_scan(rows: Rows, out: Any) -> None:
     programs = max(min(len(rows), _PROGRAMS), triton.cdiv(len(rows), _LONGEST))
     with torch.cuda.device(rows.device):
         _scan[(programs,)](
-            rows.table, out, len(rows.parts), len(rows),
-            FIELDS=FIELDS, ALIGNED=rows.is_aligned, COUNTED=rows.has_rules, **constants(rows.width), num_warps=8,
+            rows.table, out, len(rows.listed.parts), len(rows),
+            FIELDS=FIELDS, ALIGNED=rows.listed.is_aligned, COUNTED=rows.listed.has_rules,
+            **constants(rows.listed.width), num_warps=8,
         )  # fmt: skip
 
 

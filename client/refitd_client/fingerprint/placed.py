@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from refitd_client.fingerprint.rows import Part, Rows, alike
+from refitd_client.fingerprint.rows import Part, Rows, alike, whole
 from refitd_client.fingerprint.tensors import Look, Scan, has_triton
 from refitd_client.fingerprint.twin import flat_bits
 
@@ -17,12 +17,11 @@ from refitd_client.fingerprint.twin import flat_bits
 class Placed:
     """Where tensors lie, as the kernel reads it. `of` makes one."""
 
-    def __init__(self, parts: Sequence[Part]) -> None:
-        self._count = len(parts)
-        self._device = parts[0].now.device
-        self._lists = [Rows(each) for each in alike(parts)]
-        for rows in self._lists:
-            rows.let_go()
+    def __init__(self, parts: Sequence[Part], device: torch.device) -> None:
+        """Waits for the current stream, so that any stream may follow."""
+        self._count, self._device = len(parts), device
+        self._lists = [Rows(each, device) for each in alike(parts)]
+        torch.cuda.current_stream(device).synchronize()
 
     @classmethod
     def of(cls, looks: Sequence[Look]) -> "Placed | None":
@@ -31,7 +30,8 @@ class Placed:
             return None
         if not all(_is_read_in_place(look.tensor) for look in looks):
             return None
-        return cls([_part(number, look) for number, look in enumerate(looks)])
+        parts = [whole(number, flat_bits(look.tensor), look.rule) for number, look in enumerate(looks)]
+        return cls(parts, looks[0].tensor.device)
 
     def begin(self) -> Callable[[], list[Scan]]:
         """As `tensors.begin_scan`."""
@@ -41,10 +41,6 @@ class Placed:
         for rows in self._lists:
             kernel.add_scan(rows, out)
         return lambda: _results(out)
-
-
-def _part(number: int, look: Look) -> Part:
-    return Part(number=number, now=flat_bits(look.tensor), rule=look.rule, elements=look.tensor.numel())
 
 
 def _results(out: Any) -> list[Scan]:

@@ -107,13 +107,10 @@ def _on_device(items: Sequence[tuple[Any, Rule]]) -> Any:
     out = torch.zeros((len(items), 2), dtype=torch.int64, device=device)
     if device.type == "cuda" and has_triton():
         from refitd_client.fingerprint import kernel
-        from refitd_client.fingerprint.rows import Part, Rows, alike
+        from refitd_client.fingerprint.rows import Rows, alike, whole
 
-        whole = [
-            Part(number=number, now=bits, rule=rule, elements=bits.numel()) for number, (bits, rule) in enumerate(items)
-        ]
-        for parts in alike(whole):
-            kernel.add_scan(Rows(parts), out)
+        for listed in alike(whole(number, *item) for number, item in enumerate(items)):
+            kernel.add_scan(Rows(listed, device), out)
     else:
         from refitd_client.fingerprint import twin
 

@@ -10,7 +10,7 @@ What stands in the way is said and no error: the version reaches engines by its 
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from refitd_client.connection import Connection
@@ -60,12 +60,13 @@ class NotOfferedError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a version goes, and who is told."""
+    """Where a version goes, and who is told. `metadata` are the version's, by which its trace is begun at once."""
 
     root: Path
     run: str
     order: Order
     connection: Connection
+    metadata: dict[str, str] = field(default_factory=dict[str, str])
 
     @property
     def folder(self) -> Path:
@@ -81,7 +82,8 @@ class Place:
     def notice(self) -> Notice:
         """What is said of it before its files are there."""
         path = f"{self.run}/{version_folder(self.order)}"
-        return Notice(run=self.run, step=self.order.step, path=path, kind=Kind.HANDOVER)
+        step, metadata = self.order.step, self.metadata
+        return Notice(run=self.run, step=step, path=path, kind=Kind.HANDOVER, metadata=metadata)
 
     def tell(self, notice: Notice, seconds: float) -> None:
         """Send a notice.

@@ -1,13 +1,14 @@
 """Plans before a job starts: how weights get from the trainer to the engines, and whether both fit on their GPUs.
 
     grammar, allocation   who computes on how many GPUs       config, model     the model's shape, counted
-    nvml, found, machine  the GPUs                            job               what trainer and engines are set to
+    nvml, machine         the GPUs                            job               what trainer and engines are set to
     placement             which rank is on which GPU          transport, rules  the ways, and which is gone
+    costs, variables      what a way costs, and needs         surroundings      is the plugin here
     trainer, engine       memory of one rank, by formulas     memory, fit       of all ranks, and the verdict
     changes               what would make it fit              planner           all of it: `plan()`
 
-Everything but `nvml` and the reading of a `config.json` is pure. Allocation strings need a parser library, the driver's
-account of its GPUs a binding: `pip install 'refitd[plan]'`.
+Everything but `nvml`, `surroundings` and the reading of a `config.json` is pure. Allocation strings need a parser
+library, the driver's account of its GPUs a binding: `pip install 'refitd[plan]'`.
 """
 
 from refitd_client.planning.machine import Gpu

@@ -1,8 +1,9 @@
 """The smallest set of changes that makes a job fit, and what each saves. Pure.
 
 Sets are tried by size, and among sets of one size in the order of `KNOBS`, so that what costs least comes first; those
-that leave the KV cache room for all requests at once before those that make some of them wait. Within a set each knob
-is turned as far as it goes; where that fits, each is turned back as far as the job still fits.
+that leave the KV cache room for all requests at once before those that make some of them wait. Those that starve it,
+so that most requests wait, come after all others: one setting more is the smaller price. Within a set each knob is
+turned as far as it goes; where that fits, each is turned back as far as the job still fits.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,7 @@ Measure = Callable[[Job], Memory]
 _LEAST_FRACTION, _MOST_FRACTION, _FRACTION_STEP = 0.1, 0.9, 0.05
 _LEAST_ANSWER = 128
 _LEAST_MICRO_BATCH = 1024
+_ROOMS = (1.0, 0.5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,11 +109,11 @@ def changes(job: Job, measure: Measure, *, handover: bool) -> tuple[Change, ...]
     if now.fits:
         return ()
     knobs = [knob for knob in KNOBS if not (handover and knob.setting == "expandable_segments")]
-    for sets in _sets(knobs, job, now):
-        for patient in (False, True):
-            for turned in sets:
-                if (found := _least(turned, job, now, measure, patient=patient)) is not None:
-                    return tuple(_told(found, job, measure))
+    sets = list(_sets(knobs, job, now))
+    by_size = [(turned, room) for of_size in sets for room in _ROOMS for turned in of_size]
+    for turned, room in [*by_size, *((turned, 0.0) for of_size in sets for turned in of_size)]:
+        if (found := _least(turned, job, now, measure, room=room)) is not None:
+            return tuple(_told(found, job, measure))
     return None
 
 
@@ -126,13 +128,15 @@ def _sets(knobs: list[Knob], job: Job, now: Memory) -> Iterator[list[_Turned]]:
         yield list(combinations(movable, size))
 
 
-def _least(turned: _Turned, job: Job, now: Memory, measure: Measure, *, patient: bool) -> _Set | None:
-    """Each knob of the set at the mildest level at which all together still fit."""
+def _least(turned: _Turned, job: Job, now: Memory, measure: Measure, *, room: float) -> _Set | None:
+    """Each knob of the set at the mildest level at which all together still fit.
+
+    `room` is the share of what all requests need (or of what there is, if that is less) that the KV cache has to hold.
+    """
 
     def good(values: Sequence[object]) -> bool:
         found = measure(_applied(job, [(knob, value) for (knob, _), value in zip(turned, values, strict=True)]))
-        roomy = patient or found.kv_tokens >= min(found.kv_wanted, now.kv_tokens)
-        return found.fits and roomy
+        return found.fits and found.kv_tokens >= room * min(found.kv_wanted, now.kv_tokens)
 
     values = _start(turned, good)
     if values is None:

@@ -1,6 +1,6 @@
 """A model's shape out of its `config.json`. Field names are those of transformers."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -8,7 +8,7 @@ import msgspec
 
 from refitd_client.errors import PlanRefusedError
 from refitd_client.planning.faults import positive
-from refitd_client.planning.model import Experts, Latent, Model
+from refitd_client.planning.model import KNOWN, Experts, Latent, Model
 
 CONFIG_NAME = "config.json"
 _MOST = 10**9
@@ -40,8 +40,10 @@ def model_of(config: Mapping[str, Any], where: str = CONFIG_NAME) -> tuple[Model
     heads = fields.number("num_attention_heads")
     hidden = fields.number("hidden_size")
     latent = _latent(fields)
+    kind = str(fields.get("model_type") or "?")
+    fields.assumed += _unknown(fields, kind)
     model = Model(
-        kind=str(fields.get("model_type") or "?"),
+        kind=kind,
         hidden=hidden,
         inner=fields.number("intermediate_size"),
         layers=fields.number("num_hidden_layers"),
@@ -62,6 +64,7 @@ class _Fields:
 
     def __init__(self, config: Mapping[str, Any], where: str) -> None:
         self.where = where
+        self.outer = config
         self.assumed: list[str] = []
         inner: Any = config.get("text_config")
         self._config: Mapping[str, Any] = cast("Mapping[str, Any]", inner) if isinstance(inner, dict) else config
@@ -94,6 +97,14 @@ class _Fields:
         return value
 
 
+def _unknown(fields: _Fields, kind: str) -> Iterator[str]:
+    """What is in the configuration and not in the count."""
+    if kind not in KNOWN:
+        yield f"{fields.where}: model_type {kind!r} is none that is known here: it is counted as a decoder like Llama"
+    if fields.get("quantization_config") or fields.outer.get("quantization_config"):
+        yield f"{fields.where}: quantization_config is left out: weights are counted in bf16, which takes more"
+
+
 def _latent(fields: _Fields) -> Latent | None:
     if fields.get("kv_lora_rank") is None:
         return None
@@ -112,11 +123,16 @@ def _experts(fields: _Fields) -> Experts | None:
     if name is None:
         return None
     size = fields.number("moe_intermediate_size", fields.number("intermediate_size"))
-    shared = fields.get("shared_expert_intermediate_size")
+    shared = _or_none(fields, "shared_expert_intermediate_size") or size * _or_none(fields, "n_shared_experts")
     return Experts(
         count=fields.number(name),
         active=fields.number("num_experts_per_tok"),
         size=size,
-        shared_size=int(shared) if shared else size * int(fields.get("n_shared_experts") or 0),
-        dense_layers=int(fields.get("first_k_dense_replace") or 0),
+        shared_size=shared,
+        dense_layers=_or_none(fields, "first_k_dense_replace"),
     )
+
+
+def _or_none(fields: _Fields, name: str) -> int:
+    """A count that may be missing, null or 0: then there are none."""
+    return fields.number(name) if fields.get(name) else 0

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from refitd_client.planning.allocation import Parallel
 from refitd_client.planning.job import AttentionBackend, Job
 from refitd_client.planning.machine import GIB
-from refitd_client.planning.model import Model
+from refitd_client.planning.model import Model, lora_parameters
 from refitd_client.planning.parts import (
     CONFIG,
     CONTEXT,
     CONTEXT_GIB,
+    SGLANG_LORA,
     SGLANG_MEMORY,
     SGLANG_POOL,
     SGLANG_REQUESTS,
@@ -26,6 +27,7 @@ from refitd_client.planning.parts import (
 )
 
 WEIGHT_BYTES = 2
+_ADAPTERS = 8  # --max-loras-per-batch
 _MIB = 2**20
 _FLASHINFER_WORKSPACE = 384 * _MIB  # SGLANG_FLASHINFER_WORKSPACE_SIZE
 _GRAPH_BYTES = 2 * _MIB  # a sequence of the largest captured batch
@@ -60,7 +62,8 @@ def engine_memory(model: Model, parallel: Parallel, job: Job, *, capacity: float
     fraction = job.mem_fraction_static or default_fraction(capacity, parallel, job)
     weights = engine_weights(model, parallel) / GIB
     cell = model.kv_bytes(parallel.t, parallel.p, job.kv_cache_bytes)
-    pool = fraction * (free - CONTEXT_GIB) - weights
+    adapters = _adapter_pool(model, parallel, job) / GIB
+    pool = fraction * (free - CONTEXT_GIB) - weights - adapters
     tokens = int(pool * GIB // cell)
     if job.max_total_tokens is not None and tokens > job.max_total_tokens:
         tokens = job.max_total_tokens
@@ -68,6 +71,7 @@ def engine_memory(model: Model, parallel: Parallel, job: Job, *, capacity: float
     parts = (
         Part(name="CUDA context", size=CONTEXT_GIB, source=CONTEXT),
         Part(name="weights", size=weights, source=CONFIG),
+        Part(name="adapters", size=adapters, source=SGLANG_LORA),
         Part(name="KV cache", size=max(0.0, pool), source=SGLANG_POOL),
         *_beside(model, parallel, job, capacity, tokens),
     )
@@ -88,6 +92,13 @@ def default_fraction(capacity: float, parallel: Parallel, job: Job) -> float:
 def engine_weights(model: Model, parallel: Parallel) -> float:
     """Bytes of one rank's weights in bf16, the norms and routers that each rank has whole counted as cut."""
     return WEIGHT_BYTES * model.parameters / (parallel.t * parallel.p)
+
+
+def _adapter_pool(model: Model, parallel: Parallel, job: Job) -> float:
+    """Bytes of the buffers for adapters, which SGLang makes before it looks what is left for the KV cache."""
+    if job.lora_rank is None:
+        return 0.0
+    return _ADAPTERS * WEIGHT_BYTES * lora_parameters(model, job.lora_rank) / (parallel.t * parallel.p)
 
 
 def _beside(model: Model, parallel: Parallel, job: Job, capacity: float, tokens: int) -> Iterator[Part]:

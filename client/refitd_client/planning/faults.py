@@ -1,5 +1,8 @@
 """How a plan is refused: what was given cannot be meant, and the message names it. No plan is ever made of guesses."""
 
+from enum import StrEnum
+from typing import TypeVar
+
 from refitd_client.errors import PlanRefusedError
 
 
@@ -8,15 +11,56 @@ def at(text: str, position: int, sentence: str) -> PlanRefusedError:
     return PlanRefusedError(f"{sentence} (character {position + 1})\n  {text}\n  {' ' * position}^")
 
 
-def positive(name: str, value: float | None, *, most: float = 2**40) -> None:
-    """Refuse a number that is not above 0, or absurd. None is no number, and is let pass.
+def positive(name: str, value: object, *, most: float = 2**40) -> None:
+    """Refuse what is no whole number above 0, or absurd. None is no number, and is let pass.
 
     Raises:
         PlanRefusedError: it is not.
     """
     if value is None:
         return
-    if not value > 0:  # NaN is not above 0 either
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise PlanRefusedError(f"{name} is {value!r}, which is no whole number")
+    if value < 1:
         raise PlanRefusedError(f"{name} is {value:g}: it has to be above 0")
     if value > most:
         raise PlanRefusedError(f"{name} is {value:g}: more than {most:g} cannot be meant")
+
+
+def share(name: str, value: object) -> None:
+    """Refuse what is no number between 0 and 1. None is let pass.
+
+    Raises:
+        PlanRefusedError: it is not.
+    """
+    if value is None:
+        return
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise PlanRefusedError(f"{name} is {value!r}, which is no number")
+    if not 0 < value < 1:
+        raise PlanRefusedError(f"{name} is {value:g}: a share between 0 and 1")
+
+
+def switch(name: str, value: object) -> None:
+    """Refuse what is neither true nor false: "no" would be taken for yes.
+
+    Raises:
+        PlanRefusedError: it is neither.
+    """
+    if not isinstance(value, bool):
+        raise PlanRefusedError(f"{name} is {value!r}, neither true nor false")
+
+
+WordT = TypeVar("WordT", bound=StrEnum)
+
+
+def word(name: str, value: object, choices: type[WordT]) -> WordT:
+    """One of some words.
+
+    Raises:
+        PlanRefusedError: it is none of them; the message has all.
+    """
+    try:
+        return choices(value)
+    except ValueError as error:
+        raise PlanRefusedError(f"{name} is {value!r}: it is {', '.join(choices)}") from error

@@ -10,6 +10,7 @@ Dimensions: d data, t tensor (m in old strings), p pipeline, c context, e expert
 Source: AReaL, `areal/api/alloc_mode.py` (ALLOCATION_GRAMMAR) of 0.3 to 1.0.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
@@ -198,7 +199,8 @@ def _check_names(text: str, groups: tuple[tuple[Component, ...], ...]) -> None:
     names = [member.name for member in members if member.name is not None]
     if twice := {name for name in names if names.count(name) > 1}:
         name = min(twice)
-        raise at(text, text.rindex(name), f"two components are called {name}")
+        *_, last = re.finditer(rf"\[\s*({re.escape(name)})\s*\]", text)
+        raise at(text, last.start(1), f"two components are called {name}")
     if len(members) > 2 and len(names) < len(members):
         raise at(text, 0, "of three components and more each has a name, such as fsdp[actor]:d4")
 

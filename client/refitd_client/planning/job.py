@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from refitd_client.errors import PlanRefusedError
-from refitd_client.planning.faults import positive
+from refitd_client.planning.faults import positive, share, switch, word
 
 
 class Precision(StrEnum):
@@ -72,12 +72,13 @@ class Job:
         """Refuse what cannot be.
 
         Raises:
-            PlanRefusedError: a number is not above 0, or absurd; the message names it.
+            PlanRefusedError: a number is not above 0, or absurd, or none; the message names it.
         """
-        for name in _COUNTS:
-            positive(flag(name), getattr(self, name), most=_MOST[name])
-        if self.mem_fraction_static is not None and not 0 < self.mem_fraction_static < 1:
-            raise PlanRefusedError(f"--mem-fraction-static is {self.mem_fraction_static:g}: a share between 0 and 1")
+        for name, most in _MOST.items():
+            positive(flag(name), getattr(self, name), most=most)
+        for name in _SWITCHES:
+            switch(flag(name), getattr(self, name))
+        share("--mem-fraction-static", self.mem_fraction_static)
         if self.kv_cache_bytes not in {1, 2}:
             raise PlanRefusedError(f"kv_cache_bytes is {self.kv_cache_bytes}: 2 (bf16) or 1 (fp8)")
 
@@ -86,10 +87,17 @@ class Job:
         """The longest sequence that is generated and trained on."""
         return self.prompt_tokens + self.max_new_tokens
 
-    @property
-    def trained_tokens(self) -> int:
-        """Tokens of the largest micro-batch: what the batch has, if that is less than what one may have."""
-        return min(self.micro_batch_tokens, self.batch_size * self.samples * self.sequence_tokens)
+    def batch_tokens(self, ranks: int) -> int:
+        """The share of a step's batch that one of so many data-parallel ranks trains on; a sequence is never cut."""
+        return -(-self.batch_size * self.samples // ranks) * self.sequence_tokens
+
+    def trained_tokens(self, ranks: int) -> int:
+        """Tokens of a rank's largest micro-batch: what its share has, if that is less than what one may have."""
+        return min(self.micro_batch_tokens, self.batch_tokens(ranks))
+
+    def accumulates(self, ranks: int) -> bool:
+        """Whether a rank's step has several micro-batches, whose gradients add up."""
+        return self.batch_tokens(ranks) > self.micro_batch_tokens
 
     @property
     def requests(self) -> int:
@@ -109,19 +117,21 @@ _MOST: Mapping[str, float] = {
     "context_length": 2**27,
     "running_requests": 2**24,
 }
-_COUNTS = tuple(_MOST)
+_SWITCHES = ("gradient_checkpointing", "expandable_segments", "cuda_graphs")
+DEFAULTS: Mapping[str, Any] = {field.name: field.default for field in fields(Job)}
+"""What is taken where nobody said anything, by setting."""
 
 _ASSUMED: Mapping[str, str] = {
-    "precision": "the trainer keeps weights, gradients and moments in bf16, as AReaL's FSDP engine does",
+    "precision": "the trainer keeps weights, gradients and moments in bf16",
     "optimizer": "the optimizer is AdamW",
     "loss": "the loss takes the logits in chunks or fused, without a copy of all of them in fp32",
     "gradient_checkpointing": "the trainer stores activations, it does not recompute them",
-    "batch_size": "8 prompts a step",
-    "samples": "4 samples a prompt",
-    "prompt_tokens": "a prompt has at most 512 tokens",
-    "max_new_tokens": "an answer has at most 512 tokens",
-    "micro_batch_tokens": "a micro-batch of the trainer has at most 10240 tokens",
-    "concurrent_rollouts": "32 rollouts at a time",
+    "batch_size": f"{DEFAULTS['batch_size']} prompts a step",
+    "samples": f"{DEFAULTS['samples']} samples a prompt",
+    "prompt_tokens": f"a prompt has at most {DEFAULTS['prompt_tokens']} tokens",
+    "max_new_tokens": f"an answer has at most {DEFAULTS['max_new_tokens']} tokens",
+    "micro_batch_tokens": f"a micro-batch of the trainer has at most {DEFAULTS['micro_batch_tokens']} tokens",
+    "concurrent_rollouts": f"{DEFAULTS['concurrent_rollouts']} rollouts at a time",
     "mem_fraction_static": "mem_fraction_static is what SGLang chooses for GPUs of this size",
     "attention_backend": "SGLang's attention is FlashInfer, which keeps a workspace",
 }
@@ -137,16 +147,13 @@ def job_of(given: Mapping[str, Any]) -> tuple[Job, list[str]]:
     said = {name: value for name, value in given.items() if value is not None}
     if strange := sorted(said.keys() - known):
         raise PlanRefusedError(f"{strange[0]} is no setting of a plan: there are {', '.join(sorted(known))}")
-    try:
-        for name, kind in _KINDS.items():
-            if name in said:
-                said[name] = kind(said[name])
-    except ValueError as error:
-        raise PlanRefusedError(str(error)) from error
+    for name, choices in _WORDS.items():
+        if name in said:
+            said[name] = word(flag(name), said[name], choices)
     return Job(**said), [text for name, text in _ASSUMED.items() if name not in said]
 
 
-_KINDS: Mapping[str, type[StrEnum]] = {
+_WORDS: Mapping[str, type[StrEnum]] = {
     "precision": Precision,
     "optimizer": Optimizer,
     "loss": Loss,

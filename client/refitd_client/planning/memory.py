@@ -41,11 +41,6 @@ class Memory:
         """What all processes take together, in GiB."""
         return sum(process.total for process in self.processes)
 
-    @property
-    def fullest(self) -> float:
-        """What the fullest GPU holds, in GiB."""
-        return max(by_gpu(self.processes).values())
-
 
 def by_gpu(processes: Iterable[Process]) -> Mapping[int, float]:
     """GiB on each GPU that holds any."""

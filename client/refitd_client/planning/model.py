@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 _BIASED = frozenset({"qwen2", "qwen2_moe"})  # biases on q, k and v that their configurations do not speak of
 _NORMED = frozenset({"qwen3", "qwen3_moe"})  # a norm on each head of q and k
+KNOWN = _BIASED | _NORMED | {"llama", "mistral", "mixtral", "deepseek_v2", "deepseek_v3"}
+"""The kinds whose parameters and caches are counted as they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,3 +137,9 @@ class Model:
         if self.latent is not None:
             return (self.latent.kv_rank + self.latent.rope_dim) * layers * element
         return 2 * max(1, self.kv_heads // tp) * self.head_dim * layers * element
+
+
+def lora_parameters(model: Model, rank: int) -> float:
+    """Two matrices of this rank beside each projection of every layer's attention and MLP."""
+    attention = 2 * (model.hidden + model.q_size) + 2 * (model.hidden + model.kv_size)
+    return rank * model.layers * (attention + 3 * (model.hidden + model.inner))

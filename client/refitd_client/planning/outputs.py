@@ -8,14 +8,21 @@ from refitd_client.planning.job import Job
 from refitd_client.planning.transport import Transport
 
 AREAL_KEYS: Mapping[str, str] = {
+    "nodes": "cluster.n_nodes",
+    "gpus_per_node": "cluster.n_gpus_per_node",
     "gradient_checkpointing": "actor.gradient_checkpointing",
-    "mem_fraction_static": "sglang.mem_fraction_static",
-    "batch_size": "train_dataset.batch_size",
-    "max_new_tokens": "gconfig.max_new_tokens",
     "micro_batch_tokens": "actor.mb_spec.max_tokens_per_mb",
+    "mem_fraction_static": "sglang.mem_fraction_static",
+    "context_length": "sglang.context_length",
+    "running_requests": "sglang.max_running_requests",
+    "attention_backend": "sglang.attention_backend",
+    "samples": "gconfig.n_samples",
+    "max_new_tokens": "gconfig.max_new_tokens",
+    "batch_size": "train_dataset.batch_size",
+    "prompt_tokens": "train_dataset.max_length",
     "concurrent_rollouts": "rollout.max_concurrent_rollouts",
 }
-"""Where AReaL keeps what a change changes (`areal/api/cli_args.py`). Expandable segments are a variable, no key."""
+"""Where AReaL keeps a plan's settings (`areal/api/cli_args.py`). Expandable segments are a variable, no key."""
 
 
 def sglang_flags(parallel: Parallel, job: Job, fraction: float | None) -> list[str]:
@@ -29,8 +36,13 @@ def sglang_flags(parallel: Parallel, job: Job, fraction: float | None) -> list[s
     flags["--max-running-requests"] = job.running_requests
     flags["--max-total-tokens"] = job.max_total_tokens
     flags["--kv-cache-dtype"] = "fp8_e5m2" if job.kv_cache_bytes == 1 else None
+    flags["--attention-backend"] = job.attention_backend.value
+    if job.lora_rank is not None:
+        flags["--max-lora-rank"] = job.lora_rank
+        flags["--lora-target-modules"] = "all"
     said = [word for name, value in flags.items() if value is not None for word in (name, str(value))]
-    return said if job.cuda_graphs else [*said, "--disable-cuda-graph"]
+    switches = [(job.lora_rank is not None, "--enable-lora"), (not job.cuda_graphs, "--disable-cuda-graph")]
+    return [*said, *(name for is_on, name in switches if is_on)]
 
 
 def environment_lines(environment: Mapping[str, Mapping[str, str]]) -> Iterator[str]:

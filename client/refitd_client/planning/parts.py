@@ -10,6 +10,7 @@ GMLAKE = "Guo et al. 2024, GMLake (arXiv 2401.08156): 15 % of PyTorch's memory i
 SGLANG_POOL = "SGLang 0.5, kv_cache_configurator.py, _profile_available_bytes"
 SGLANG_MEMORY = "SGLang 0.5, arg_groups/memory_hook.py, handle_gpu_memory_settings"
 SGLANG_REQUESTS = "SGLang 0.5, mem_cache/memory_pool.py, ReqToTokenPool"
+SGLANG_LORA = "SGLang 0.5, lora/mem_pool.py, LoRAMemoryPool: max_loras_per_batch (8) adapters of the largest rank"
 CONFIG = "the model's config.json"
 CONTEXT = "calibrated: what CUDA, PyTorch's kernels and cuBLAS take before the first tensor"
 STAGING = "refitd_client: two chunks of 64 MiB with a shadow in host memory"
@@ -40,7 +41,3 @@ class Process:
     def total(self) -> float:
         """The peak, in GiB."""
         return sum(part.size for part in self.parts)
-
-    def size(self, name: str) -> float:
-        """The size of a part, 0 where it has none of that name."""
-        return sum(part.size for part in self.parts if part.name == name)

@@ -1,7 +1,8 @@
 """Which rank computes on which GPU, and who meets whom there. Pure.
 
 Groups take GPUs one after the other. A job that asks for more than there are begins again at the first, as AReaL's
-local launcher does: that is how trainer and engine of a `d1+d1` come to lie on the one GPU of a machine.
+local launcher does: that is how trainer and engine of a `d1+d1` come to lie on the one GPU of a machine. Launchers for
+several nodes (Ray, Slurm) do not, so there such a job is refused.
 """
 
 from dataclasses import dataclass
@@ -48,8 +49,14 @@ def place(allocation: Allocation, machine: Machine) -> Placement:
     """Give each rank its GPU.
 
     Raises:
-        PlanRefusedError: a part of the job is larger than the machine, or an engine would be torn over nodes.
+        PlanRefusedError: a part of the job is larger than the machine, the whole of it is and the machine has several
+            nodes, or an engine would be torn over nodes.
     """
+    if machine.nodes > 1 and allocation.world > machine.count:
+        raise PlanRefusedError(
+            f"{allocation.text} asks for {allocation.world} GPUs, and {machine.nodes} nodes of {len(machine.gpus)} "
+            f"have {machine.count}: launchers for several nodes put no two parts on one GPU. To share them, write '|'"
+        )
     ranks: list[Rank] = []
     begin = 0
     for group in allocation.groups:

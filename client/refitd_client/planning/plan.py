@@ -65,7 +65,7 @@ class Plan:
 
     `update_group` is the world size that a broadcast would have: the ranks that generate, and one that trains.
     `meanwhile` is what refitd carries out today where `transport` is not one of these; None where it is.
-    `memory` is None where no model was given.
+    `memory` is None where no model was given. `advice` is what the environment needs and no variable does.
     """
 
     allocation: str
@@ -78,5 +78,6 @@ class Plan:
     memory: PlannedMemory | None
     sglang_flags: tuple[str, ...]
     environment: Mapping[str, Mapping[str, str]]
+    advice: tuple[str, ...]
     areal: Mapping[str, object]
     assumptions: tuple[str, ...]

@@ -5,32 +5,27 @@ Its only I/O is to read the configuration that is named, and to ask the driver f
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from refitd_client.errors import PlanRefusedError
 from refitd_client.planning.allocation import Allocation, Role, of_counts
 from refitd_client.planning.config import model_of, read_model
+from refitd_client.planning.costs import COSTS
 from refitd_client.planning.fit import assumed_of_memory, fit, planned_memory
-from refitd_client.planning.found import machine_for
 from refitd_client.planning.grammar import parse
 from refitd_client.planning.job import Job, job_of
-from refitd_client.planning.machine import Gpu, Machine
+from refitd_client.planning.machine import Gpu, Machine, machine_for
 from refitd_client.planning.model import Model
 from refitd_client.planning.nvml import read_gpus
 from refitd_client.planning.outputs import areal_patch, sglang_flags
 from refitd_client.planning.placement import Placement, place
 from refitd_client.planning.plan import Plan, Way
 from refitd_client.planning.rules import Choice, choose
-from refitd_client.planning.transport import (
-    COSTS,
-    Installation,
-    Situation,
-    Transport,
-    carried_out,
-    environment,
-    hinders,
-)
+from refitd_client.planning.surroundings import has_plugin
+from refitd_client.planning.transport import Situation, Transport, carried_out, hinders, hinders_handover
+from refitd_client.planning.variables import advice, environment
 
 ModelSource = str | os.PathLike[str] | Mapping[str, Any]
 
@@ -47,8 +42,7 @@ def plan(
     nodes: int | None = None,
     gpus: Sequence[Gpu] | None = None,
     shared_files: bool = True,
-    plugin: bool = False,
-    deltas: bool = True,
+    plugin: bool | None = None,
     model: ModelSource | None = None,
     **settings: Any,
 ) -> Plan:
@@ -67,8 +61,7 @@ def plan(
         nodes: nodes of the job (1).
         gpus: the GPUs of a node, with their UUIDs, in place of what the driver says.
         shared_files: whether trainer and engines see the same root.
-        plugin: whether refitd is installed in SGLang's environment.
-        deltas: whether the service carries deltas out.
+        plugin: whether refitd is installed in SGLang's environment; else whether this one has both.
         model: a model's folder, or its configuration. Without it no memory is planned.
         settings: of trainer and engine: the fields of `refitd_client.planning.job.Job`.
 
@@ -85,12 +78,16 @@ def plan(
     )
     job, of_job = job_of(settings)
     placement = place(wanted, machine)
-    now = _situation(wanted, placement, machine, job, Installation(plugin=plugin, deltas=deltas))
+    now = _situation(wanted, placement, machine, job, plugin=has_plugin() if plugin is None else plugin)
     choice = choose(now)
     shape, of_model = _model(model)
     assumptions = [*_of_placement(wanted, placement, machine), *of_machine, *of_model]
+    if plugin is None and not now.plugin and hinders_handover(replace(now, plugin=True)) is None:
+        assumptions.append("SGLang has no plugin of refitd's: the two are not together in this environment (--plugin)")
+    if choice.transport is Transport.HANDOVER:
+        assumptions.append("the service goes by --strategy all: engines that go in turns get the files")
     if shape is not None:
-        assumptions += [*of_job, *assumed_of_memory()]
+        assumptions += [*of_job, *assumed_of_memory(choice.transport)]
     return _plan(wanted, placement, machine, job, now, choice, shape, assumptions)
 
 
@@ -118,6 +115,7 @@ def _plan(
         memory=None if found is None else planned_memory(found),
         sglang_flags=tuple(sglang_flags(wanted.of(Role.GENERATION)[0].parallel, then, fraction)),
         environment=environment(choice.transport, expandable_segments=then.expandable_segments),
+        advice=advice(choice.transport),
         areal=areal_patch(choice.transport, () if found is None else found.changes or ()),
         assumptions=tuple(assumptions),
     )
@@ -145,9 +143,11 @@ def _model(source: ModelSource | None) -> tuple[Model | None, list[str]]:
     return read_model(Path(source))
 
 
-def _situation(
-    wanted: Allocation, placement: Placement, machine: Machine, job: Job, installation: Installation
-) -> Situation:
+def _situation(wanted: Allocation, placement: Placement, machine: Machine, job: Job, *, plugin: bool) -> Situation:
+    if job.lora_rank is not None and not machine.shared_files:
+        raise PlanRefusedError(
+            "adapters reach SGLang by files alone, and the engines do not see the trainer's files: share a folder"
+        )
     ranks = placement.ranks
     return Situation(
         group=wanted.generation_world + 1,
@@ -159,7 +159,7 @@ def _situation(
         shared_files=machine.shared_files,
         lora=job.lora_rank is not None,
         expandable_segments=job.expandable_segments,
-        installation=installation,
+        plugin=plugin,
     )
 
 

@@ -25,6 +25,11 @@ class Rule:
     reason: Callable[[Situation], str]
 
 
+def _where_they_are(now: Situation) -> str:
+    why = no_broadcast(now) or "trainer and engines are on one host"
+    return f"{why}; the engine can open the trainer's tensors where they are"
+
+
 def _separate(now: Situation) -> str:
     return f"each of the {now.group} ranks of the update group has a GPU of its own"
 
@@ -33,7 +38,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="no-shared-files-one-device",
         transport=Transport.GLOO,
-        applies=lambda now: not now.shared_files and now.shares,
+        applies=lambda now: not now.shared_files and no_broadcast(now) is not None,
         reason=lambda now: f"the engines do not see the trainer's files, and {no_broadcast(now)}",
     ),
     Rule(
@@ -54,7 +59,7 @@ RULES: tuple[Rule, ...] = (
         name="hand-over",
         transport=Transport.HANDOVER,
         applies=lambda now: hinders_handover(now) is None,
-        reason=lambda now: f"{no_broadcast(now)}; the engine can open the trainer's tensors where they are",
+        reason=_where_they_are,
     ),
     Rule(
         name="colocated",
@@ -65,7 +70,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="duplicate-device",
         transport=Transport.DISK_DELTA,
-        applies=lambda now: now.doubled is not None,
+        applies=lambda now: no_broadcast(now) is not None,
         reason=lambda now: f"{no_broadcast(now)}; files on a shared root go everywhere",
     ),
     Rule(
@@ -78,8 +83,6 @@ RULES: tuple[Rule, ...] = (
 
 
 def choose(now: Situation) -> Choice:
-    """The first rule that applies. One always does: a device that is alone is doubled."""
+    """The first rule that applies. One always does: where there is one device alone, the update group doubles it."""
     rule = next(rule for rule in RULES if rule.applies(now))
-    if rule.transport is Transport.DISK_DELTA and not now.installation.deltas:
-        return Choice(transport=Transport.DISK, rule=rule.name, reason=rule.reason(now))
     return Choice(transport=rule.transport, rule=rule.name, reason=rule.reason(now))

@@ -12,7 +12,9 @@ counted as in Korthikanti et al., section 4; attention is fused, so that no scor
      8 i    gate, its activation, up, their product
      6 q + 6 kv    where each head's query and key is normalised (Qwen3)
 
-With gradient checkpointing only each layer's input (2 h) stays, and one layer at a time is computed again.
+With gradient checkpointing only each layer's input (2 h) stays, and one layer at a time is computed again. Then nothing
+but the logits leaves large blocks behind: the gradients that accumulate are cut out of those, and the logits of the
+next micro-batch need new ones.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,11 +23,21 @@ from dataclasses import dataclass
 from refitd_client.planning.allocation import Component, Parallel
 from refitd_client.planning.job import Job, Loss, Optimizer, Precision
 from refitd_client.planning.machine import GIB
-from refitd_client.planning.model import Model
+from refitd_client.planning.model import Model, lora_parameters
 from refitd_client.planning.parts import CONTEXT, CONTEXT_GIB, EIGHT_BIT, GMLAKE, LORA, RECOMPUTE, ZERO, Part
 
 FRAGMENTS = 0.15
 _DOUBLE = 2
+_MEGATRON_GRADIENT = 4  # bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Parameters of one rank: those whose weights it keeps, whose gradients, and whose optimizer state."""
+
+    weights: float
+    gradients: float
+    state: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,38 +67,62 @@ def trainer_parts(model: Model, trainer: Component, job: Job) -> tuple[Part, ...
 
 
 def _static(model: Model, trainer: Component, job: Job) -> Iterator[Part]:
-    widths, parallel = WIDTHS[job.precision], trainer.parallel
-    held = local_parameters(model, parallel)
-    trained = lora_parameters(model, job.lora_rank) / (parallel.t * parallel.p) if job.lora_rank else held
-    sharded = parallel.d * parallel.c
-    fully = sharded if trainer.backend != "megatron" else 1  # Megatron's distributed optimizer is ZeRO's first stage
+    widths, parallel, held = WIDTHS[job.precision], trainer.parallel, held_by(model, trainer, job)
     source = LORA if job.lora_rank else ZERO
     yield Part(name="CUDA context", size=CONTEXT_GIB, source=CONTEXT)
-    adapters = trained if job.lora_rank else 0
-    yield Part(name="weights", size=widths.weights * (held + adapters) / fully / GIB, source=ZERO)
-    if fully > 1:
+    yield Part(name="weights", size=widths.weights * held.weights / GIB, source=ZERO)
+    if not _is_megatron(trainer) and parallel.d * parallel.c > 1:
         gathered = _DOUBLE * _layer_parameters(model) / parallel.t * min(widths.weights, 2)
         yield Part(name="gathered layers", size=gathered / GIB, source=ZERO)
-    yield Part(name="gradients", size=widths.gradients * trained / fully / GIB, source=source)
-    state = _state_bytes(job, widths)
+    yield Part(name="gradients", size=_gradients(trainer, job, held) / GIB, source=source)
     yield Part(
         name="optimizer",
-        size=state * trained / sharded / GIB,
+        size=_state_bytes(job, widths) * held.state / GIB,
         source=EIGHT_BIT if job.optimizer is Optimizer.ADAMW_8BIT else source,
     )
 
 
-def _transient(model: Model, trainer: Component, job: Job) -> Iterator[Part]:
+def held_by(model: Model, trainer: Component, job: Job) -> Held:
+    """What one rank holds: FSDP cuts all three over data and context parallel ranks, Megatron's distributed optimizer
+    (ZeRO's first stage) its own state alone, that of experts over the ranks that have the same experts.
+    """
     parallel = trainer.parallel
-    tokens = job.trained_tokens / parallel.c
+    sharded = parallel.d * parallel.c
+    body, experts = local_parameters(model, trainer)
+    adapters = 0.0 if job.lora_rank is None else lora_parameters(model, job.lora_rank) / (parallel.t * parallel.p)
+    if not _is_megatron(trainer):
+        weights = (body + experts + adapters) / sharded
+        trained = adapters / sharded if job.lora_rank else weights
+        return Held(weights=weights, gradients=trained, state=trained)
+    if job.lora_rank:
+        return Held(weights=body + experts + adapters, gradients=adapters, state=adapters / sharded)
+    alike = parallel.world / (parallel.e * parallel.et * parallel.p)
+    return Held(weights=body + experts, gradients=body + experts, state=body / sharded + experts / alike)
+
+
+def _is_megatron(trainer: Component) -> bool:
+    return trainer.backend == "megatron"
+
+
+def _gradients(trainer: Component, job: Job, held: Held) -> float:
+    """Bytes of one rank's gradients. Megatron adds them up in fp32 (grad_reduce_in_fp32, as AReaL sets it)."""
+    width = WIDTHS[job.precision].gradients
+    return (_MEGATRON_GRADIENT if _is_megatron(trainer) else width) * held.gradients
+
+
+def _transient(model: Model, trainer: Component, job: Job) -> Iterator[Part]:
+    parallel, held = trainer.parallel, held_by(model, trainer, job)
+    tokens = job.trained_tokens(parallel.d) / parallel.c
     activations, logits = _stored(model, parallel, job, tokens)
     yield Part(name="activations", size=activations / GIB, source=RECOMPUTE)
     yield Part(name="logits", size=logits / GIB, source=RECOMPUTE)
     if not job.expandable_segments:
-        yield Part(name="fragments", size=FRAGMENTS * (activations + logits) / GIB, source=GMLAKE)
+        adds_up = job.gradient_checkpointing and job.accumulates(parallel.d)
+        cut = _gradients(trainer, job, held) if adds_up else 0.0
+        fragments = max(min(cut, logits), FRAGMENTS * (activations + logits))
+        yield Part(name="fragments", size=fragments / GIB, source=GMLAKE)
     # AdamW's default implementation makes one more copy of a moment at the step, when activations are gone.
-    trained = lora_parameters(model, job.lora_rank) if job.lora_rank else local_parameters(model, parallel)
-    step = 0 if job.optimizer is Optimizer.SGD else WIDTHS[job.precision].moment * trained / (parallel.d * parallel.c)
+    step = 0 if job.optimizer is Optimizer.SGD else WIDTHS[job.precision].moment * held.state
     yield Part(name="optimizer step", size=max(0.0, step - activations - logits) / GIB, source=ZERO)
 
 
@@ -119,17 +155,16 @@ def layer_bytes(model: Model, tensor_parallel: int = 1) -> float:
     return whole + cut / tensor_parallel
 
 
-def local_parameters(model: Model, parallel: Parallel) -> float:
-    """Parameters of one rank before data parallelism cuts them: those of the heaviest stage of a pipeline."""
+def local_parameters(model: Model, trainer: Component) -> tuple[float, float]:
+    """Parameters of one rank before data parallelism cuts them, in the heaviest stage of a pipeline: of experts, and
+    all others. Megatron cuts experts by their own tensor parallelism (1 unless said), never by attention's.
+    """
+    parallel = trainer.parallel
     body = model.dense_parameters / (parallel.t * parallel.p)
-    experts = model.expert_parameters / (max(parallel.t, parallel.e * parallel.et) * parallel.p)
-    return body + experts + model.embedding_parameters / parallel.t / (1 if model.tied or parallel.p == 1 else 2)
-
-
-def lora_parameters(model: Model, rank: int) -> float:
-    """Two matrices of this rank beside each projection of every layer's attention and MLP."""
-    attention = 2 * (model.hidden + model.q_size) + 2 * (model.hidden + model.kv_size)
-    return rank * model.layers * (attention + 3 * (model.hidden + model.inner))
+    body += model.embedding_parameters / parallel.t / (1 if model.tied or parallel.p == 1 else 2)
+    cut = parallel.e * parallel.et
+    experts = model.expert_parameters / ((cut if _is_megatron(trainer) else max(parallel.t, cut)) * parallel.p)
+    return body, experts
 
 
 def _layer_parameters(model: Model) -> float:

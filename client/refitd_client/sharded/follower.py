@@ -61,6 +61,10 @@ class Follower:
         """Give threads and buffers back."""
         self._reader.close()
 
+    def forget(self) -> None:
+        """Nothing was published: rank 0 may have agreed on another layout, of which nobody was told."""
+        self._task = self._task_claims = None
+
     def release(self) -> None:
         """Let go of the tensors."""
         self._holdings = {}
@@ -72,8 +76,8 @@ class Follower:
         if task is None:
             raise PublishError("this rank was asked to write before it was told what")
         self._staging = self._folder / order.staging
-        with writing.opened(self._staging, task.files) as files:
-            writer = writing.RankWriter(files, task.slots, self._reader, check_finite=self._check_finite)
+        with writing.opening(self._staging, task.files) as files:
+            writer = writing.RankWriter(files, task.locations, self._reader, check_finite=self._check_finite)
             writer.write(self._holdings, task.parts)
-            for number in sorted({task.slots[part.name].file for part in task.parts}):
-                durable.sync(files[number])  # each rank its own: another host's writes are in that host's memory
+            for number in sorted({task.locations[part.name].file for part in task.parts}):
+                durable.sync(files()[number])  # each rank its own: another host's writes are in that host's memory

@@ -36,7 +36,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class Location:
     """Where a tensor lies: in which file (by number), and from which byte on."""
 
     file: int
@@ -48,7 +48,7 @@ class Layout:
     """A version's files, where each tensor lies in them, and the parts that each rank writes."""
 
     shards: TensorShards
-    slots: dict[str, Slot]
+    locations: dict[str, Location]
     parts: list[list[Part]]
     shared: dict[str, list[list[int]]] = field(default_factory=dict[str, list[list[int]]])
     """Which ranks hold the same box, so that they can be held against each other."""
@@ -76,7 +76,7 @@ def lay_out(
     kept = [wholes[source.entry.name] for source in sources]
     return Layout(
         shards=cut,
-        slots=_slots(cut),
+        locations=_locations(cut),
         parts=_shared_out(kept, len(claims)),
         shared={whole.entry.name: groups for whole in kept if (groups := _groups(whole))},
     )
@@ -98,14 +98,14 @@ def _memory(whole: Whole) -> tuple[str | None, ...] | None:
     return whole.memories if any(whole.memories) else None
 
 
-def _slots(cut: TensorShards) -> dict[str, Slot]:
-    slots: dict[str, Slot] = {}
+def _locations(cut: TensorShards) -> dict[str, Location]:
+    locations: dict[str, Location] = {}
     for number, file in enumerate(cut.shards):
         offset = len(file.header)
         for entry in file.entries:
-            slots[entry.name] = Slot(number, offset)
+            locations[entry.name] = Location(number, offset)
             offset += entry.nbytes
-    return slots
+    return locations
 
 
 def _shared_out(wholes: Sequence[Whole], ranks: int) -> list[list[Part]]:

@@ -7,7 +7,7 @@ from refitd_client.contract.naming import Order
 from refitd_client.contract.wire import Notice
 from refitd_client.errors import ServiceError
 from refitd_client.sharded.claims import Claim
-from refitd_client.sharded.layout import Part, Slot
+from refitd_client.sharded.layout import Location, Part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class Task:
 
     number: int
     files: list[str]
-    slots: dict[str, Slot]
+    locations: dict[str, Location]
     parts: list[Part]
 
 

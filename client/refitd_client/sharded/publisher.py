@@ -158,6 +158,7 @@ class ShardedPublisher:
                 return self._lead.publish(opening, self._follower.answer, step, metadata)
             return self._follow(opening, step)
         except Exception:
+            self._follower.forget()
             raise
         except BaseException:  # an interrupt: this rank answers no more, and the others must not go on with it
             self._crew.broken = f"rank {self.rank} was interrupted in a publication"

@@ -94,7 +94,10 @@ class SharedShards:
         if self.known[rank] != self.planned.number:
             layout = self.planned.layout
             task = Task(
-                number=self.planned.number, files=list(self.tensors), slots=layout.slots, parts=layout.parts[rank]
+                number=self.planned.number,
+                files=list(self.tensors),
+                locations=layout.locations,
+                parts=layout.parts[rank],
             )
         return Write(staging=folder, task=task)
 

@@ -1,8 +1,9 @@
 """What each rank does when it is asked: write its parts, sync them, digest its share of the files."""
 
 import os
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,10 @@ from numpy.typing import NDArray
 from refitd_client import durable
 from refitd_client.contract.digest import FileDigest
 from refitd_client.contract.manifest import ManifestFile
-from refitd_client.errors import InvalidWeightsError
 from refitd_client.finite import any_nonfinite, count_nonfinite
 from refitd_client.sharded.boxes import Box, runs, whole
 from refitd_client.sharded.holdings import Holding
-from refitd_client.sharded.layout import Part, Slot
+from refitd_client.sharded.layout import Location, Part
 from refitd_client.sharded.reading import PIECE_BYTES, Reader, flat_of
 from refitd_client.tensors import entry_of, refused
 
@@ -24,38 +24,46 @@ from refitd_client.tensors import entry_of, refused
 class RankWriter:
     """Writes this rank's parts of one version into the files of a staging folder."""
 
-    def __init__(self, files: Sequence[int], slots: Mapping[str, Slot], reader: Reader, *, check_finite: bool) -> None:
-        """`files` are the open descriptors of the version's shards, by number."""
+    def __init__(
+        self,
+        files: Callable[[], Sequence[int]],
+        locations: Mapping[str, Location],
+        reader: Reader,
+        *,
+        check_finite: bool,
+    ) -> None:
+        """`files` gives the descriptors of the version's shards, by number, or raises OSError."""
         self._files = files
-        self._slots = slots
+        self._locations = locations
         self._reader = reader
         self._check_finite = check_finite
 
     def write(self, holdings: Mapping[str, Holding], parts: Sequence[Part]) -> None:
         """Write the parts, tensor by tensor, in an order that all ranks share.
 
-        A tensor that has to be redistributed is read by every rank of its mesh, also by one that has failed meanwhile:
-        the others wait for it in a collective, and would wait for ever.
+        A tensor that has to be redistributed is read by every rank of its mesh, also by one that has failed meanwhile,
+        whatever its error: the others wait for it in a collective, and would wait for ever.
 
         Raises:
             InvalidWeightsError: a part holds a value that is not finite.
             OSError: the file system would not.
+            RuntimeError: torch would not, as where a GPU has no memory for a cast.
         """
         mine: dict[str, list[Part]] = {}
         for part in parts:
             mine.setdefault(part.name, []).append(part)
         failure: Exception | None = None
-        for name in sorted(self._slots.keys() & holdings.keys()):
+        for name in sorted(self._locations.keys() & holdings.keys()):
             holding = holdings[name]
             own = [] if failure is not None else mine.get(name, [])
             if holding.target is None and not own:
                 continue
-            local = holding.local()
             try:
+                local = holding.local()
                 for part in own:
                     self._write_part(holding, local, part)
-            except (OSError, InvalidWeightsError) as error:
-                failure = error
+            except Exception as error:
+                failure = failure or error
         if failure is not None:
             raise failure
 
@@ -63,7 +71,7 @@ class RankWriter:
         claim = holding.claim
         box = claim.boxes[part.box]
         flat = _flat(local, claim.boxes, part.box)
-        slot, item = self._slots[claim.name], _item(holding)
+        location, item = self._locations[claim.name], _item(holding)
         dtype = entry_of(claim.name, claim.dtype, claim.shape).dtype
 
         def use(first: int, data: NDArray[np.uint8]) -> int:
@@ -71,7 +79,7 @@ class RankWriter:
                 return count_nonfinite(dtype, data)
             for run in runs(box, claim.shape, first, first + len(data) // item):
                 piece = data[(run.begin - first) * item : (run.end - first) * item]
-                durable.write_at(self._files[slot.file], piece.data, slot.offset + run.at * item)
+                durable.write_at(self._files()[location.file], piece.data, location.offset + run.at * item)
             return 0
 
         bad = self._reader.read(flat, part.begin, part.end, claim.dtype, use)
@@ -84,10 +92,10 @@ class RankWriter:
 
 
 @contextmanager
-def opened(folder: Path, names: Sequence[str]) -> Generator[list[int], None, None]:
-    """The version's shards, open for writing. Another rank has made them."""
+def opening(folder: Path, names: Sequence[str]) -> Generator[Callable[[], list[int]], None, None]:
+    """What opens the version's shards for writing, the first time that it is asked. Another rank has made them."""
     with ExitStack() as stack:
-        yield [_open(stack, folder / name, os.O_RDWR) for name in names]
+        yield cache(lambda: [_open(stack, folder / name, os.O_RDWR) for name in names])
 
 
 def digest(folder: Path, names: Sequence[str], reader: Reader) -> dict[str, ManifestFile]:

@@ -7,6 +7,7 @@
 /unload_lora_adapter                     done: refitd unloads what nobody uses any more
 /continue_generation                     the gate opens
 other routes that write weights          refused: they would change the engine behind refitd's back
+/release_…, /resume_memory_occupation    refused: what AReaL calls where trainer and engine take turns on their GPUs
 """
 
 import asyncio
@@ -31,8 +32,9 @@ WRITES = (
     *("/update_weights_from_tensor", "/update_weights_from_distributed", "/update_weights_from_ipc"),
     *("/init_weights_update_group", "/destroy_weights_update_group", "/begin_weight_update", "/end_weight_update"),
     *("/update_weight_version", "/load_lora_adapter_from_tensors"),
-    *("/release_memory_occupation", "/resume_memory_occupation"),
 )
+OFFLOADS = ("/release_memory_occupation", "/resume_memory_occupation")
+_REFUSED = frozenset({401, 403})
 DRAIN_SECONDS = 30.0
 AGAIN_SECONDS = 0.5
 GENERATES = ("/generate", "/v1/")
@@ -46,7 +48,7 @@ class Facade:
 
     def __init__(self, engine: str, updates: Updates, *, api_key: Path | None, admin_key: Path | None) -> None:
         self._updates = updates
-        self._gate = Gate()
+        self._gate = Gate(engine, lambda: updates.under_way > 0)
         self._reads, self._changes = Key(api_key or admin_key), Key(admin_key or api_key)
         no_limit = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         self._http = httpx.AsyncClient(
@@ -62,12 +64,14 @@ class Facade:
             Route("/load_lora_adapter", self._load_adapter, methods=["POST"]),
             Route("/unload_lora_adapter", self._unload_adapter, methods=["POST"]),
             *(Route(path, _refuse, methods=METHODS) for path in WRITES),
+            *(Route(path, _refuse_offload, methods=METHODS) for path in OFFLOADS),
             Route("/{path:path}", self._through, methods=METHODS),
         ]
         return Starlette(routes=routes)
 
     async def aclose(self) -> None:
-        """Give the connections back."""
+        """Let go of what waits, and give the connections back."""
+        self._gate.open()
         await self._http.aclose()
 
     async def _pause(self, _: Request) -> Response:
@@ -82,9 +86,9 @@ class Facade:
 
     async def _abort(self) -> None:
         """End what runs. One that was on its way to the engine when the others ended is ended the next time."""
-        headers = await self._changes.headers()
         while not self._gate.is_idle:
-            await self._http.post("/abort_request", json={"abort_all": True}, headers=headers)
+            request = self._http.build_request("POST", "/abort_request", json={"abort_all": True})
+            await (await self._opened(request, self._changes)).aclose()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._gate.idle(), AGAIN_SECONDS)
 
@@ -138,10 +142,8 @@ class Facade:
         content = await request.body()
         kept = {name: value for name, value in request.headers.items() if name.lower() not in _HOPS}
         url = httpx.URL(path=request.url.path, query=request.url.query.encode())
-        sent = self._http.build_request(
-            request.method, url, content=content, headers={**kept, **await self._reads.headers()}
-        )
-        asking = asyncio.create_task(self._http.send(sent, stream=True))
+        sent = self._http.build_request(request.method, url, content=content, headers=kept)
+        asking = asyncio.create_task(self._opened(sent, self._reads))
         leaving = asyncio.create_task(_left(request))
         try:
             await asyncio.wait({asking, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -153,6 +155,16 @@ class Facade:
                 task.cancel()
             with suppress(asyncio.CancelledError):
                 await leaving
+
+    async def _opened(self, request: httpx.Request, key: Key) -> httpx.Response:
+        """Send with the key; once more where the engine refuses it and its file holds another one by now."""
+        request.headers.update(await key.headers())
+        answer = await self._http.send(request, stream=True)
+        if answer.status_code in _REFUSED and await key.is_another_now():
+            await answer.aclose()
+            request.headers.update(await key.headers())
+            answer = await self._http.send(request, stream=True)
+        return answer
 
 
 async def _left(request: Request) -> None:
@@ -173,5 +185,14 @@ async def _refuse(request: Request) -> Response:
     message = (
         f"{request.url.path} would change the engine behind refitd, which is the only one that writes its weights: "
         "set AReaL's weight_update_mode to disk"
+    )
+    return JSONResponse({"success": False, "message": message}, status_code=409)
+
+
+async def _refuse_offload(request: Request) -> Response:
+    message = (
+        f"{request.url.path} is not carried through: refitd loads weights when there are any, also into memory "
+        "that was given back. Start the engine outside AReaL, with its own share of the GPU (mem_fraction_static), "
+        "and leave scheduling_strategy at separation"
     )
     return JSONResponse({"success": False, "message": message}, status_code=409)

@@ -4,7 +4,7 @@ not wait for what the service does.
 
 import asyncio
 import signal
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from socket import socket
 
@@ -16,12 +16,13 @@ from refitd.areal.record import RecordWatch
 from refitd.areal.updates import Updates
 
 CLOSE_SECONDS = 5
+Say = Callable[[str | None, str | None], None]
 
 
 class _Server(uvicorn.Server):
     """One facade's. Signals are for all of them together."""
 
-    def __init__(self, engine: str, app: Starlette, host: str, port: int) -> None:
+    def __init__(self, engine: str, app: Starlette, host: str, port: int, say: Say) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -35,6 +36,7 @@ class _Server(uvicorn.Server):
             )
         )
         self._engine = engine
+        self._say = say
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
@@ -46,14 +48,17 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             port = self.servers[0].sockets[0].getsockname()[1]
-            print(f"refitd areal: {self._engine} ready on http://{self.config.host}:{port}", flush=True)
+            self._say(self._engine, f"http://{self.config.host}:{port}")
 
 
 async def serve_facades(
-    facades: Mapping[str, tuple[Facade, int]], host: str, updates: Updates, watch: RecordWatch | None
+    facades: Mapping[str, tuple[Facade, int]], host: str, updates: Updates, watch: RecordWatch | None, say: Say
 ) -> None:
-    """Serve each engine's facade on its port, and watch the record, until SIGTERM or SIGINT."""
-    servers = [_Server(engine, facade.app(), host, port) for engine, (facade, port) in facades.items()]
+    """Serve each engine's facade on its port, and watch the record, until SIGTERM or SIGINT.
+
+    `say` hears of each facade that listens (the engine, the facade's URL); without any, that the watch has begun.
+    """
+    servers = [_Server(engine, facade.app(), host, port, say) for engine, (facade, port) in facades.items()]
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -62,7 +67,7 @@ async def serve_facades(
             running = [group.create_task(server.serve()) for server in servers]
             watching = None if watch is None else group.create_task(watch.run())
             if watch is not None and not servers:
-                print("refitd areal: ready", flush=True)
+                say(None, None)
             await stop.wait()
             for server in servers:
                 server.should_exit = True

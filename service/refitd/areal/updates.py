@@ -8,9 +8,13 @@ blocks), and every call waits until engines serve it. The step is in the folder'
 import asyncio
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
-from refitd_client import RefitError, WeightPublisher
+from refitd_client import RefitError, ServiceError, WeightPublisher
+from refitd_client.connection import connect_to
+from refitd_client.contract.manifest import ManifestRefusedError, parse_manifest
+from refitd_client.contract.naming import MANIFEST_NAME, version_folder
 from refitd_client.generation import newest_in
 from refitd_client.publication import Publication
 
@@ -19,7 +23,7 @@ Folder = tuple[str, int, int]
 
 
 class Updates:
-    """The versions of one run. `options` go to the publisher; its lock on the run is held until `close`."""
+    """The versions of one run, whose lock is held until `close`. `under_way` counts the updates that are waited for."""
 
     def __init__(self, root: Path, run: str, service_url: str, *, timeout: float, token_file: Path | None) -> None:
         self._root = root
@@ -31,36 +35,61 @@ class Updates:
         self._publisher: WeightPublisher | None = None
         self._newest: int | None = None
         self._done: dict[Folder, Publication] = {}
+        self.under_way = 0
+
+    def open(self) -> None:
+        """Take the run, before the first checkpoint comes, and see that the service can be spoken to.
+
+        Raises:
+            RefitError, OSError, ValueError: the run cannot be had, or the URL or the token cannot be one.
+        """
+        connect_to(self._url, token_file=self._token_file).headers()
+        self._taken()
+
+    def _taken(self) -> WeightPublisher:
+        if self._publisher is None:
+            self._publisher = WeightPublisher(self._root, self._run, self._url, token_file=self._token_file)
+        return self._publisher
 
     async def serve(self, path: Path) -> str | None:
         """Publish a folder, once however often it is told of, and wait until engines serve it; why they do not."""
+        self.under_way += 1
         try:
             publication = await self.hold(path)
             await publication.wait_async(self._timeout)
-        except (RefitError, OSError) as error:
+        except (RefitError, OSError, ValueError) as error:
             return str(error)
+        finally:
+            self.under_way -= 1
         return None
 
-    async def hold(self, path: Path) -> Publication:
-        """Publish a folder. From then on it may be deleted.
+    async def hold(self, path: Path, metadata: Mapping[str, str] | None = None) -> Publication:
+        """Publish a folder. From then on it may be deleted. What is wrong with the notice is its `notice_error`.
+
+        `metadata` are texts for its manifest.
 
         Raises:
-            RefitError, OSError: it could not be; nothing of it is visible.
+            RefitError, OSError, ValueError: it could not be; nothing of it is visible.
         """
         async with self._turn:
             status = await asyncio.to_thread(os.stat, path)
             folder = (str(path), status.st_ino, status.st_mtime_ns)
             if folder not in self._done:
-                self._done = {folder: await asyncio.to_thread(self._publish, path)}
+                self._done = {folder: await asyncio.to_thread(self._publish, path, metadata)}
             return self._done[folder]
 
-    def _publish(self, path: Path) -> Publication:
+    def _publish(self, path: Path, metadata: Mapping[str, str] | None) -> Publication:
         step = self._step_of(path)
         if self._newest is not None and step <= self._newest:
             self.close()  # the trainer has begun again: another publisher begins another generation
-        if self._publisher is None:
-            self._publisher = WeightPublisher(self._root, self._run, self._url, token_file=self._token_file)
-        publication = self._publisher.publish(path, step=step)
+        try:
+            publication = self._taken().publish(path, step=step, metadata=metadata)
+        except ServiceError as error:
+            if error.publication is None:
+                raise
+            # The version stands, and only its notice was refused: whoever waits for it tells the service again, and
+            # hears why. To publish the step again would be a conflict, in place of the cause.
+            publication = error.publication
         self._newest = step
         return publication
 
@@ -73,6 +102,21 @@ class Updates:
         run = self._root / self._run
         newest = newest_in(run) if run.is_dir() else None
         return 1 if newest is None else newest.step + 1
+
+    def newest_metadata(self) -> Mapping[str, str]:
+        """The texts in the manifest of the run's newest version; none where it has none, or is gone.
+
+        Raises:
+            RefitError, OSError: the run's folder cannot be read.
+        """
+        run = self._root / self._run
+        newest = newest_in(run) if run.is_dir() else None
+        if newest is None:
+            return {}
+        try:
+            return parse_manifest((run / version_folder(newest) / MANIFEST_NAME).read_bytes()).metadata
+        except (FileNotFoundError, ManifestRefusedError):
+            return {}
 
     def close(self) -> None:
         """Let the run go."""

@@ -1,11 +1,12 @@
 """LoRA adapters as peft saves them, held against the model that they are for. Pure.
 
-    adapter_config.json          peft_type, r, rank_pattern, target_modules, …
+    adapter_config.json          peft_type, r, target_modules, …
     adapter_model.safetensors    base_model.model.<module>.lora_A.weight  [r, in features]
                                  base_model.model.<module>.lora_B.weight  [out features, r]
 
-What goes to an engine are pairs of A and B for linear layers of the model, of one rank each. What engines would pass
-over in silence, or add to the model in another way (biases, DoRA, whole modules), is refused by name.
+What goes to an engine are pairs of A and B for linear layers of the model, all of one rank. What engines would pass
+over in silence, or add in another way (biases, DoRA, whole modules, another scale or rank), is refused by name.
+SGLang adds every pair at `lora_alpha / r` (lora/lora.py) and has one buffer of rank r (lora/mem_pool.py).
 """
 
 import re
@@ -31,6 +32,7 @@ class AdapterConfig(msgspec.Struct, frozen=True):
     r: int
     bias: str = "none"
     use_dora: bool = False
+    use_rslora: bool = False
     modules_to_save: list[str] | None = None
     rank_pattern: dict[str, int] | None = None
     alpha_pattern: dict[str, Any] | None = None
@@ -56,6 +58,12 @@ def parse_adapter(data: bytes) -> AdapterConfig:
         (config.peft_type != "LORA", f"it says peft_type {config.peft_type[:40]!a}: engines take LORA alone"),
         (config.r < 1, f"it says rank {config.r}"),
         (config.use_dora, "it says use_dora: engines would add it as a plain LoRA"),
+        (config.use_rslora, "it says use_rslora: engines would scale it by lora_alpha / r and not by its root"),
+        (bool(config.alpha_pattern), "it has an alpha_pattern: engines would scale all layers by one lora_alpha"),
+        (
+            bool(config.rank_pattern),
+            "it has a rank_pattern, and engines take one rank for all layers",
+        ),
         (config.bias != "none", "it trains biases, which engines do not take: use bias='none'"),
         (bool(config.modules_to_save), "it saves whole modules, which engines do not take: leave out modules_to_save"),
     ):
@@ -100,7 +108,7 @@ def _of_module(module: str, pair: Mapping[str, Tensor], config: AdapterConfig, r
         (there,) = pair
         yield Fault(Code.MISSING_TENSOR, f"{module} has a lora_{there} alone: A and B belong together")
         return
-    rank = _rank(module, config)
+    rank = config.r
     for half, shape in (("A", (rank, base.shape[1])), ("B", (base.shape[0], rank))):
         if pair[half].shape != shape:
             yield Fault(
@@ -109,11 +117,3 @@ def _of_module(module: str, pair: Mapping[str, Tensor], config: AdapterConfig, r
             )
         if pair[half].dtype not in _FLOATS:
             yield Fault(Code.WRONG_DTYPE, f"{module}.lora_{half} is {pair[half].dtype}: save it in BF16, F16 or F32")
-
-
-def _rank(module: str, config: AdapterConfig) -> int:
-    """peft's rule: the first pattern that is the module's name, or an end of it at a dot."""
-    for pattern, rank in (config.rank_pattern or {}).items():
-        if module == pattern or module.endswith(f".{pattern}"):
-            return rank
-    return config.r

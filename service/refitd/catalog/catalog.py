@@ -8,7 +8,7 @@ import asyncio
 import math
 from dataclasses import dataclass, replace
 
-import structlog
+from structlog.contextvars import bound_contextvars
 
 from refitd.bell import Bell
 from refitd.catalog.bases import Bases
@@ -24,7 +24,7 @@ from refitd.catalog.record import VersionRecord
 from refitd.catalog.references import NoReference, References
 from refitd.catalog.scan import Found, ListingFailed
 from refitd.catalog.settle import Complete, Hopeless, Look, Settling, Wait, settle
-from refitd.catalog.validate import Invalid, Options, Unknown, Valid, validate
+from refitd.catalog.validate import Invalid, Options, Unknown, Valid, Verdict, validate
 from refitd.ledger import Ledger
 from refitd.settings import Settings
 from refitd_client.contract.naming import Order, parse_version_id, version_folder, version_id
@@ -36,8 +36,6 @@ RETRY_SECONDS = 0.5
 LONGEST_RETRY_SECONDS = 10.0
 
 _WATCHED = frozenset({VersionState.SEALED, VersionState.LOST})
-
-log = structlog.get_logger("refitd")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +62,9 @@ class CatalogRules:
             kind=settings.kind,
             deltas=settings.takes_deltas,
         )
+
+
+_Found = tuple[Options, Evidence, Verdict]  # what it may do, what was seen, what was made of it
 
 
 class Catalog:
@@ -277,7 +278,8 @@ class Catalog:
     async def _judge_one(self, id_: str) -> None:
         self._due.pop(id_, None)
         try:
-            await self._judge(self._ledger.versions[id_])
+            with bound_contextvars(version=id_):
+                await self._judge(self._ledger.versions[id_])
         except OSError as error:
             self._unknown(id_, f"cannot be read: {error}")
         finally:
@@ -348,12 +350,10 @@ class Catalog:
             return
         started, waited = self._ledger.clock.monotonic(), self._ledger.since_seen(record.id)
         self._move(record.id, VersionState.VALIDATING, None)
-        options = self._options(record)
         model = reference if isinstance(reference, Reference | Base) else None
-        evidence = await self._files.examine(record.path, model, options)
-        verdict = await asyncio.to_thread(validate, evidence, model, options)  # a hundred thousand tensors take 0.1 s
+        options, evidence, verdict = await self._examine(record, model)
         if options != self._options(self._ledger.versions[record.id]):
-            self._due[record.id] = 0.0  # a notice came meanwhile and allows something else
+            self._due[record.id] = 0.0  # what it is held against may be something else, or it was not read
             self._move(record.id, VersionState.ANNOUNCED, None)
             return
         record = self._ledger.versions[record.id]
@@ -372,6 +372,18 @@ class Catalog:
                 self._reject(record.id, reason, code)
             case Unknown(reason):
                 self._unknown(record.id, reason)
+
+    async def _examine(
+        self, record: VersionRecord, model: Reference | Base | None
+    ) -> tuple[Options, Evidence, Verdict]:
+        """Read it and judge it. A notice that came meanwhile counts: what was read is not read again for it."""
+        options = self._options(record)
+        evidence = await self._files.examine(record.path, model, options)
+        told = self._ledger.versions[record.id]
+        if told.kind is record.kind and evidence.contents is not None:
+            options = self._options(told)
+        # In a thread: a hundred thousand tensors take 0.1 s.
+        return options, evidence, await asyncio.to_thread(validate, evidence, model, options)
 
     def _too_late(self, record: VersionRecord, evidence: Evidence) -> str | None:
         """A folder whose writer knows of no generations may be meant for the current one: it is not retired unasked."""

@@ -12,12 +12,18 @@ from refitd.catalog.opening import FileStat, counts
 from refitd_client.contract.manifest import Manifest, TensorsSummary
 from refitd_client.contract.naming import MANIFEST_NAME
 
+MAX_BESIDE_BYTES = 2**30  # of a configuration or a tokenizer. Every byte is read, also of a hole in a sparse file
+
 
 def check_manifest(
     manifest: Manifest, listing: Mapping[str, FileStat], headers: Mapping[str, Header]
 ) -> Iterator[Fault]:
     """Say where the folder is not what the manifest says."""
     yield from check_files(manifest, listing)
+    for name in manifest.files.keys() - headers.keys():
+        if name in listing and listing[name].size > MAX_BESIDE_BYTES:
+            size = listing[name].size
+            yield _mismatch(f"{shown(name)} has {size} bytes; beside weights at most {MAX_BESIDE_BYTES} are read")
     yield from _check_summary(manifest.tensors, headers)
 
 

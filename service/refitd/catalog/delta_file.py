@@ -4,7 +4,6 @@ It is read and not mapped: one that gets shorter is an error then, and no SIGBUS
 be follows from its base: no honest delta lists an element twice.
 """
 
-import os
 from threading import Event
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy as np
 from refitd.catalog.contents import ReadingStoppedError
 from refitd.catalog.delta import Base, DeltaContents, DeltaRow
 from refitd.catalog.opening import FileStat, Folder, check_unchanged
+from refitd.catalog.reading import fill
 from refitd_client.contract.naming import DELTA_NAME
 from refitd_client.delta import Delta, DeltaRefusedError, parse_delta
 from refitd_client.delta.change import Change
@@ -56,14 +56,10 @@ def look_into(folder: Folder, file: FileStat, base: Base, *, stop: Event | None 
 
 
 def _fill(fd: int, data: memoryview, stop: Event | None) -> None:
-    filled = 0
-    while filled < len(data):
+    for begin in range(0, len(data), _CHUNK):
         if stop is not None and stop.is_set():
             raise ReadingStoppedError
-        count = os.preadv(fd, [data[filled : filled + _CHUNK]], filled)
-        if count == 0:
-            raise OSError(f"{DELTA_NAME} ended at byte {filled} while it was read")
-        filled += count
+        fill(fd, data[begin : begin + _CHUNK], begin)
 
 
 def _row(change: Change) -> DeltaRow:

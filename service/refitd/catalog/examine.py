@@ -25,7 +25,7 @@ from refitd.catalog.delta import Base
 from refitd.catalog.delta_file import look_into
 from refitd.catalog.evidence import Evidence, Structure
 from refitd.catalog.fault import Code, Fault, shown
-from refitd.catalog.header import MAX_TENSORS, Header, HeaderRefusedError, TornFileError, read_at, read_header
+from refitd.catalog.header import MAX_TENSORS, Header, HeaderRefusedError, TornFileError, read_header
 from refitd.catalog.inventory import Inventory, Reference, duplicates, inventory_of
 from refitd.catalog.layout import (
     MAX_INDEX_BYTES,
@@ -37,6 +37,7 @@ from refitd.catalog.layout import (
     parse_index,
 )
 from refitd.catalog.opening import CONFIG_NAME, ChangedError, FileStat, Folder, OpeningRefusedError
+from refitd.catalog.reading import read_at
 from refitd.catalog.validate import Options, judge
 from refitd_client.contract.manifest import MAX_MANIFEST_BYTES, Manifest, ManifestRefusedError, parse_manifest
 from refitd_client.contract.naming import ADAPTER_CONFIG_NAME, DELTA_NAME, INDEX_NAME, MANIFEST_NAME

@@ -7,15 +7,15 @@ should not be the one to find out.
 """
 
 import math
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import msgspec
 
 from refitd.catalog.pairs import OBJECTS, STRINGS, PairsRefusedError, pairs, text
+from refitd.catalog.reading import read_at
+from refitd_client.contract.shard import MAX_HEADER_BYTES
 
-MAX_HEADER_BYTES = 32 * 2**20  # the format allows 100 MB; 200,000 tensors take 20 MB
 MAX_TENSORS = 200_000
 MAX_NAME_LENGTH = 1024
 _SHOWN = 200  # characters of a name in a sentence
@@ -89,21 +89,6 @@ def read_header(fd: int, size: int) -> Header:
     if 8 + length > size:
         raise TornFileError(f"it ends inside its header: {size} of {8 + length} bytes")
     return parse_header(read_at(fd, length, 8), size - 8 - length)
-
-
-def read_at(fd: int, length: int, offset: int) -> bytes:
-    """Read exactly `length` bytes from `offset` on.
-
-    Raises:
-        OSError: they cannot be read, or the file ends before.
-    """
-    data = os.pread(fd, length, offset)
-    while len(data) < length:
-        more = os.pread(fd, length - len(data), offset + len(data))
-        if not more:
-            raise OSError(f"the file ended at byte {offset + len(data)} while it was read up to {offset + length}")
-        data += more
-    return data
 
 
 def parse_header(data: bytes, data_bytes: int) -> Header:

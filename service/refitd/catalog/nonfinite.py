@@ -8,14 +8,13 @@ reductions that need no memory. Only a block in which that hits is looked at val
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from refitd.catalog.header import Header
-
-BLOCK_BYTES = 2**18  # at once through numpy: small enough for a core's cache
 
 Bits = np.ndarray[Any, np.dtype[np.unsignedinteger[Any]]]
 
@@ -105,7 +104,10 @@ class _Run:
 
 
 class Search:
-    """Goes through one file, a stretch of bytes at a time, and collects what is not finite."""
+    """Goes through one file, a stretch of bytes at a time, and collects what is not finite.
+
+    Stretches may come in any order, and from several threads at once.
+    """
 
     def __init__(self, file: str, header: Header | None) -> None:
         self._file = file
@@ -114,7 +116,8 @@ class Search:
         self._ends = [run.end for run in self._runs]
         self._names = [name for name, spec in self._header.tensors.items() if spec.end > spec.start]
         self._starts = [self._header.data_start + self._header.tensors[name].start for name in self._names]
-        self._found: dict[str, tuple[int, int]] = {}
+        self._found: dict[int, tuple[int, int]] = {}
+        self._lock = Lock()
 
     def boundary(self, position: int) -> int:
         """The last place at or before `position` at which no value is cut in two."""
@@ -128,9 +131,8 @@ class Search:
         at, end = bisect_right(self._ends, position), position + len(data)
         while at < len(self._runs) and self._runs[at].start < end:
             run = self._runs[at]
-            for start in range(max(run.start, position), min(run.end, end), BLOCK_BYTES):
-                stop = min(start + BLOCK_BYTES, run.end, end)
-                self._block(run.probe, data[start - position : stop - position], start)
+            start, stop = max(run.start, position), min(run.end, end)
+            self._block(run.probe, data[start - position : stop - position], start)
             at += 1
 
     def _block(self, probe: Probe, data: memoryview, position: int) -> None:
@@ -141,13 +143,15 @@ class Search:
 
     def _note(self, position: int, width: int) -> None:
         at = bisect_right(self._starts, position) - 1
-        index, count = self._found.get(self._names[at], ((position - self._starts[at]) // width, 0))
-        self._found[self._names[at]] = index, count + 1
+        index = (position - self._starts[at]) // width
+        with self._lock:
+            first, count = self._found.get(at, (index, 0))
+            self._found[at] = min(first, index), count + 1
 
     @property
     def found(self) -> tuple[NonFinite, ...]:
         """What was found so far, in the order of the file."""
-        return tuple(NonFinite(self._file, name, index, count) for name, (index, count) in self._found.items())
+        return tuple(NonFinite(self._file, self._names[at], *self._found[at]) for at in sorted(self._found))
 
 
 def _runs(header: Header) -> Iterator[_Run]:

@@ -13,10 +13,11 @@ from typing import TypeVar
 import msgspec
 
 from refitd.catalog.fault import Fault, shown
-from refitd.catalog.header import Header, HeaderRefusedError, read_at, read_header
+from refitd.catalog.header import Header, HeaderRefusedError, read_header
 from refitd.catalog.inventory import LM_HEAD, Inventory, Reference, duplicates, inventory_of
 from refitd.catalog.layout import MAX_INDEX_BYTES, Index, IndexRefusedError, check_index, lay_out, parse_index
 from refitd.catalog.opening import CONFIG_NAME
+from refitd.catalog.reading import read_at
 from refitd_client.contract.naming import INDEX_NAME
 
 MAX_CONFIG_BYTES = 4 * 2**20

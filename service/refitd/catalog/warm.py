@@ -9,9 +9,11 @@ import asyncio
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from refitd.catalog.opening import ChangedError, Folder, OpeningRefusedError
+from refitd.root_threads import LOOK_SECONDS, RootThreads
 
 IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 
@@ -19,19 +21,24 @@ IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 class Warmer:
     """Warms folders beneath the root. Engines that go to one version at the same time share one reading."""
 
-    def __init__(self, root: Path, kind: Callable[[], str]) -> None:
+    def __init__(self, root: Path, kind: Callable[[], str], threads: RootThreads | None = None) -> None:
         """`kind` says which type of file system the root is on."""
         self._root = root
         self._kind = kind
         self._warming: dict[str, asyncio.Task[None]] = {}
+        self._threads = threads or RootThreads()
 
     async def warm(self, path: str) -> None:
         """Have a folder's files read ahead. Best effort: an error here is for the load to find."""
         task = self._warming.get(path)
         if task is None:
-            task = self._warming[path] = asyncio.create_task(asyncio.to_thread(self._warm, path))
+            task = self._warming[path] = asyncio.create_task(self._in_thread(path))
             task.add_done_callback(lambda _: self._warming.pop(path, None))
         await asyncio.shield(task)  # one engine that is let go stops nobody else's
+
+    async def _in_thread(self, path: str) -> None:
+        with suppress(OSError):  # a root that hangs as well: that, too, is for the load to find
+            await self._threads.run(f"reading {path} ahead", partial(self._warm, path), within=LOOK_SECONDS)
 
     def _warm(self, path: str) -> None:
         if self._kind() in IN_MEMORY:

@@ -21,6 +21,7 @@ from refitd.cli.status import status
 from refitd.cli.top import top
 from refitd.cli.versions import explain, pause, pin, resume, rollback, unpin, versions
 from refitd.cli.wait import wait
+from refitd.cli.webhooks import webhooks
 
 app = typer.Typer(
     name="refitd",
@@ -56,7 +57,7 @@ def refitd(version: Version = False) -> None:
 
 COMMANDS: Mapping[str, tuple[Callable[..., None], ...]] = {
     "Run it": (plan, doctor, serve, areal, demo, fsck),
-    "Look": (status, top, versions, explain, wait),
+    "Look": (status, top, versions, explain, wait, webhooks),
     "Change": (publish, rollback, pause, resume, pin, unpin, reclaim),
 }
 EPILOGS: Mapping[Callable[..., None], str] = {serve: ENGINES_FILE_HELP + EXIT_CODES_HELP}

@@ -1,9 +1,11 @@
 """`refitd areal`: AReaL speaks to facades of its engines, and refitd writes their weights."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from refitd.cli.options import Json, TokenFile
@@ -54,7 +56,7 @@ def areal(
     """Stand between AReaL and its engines until SIGTERM or Ctrl-C.
 
     AReaL gets the facades' addresses instead of the engines' (AREAL_LLM_SERVER_ADDRS). Or its own update is switched
-    off, and the record in which it announces its checkpoints is watched. --json makes log lines JSON.
+    off, and the record in which it announces its checkpoints is watched. --json makes what it says JSON lines.
 
     \b
     refitd areal --root /shared/weights --run exp/trial --engine http://127.0.0.1:30000=31000
@@ -75,12 +77,21 @@ def areal(
 
         configure_logs("json" if json else "auto")
         updates = Updates(root, run, url, timeout=update_timeout, token_file=token_file)
+        updates.open()
         facades = {
             at: (Facade(at, updates, api_key=engine_key_file, admin_key=engine_admin_key_file), port)
             for at, port in ports.items()
         }
         follower = None if watch is None or weights is None else RecordWatch(watch, weights, updates)
-    asyncio.run(serve_facades(facades, host, updates, follower))
+    asyncio.run(serve_facades(facades, host, updates, follower, partial(_say, json=json)))
+
+
+def _say(engine: str | None, facade: str | None, *, json: bool) -> None:
+    """Say that it is ready: a line to people, a JSON object on a line to machines, as the log is."""
+    if json:
+        print(msgspec.json.encode({"event": "ready", "engine": engine, "facade": facade}).decode(), flush=True)
+    else:
+        print("refitd areal: ready" if engine is None else f"refitd areal: {engine} ready on {facade}", flush=True)
 
 
 def _parse(text: str) -> tuple[str, int]:

@@ -1,38 +1,49 @@
 """What an AReaL configuration (YAML) says of a job, as arguments of `plan()`. Pure but for reading the file.
 
-References to other keys (`${actor.path}`) are followed. Keys are those of AReaL's `cli_args.py`; what it does not say
-is left out, and what it says otherwise than as a number, a word or true and false is refused.
+References to other keys (`${actor.path}`) are followed. Keys and defaults are those of AReaL's `cli_args.py` (1.0.4):
+what the file does not say is what AReaL takes then, and each such default is listed. What it says otherwise than as a
+number, a word or true and false is refused.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 import yaml
 
-_KEYS: Mapping[str, str] = {
-    "cluster.n_nodes": "nodes",
-    "cluster.n_gpus_per_node": "gpus_per_node",
-    "actor.gradient_checkpointing": "gradient_checkpointing",
-    "actor.mb_spec.max_tokens_per_mb": "micro_batch_tokens",
-    "sglang.mem_fraction_static": "mem_fraction_static",
-    "sglang.context_length": "context_length",
-    "sglang.max_running_requests": "running_requests",
-    "sglang.attention_backend": "attention_backend",
-    "gconfig.n_samples": "samples",
-    "gconfig.max_new_tokens": "max_new_tokens",
-    "train_dataset.batch_size": "batch_size",
-    "train_dataset.max_length": "prompt_tokens",
-    "rollout.max_concurrent_rollouts": "concurrent_rollouts",
+from refitd_client.planning.outputs import AREAL_KEYS
+
+_DEFAULTS: Mapping[str, Any] = {
+    "sglang.mem_fraction_static": 0.9,
+    "sglang.context_length": 32_768,
+    "sglang.attention_backend": "fa3",
+    "gconfig.n_samples": 1,
+    "gconfig.max_new_tokens": 16_384,
+    "train_dataset.batch_size": 1,
+    "actor.gradient_checkpointing": False,
 }
+_LORA_RANK = 32
+_ALL_OF_IT = 2**30  # tokens: no micro-batch is larger
+_PRECISIONS: Mapping[str, str] = {"float32": "mixed", "fp32": "mixed", "bfloat16": "bf16", "bf16": "bf16"}
+_OPTIMIZERS: Mapping[str, str] = {"adam": "adamw", "adam_bf16": "adamw", "sgd": "sgd"}
+_LEFT_OUT = ("ref", "critic", "teacher")
 _REFERENCE = re.compile(r"\$\{([A-Za-z0-9_.]+)\}")
 _MOST_REFERENCES = 16
-_INTEGERS = frozenset(_KEYS.values()) - {"gradient_checkpointing", "mem_fraction_static", "attention_backend"}
+_SWITCHES, _SHARES, _WORDS = {"gradient_checkpointing"}, {"mem_fraction_static"}, {"attention_backend"}
 
 
-def read_areal(file: Path) -> dict[str, Any]:
-    """The arguments that a configuration gives.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """Arguments of `plan()`, and what had to be assumed for them."""
+
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    assumed: tuple[str, ...] = ()
+
+
+def read_areal(file: Path, given: Collection[str] = ()) -> Read:
+    """The arguments that a configuration gives, but for those that are `given` otherwise.
 
     Raises:
         OSError: it cannot be read.
@@ -45,13 +56,18 @@ def read_areal(file: Path) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise ValueError(f"{file} is no AReaL configuration: it is no mapping")  # noqa: TRY004 - of what was typed
     config = _Config(file, cast("Mapping[str, Any]", tree))
-    given = {name: _checked(config, key, name) for key, name in _KEYS.items() if config.get(key) is not None}
-    return {**given, **_allocation(config), **_model(config), **_lora(config)}
+    settings: dict[str, Any] = {}
+    for each in (_plain(config), _allocation(config), _rollouts(config), _micro_batch(config), _trainer(config)):
+        settings |= each
+    settings |= {} if "model" in given else _model(config)
+    kept = {name: value for name, value in settings.items() if name not in given}
+    return Read(settings=kept, assumed=tuple(config.assumed))
 
 
 class _Config:
     def __init__(self, file: Path, tree: Mapping[str, Any]) -> None:
         self.file = file
+        self.assumed: list[str] = []
         self._tree = tree
 
     def get(self, key: str) -> Any:
@@ -66,32 +82,124 @@ class _Config:
             key = found[1]
         raise ValueError(f"{self.file}: {key} refers to itself")
 
+    def default(self, key: str, value: Any) -> Any:
+        """AReaL's own value of a key that the file does not have, which is listed."""
+        self.assumed.append(f"{self.file.name} has no {key}: AReaL takes {value}")
+        return value
+
+    def word(self, key: str, default: str, choices: Mapping[str, str]) -> str:
+        """What a word of AReaL's is in a plan."""
+        said = self.get(key)
+        said = self.default(key, default) if said is None else said
+        if said not in choices:
+            raise ValueError(f"{self.file}: {key} is {said!r}: {', '.join(choices)} can be planned")
+        return choices[said]
+
+
+def _plain(config: _Config) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    for name, key in AREAL_KEYS.items():
+        value = _checked(config, key, name)
+        if value is None and key in _DEFAULTS:
+            value = config.default(key, _DEFAULTS[key])
+        if value is not None:
+            settings[name] = value
+    if config.get("sglang.disable_cuda_graph") is True:
+        settings["cuda_graphs"] = False
+    if (dtype := config.get("sglang.kv_cache_dtype")) is not None:
+        settings["kv_cache_bytes"] = kv_cache_bytes(f"{config.file}: sglang.kv_cache_dtype", dtype)
+    return settings
+
 
 def _checked(config: _Config, key: str, name: str) -> Any:
     value = config.get(key)
-    if name in _INTEGERS and (not isinstance(value, int) or isinstance(value, bool)):
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if value is None or name in _WORDS:
+        return value
+    if name in _SWITCHES:
+        if not isinstance(value, bool):
+            raise ValueError(f"{config.file}: {key} is {value!r}, neither true nor false")
+    elif name in _SHARES:
+        if not is_whole and not isinstance(value, float):
+            raise ValueError(f"{config.file}: {key} is {value!r}, which is no number")
+    elif not is_whole:
         raise ValueError(f"{config.file}: {key} is {value!r}, which is no whole number")
-    if name == "mem_fraction_static" and not isinstance(value, int | float):
-        raise ValueError(f"{config.file}: {key} is {value!r}, which is no number")
-    if name == "gradient_checkpointing" and not isinstance(value, bool):
-        raise ValueError(f"{config.file}: {key} is {value!r}, neither true nor false")
     return value
 
 
+def kv_cache_bytes(name: str, dtype: str) -> int:
+    """Bytes of an element of the KV cache, by SGLang's word for it.
+
+    Raises:
+        ValueError: it is none that can be planned; `name` says where it stands.
+    """
+    if dtype in {"auto", "bfloat16", "bf16"}:
+        return 2
+    if not dtype.startswith("fp8"):
+        raise ValueError(f"{name} is {dtype!r}: auto or fp8 can be planned")
+    return 1
+
+
 def _allocation(config: _Config) -> dict[str, Any]:
-    """One string for all; or, in newer configurations, one for each of the two."""
+    """One string for all; or, in newer configurations, one for each of the two, which may share their GPUs."""
     if (whole := config.get("allocation_mode")) is not None:
         return {"allocation": str(whole)}
     parts = [config.get("rollout.backend"), config.get("actor.backend")]
     said = [str(part) for part in parts if part is not None and ":" in str(part)]
-    return {"allocation": "+".join(said)} if len(said) == len(parts) else {}
+    if len(said) != len(parts):
+        return {}
+    if not _is_colocated(config):
+        return {"allocation": "+".join(said)}
+    config.assumed.append(
+        "scheduling_strategy is colocation: engine and trainer are planned with all of their memory at a time; AReaL "
+        "would take turns, which 'refitd areal' does not carry through"
+    )
+    return {"allocation": "|".join(said)}
+
+
+def _is_colocated(config: _Config) -> bool:
+    """Whether trainer and engines get the same GPUs, as AReaL's trainer decides it (`_is_actor_rollout_colocated`)."""
+    for one, other in (("actor", "rollout"), ("rollout", "actor")):
+        strategy = f"{one}.scheduling_strategy"
+        if config.get(f"{strategy}.type") == "colocation" and config.get(f"{strategy}.target") == other:
+            return True
+    return False
+
+
+def _rollouts(config: _Config) -> dict[str, Any]:
+    """AReaL takes as many rollouts at a time as it consumes, where nobody says how many."""
+    if config.get("rollout.max_concurrent_rollouts") is not None:
+        return {}
+    key = "rollout.consumer_batch_size"
+    batch = _checked(config, key, key)
+    return {"concurrent_rollouts": config.default(key, 1) if batch is None else batch}
+
+
+def _micro_batch(config: _Config) -> dict[str, Any]:
+    key = "actor.mb_spec.max_tokens_per_mb"
+    if config.get(key) is not None:
+        return {}
+    config.assumed.append(f"{config.file.name} has no {key}: AReaL makes one micro-batch of a rank's whole batch")
+    return {"micro_batch_tokens": _ALL_OF_IT}
+
+
+def _trainer(config: _Config) -> dict[str, Any]:
+    """Storage in fp32 with steps in bf16 takes 16 bytes a parameter, as master weights beside bf16 do."""
+    settings: dict[str, Any] = {"precision": config.word("actor.optimizer_dtype", "float32", _PRECISIONS)}
+    settings["optimizer"] = config.word("actor.optimizer.type", "adam", _OPTIMIZERS)
+    if config.get("actor.use_lora") is True:
+        rank = _checked(config, "actor.lora_rank", "lora_rank")
+        settings["lora_rank"] = config.default("actor.lora_rank", _LORA_RANK) if rank is None else rank
+    others = [name for name in _LEFT_OUT if config.get(name) is not None]
+    config.assumed += [f"{config.file.name} has {name}: its memory is not planned for" for name in others]
+    return settings
 
 
 def _model(config: _Config) -> dict[str, Any]:
-    """The model, where it is a folder; a name on the hub has to be given as one."""
+    """The model's folder."""
     path = config.get("actor.path")
-    return {"model": Path(path)} if isinstance(path, str) and Path(path).is_dir() else {}
-
-
-def _lora(config: _Config) -> dict[str, Any]:
-    return {"lora_rank": config.get("actor.lora_rank")} if config.get("actor.use_lora") is True else {}
+    if path is None:
+        return {}
+    if not isinstance(path, str) or not Path(path).is_dir():
+        raise ValueError(f"{config.file}: actor.path is {path!r}, which is no folder here: give --model DIR")
+    return {"model": Path(path)}

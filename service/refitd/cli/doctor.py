@@ -16,18 +16,24 @@ _SETTINGS = frozenset(
         "root",
         "state",
         "host",
+        "port",
         "token_file",
         "read_token_file",
         "engines",
         "engines_file",
+        "discover",
         "engine_allow",
         "engine_key_file",
         "engine_admin_key_file",
         "path_map",
+        "trainers",
+        "lora",
         "base_model",
         "watch",
         "keep_last",
         "slots",
+        "copies",
+        "copies_folder",
         "disk_budget",
     }
 )
@@ -37,8 +43,8 @@ def doctor(**flags: Any) -> None:
     """Check what a job will need, live: the root, the service's own files, each engine, and what they share.
 
     It takes the settings of 'refitd serve', from the same flags and variables, beside a running service or before one
-    starts. It changes nothing: a probe file comes and goes on the root, and engines are asked. What cannot be proved
-    from here is said to be unknown, never guessed. Ends with 0, or with 1 where something has to be mended first.
+    starts. All that it writes is a probe file, which comes and goes on the root; engines are asked. What cannot be
+    known from here is said to be unknown, never guessed. Ends with 0, or with 1 where something has to be mended first.
 
     \b
     refitd doctor --root /shared/weights --engine http://10.0.0.7:30000

@@ -22,14 +22,15 @@ PANELS: Mapping[str, tuple[str, ...]] = {
     "Weights": ("root", "run", "trainers", "lora", "base_model", "path_map"),
     "Engines": ("engines", "engines_file", "discover", "engine_allow"),
     "API": ("host", "port", "token_file", "read_token_file", "engine_key_file", "engine_admin_key_file"),
-    "Journal and log": ("state", "log_format"),
+    "Journal, log and traces": ("state", "log_format", "otlp_endpoint"),
+    "Webhooks": ("webhooks", "webhook_secret_file", "webhook_events", "stalled_after"),
     "Keeping": ("keep_last", "keep_every", "disk_budget", "reclaim_foreign", "reclaim_interval", "incoming_ttl"),
     "Slots": ("slots", "slot_ttl"),
     "Deltas": ("copies", "copies_folder"),
     "Looking": ("watch", "scan_interval", "settle", "settle_timeout", "allow_dtype_cast", "probe_interval"),
     "Loading": ("strategy", "max_unavailable", "canary", "canary_check", "quorum", "pause_mode", "load_timeout"),
 }
-_SPECIAL_NAMES = {"engines": "engine", "discover": "discover"}  # one at a time, and repeatable
+_SPECIAL_NAMES = {"engines": "engine", "discover": "discover", "webhooks": "webhook"}  # one at a time, and repeatable
 _PLACEHOLDERS: Mapping[type, str] = {Path: "PATH", int: "N", float: "SECONDS"}
 
 

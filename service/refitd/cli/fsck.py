@@ -2,19 +2,19 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from inspect import Parameter, Signature
 from typing import Annotated, Any
 
 import structlog
 import typer
-from rich.text import Text
 
 from refitd.cli.exits import ExitCode
 from refitd.cli.flags import parameters, settings_from
 from refitd.cli.options import Json
-from refitd.cli.output import Output, clean, speaking
+from refitd.cli.output import speaking
+from refitd.cli.progress import bar
 from refitd_client.errors import RefitError
 
 _SETTINGS = frozenset(
@@ -50,30 +50,21 @@ def fsck(**flags: Any) -> None:
     # Here, because only this command needs so much of the service.
     from refitd.fsck.check import Wish, check
     from refitd.fsck.show import document, findings_table, summary
+    from refitd.fsck.telling import Untold
     from refitd.ownership import StartRefusedError
 
     json = bool(flags.pop("json", False))
     wish = Wish(repair=bool(flags.pop("repair")), deep=bool(flags.pop("deep")), engines=bool(flags.pop("ask_engines")))
     with speaking(json=json) as out:
         settings = settings_from(flags)
-        with _quiet(), _progress(out) as tell:
+        with _quiet(), bar(out, "fsck") as shown:
             try:
-                report = asyncio.run(check(settings, wish, tell))
+                report = asyncio.run(check(settings, wish, shown or Untold()))
             except StartRefusedError as error:
                 raise RefitError(str(error)) from error
         out.show(document(report), findings_table(report), summary(report))
         if report.open:
             raise typer.Exit(ExitCode.FAILED)
-
-
-@contextmanager
-def _progress(out: Output) -> Generator[Callable[[str], None]]:
-    """A line that says what is being read, where somebody watches."""
-    if not out.shows_progress:
-        yield lambda _: None
-        return
-    with out.err.status("fsck") as line:
-        yield lambda text: line.update(Text(clean(text)))
 
 
 @contextmanager

@@ -1,19 +1,26 @@
 """`refitd plan`: how weights get from trainer to engines, and whether both fit, before anything is started."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from refitd.cli.exits import ExitCode
 from refitd.cli.options import Json
 from refitd.cli.output import speaking
+from refitd_client.planning.job import DEFAULTS
 
 _MACHINE, _TRAINER, _ENGINE, _ROLLOUTS = "Machine", "Trainer", "Engine", "Rollouts"
 
 
 def _number(flag: str, metavar: str, text: str, panel: str) -> Any:
-    return typer.Option(flag, metavar=metavar, help=text, rich_help_panel=panel, show_default=False)
+    """An option, with the setting's default behind its text, which is said in `Job` alone."""
+    default = DEFAULTS.get(flag.removeprefix("--").replace("-", "_"))
+    told = text if default is None else f"{text} [{default}]"
+    # What stands in brackets would be taken for a style of Rich's, and left out.
+    return typer.Option(flag, metavar=metavar, help=escape(told), rich_help_panel=panel, show_default=False)
 
 
 Allocation = Annotated[
@@ -38,17 +45,23 @@ SharedFiles = Annotated[
     typer.Option("--shared-files/--no-shared-files", help="All see the same root", rich_help_panel=_MACHINE),
 ]
 Plugin = Annotated[
-    bool, typer.Option("--plugin", help="refitd is installed in SGLang's environment", rich_help_panel=_ENGINE)
+    bool | None,
+    typer.Option(
+        "--plugin/--no-plugin",
+        help=escape("refitd is installed in SGLang's environment [if both are in this one]"),
+        rich_help_panel=_ENGINE,
+        show_default=False,
+    ),
 ]
 Model = Annotated[
     Path | None,
     _number("--model", "DIR", "The model's folder; without it no memory is planned", _TRAINER),
 ]
 Precision = Annotated[
-    str | None, _number("--precision", "bf16|mixed|fp32", "How weights and optimizer are kept [bf16]", _TRAINER)
+    str | None, _number("--precision", "bf16|mixed|fp32", "How weights and optimizer are kept", _TRAINER)
 ]
-Optimizer = Annotated[str | None, _number("--optimizer", "adamw|adamw8bit|sgd", "The optimizer [adamw]", _TRAINER)]
-Loss = Annotated[str | None, _number("--loss", "fused|eager", "Whether it copies all logits in fp32 [fused]", _TRAINER)]
+Optimizer = Annotated[str | None, _number("--optimizer", "adamw|adamw8bit|sgd", "The optimizer", _TRAINER)]
+Loss = Annotated[str | None, _number("--loss", "fused|eager", "Whether it copies all logits in fp32", _TRAINER)]
 Checkpointing = Annotated[
     bool | None,
     typer.Option(
@@ -58,9 +71,7 @@ Checkpointing = Annotated[
         show_default=False,
     ),
 ]
-MicroBatch = Annotated[
-    int | None, _number("--micro-batch-tokens", "N", "Tokens of the largest micro-batch [10240]", _TRAINER)
-]
+MicroBatch = Annotated[int | None, _number("--micro-batch-tokens", "N", "Tokens of the largest micro-batch", _TRAINER)]
 LoraRank = Annotated[int | None, _number("--lora-rank", "N", "Train adapters of this rank alone", _TRAINER)]
 Expandable = Annotated[
     bool | None,
@@ -78,14 +89,16 @@ MaxTokens = Annotated[int | None, _number("--max-total-tokens", "N", "Most token
 Context = Annotated[int | None, _number("--context-length", "N", "SGLang's [the model's]", _ENGINE)]
 Running = Annotated[int | None, _number("--running-requests", "N", "Most requests at a time of one engine", _ENGINE)]
 KvCache = Annotated[str | None, _number("--kv-cache-dtype", "auto|fp8", "SGLang's [auto]", _ENGINE)]
-Attention = Annotated[
-    str | None, _number("--attention-backend", "flashinfer|fa3|triton", "SGLang's [flashinfer]", _ENGINE)
+Attention = Annotated[str | None, _number("--attention-backend", "flashinfer|fa3|triton", "SGLang's", _ENGINE)]
+Graphs = Annotated[
+    bool | None,
+    typer.Option("--cuda-graphs/--no-cuda-graphs", help="SGLang's", rich_help_panel=_ENGINE, show_default=False),
 ]
-Batch = Annotated[int | None, _number("--batch-size", "N", "Prompts of a step [8]", _ROLLOUTS)]
-Samples = Annotated[int | None, _number("--samples", "N", "Answers to each prompt [4]", _ROLLOUTS)]
-Prompt = Annotated[int | None, _number("--prompt-tokens", "N", "Longest prompt [512]", _ROLLOUTS)]
-Answer = Annotated[int | None, _number("--max-new-tokens", "N", "Longest answer [512]", _ROLLOUTS)]
-Concurrent = Annotated[int | None, _number("--concurrent-rollouts", "N", "Prompts in work at a time [32]", _ROLLOUTS)]
+Batch = Annotated[int | None, _number("--batch-size", "N", "Prompts of a step", _ROLLOUTS)]
+Samples = Annotated[int | None, _number("--samples", "N", "Answers to each prompt", _ROLLOUTS)]
+Prompt = Annotated[int | None, _number("--prompt-tokens", "N", "Longest prompt", _ROLLOUTS)]
+Answer = Annotated[int | None, _number("--max-new-tokens", "N", "Longest answer", _ROLLOUTS)]
+Concurrent = Annotated[int | None, _number("--concurrent-rollouts", "N", "Prompts in work at a time", _ROLLOUTS)]
 
 
 def plan(
@@ -99,7 +112,7 @@ def plan(
     gpu_memory: GpuMemory = None,
     nodes: Nodes = None,
     shared_files: SharedFiles = True,
-    plugin: Plugin = False,
+    plugin: Plugin = None,
     model: Model = None,
     precision: Precision = None,
     optimizer: Optimizer = None,
@@ -114,6 +127,7 @@ def plan(
     running_requests: Running = None,
     kv_cache_dtype: KvCache = None,
     attention_backend: Attention = None,
+    cuda_graphs: Graphs = None,
     batch_size: Batch = None,
     samples: Samples = None,
     prompt_tokens: Prompt = None,
@@ -136,22 +150,17 @@ def plan(
     """
     given = {name: value for name, value in locals().items() if name not in {"json", "areal", "kv_cache_dtype"}}
     # Here, because only this command needs them.
-    from refitd.cli.areal_config import read_areal
+    from refitd.cli.areal_config import Read, kv_cache_bytes, read_areal
     from refitd.cli.plan_shown import shown
     from refitd_client import plan as made
 
     with speaking(json=json) as out:
-        of_file = {} if areal is None else read_areal(areal)
         said = {name: value for name, value in given.items() if value is not None}
-        found = made(**{**of_file, **said}, kv_cache_bytes=_kv_cache_bytes(kv_cache_dtype))
+        if kv_cache_dtype is not None:
+            said["kv_cache_bytes"] = kv_cache_bytes("--kv-cache-dtype", kv_cache_dtype)
+        of_file = Read() if areal is None else read_areal(areal, said)
+        found = made(**{**of_file.settings, **said})
+        found = replace(found, assumptions=(*found.assumptions, *of_file.assumed))
         out.show(found, *shown(found))
         if found.memory is not None and not found.memory.fits:
             raise typer.Exit(ExitCode.FAILED)
-
-
-def _kv_cache_bytes(dtype: str | None) -> int | None:
-    if dtype is None or dtype == "auto":
-        return None
-    if not dtype.startswith("fp8"):
-        raise ValueError(f"--kv-cache-dtype is {dtype!r}: auto or fp8 can be planned")
-    return 1

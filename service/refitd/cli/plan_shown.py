@@ -105,6 +105,7 @@ def _settings(plan: Plan) -> Iterator[RenderableType]:
     yield sentence(f"  {' '.join(plan.sglang_flags)}")
     yield sentence("Environment", "bold")
     yield from (sentence(f"  {line}") for line in environment_lines(plan.environment))
+    yield from (sentence(f"  # {line}") for line in plan.advice)
     yield sentence("AReaL's configuration", "bold")
     yield from (sentence(f"  {line}") for line in areal_yaml(plan.areal).splitlines())
 

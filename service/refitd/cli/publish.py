@@ -1,19 +1,21 @@
 """`refitd publish`: a checkpoint in a folder becomes a version."""
 
 import logging
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-from rich.progress import Progress as Bar
 
 from refitd.cli import render
-from refitd.cli.options import Json, Timeout, TokenFile, Url
+from refitd.cli.options import Json, Timeout, TokenFile, Url, connect
 from refitd.cli.output import Output, speaking
+from refitd.cli.progress import Bar, bar, watched
+from refitd.cli.waiting import progress_of
+from refitd_client.client import RefitClient
 from refitd_client.connection import connect_to
 from refitd_client.contract.states import WaitOutcome
 from refitd_client.errors import StepConflictError
@@ -93,12 +95,13 @@ def publish(
             WeightPublisher(
                 root, run, service.url, base_model=base_model, token=service.token, token_file=service.token_file
             ) as publisher,
-            progress_bar(out) as report,
+            bar(out, "writing") as shown,
         ):
             _refuse_slip(publisher.begins(step), new_generation=new_generation)
+            report = None if shown is None else _reported(shown)
             publication = publisher.publish(folder, step=step, metadata=_pairs(metadata or ()), progress=report)
         _remark(out, publication)
-        outcome = _wait(out, publication, timeout) if wait else None
+        outcome = _wait(out, publication, timeout, partial(connect, url, token_file)) if wait else None
         out.show(published(publication, outcome), *_lines(publication, outcome))
 
 
@@ -119,16 +122,8 @@ def published(publication: Publication, outcome: WaitOutcome | None) -> Publishe
     )
 
 
-@contextmanager
-def progress_bar(out: Output) -> Generator[Callable[[Progress], None] | None]:
-    """What shows bytes as they are written, or None where nobody watches."""
-    if not out.shows_progress:
-        yield None
-        return
-    columns = (TextColumn("writing"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Bar(*columns, console=out.err, transient=True) as bar:
-        task = bar.add_task("writing", total=None)
-        yield lambda progress: bar.update(task, completed=progress.written, total=progress.total)
+def _reported(shown: Bar) -> Callable[[Progress], None]:
+    return lambda progress: shown.reach(progress.written, progress.total)
 
 
 def _refuse_slip(begins: str | None, *, new_generation: bool) -> None:
@@ -154,11 +149,18 @@ def _remark(out: Output, publication: Publication) -> None:
         )
 
 
-def _wait(out: Output, publication: Publication, timeout: float) -> WaitOutcome:
+def _wait(out: Output, publication: Publication, timeout: float, asking: Callable[[], RefitClient]) -> WaitOutcome:
     if not out.shows_progress:
         return publication.wait(timeout).outcome
-    with out.err.status(render.sentence(f"{publication.version_id} is published; waiting until engines serve it")):
-        return publication.wait(timeout).outcome
+    ends, id_ = time.monotonic() + timeout, publication.version_id
+    with (
+        out.err.status(render.sentence(f"{id_} is published; waiting until engines serve it")) as line,
+        asking() as client,
+    ):
+        return watched(
+            lambda: publication.wait(timeout).outcome,
+            lambda: line.update(render.sentence(progress_of(client.version(id_), ends - time.monotonic()))),
+        )
 
 
 def _lines(publication: Publication, outcome: WaitOutcome | None) -> list[render.Text]:

@@ -8,6 +8,8 @@ import typer
 from refitd.cli import render
 from refitd.cli.options import Json, TokenFile, Url, connect
 from refitd.cli.output import Output, speaking
+from refitd.cli.progress import bar, watched
+from refitd_client.client import RefitClient
 from refitd_client.contract.wire import ReclaimPlan
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted, what kept, and why")]
@@ -36,8 +38,20 @@ def reclaim(
                 out.show(plan, render.reclaim_table(plan), render.reclaim_summary(plan))
                 return
             _agree(out, plan)
-        done = client.reclaim()
+        done = _carry_out(out, client)
         out.show(done, render.reclaim_table(done), render.reclaim_summary(done))
+
+
+def _carry_out(out: Output, client: RefitClient) -> ReclaimPlan:
+    """Have it done, and show how much is gone: the service counts what it holds while it deletes."""
+    with bar(out, "deleting") as shown:
+        if shown is None:
+            return client.reclaim()
+        goes, held = client.reclaim_plan().freed_bytes, client.overview().held_bytes
+        shown.reach(0, goes)
+        return watched(
+            client.reclaim, lambda: shown.reach(min(goes, max(0, held - client.overview().held_bytes)), goes)
+        )
 
 
 def _agree(out: Output, plan: ReclaimPlan) -> None:

@@ -9,8 +9,8 @@ from rich.text import Text
 
 from refitd.cli.output import clean
 from refitd_client.contract.naming import parse_version_id
-from refitd_client.contract.states import EngineState, VersionState, WaitOutcome
-from refitd_client.contract.wire import Engine, EngineOnVersion, Explanation, ReclaimPlan, Version, WaitResult
+from refitd_client.contract.states import DeliveryState, EngineState, VersionState, WaitOutcome
+from refitd_client.contract.wire import Delivery, Engine, EngineOnVersion, Explanation, ReclaimPlan, Version, WaitResult
 
 NOTHING = "-"
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
@@ -157,6 +157,24 @@ def reclaim_summary(plan: ReclaimPlan) -> Text:
     kept = len(plan.items) - count
     would = "freed" if plan.done else "would be freed"
     return Text(f"{size(plan.freed_bytes)} {would}: {count} to delete, {kept} to keep", style="bold")
+
+
+_DELIVERY_STYLES: Mapping[DeliveryState, str] = {
+    DeliveryState.WAITING: _BUSY,
+    DeliveryState.DELIVERED: _GOOD,
+    DeliveryState.GIVEN_UP: _BAD,
+}
+
+
+def deliveries_table(deliveries: Iterable[Delivery]) -> Table:
+    """Webhooks, one a line."""
+    table = _table("WHEN", "WHAT", "TO", "STATE", "TRIES", "WHY", right={"TRIES"})
+    for each in deliveries:
+        state = Text(each.state, style=_DELIVERY_STYLES[each.state])
+        table.add_row(
+            _text(each.created_at), _text(each.topic), _text(each.to), state, str(each.tries), _text(each.reason)
+        )
+    return table
 
 
 def explanation(explained: Explanation) -> Text:

@@ -10,7 +10,9 @@ from refitd_client.contract.states import Kind
 
 
 class BeforeLoad:
-    """Full versions are looked at in their own folders, deltas in the copies that hold them."""
+    """Full versions, and deltas that are written in place, are looked at in their own folders, other deltas in the
+    copies that hold them.
+    """
 
     def __init__(
         self, full: Callable[[VersionRecord], Awaitable[bool]], copier: Copier, warmer: Warmer, carriage: Carriage
@@ -21,9 +23,10 @@ class BeforeLoad:
         self._warmer = warmer
         self._carriage = carriage
 
-    async def check(self, version: VersionRecord) -> bool:
-        """Whether the files that an engine is about to read, or has read, are those that were found good."""
-        return await (self._copier.check(version) if version.kind is Kind.DELTA else self._full(version))
+    async def check(self, version: VersionRecord, *, in_place: bool = False) -> bool:
+        """As `refitd.rollout.replica.Check`."""
+        is_copy = version.kind is Kind.DELTA and not in_place
+        return await (self._copier.check(version) if is_copy else self._full(version))
 
     async def warm(self, version: VersionRecord) -> None:
         """Have those files in memory. A copy was written just now, or is worth a read by the kernel."""

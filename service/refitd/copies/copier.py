@@ -28,6 +28,7 @@ from refitd.journal.journal import JournalError
 from refitd.ledger import Ledger
 from refitd.reclaim.leases import Views
 from refitd.reclaim.outcome import Refused
+from refitd.rollout.in_place import needs_copy
 from refitd.rollout.target import last_good
 from refitd_client.contract.states import Kind, VersionState
 from refitd_client.contract.wire import Reclaimable
@@ -142,7 +143,14 @@ class Copier:
         wanted, again = self._ledger.goals(run).wanted, self._refusals.due(run, self._decide)
         if again is not None and (wanted is None or again.order > wanted.order):
             return again
-        return None if wanted is None or self._ledger.carriage.can_load(wanted) else wanted
+        if wanted is None or self._ledger.carriage.can_load(wanted) or not self._is_needed(wanted):
+            return None
+        return wanted
+
+    def _is_needed(self, delta: VersionRecord) -> bool:
+        """Whether there is an engine, or may come one, that does not take it in place."""
+        engines = self._ledger.engines_of(delta.run)
+        return not engines or any(needs_copy(engine, delta, self._ledger.versions) for engine in engines)
 
     async def _work(self, run: str) -> None:
         """Bring copies up to date until nothing more can be done now."""
@@ -189,7 +197,11 @@ class Copier:
             return
         if order.instead_of is not None:
             self._copies.pop(order.instead_of.name, None)
-            await self._folders.discard(order.instead_of)
+            outcome = await self._folders.discard(order.instead_of)
+            if isinstance(outcome, Refused):  # its room is not free
+                self._copies[order.instead_of.name] = doubted(order.instead_of)
+                self._refusals.refuse(target, f"no copy could make room for another: {outcome.reason}")
+                return
         await self._write(target, order)
 
     async def _write(self, target: VersionRecord, order: Write) -> None:
@@ -249,7 +261,7 @@ class Copier:
         return copy if version is None or version.digest == copy.digest else doubted(copy)
 
     def _readers(self, copies: list[Copy]) -> dict[str, Readers]:
-        paths = {engine.id: engine.model_path for engine in self._ledger.engines.values() if engine.model_path}
+        paths = {engine.id: engine.paths for engine in self._ledger.engines.values()}
         return readers_of(copies, self._facts.views(), paths)
 
     def _forget(self, copy: Copy) -> None:

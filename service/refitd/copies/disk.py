@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Protocol, TypeVar
@@ -30,7 +31,8 @@ from refitd.copies.trouble import CopyError
 from refitd.copies.writing import Job, invalidate, look, write_copy
 from refitd.reclaim.handle import made, opened, root_at
 from refitd.reclaim.outcome import Discarded, Gone, Refused, sentence
-from refitd.reclaim.trash import condemn, empty
+from refitd.reclaim.trash import condemn, empty, empty_one
+from refitd.root_threads import LISTING_SECONDS, LOOK_SECONDS, RootHangsError, RootThreads
 from refitd_client.contract.naming import SERVICE_FOLDER, Order
 from refitd_client.contract.slot import run_of_slots, run_slots
 
@@ -59,17 +61,23 @@ class CopyFolders(Protocol):
 
 
 class DiskCopies:
-    """Copies in the root, or in a folder of their own. Everything happens in threads."""
+    """Copies in the root, or in a folder of their own. Everything happens in threads.
 
-    def __init__(self, root: Path, folder: Path | None = None) -> None:
+    What only looks shares `threads` with others who look, and is given up after a while: an engine may be paused for
+    it. What reads, writes or deletes whole copies takes as long as it takes, in threads of its own.
+    """
+
+    def __init__(self, root: Path, folder: Path | None = None, threads: RootThreads | None = None) -> None:
         self._root = root
         self._own = folder is not None
         self._top = root if folder is None else folder / _name_of(root)
+        self._looks = threads or RootThreads()
+        self._works = RootThreads()
         self._prefix = COPIES_PATH if folder is None else str(self._top)
 
     async def survey(self) -> list[Copy]:
         """See `CopyFolders`."""
-        return await self._in_thread(lambda _: self._survey())
+        return await self._looks.run(f"listing {self._top}", self._survey, within=LISTING_SECONDS)
 
     async def write(self, order: Write) -> Copy:
         """See `CopyFolders`."""
@@ -77,7 +85,11 @@ class DiskCopies:
 
     async def signature(self, copy: Copy) -> str | Unreadable | None:
         """See `CopyFolders`."""
-        return await self._in_thread(lambda _: self._signature(copy))
+        look = partial(self._signature, copy)
+        try:
+            return await self._looks.run(f"looking at {copy.path}", look, within=LOOK_SECONDS)
+        except RootHangsError as error:
+            return Unreadable(str(error))
 
     async def discard(self, copy: Copy) -> Discarded | Gone | Refused:
         """See `CopyFolders`."""
@@ -94,12 +106,12 @@ class DiskCopies:
     async def _in_thread(self, work: Callable[[Event], AnswerT]) -> AnswerT:
         """A thread cannot be cancelled. So a cancellation asks it to stop, and waits: nothing is written afterwards."""
         stop = Event()
-        task = asyncio.ensure_future(asyncio.to_thread(work, stop))
+        task = asyncio.ensure_future(self._works.run(f"work in {self._top}", partial(work, stop)))
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             stop.set()
-            await asyncio.wait({task})
+            await asyncio.wait({task}, timeout=LOOK_SECONDS)  # a file system that hangs ends nothing either
             raise
 
     def _survey(self) -> list[Copy]:
@@ -109,14 +121,20 @@ class DiskCopies:
 
     def _of_run(self, copies: int, folder: str) -> Iterator[Copy]:
         run = run_of_slots(folder)
-        with opened(folder, copies) as mine:
-            for name in sorted(os.listdir(mine)):
-                bare = name.removeprefix(".").removesuffix(NOTE_ENDING)
-                if not is_copy_name(bare):
-                    fault = "was not put there by this service: it is not deleted"
-                    yield Copy(run=run, name=name, path=self._path(folder, name), fault=fault)
-                elif bare == name:
-                    yield self._look(mine, run, folder, name)
+        try:
+            with opened(folder, copies) as mine:
+                yield from self._in_run(mine, run, folder)
+        except (NotADirectoryError, PermissionError) as error:
+            yield Copy(run=run, name=folder, path=f"{self._prefix}/{folder}", fault=f"is not deleted: {error.strerror}")
+
+    def _in_run(self, mine: int, run: str, folder: str) -> Iterator[Copy]:
+        for name in sorted(os.listdir(mine)):
+            bare = name.removeprefix(".").removesuffix(NOTE_ENDING)
+            if not is_copy_name(bare):
+                fault = "was not put there by this service: it is not deleted"
+                yield Copy(run=run, name=name, path=self._path(folder, name), fault=fault)
+            elif bare == name:
+                yield self._look(mine, run, folder, name)
 
     def _look(self, mine: int, run: str, folder: str, name: str) -> Copy:
         copy = Copy(run=run, name=name, path=self._path(folder, name))
@@ -204,8 +222,11 @@ class DiskCopies:
     def _condemn(self, run: int, name: str) -> None:
         """Into the trash of the same file system, and out of it: its room is wanted."""
         with root_at(self._top) as top:
-            condemn(top, run, name)
-            empty(top)
+            where = condemn(top, run, name)
+            if self._own:  # nobody else empties this trash, or makes anything of what is in it
+                empty(top)
+            else:
+                empty_one(top, where)
 
     def _path(self, folder: str, name: str) -> str:
         return f"{self._prefix}/{folder}/{name}"

@@ -28,15 +28,15 @@ class Readers:
     may_go: bool = True
 
 
-def readers_of(copies: Sequence[Copy], views: Views, model_paths: Mapping[str, str]) -> dict[str, Readers]:
-    """The readers of each copy, by its name. `model_paths` is what engines say that they serve, by their ids."""
+def readers_of(copies: Sequence[Copy], views: Views, paths: Mapping[str, Sequence[str]]) -> dict[str, Readers]:
+    """The readers of each copy, by its name. `paths` are those that engines may name, by their ids."""
     for_ever, as_versions = leases(views, dead_after=float("inf")), leases(views)
     engines = {engine.id: engine for engine in views.engines}
     found: dict[str, Readers] = {}
     for copy in copies:
         version = copy.holds or copy.read_as or ""
         held = [lease for lease in for_ever.get(version, ()) if lease.kind in _READS]
-        naming = [engines[name] for name in _naming(copy, model_paths) if name in engines]
+        naming = [engines[name] for name in _naming(copy, paths) if name in engines]
         kept = [lease for lease in as_versions.get(version, ()) if lease.kind in _READS]
         found[copy.name] = Readers(
             reads=tuple(_sentences(held, naming)),
@@ -46,10 +46,10 @@ def readers_of(copies: Sequence[Copy], views: Views, model_paths: Mapping[str, s
     return found
 
 
-def _naming(copy: Copy, model_paths: Mapping[str, str]) -> list[str]:
+def _naming(copy: Copy, paths: Mapping[str, Sequence[str]]) -> list[str]:
     """An engine may see the root elsewhere, so the path's end counts."""
     end = copy.path if copy.path.startswith("/") else f"/{copy.path}"
-    return [name for name, path in model_paths.items() if path.endswith(end)]
+    return [name for name, named in paths.items() if any(path.endswith(end) for path in named)]
 
 
 def _sentences(held: Sequence[Lease], naming: Sequence[EngineView]) -> Iterator[str]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from refitd.catalog.contents import ReadingStoppedError
 from refitd.catalog.header import Header, TensorSpec
+from refitd.catalog.reading import fill
 from refitd_client.delta import Change, Delta
 from refitd_client.fingerprint import bits_of, fingerprint, width_of
 from refitd_client.fingerprint.definition import MASK, ROW
@@ -103,12 +104,7 @@ def _read(fd: int, offset: int, count: int, stop: Event) -> NDArray[np.uint8]:
     if stop.is_set():
         raise ReadingStoppedError
     data = np.empty(count, np.uint8)
-    filled = 0
-    while filled < count:
-        got = os.preadv(fd, [data.data[filled:]], offset + filled)
-        if got == 0:
-            raise OSError(f"a shard ended at byte {offset + filled} while it was read")
-        filled += got
+    fill(fd, data.data, offset)
     return data
 
 

@@ -3,22 +3,26 @@
 {record root}/{user}/{experiment}/{trial}/gen_servers/{any}/ENTRY     holds `host:port`
 """
 
-import asyncio
 import os
+from functools import partial
 from pathlib import Path
 
 from refitd.discovery.memory import MOST, Answer, Named, Silent
 from refitd.discovery.place import Areal
 from refitd.engine.address import AddressRefusedError, check_url
+from refitd.root_threads import LOOK_SECONDS, RootHangsError, RootThreads
 
 SERVERS = "gen_servers"
 ENTRY = "ENTRY"
 _MOST_BYTES = 1024
 
 
-async def ask_areal(place: Areal) -> Answer:
+async def ask_areal(place: Areal, threads: RootThreads) -> Answer:
     """The servers that have registered. Launchers take their entries out when they end."""
-    return await asyncio.to_thread(_read, place)
+    try:
+        return await threads.run(f"reading {place.trial}", partial(_read, place), within=LOOK_SECONDS)
+    except RootHangsError as error:
+        return Silent(str(place.trial), str(error))
 
 
 def _read(place: Areal) -> Answer:

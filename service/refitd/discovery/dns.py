@@ -9,6 +9,7 @@ import dns.resolver
 
 from refitd.discovery.memory import Answer, Named, Silent
 from refitd.discovery.place import Dns
+from refitd.engine.address import check_url
 
 SECONDS = 5.0
 
@@ -37,7 +38,8 @@ def _resolver(place: Dns) -> dns.asyncresolver.Resolver:
 
 async def _services(resolver: dns.asyncresolver.Resolver, name: str) -> list[str]:
     records = await _records(resolver, name, "SRV")
-    return [_url(str(record.target).rstrip("."), int(record.port)) for record in records]
+    targets = [(str(record.target).rstrip("."), int(record.port)) for record in records]
+    return [_url(target, port) for target, port in targets if target]  # a target of "." offers none (RFC 2782)
 
 
 async def _records(resolver: dns.asyncresolver.Resolver, name: str, kind: str) -> list[Any]:
@@ -49,4 +51,4 @@ async def _records(resolver: dns.asyncresolver.Resolver, name: str, kind: str) -
 
 
 def _url(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return check_url(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")

@@ -3,7 +3,7 @@
 dns:rollout.svc.local?port=30000           its A and AAAA records, each with this port (RFC 4501)
 dns:_sglang._tcp.svc.local?type=SRV        its SRV records, which have the ports
 dns://10.0.0.53/rollout.svc.local?port=1   likewise, asked of this name server; 10.0.0.53:5353 for another port
-sglang-router+http://router:30000          the workers that an sglang-router lists
+sglang-router+http://router:30000          the workers that an sglang-router lists; ?key_file=/PATH where it has a key
 areal:/nfs/name_resolve/USER/EXP/TRIAL     the servers in AReaL's name-resolve record
 """
 
@@ -15,7 +15,7 @@ from refitd.engine.address import AddressRefusedError, check_url
 
 _ROUTER = "sglang-router+"
 _FORMS = (
-    "write dns:NAME?port=N, dns:NAME?type=SRV, sglang-router+http://HOST:PORT, "
+    "write dns:NAME?port=N, dns:NAME?type=SRV, sglang-router+http://HOST:PORT[?key_file=/PATH], "
     "or areal:/RECORD_ROOT/USER/EXPERIMENT/TRIAL"
 )
 
@@ -35,9 +35,10 @@ class Dns:
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """An sglang-router, by its URL."""
+    """An sglang-router, by its URL. `key_file` has its API key, None where it has none."""
 
     url: str
+    key_file: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ def parse_place(text: str) -> Place:
     """
     try:
         if text.startswith(_ROUTER):
-            return Router(check_url(text.removeprefix(_ROUTER)))
+            return _router(text.removeprefix(_ROUTER))
         parts = urlsplit(text)
         if parts.scheme == "areal" and parts.path.startswith("/") and not parts.netloc:
             return Areal(Path(unquote(parts.path)))
@@ -67,6 +68,15 @@ def parse_place(text: str) -> Place:
     except (AddressRefusedError, ValueError) as error:
         raise PlaceRefusedError(f"{text!r} is no place to find engines ({error}): {_FORMS}") from error
     raise PlaceRefusedError(f"{text!r} is no place to find engines: {_FORMS}")
+
+
+def _router(text: str) -> Router:
+    url, _, query = text.partition("?")
+    given = dict(parse_qsl(query, strict_parsing=True)) if query else {}
+    file = given.pop("key_file", None)
+    if given or (file is not None and not file.startswith("/")):
+        raise ValueError("a router's place has nothing but key_file behind its URL, an absolute path")
+    return Router(check_url(url), None if file is None else Path(file))
 
 
 def _dns(server: str, name: str, query: dict[str, str]) -> Dns:

@@ -23,7 +23,7 @@ class _Workers(msgspec.Struct):
 
 async def ask_router(place: Router) -> Answer:
     """The workers that it lists, healthy or not: what an engine can do now is seen when it is asked itself."""
-    reply = await Transport(place.url, api_key=None, admin_key=None).get("/workers", SECONDS)
+    reply = await Transport(place.url, api_key=place.key_file, admin_key=None).get("/workers", SECONDS)
     if isinstance(reply, NoReply):
         return Silent(place.url, reply.reason)
     if not reply.ok:

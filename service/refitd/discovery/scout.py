@@ -2,16 +2,14 @@
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
-from typing import assert_never
 
 import structlog
 
 from refitd.clock import Clock
-from refitd.discovery.areal import ask_areal
-from refitd.discovery.dns import ask_dns
-from refitd.discovery.memory import Answer, Memory, remember
-from refitd.discovery.place import Areal, Dns, Place, Router
-from refitd.discovery.router import ask_router
+from refitd.discovery.asking import ask
+from refitd.discovery.memory import Memory, remember
+from refitd.discovery.place import Place
+from refitd.root_threads import RootThreads
 
 LOOK_SECONDS = 5.0
 
@@ -35,6 +33,7 @@ class Scout:
         self._memory = Memory(dict.fromkeys(known))
         self._tell = tell
         self._clock = clock
+        self._threads = RootThreads()
 
     async def run(self) -> None:
         """Look now and every few seconds."""
@@ -44,20 +43,8 @@ class Scout:
 
     async def look(self) -> None:
         """Ask every place once, all at the same time."""
-        answers = await asyncio.gather(*(_ask(place) for place in self._places))
+        answers = await asyncio.gather(*(ask(place, self._threads) for place in self._places))
         before, self._memory = self._memory, remember(self._memory, answers, self._clock.monotonic())
         if self._memory.fault is not None and self._memory.fault != before.fault:
             log.warning("nobody is let go of", reason=self._memory.fault)
         self._tell(self._memory.missing_since.keys(), self._memory.fault)
-
-
-async def _ask(place: Place) -> Answer:
-    match place:
-        case Dns():
-            return await ask_dns(place)
-        case Router():
-            return await ask_router(place)
-        case Areal():
-            return await ask_areal(place)
-        case _:
-            assert_never(place)

@@ -6,9 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from refitd.discovery.memory import Named
+from refitd.doctor.door import ask_service, judge_door
 from refitd.doctor.engines import Asked, ask_engines, judge_engine
 from refitd.doctor.finding import Check, Finding, Verdict
 from refitd.doctor.libraries import judge_releases, nccl_of
+from refitd.doctor.places import ask_places, judge_places
 from refitd.doctor.processes import LocalProcess, environment_of, family_of, local_process
 from refitd.doctor.root import Nonce, RootUnusableError, judge_root, look_at_root, probed
 from refitd.doctor.service import judge_service
@@ -52,31 +55,35 @@ async def check(settings: Settings, *, nccl: bool, trainer: int | None) -> Repor
 
 
 async def _check(settings: Settings, root: Path, nonce: Nonce, *, nccl: bool, trainer: int | None) -> list[Finding]:
-    facts = await asyncio.to_thread(look_at_root, root, nonce, settings.base_model)
+    facts = await asyncio.to_thread(look_at_root, root, nonce, None if settings.lora else settings.base_model)
     with still(root) as running:
-        journal = await asyncio.to_thread(read_journal, settings.state_folder, root)
-    asked = await ask_engines(roster_of(settings, journal.engines))
+        pass  # no longer: a service that starts while the lock is held is refused
+    journal = await asyncio.to_thread(read_journal, settings.state_folder, root)
+    answers = await ask_places(settings)
+    found = {url for answer in answers if isinstance(answer, Named) for url in answer.urls}
+    asked = await ask_engines(roster_of(settings, journal.engines, found))
     processes = {one.name: await asyncio.to_thread(local_process, one.spec.url) for one in asked}
-    findings = [*judge_root(facts, settings), *judge_service(settings, journal, running), *_none(asked)]
+    findings = [*judge_root(facts, settings), *judge_service(settings, journal, running)]
+    if running is not None:
+        findings.append(judge_door(settings, await ask_service(settings)))
+    findings += [*judge_places(answers), *_none(asked)]
     for one in asked:
-        findings += await asyncio.to_thread(_of_engine, root, nonce, one, processes[one.name], journal)
+        findings += await asyncio.to_thread(_of_engine, nonce, one, processes[one.name], journal)
     findings += await asyncio.to_thread(_of_gpus, processes, trainer)
     if nccl:
         findings += await asyncio.to_thread(lambda: list(_of_nccl(processes, trainer)))
     return findings
 
 
-def _of_engine(
-    root: Path, nonce: Nonce, asked: Asked, process: LocalProcess | None, journal: JournalFacts
-) -> list[Finding]:
+def _of_engine(nonce: Nonce, asked: Asked, process: LocalProcess | None, journal: JournalFacts) -> list[Finding]:
     if isinstance(asked.seen, Unreached):
         return list(judge_engine(asked))
-    found = evidence(root, nonce, asked, process, journal.engines.get(asked.name))
+    found = evidence(nonce, asked, process, journal.engines.get(asked.name))
     return [*judge_engine(asked), judge_sharing(asked, nonce, found), judge_hub(asked.name, process)]
 
 
 def _of_gpus(processes: Mapping[str, LocalProcess | None], trainer: int | None) -> list[Finding]:
-    used = {name: gpus_of(family_of(process.pid)) for name, process in processes.items() if process is not None}
+    used = {name: [] if one is None else gpus_of(family_of(one.pid)) for name, one in processes.items()}
     if trainer is not None:
         used["trainer"] = gpus_of(family_of(trainer))
     return list(judge_gpus(look_at_gpus(), used))
@@ -97,5 +104,5 @@ def _of_nccl(processes: Mapping[str, LocalProcess | None], trainer: int | None) 
 
 def _none(asked: list[Asked]) -> Iterator[Finding]:
     if not asked:
-        text, fix = "nobody named an engine", "--engine URL, or --engines-file"
+        text, fix = "nobody named an engine", "--engine URL, --engines-file or --discover"
         yield Finding(check=Check.ENGINES, subject="service", verdict=Verdict.WARNING, text=text, fix=fix)

@@ -13,6 +13,7 @@ from email.utils import parsedate_to_datetime
 from refitd.doctor.finding import Check, Finding, Verdict, good
 from refitd.engine.connect import connector
 from refitd.engine.engines_file import EngineSpec
+from refitd.engine.plugin.crew import NOBODY
 from refitd.engine.port import Reached, Unreached
 from refitd.engine.sglang.reply import message_of
 from refitd.engine.sglang.transport import NoReply, Reply, Transport
@@ -82,9 +83,21 @@ def judge_engine(asked: Asked) -> Iterator[Finding]:
         )
         return
     yield good(Check.REACHABLE, asked.name, f"SGLang {asked.seen.server_version}, {asked.seen.configuration}")
+    yield _plugin(asked.name, asked.seen)
     if asked.change is not None:
         yield _changes(asked.name, asked.change)
     yield _clock(asked.name, asked.skew)
+
+
+def _plugin(name: str, seen: Reached) -> Finding:
+    if seen.plugin is not None:
+        text = f"refitd {seen.plugin} inside it carries out its loads, and takes deltas in place"
+        return good(Check.PLUGIN, name, text)
+    if seen.stock_reason in {None, NOBODY}:
+        return good(Check.PLUGIN, name, "none speaks for it: its loads are SGLang's own, and deltas reach it as copies")
+    text = f"its loads are SGLang's own, though a plugin may be there: {seen.stock_reason}"
+    fix = "install this very refitd beside every rank, with REFITD_SGLANG_ROOT set to the root as the server sees it"
+    return Finding(check=Check.PLUGIN, subject=name, verdict=Verdict.WARNING, text=text, fix=fix)
 
 
 def _changes(name: str, reply: Reply | NoReply) -> Finding:

@@ -23,10 +23,12 @@ class Check(StrEnum):
     TOKEN = "token"  # noqa: S105 - the name of a check
     JOURNAL = "journal"
     LOCK = "lock"
+    PLACES = "places"
     ENGINES = "engines"
     REACHABLE = "reachable"
     CHANGES = "changes"
     ENGINE_CLOCK = "engine-clock"
+    PLUGIN = "plugin"
     SHARED_FILES = "shared-files"
     HUB = "hub"
     GPUS = "gpus"

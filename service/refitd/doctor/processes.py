@@ -1,16 +1,24 @@
-"""What can be seen of an engine that runs on this host: its process, by the port it listens on (Linux's /proc)."""
+"""What can be seen of an engine that runs on this host: its process, by the port it listens on (Linux's /proc).
 
+Whoever listens there may be a tunnel's end (ssh, kubectl, docker-proxy, refitd's own facade) with another view of all
+files. So a process counts as the engine only where it was started as one.
+"""
+
+import re
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import httpx
 
 PROC = Path("/proc")
 _LISTENS = "0A"
 _MOST_BYTES = 2**20
+# Modules, scripts, and what SGLang calls its own processes (sglang::tokenizer_worker).
+_ENGINES = re.compile(r"(?:.*/)?sglang(?:\.\S+|::.*|/launch_server\.py)?|refitd_embedded(?:\.\S+)?")
+_TAKES_A_WORD = frozenset({"-X", "-W"})  # options of Python
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,14 +43,49 @@ class LocalProcess:
 
 
 def local_process(url: str) -> LocalProcess | None:
-    """The process that answers at a URL, None where it is on another host or belongs to somebody else."""
+    """The engine's process that answers at a URL; None where it is on another host, or somebody else answers."""
+    pid = listener(url)
+    if pid is None or not any(is_engine(command_of(one)) for one in (pid, _parent(pid)) if one is not None):
+        return None
+    return LocalProcess(pid=pid, environment=environment_of(pid))
+
+
+def listener(url: str) -> int | None:
+    """The process on this host that listens at a URL's port; None where there is none, or nobody may see it."""
     at = httpx.URL(url)
     port = at.port or (443 if at.scheme == "https" else 80)
     if not _is_here(at.host, port):
         return None
     sockets = {f"socket:[{inode}]" for inode in _listening(port)}
-    pid = next((pid for pid in _pids() if sockets & _links(pid)), None) if sockets else None
-    return None if pid is None else LocalProcess(pid=pid, environment=environment_of(pid))
+    return next((pid for pid in _pids() if sockets & _links(pid)), None) if sockets else None
+
+
+def command_of(pid: int) -> list[str]:
+    """The words that a process was started with; none where it is gone."""
+    with suppress(OSError):
+        return (PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+    return []
+
+
+def is_engine(command: Sequence[str]) -> bool:
+    """Whether these words start an SGLang, or refitd's embedded engine. Pure."""
+    return _ENGINES.fullmatch(_program(command)) is not None
+
+
+def _program(command: Sequence[str]) -> str:
+    """What runs: the module or the script, where it is Python that runs it."""
+    first, *words = command or [""]
+    if not PurePath(first).name.startswith("python"):
+        return first
+    given = iter(words)
+    for word in given:
+        if word == "-m":
+            return next(given, "")
+        if word in _TAKES_A_WORD:
+            next(given, None)
+        elif not word.startswith("-"):
+            return word
+    return ""
 
 
 def _is_here(host: str, port: int) -> bool:

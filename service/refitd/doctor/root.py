@@ -63,15 +63,13 @@ def probed(root: Path) -> Generator[Nonce]:
     nonce = Nonce(path=f"{SERVICE_FOLDER}/{folder.name}/{NONCE_NAME}", text=secrets.token_hex(16))
     is_new = not folder.parent.exists()
     try:
-        folder.parent.mkdir(mode=0o770, exist_ok=True)
-        folder.mkdir(mode=0o755)
-    except OSError as error:
-        raise RootUnusableError(f"{folder.parent} cannot be written: {error.strerror}") from error
-    try:
-        (folder / NONCE_NAME).write_text(nonce.text)
+        try:
+            folder.parent.mkdir(mode=0o770, exist_ok=True)
+            folder.mkdir(mode=0o755)
+            (folder / NONCE_NAME).write_text(nonce.text)
+        except OSError as error:
+            raise RootUnusableError(f"{folder.parent} cannot be written: {error.strerror}") from error
         yield nonce
-    except OSError as error:
-        raise RootUnusableError(f"{folder} cannot be written: {error.strerror}") from error
     finally:
         with suppress(OSError):
             (folder / NONCE_NAME).unlink()
@@ -85,15 +83,21 @@ def probed(root: Path) -> Generator[Nonce]:
 def look_at_root(root: Path, nonce: Nonce, base_model: Path | None) -> RootFacts:
     """Watch a write, and measure. Blocks for `EVENT_SECONDS` where there are no events."""
     sizes = list(_versions(root))
+    skew = _skew(root / nonce.path)  # first: to wait for an event takes longer than a clock may be off
     return RootFacts(
         path=root,
         kind=root_file_system(root),
         event=_tells(root / nonce.path),
-        skew=(root / nonce.path).stat().st_mtime - time.time(),
+        skew=skew,
         free=shutil.disk_usage(root).free,
         version=max([*sizes, *([] if base_model is None else [_weights(base_model)])], default=None),
         held=sum(sizes),
     )
+
+
+def _skew(nonce: Path) -> float:
+    nonce.write_text(nonce.read_text())
+    return nonce.stat().st_mtime - time.time()
 
 
 class _Heard(FileSystemEventHandler):
@@ -120,10 +124,10 @@ def _tells(nonce: Path) -> bool:
 
 
 def _versions(root: Path) -> Iterator[int]:
-    """The sizes of what lies on the root: versions of runs of any depth, and slots."""
-    for index in root.rglob("*.safetensors.index.json"):
+    """The sizes of what lies on the root: versions and adapters of runs of any depth, slots and copies."""
+    for folder in sorted({file.parent for file in root.rglob("*.safetensors")}):
         with suppress(OSError):
-            yield _weights(index.parent)
+            yield _weights(folder)
 
 
 def _weights(folder: Path) -> int:
@@ -163,17 +167,20 @@ def _space(facts: RootFacts, settings: Settings, subject: str) -> Finding:
         text = "how much room versions need is not known: there is none yet"
         fix = "name --base-model, whose size a version has"
         return Finding(check=Check.SPACE, subject=subject, verdict=Verdict.UNKNOWN, text=text, fix=fix)
-    kept = settings.keep_last + settings.slots + 1
+    what = "versions" if settings.lora is None else "adapters"
+    copies = settings.copies if settings.takes_deltas and settings.copies_folder is None else 0
+    kept = settings.keep_last + settings.slots + 1 + copies
     needed, there = kept * facts.version, facts.free + facts.held
+    of_deltas = f", {copies} copies for deltas" if copies else ""
     text = (
-        f"{kept} versions of {_gb(facts.version)} ({settings.keep_last} kept, {settings.slots} slots, 1 being written) "
-        f"take {_gb(needed)}; there are {_gb(there)}"
+        f"{kept} {what} of {_gb(facts.version)} ({settings.keep_last} kept, {settings.slots} slots, 1 being written"
+        f"{of_deltas}) take {_gb(needed)}; there are {_gb(there)}"
     )
     if settings.disk_budget is not None and needed > settings.disk_budget:
         text, there = f"{text}, and --disk-budget is {_gb(settings.disk_budget)}", settings.disk_budget
     if needed <= there:
         return good(Check.SPACE, subject, text)
-    fix = "make room, or keep fewer: --keep-last, --slots"
+    fix = "make room, or keep fewer: --keep-last, --slots" + (", --copies or --copies-folder" if copies else "")
     return Finding(check=Check.SPACE, subject=subject, verdict=Verdict.FAILED, text=text, fix=fix)
 
 

@@ -11,12 +11,12 @@ Nothing else does. Then the answer is that it cannot be known before the first l
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from refitd.doctor.engines import Asked
 from refitd.doctor.finding import Check, Finding, Verdict, good
 from refitd.doctor.processes import LocalProcess
 from refitd.doctor.root import Nonce
+from refitd.engine.port import Reached
 from refitd.rollout.record import EngineRecord
 
 
@@ -32,27 +32,24 @@ class Evidence:
     loaded: str | None
 
 
-def evidence(
-    root: Path, nonce: Nonce, asked: Asked, process: LocalProcess | None, known: EngineRecord | None
-) -> Evidence:
+def evidence(nonce: Nonce, asked: Asked, process: LocalProcess | None, known: EngineRecord | None) -> Evidence:
     """Gather it. Reads one file."""
     path = f"{asked.root}/{nonce.path}"
     return Evidence(
         looked=process is not None and process.can_be_seen,
         read=None if process is None else process.reads(path),
-        plugin=plugin_answers(root, asked),
+        plugin=plugin_answers(asked),
         loaded=known.serving if known is not None and known.known else None,
     )
 
 
-def plugin_answers(root: Path, asked: Asked) -> bool | None:
-    """Whether refitd's plugin inside this engine answers at a socket in the root; None where that is not asked.
+def plugin_answers(asked: Asked) -> bool | None:
+    """Whether refitd's plugin inside this engine answers at a socket in the root; None where that is not known.
 
-    The place for the handshake: `{"do":"hello"}` over `<root>/.refitd/engines/*.sock` (docs/plugin.md) names host and
-    port of the engine, and an answer from the engine's own port proves that both see this root.
+    The probe has asked (docs/plugin.md: `{"do":"hello"}` over `<root>/.refitd/engines/*.sock`): an answer that names
+    the engine's own port and seed comes from a process that has made its socket beneath the very root that we look at.
     """
-    del root, asked
-    return None
+    return asked.seen.plugin is not None if isinstance(asked.seen, Reached) else None
 
 
 def judge_sharing(asked: Asked, nonce: Nonce, found: Evidence) -> Finding:

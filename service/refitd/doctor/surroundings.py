@@ -1,13 +1,14 @@
 """What surrounds an engine on this host: the variables it was started with, and the GPUs that it computes on."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from refitd.doctor.finding import Check, Finding, Verdict, good
 from refitd.doctor.processes import LocalProcess
 from refitd_client.errors import PlanRefusedError
 from refitd_client.planning.machine import Gpu
-from refitd_client.planning.nvml import read_gpus
+from refitd_client.planning.nvml import opened, read_gpus
 
 _HUB = "HF_HUB_OFFLINE"
 _CUMEM = "NCCL_CUMEM_ENABLE"
@@ -54,20 +55,17 @@ def look_at_gpus() -> Sequence[Gpu] | str:
 
 def gpus_of(pids: set[int]) -> list[str]:
     """UUIDs of the GPUs that processes compute on; none where NVML does not tell (in containers)."""
-    try:
-        import pynvml  # pyright: ignore[reportMissingTypeStubs]
+    with suppress(PlanRefusedError), opened() as nvml:
+        return [] if nvml is None else _used(nvml, pids)
+    return []
 
-        nvml: Any = pynvml
-        nvml.nvmlInit()
-    except Exception:
-        return []
+
+def _used(nvml: Any, pids: set[int]) -> list[str]:
     try:
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
         return [str(nvml.nvmlDeviceGetUUID(handle)) for handle in handles if pids & _computing(nvml, handle)]
     except nvml.NVMLError:
         return []
-    finally:
-        nvml.nvmlShutdown()
 
 
 def _computing(nvml: Any, handle: Any) -> set[int]:
@@ -91,11 +89,13 @@ def judge_gpus(gpus: Sequence[Gpu] | str, used: Mapping[str, Sequence[str]]) -> 
     else:
         yield good(Check.GPUS, "host", ", ".join(names))
     for name, uuids in used.items():
-        if uuids:
-            yield _shared(name, uuids, used)
+        yield _shared(name, uuids, used)
 
 
 def _shared(name: str, uuids: Sequence[str], used: Mapping[str, Sequence[str]]) -> Finding:
+    if not uuids:
+        text = "on which GPUs it computes cannot be seen: it is elsewhere, or in a container, where NVML tells nothing"
+        return Finding(check=Check.GPUS, subject=name, verdict=Verdict.UNKNOWN, text=text)
     others = sorted(other for other, theirs in used.items() if other != name and set(theirs) & set(uuids))
     text = f"computes on {', '.join(uuids)}"
     if not others:

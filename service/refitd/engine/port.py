@@ -75,6 +75,7 @@ class Target:
     `repairs`: the contents before the load are unknown, so that "untouched" is no reason to resume. `unchanged` says
     after the load whether the files are still those that were checked: else nobody knows which ones it read.
     `files` is None for what others wrote: an engine's plugin leaves that to the engine; and for what is `offered`.
+    `in_place`: it is a delta that the plugin is to write into what is served.
     """
 
     path: str
@@ -84,6 +85,7 @@ class Target:
     repairs: bool = False
     files: Files | None = None
     offered: Offered | None = None
+    in_place: bool = False
     unchanged: Callable[[], Awaitable[bool]] = field(default=_unchanged, compare=False)
 
 
@@ -116,12 +118,16 @@ class Unreached:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refit:
-    """How a refit ended. `timings` maps stages to milliseconds; `fingerprint` is of the contents left behind."""
+    """How a refit ended. `timings` maps stages to milliseconds; `fingerprint` is of the contents left behind.
+
+    `needs_full`: it is a NACK of a delta that is good, and that cannot be written into what the engine holds.
+    """
 
     outcome: Outcome
     resumed: bool
     reason: str | None = None
     fingerprint: str | None = None
+    needs_full: bool = False
     timings: dict[str, float] = field(default_factory=dict[str, float])
 
 

@@ -8,13 +8,14 @@ from pathlib import Path
 from refitd.catalog.files import DiskFiles
 from refitd.copies.disk import DiskCopies
 from refitd.fsck.compare import compare
-from refitd.fsck.disk import Tell, look_at_disk
+from refitd.fsck.disk import look_at_disk
 from refitd.fsck.facts import Facts
 from refitd.fsck.finding import Finding
 from refitd.fsck.held import still
 from refitd.fsck.journal_facts import read_journal
 from refitd.fsck.mend import mend
 from refitd.fsck.roster import Roster, roster_of
+from refitd.fsck.telling import Telling
 from refitd.journal.condition import Sound
 from refitd.journal.origin import NEW
 from refitd.ownership import StartRefusedError, owned
@@ -46,7 +47,7 @@ class Report:
         return [finding for finding in self.findings if finding.is_open]
 
 
-async def check(settings: Settings, wish: Wish, tell: Tell) -> Report:
+async def check(settings: Settings, wish: Wish, tell: Telling) -> Report:
     """Check a root. While a service runs on it, nothing is repaired and engines are not troubled with hashing.
 
     Raises:
@@ -63,13 +64,15 @@ async def check(settings: Settings, wish: Wish, tell: Tell) -> Report:
     else:
         with owned(root):
             facts, roster = await _gather(settings, root, wish, None, tell)
-            tell("repairing")
+            tell.say("repairing")
             findings = await mend(settings, compare(facts), roster)
     return Report(root=str(root), journal=str(facts.journal.path), asked=len(facts.engines or ()), findings=findings)
 
 
-async def _gather(settings: Settings, root: Path, wish: Wish, running: str | None, tell: Tell) -> tuple[Facts, Roster]:
-    tell("reading the journal")
+async def _gather(
+    settings: Settings, root: Path, wish: Wish, running: str | None, tell: Telling
+) -> tuple[Facts, Roster]:
+    tell.say("reading the journal")
     journal = await asyncio.to_thread(read_journal, settings.state_folder, root)
     roster = roster_of(settings, journal.engines)
     origin = journal.condition.origin if isinstance(journal.condition, Sound) else NEW
@@ -85,6 +88,6 @@ async def _gather(settings: Settings, root: Path, wish: Wish, running: str | Non
     )
     engines = None
     if wish.engines:
-        tell("asking the engines")
+        tell.say("asking the engines")
         engines = await roster.ask(sorted(roster.specs), contents=running is None)
     return Facts(journal=journal, disk=disk, engines=engines, running=running), roster

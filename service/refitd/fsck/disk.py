@@ -3,7 +3,7 @@
 import asyncio
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from threading import Event
@@ -18,6 +18,7 @@ from refitd.copies.copy import Copy
 from refitd.copies.disk import DiskCopies
 from refitd.fsck.facts import CopyFacts, DiskFacts, Foreign
 from refitd.fsck.leftovers import TRASH_PATH
+from refitd.fsck.telling import Telling
 from refitd.reclaim.folders import DiskFolders
 from refitd.reclaim.incoming import Incoming
 from refitd.reclaim.slots import Slot
@@ -33,7 +34,6 @@ from refitd_client.contract.states import VersionState
 from refitd_client.fingerprint import to_text
 
 MAX_FOREIGN = 20
-Tell = Callable[[str], None]
 
 
 async def look_at_disk(
@@ -44,18 +44,20 @@ async def look_at_disk(
     *,
     deep: bool,
     incoming_ttl: float,
-    tell: Tell,
+    tell: Telling,
 ) -> DiskFacts:
     """Look. `deep` reads every byte of every sealed version; `tell` hears what is being read."""
     versions = list(versions)
-    tell("listing the root")
+    tell.say("listing the root")
     listing = await files.scan()
     signatures = await files.signatures(sorted({version.path for version in versions}))
     sealed = [v for v in versions if v.state is VersionState.SEALED and signatures[v.path] == v.signature]
     digests: dict[str, str | Unreadable] = {}
+    if deep:
+        tell.expect(sum(version.bytes or 0 for version in sealed))
     for number, version in enumerate(sealed if deep else ()):
-        tell(f"reading {version.path} ({number + 1} of {len(sealed)})")
-        digests[version.path] = await _digest(root, version.path)
+        tell.say(f"reading {version.path} ({number + 1} of {len(sealed)})")
+        digests[version.path] = await _digest(root, version.path, tell)
     known = frozenset(version.path for version in versions)
     foreign = await asyncio.to_thread(lambda: list(_foreign(root, "", known, MAX_DEPTH)))
     return DiskFacts(
@@ -71,21 +73,21 @@ async def look_at_disk(
     )
 
 
-async def _digest(root: Path, path: str) -> str | Unreadable:
+async def _digest(root: Path, path: str, tell: Telling) -> str | Unreadable:
     stop = Event()
     try:
-        return await asyncio.to_thread(_read_digest, root, path, stop)
+        return await asyncio.to_thread(_read_digest, root, path, stop, tell)
     except (OSError, OpeningRefusedError, ChangedError) as error:
         return Unreadable(str(error))
     finally:
         stop.set()  # when this is cancelled, the thread would read on to the end
 
 
-def _read_digest(root: Path, path: str, stop: Event) -> str:
+def _read_digest(root: Path, path: str, stop: Event, tell: Telling) -> str:
     seen = structure(root, path)
     with Folder(root, path) as folder:
         files = to_read(seen)
-        digests = read_contents(folder, files, seen.headers, stop=stop).digests
+        digests = read_contents(folder, files, seen.headers, stop=stop, tell=tell.read).digests
     return digest_of_files({name: (files[name].size, digest) for name, digest in digests.items()})
 
 
@@ -110,13 +112,15 @@ async def _survey(copies: DiskCopies) -> list[Copy]:
 
 
 async def _copy(
-    root: Path, copies: DiskCopies, copy: Copy, versions: Iterable[VersionRecord], *, deep: bool, tell: Tell
+    root: Path, copies: DiskCopies, copy: Copy, versions: Iterable[VersionRecord], *, deep: bool, tell: Telling
 ) -> CopyFacts:
     version = next((v for v in versions if v.id == copy.holds and v.digest == copy.digest), None)
     if not deep or version is None:
         return CopyFacts(copy=copy)
-    tell(f"reading {copy.path}")
+    tell.say(f"reading {copy.path}")
+    tell.expect(copy.bytes)
     found = await copies.fingerprints(copy)
+    tell.read(copy.bytes)
     if isinstance(found, Unreadable):
         return CopyFacts(copy=copy, odd=found)
     promised = await asyncio.to_thread(_promised, root, version)

@@ -1,7 +1,7 @@
 """Which engines there are, as settings, engines file and journal name them, and how to speak to each."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,10 +21,11 @@ _PAUSED = 503
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """The engines by id."""
+    """The engines by id. `settled` are the hosts that settings and engines file name."""
 
     settings: Settings
     specs: Mapping[str, EngineSpec]
+    settled: frozenset[str]
 
     def connect(self, name: str) -> Engine:
         """The adapter for an engine. Close it afterwards."""
@@ -65,14 +66,18 @@ class Roster:
         return {True: True, False: False}.get(reply.ok) if reply.ok or reply.status == _PAUSED else None
 
     def guard(self, host: str, address: Address | None) -> str | None:
-        """The operator's own word is trusted, as the service trusts it; an allow list goes before the engines file."""
+        """The operator's own word is trusted, as the service trusts it (`rollout/hosts.py`), and nobody else's.
+
+        An allow list goes before the engines file. Keys must not go to a host that DNS or the API has named.
+        """
         allowed = parse_allow_list(self.settings.engine_allow)
-        named = self.settings.engines if allowed.is_set else [spec.url for spec in self.specs.values()]
-        return refusal(host, address, allowed, frozenset(host_of(url) for url in named))
+        said = frozenset(host_of(url) for url in self.settings.engines)
+        return refusal(host, address, allowed, said if allowed.is_set else self.settled)
 
 
-def roster_of(settings: Settings, records: Mapping[str, EngineRecord]) -> Roster:
-    """Read who there is. `records` are the journal's: those that the API named are nowhere else.
+def roster_of(settings: Settings, records: Mapping[str, EngineRecord], found: Collection[str] = ()) -> Roster:
+    """Read who there is. `records` are the journal's: those that the API named are nowhere else. `found` are URLs that
+    were discovered just now.
 
     Raises:
         OSError, ValueError: the engines file or a URL cannot be used.
@@ -80,10 +85,13 @@ def roster_of(settings: Settings, records: Mapping[str, EngineRecord]) -> Roster
     specs = {engine_id(url): EngineSpec(url=check_url(url)) for url in settings.engines}
     if settings.engines_file is not None:
         specs |= {spec.id or engine_id(spec.url): spec for spec in _parsed(settings.engines_file)}
+    settled = frozenset(host_of(spec.url) for spec in specs.values())
     for record in records.values():
         if record.source in {Source.API, Source.DISCOVERED}:
             specs.setdefault(record.id, EngineSpec(url=record.url, id=record.id, run=record.run))
-    return Roster(settings, specs)
+    known = {spec.url for spec in specs.values()}
+    specs |= {engine_id(url): EngineSpec(url=url) for url in found if url not in known}
+    return Roster(settings, specs, settled)
 
 
 def _parsed(file: Path) -> list[EngineSpec]:

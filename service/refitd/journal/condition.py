@@ -14,8 +14,19 @@ from refitd.catalog.record import VersionRecord
 from refitd.journal.origin import Origin
 from refitd.journal.packing import RecordDamagedError, unpack
 from refitd.journal.reads import read_fingerprints, read_origin
-from refitd.journal.schema import SCHEMA_VERSION, attempts, engines, events, metadata, rollouts, versions
+from refitd.journal.schema import (
+    ADDED,
+    SCHEMA_VERSION,
+    attempts,
+    deliveries,
+    engines,
+    events,
+    metadata,
+    rollouts,
+    versions,
+)
 from refitd.rollout.record import AttemptRecord, EngineRecord, RolloutRecord
+from refitd.webhooks.delivery import DeliveryRecord
 from refitd_client.contract.wire import Event
 
 _ROLLBACK = "-journal"  # there only while a journal is made: until it is in WAL mode
@@ -127,9 +138,11 @@ def _examine(connection: sa.Connection, *, thorough: bool) -> Condition:
     origin = read_origin(connection) if "origin" in tables else None
     if origin is None:
         return _without_origin(connection, tables)
-    if missing := set(metadata.tables) - tables:
+    if missing := set(metadata.tables) - tables - ADDED:
         return Corrupt(f"it has no table {', '.join(sorted(missing))}")
     _read_all(connection, thorough=thorough)
+    if deliveries.name in tables:
+        _read(connection, deliveries.c.id, deliveries.c.record, DeliveryRecord, lambda record: record.id)
     return Sound(origin)
 
 

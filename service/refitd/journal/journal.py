@@ -78,6 +78,11 @@ class Journal:
                 write = put_origin(origin)
                 connection.execute(write.statement, write.values)
 
+    @property
+    def fault(self) -> str | None:
+        """Why it could not be written the last time, None where it could."""
+        return None if self._failure is None else _told(self._failure)
+
     def append(self, *writes: Write) -> None:
         """Queue writes, in order."""
         self._queue.extend(writes)

@@ -3,14 +3,17 @@
 Each raises RecordDamagedError where a record is not what was written.
 """
 
+from collections.abc import Iterator
+
 import sqlalchemy as sa
 
 from refitd.catalog.record import VersionRecord
 from refitd.journal.origin import Origin
 from refitd.journal.packing import unpack
-from refitd.journal.schema import attempts, engines, events, fingerprints, origin, rollouts, versions
+from refitd.journal.schema import attempts, deliveries, engines, events, fingerprints, origin, rollouts, versions
 from refitd.rollout.record import AttemptRecord, EngineRecord, RolloutRecord
-from refitd_client.contract.states import VersionState
+from refitd.webhooks.delivery import DeliveryRecord
+from refitd_client.contract.states import DeliveryState, VersionState
 from refitd_client.contract.wire import Event
 
 
@@ -67,7 +70,16 @@ def read_last_event(connection: sa.Connection) -> int:
 
 def read_engines(connection: sa.Connection) -> list[EngineRecord]:
     """All engines that the service knew when it last wrote."""
-    return [unpack(row, EngineRecord) for row in connection.scalars(sa.select(engines.c.record))]
+    return [engine for engine in _engines(connection) if not engine.removed]
+
+
+def read_removed_engines(connection: sa.Connection) -> list[EngineRecord]:
+    """What must stay known of engines that are named no more; each one's id is its address."""
+    return [engine for engine in _engines(connection) if engine.removed]
+
+
+def _engines(connection: sa.Connection) -> Iterator[EngineRecord]:
+    return (unpack(row, EngineRecord) for row in connection.scalars(sa.select(engines.c.record)))
 
 
 def read_open_attempts(connection: sa.Connection) -> list[AttemptRecord]:
@@ -94,6 +106,20 @@ def read_rollouts(connection: sa.Connection) -> list[RolloutRecord]:
     newest = sa.select(sa.func.max(rollouts.c.number)).group_by(rollouts.c.run)
     query = sa.select(rollouts.c.record).where(rollouts.c.number.in_(newest))
     return [unpack(row, RolloutRecord) for row in connection.scalars(query)]
+
+
+def read_waiting_deliveries(connection: sa.Connection) -> list[DeliveryRecord]:
+    """Webhooks that are not over, the oldest first."""
+    query = sa.select(deliveries.c.record).where(deliveries.c.state == DeliveryState.WAITING.value)
+    return [unpack(row, DeliveryRecord) for row in connection.scalars(query.order_by(deliveries.c.number))]
+
+
+def read_deliveries(connection: sa.Connection, *, before: int | None, limit: int) -> list[tuple[int, DeliveryRecord]]:
+    """Webhooks by number, the newest first: those before number `before`, or the newest."""
+    query = sa.select(deliveries.c.number, deliveries.c.record).order_by(deliveries.c.number.desc()).limit(limit)
+    if before is not None:
+        query = query.where(deliveries.c.number < before)
+    return [(row.number, unpack(row.record, DeliveryRecord)) for row in connection.execute(query)]
 
 
 def read_origin(connection: sa.Connection) -> Origin | None:

@@ -3,6 +3,9 @@
 import sqlalchemy as sa
 
 SCHEMA_VERSION = 1
+# Tables that came later. They are made where they are missing, and an older refitd goes on without them: that needs no
+# other schema.
+ADDED = frozenset({"deliveries"})
 
 metadata = sa.MetaData()
 
@@ -54,6 +57,14 @@ events = sa.Table(
     metadata,
     sa.Column("seq", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("subject", sa.Text, nullable=False, index=True),
+    sa.Column("record", sa.LargeBinary, nullable=False),
+)
+deliveries = sa.Table(
+    "deliveries",
+    metadata,
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("id", sa.Text, nullable=False, unique=True),
+    sa.Column("state", sa.Text, nullable=False, index=True),
     sa.Column("record", sa.LargeBinary, nullable=False),
 )
 origin = sa.Table(

@@ -11,8 +11,10 @@ from sqlalchemy.dialects.sqlite import insert
 from refitd.catalog.record import VersionRecord
 from refitd.journal.origin import Origin
 from refitd.journal.packing import pack
-from refitd.journal.schema import attempts, engines, events, fingerprints, origin, rollouts, versions
+from refitd.journal.schema import attempts, deliveries, engines, events, fingerprints, origin, rollouts, versions
 from refitd.rollout.record import AttemptRecord, EngineRecord, RolloutRecord
+from refitd.webhooks.delivery import DeliveryRecord
+from refitd_client.contract.states import DeliveryState
 from refitd_client.contract.wire import Event
 
 
@@ -88,6 +90,26 @@ def put_rollout(record: RolloutRecord) -> Write:
 def put_event(record: Event) -> Write:
     """Add to the log."""
     return _upsert(events, seq=record.seq, subject=record.subject, record=pack(record))
+
+
+_NEW_DELIVERY = insert(deliveries)
+_PUT_DELIVERY = _NEW_DELIVERY.on_conflict_do_update(
+    index_elements=[deliveries.c.id],
+    set_={"state": _NEW_DELIVERY.excluded.state, "record": _NEW_DELIVERY.excluded.record},
+)
+_OVER = deliveries.c.state != DeliveryState.WAITING.value
+_NEWEST = sa.select(deliveries.c.number).where(_OVER).order_by(deliveries.c.number.desc()).limit(sa.bindparam("kept"))
+_DROP_DELIVERIES = sa.delete(deliveries).where(_OVER, deliveries.c.number.not_in(_NEWEST))
+
+
+def put_delivery(record: DeliveryRecord) -> Write:
+    """Write a webhook as it is now."""
+    return Write(_PUT_DELIVERY, {"id": record.id, "state": record.state.value, "record": pack(record)})
+
+
+def drop_deliveries(kept: int) -> Write:
+    """Forget webhooks that are over, but for the newest."""
+    return Write(_DROP_DELIVERIES, {"kept": kept})
 
 
 def put_origin(record: Origin) -> Write:

@@ -54,6 +54,8 @@ class LedgerFacts:
         for name, attempt in self._ledger.loading.items():
             if name not in self._ledger.engines:  # let go of in mid-load: it reads to the end
                 yield EngineView(id=name, run=None, state=EngineState.UPDATING, loads=(Load(version=attempt.version),))
+        for engine in self._ledger.removed.values():
+            yield replace(self._engine(engine), is_removed=True, named=())
 
     def _run(self, run: str) -> RunView:
         goals = self._ledger.goals(run)
@@ -80,7 +82,8 @@ class LedgerFacts:
             state=engine.state,
             serving=engine.serving,
             loads=tuple(self._loads(engine)),
-            named=tuple(self._named(engine.model_path or "")),
+            named=tuple(id_ for path in engine.paths for id_ in self._named(path)),
+            beneath=engine.beneath,
             unreachable_for=0.0 if since is None else self._ledger.clock.monotonic() - since,
         )
 

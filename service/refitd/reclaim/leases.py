@@ -7,6 +7,7 @@ back, and a crash loses none. The worked case is an engine that gets slower and 
     load timed out               7 UNPROVEN: a server goes on loading after its client hung up
     unreachable for 600 s        6 is free again: a dead engine pins nothing for ever
     still no proof about 7       7 stays UNPROVEN, until its load or its process is proved to have ended
+    removed from the fleet       7 stays UNPROVEN for 600 s more: then it may be deleted, and is never written over
 """
 
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ class LeaseKind(Enum):
     LOADING = auto()
     UNPROVEN = auto()
     NAMED = auto()
+    BENEATH = auto()
     TARGET = auto()
     LAST_GOOD = auto()
     ROLLBACK = auto()
@@ -51,6 +53,7 @@ _CLAIMS = {
     LeaseKind.LOADING: "engine {} loads it",
     LeaseKind.UNPROVEN: "engine {} may still be reading it: its load timed out and nothing proved that it ended",
     LeaseKind.NAMED: "engine {} names its folder as what it serves, and may read it again",
+    LeaseKind.BENEATH: "engine {} serves deltas that were written into it, and would be put back from it",
     LeaseKind.TARGET: "target of run {}",
     LeaseKind.LAST_GOOD: "last good version of run {}",
     LeaseKind.ROLLBACK: "run {} is being rolled back to it",
@@ -78,6 +81,8 @@ class EngineView:
 
     `loads` may have several entries: one that timed out, and the one that is to repair it. `named` are the versions
     whose folders it may mean when it says what it serves: a name proves nothing, but servers read such folders again.
+    `beneath` is the full version that refitd's plugin has mapped, while deltas on it are served.
+    `is_removed`: nobody names it any more, for `unreachable_for` seconds; there is no one left to ask for a proof.
     """
 
     id: str
@@ -86,7 +91,9 @@ class EngineView:
     serving: str | None = None
     loads: tuple[Load, ...] = ()
     named: tuple[str, ...] = ()
+    beneath: str | None = None
     unreachable_for: float = 0.0
+    is_removed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +145,8 @@ def _all(views: Views, dead_after: float) -> Iterator[tuple[str, Lease]]:
 
 
 def _of_engine(engine: EngineView, dead_after: float) -> Iterator[tuple[str, Lease]]:
+    if engine.is_removed and engine.unreachable_for >= dead_after:
+        return
     for load in engine.loads:
         # An engine that cannot be reached cannot be seen to load: whatever was under way has lost its witness.
         unproven = load.unproven or engine.state is EngineState.UNREACHABLE
@@ -147,6 +156,8 @@ def _of_engine(engine: EngineView, dead_after: float) -> Iterator[tuple[str, Lea
         return
     if engine.serving is not None:
         yield engine.serving, Lease(kind=LeaseKind.SERVING, holder=engine.id)
+    if engine.beneath is not None:
+        yield engine.beneath, Lease(kind=LeaseKind.BENEATH, holder=engine.id)
     for version in engine.named:
         if version != engine.serving:
             yield version, Lease(kind=LeaseKind.NAMED, holder=engine.id)

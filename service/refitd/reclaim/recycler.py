@@ -1,5 +1,6 @@
 """Recycling at work: what the sweep discards becomes a slot where it may, and slots that nobody needs go."""
 
+import re
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -12,6 +13,8 @@ from refitd.reclaim.outcome import Discarded, Gone, Refused
 from refitd.reclaim.slots import Slot
 from refitd.reclaim.spare import SlotRules, SlotVerdict, newest_full, spare, why_not
 from refitd_client.contract.wire import Reclaimable
+
+_NUMBERS = re.compile(r"\d+")
 
 log = structlog.get_logger("refitd")
 
@@ -70,8 +73,9 @@ class Recycler:
             refusal = found.reason if isinstance(found, Refused) else None
         if refusal is None:
             return None
-        if refusal not in self._told:
-            self._told.add(refusal)
+        kind = _NUMBERS.sub("#", refusal)  # the same reason names another version each time
+        if kind not in self._told:
+            self._told.add(kind)
             log.info("a version's files are not recycled", version=record.id, reason=refusal)
         return f"its files are not recycled: {refusal}"
 

@@ -25,10 +25,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from uuid import uuid4
 
+from refitd.catalog.reading import read_at
 from refitd.reclaim.handle import below, made, opened, parts_below
 from refitd.reclaim.outcome import Discarded, Gone, Refused, sentence
 from refitd.reclaim.trash import TRASH, condemn, sync
 from refitd_client.contract.naming import MANIFEST_NAME, SERVICE_FOLDER
+from refitd_client.contract.shard import MAX_HEADER_BYTES
 from refitd_client.contract.slot import (
     SLOTS,
     ShardLayout,
@@ -41,7 +43,6 @@ from refitd_client.contract.slot import (
 )
 
 MAKING = ".making-"
-MAX_HEADER_BYTES = 100_000_000
 _SHARD = ".safetensors"
 _LOCK = ".lock"
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -183,7 +184,7 @@ def _header(folder: int, name: str, size: int) -> bytes:
         length = int.from_bytes(os.pread(handle, 8, 0), "little")
         if length > min(MAX_HEADER_BYTES, size - 8):
             raise _NoSlotError(f"{name!a} is no safetensors file")
-        return os.pread(handle, 8 + length, 0)
+        return read_at(handle, 8 + length, 0)
     finally:
         os.close(handle)
 

@@ -15,7 +15,7 @@ by the next sweep:
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -26,6 +26,7 @@ from refitd.reclaim.folders import Folders
 from refitd.reclaim.handle import Identity
 from refitd.reclaim.incoming import Incoming
 from refitd.reclaim.keep import EVIDENCE, SPARED, KeepRules, Verdict, keep
+from refitd.reclaim.kept import Kept, bytes_by_reason
 from refitd.reclaim.leases import Views, leases
 from refitd.reclaim.outcome import Discarded, Gone, Refused
 from refitd.reclaim.rebuild import Withheld
@@ -87,7 +88,7 @@ class CopySweep(Protocol):
 
 
 class Sweeper:
-    """Plans and runs sweeps of one root, one at a time."""
+    """Plans and runs sweeps of one root, one at a time. `kept` is what the last one left there, in bytes."""
 
     def __init__(
         self,
@@ -102,6 +103,7 @@ class Sweeper:
         copies: CopySweep | None = None,
     ) -> None:
         """Do nothing yet. `incoming_ttl` is in seconds; without `slots` nothing is recycled."""
+        self.kept: Mapping[Kept, int] = dict.fromkeys(Kept, 0)
         self._copies = copies
         self._folders = folders
         self._facts = facts
@@ -144,7 +146,12 @@ class Sweeper:
             lines += await self._recycle(listing)
             lines += [] if self._copies is None or _known(listing) is None else await self._copies.sweep()
             lines += await self._empty(listing)
+            self.kept = self._count(lines)
             return _plan(lines, done=True)
+
+    def _count(self, lines: Iterable[Reclaimable]) -> dict[Kept, int]:
+        versions = {version.id: version for version in self._facts.versions()}
+        return bytes_by_reason(lines, versions, leases(self._facts.views()))
 
     def _verdicts(self, listing: Listing | ListingFailed | Withheld) -> list[Verdict]:
         versions = self._facts.versions()

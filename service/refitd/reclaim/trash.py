@@ -22,7 +22,7 @@ import errno
 import os
 import re
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from uuid import uuid4
 
 from refitd.reclaim.handle import Identity, below, identity_of, made, opened, parts_below
@@ -84,6 +84,15 @@ def empty(root: int, stopped: Callable[[], bool] = lambda: False) -> Emptied:
     except OSError as error:
         left.append(sentence(f"{SERVICE_FOLDER}/{TRASH}", error))
     return Emptied(folders, tuple(left))
+
+
+def empty_one(root: int, name: str) -> None:
+    """Delete what `condemn` has moved there. Of the rest of the trash somebody may be making a slot just now.
+
+    What cannot be deleted is left to `empty`.
+    """
+    with suppress(OSError), below(root, (SERVICE_FOLDER, TRASH)) as trash:
+        _empty_one(trash, name, lambda: False)
 
 
 def condemn(root: int, parent: int, name: str) -> str:

@@ -15,6 +15,7 @@ from refitd.rollout.strategy import fault_found, is_through
 from refitd_client.contract.states import EngineState, RolloutState
 
 _LEFT_BEHIND = frozenset({EngineState.UNREACHABLE, EngineState.QUARANTINED})
+_PROVEN = frozenset({RolloutState.COMPLETE, RolloutState.DEGRADED})
 
 
 class Conductor:
@@ -62,7 +63,7 @@ class Conductor:
         state = self._state_of(rollout, target, engines)
         if state is not rollout.state:
             self._ledger.put_rollout(replace(rollout, state=state), f"rollout {rollout.number} to {target.id}: {state}")
-        if target.served_at is None and state in {RolloutState.COMPLETE, RolloutState.DEGRADED}:
+        if target.served_at is None and state in _PROVEN:
             self._mark_served(target)
 
     def _rollout_to(self, run: str, target: VersionRecord) -> RolloutRecord:
@@ -83,7 +84,15 @@ class Conductor:
         if current.state in {RolloutState.PENDING, RolloutState.ROLLING}:
             backwards = left is None or left.order > target.order
             self._ledger.end_rollout(current, RolloutState.ABORTED if backwards else RolloutState.SUPERSEDED)
+            self._mark_overtaken(current, left)
         return "newest good version"
+
+    def _mark_overtaken(self, current: RolloutRecord, left: VersionRecord | None) -> None:
+        """The target may have moved on between the last engine's proof and this look: the version was served."""
+        if left is None or left.served_at is not None:
+            return
+        if self._state_of(current, left, self._ledger.engines_of(left.run)) in _PROVEN:
+            self._mark_served(left)
 
     def _state_of(self, rollout: RolloutRecord, target: VersionRecord, engines: list[EngineRecord]) -> RolloutState:
         through = is_through(self._ledger.strategy, target, rollout)

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -18,7 +19,8 @@ from refitd.ledger import Ledger
 from refitd.problem import Kind, ProblemError
 from refitd.rollout.canary import Tell
 from refitd.rollout.record import EngineRecord, Source
-from refitd.rollout.replica import Replica
+from refitd.rollout.removed import given_back
+from refitd.rollout.replica import Check, Replica
 from refitd.rollout.roster import Named, reconcile
 from refitd_client.contract.naming import NameRefusedError, check_run
 from refitd_client.contract.states import VersionState
@@ -47,7 +49,7 @@ class Fleet:
         engines_file: Path | None,
         probe_interval: float,
         connect: Callable[[EngineSpec], Engine],
-        check: Callable[[VersionRecord], Awaitable[bool]],
+        check: Check,
         chance: random.Random,
         warm: Callable[[VersionRecord], Awaitable[None]] = warm_already,
         discovers: bool = False,
@@ -106,6 +108,7 @@ class Fleet:
         if record.id in self._ledger.engines:
             self._ledger.put_engine(record)
             return
+        record = given_back(record, self._ledger.removed.get(record.url))
         if self._ledger.origin.lost and not self._ledger.origin.rebuilt:
             # A load that broke off, or a quarantine: the lost journal may have known of one, and nobody does now.
             record = replace(record, known=False, reason="the journal was lost: nothing vouches for its contents")
@@ -128,7 +131,7 @@ class Fleet:
             name,
             adapter,
             self._ledger,
-            seen_path=lambda version: self._seen_path(spec, version),
+            seen_path=partial(self._seen_path, spec),
             check=self._check,
             warm=self._warm,
             probe_interval=self._probe_interval,
@@ -136,9 +139,11 @@ class Fleet:
         )
         self._tasks[name] = self._group.create_task(self._keep(name, adapter), name=f"replica {name}")
 
-    def _seen_path(self, spec: EngineSpec, version: VersionRecord) -> str | None:
-        """Where an engine finds a version's files; None for a delta that no copy holds now."""
-        path = self._ledger.carriage.path_of(version)
+    def _seen_path(self, spec: EngineSpec, version: VersionRecord, *, in_place: bool = False) -> str | None:
+        """Where an engine finds a version's files; None for a delta that it does not take in place and no copy holds
+        now.
+        """
+        path = version.path if in_place else self._ledger.carriage.path_of(version)
         return path if path is None or path.startswith("/") else f"{spec.root or self._root}/{path}"
 
     async def _keep(self, name: str, adapter: Engine) -> None:

@@ -33,6 +33,7 @@ def after_probe(
         unreachable_since=None,
         weight_version=seen.weight_version,
         model_path=seen.model_path,
+        named_before=None,
         configuration=seen.configuration,
         startup_path=seen.startup_path or engine.startup_path,
         plugin=seen.plugin,
@@ -43,7 +44,7 @@ def after_probe(
         return _still_tainted(engine, moved=moved)
     if engine.serving is not None and (expected is None or not _as_expected(seen, expected)):
         reason = f"serves {seen.model_path} as {seen.weight_version!r} and no longer {engine.serving}: it was restarted"
-        engine = replace(engine, serving=None, reason=reason, failures=0)
+        engine = replace(engine, serving=None, beneath=None, wants_full=False, reason=reason, failures=0)
     return standing(engine, target)
 
 
@@ -84,6 +85,7 @@ def after_refit(engine: EngineRecord, version: str, refit: Refit, now: float) ->
                 state=EngineState.IN_SYNC if refit.resumed else EngineState.PROBING,
                 serving=version,
                 known=True,
+                named_before=None,
                 unproven=(),  # loads do not overlap in a server: one that was proved to end proves the earlier ones too
                 resume_owed=not refit.resumed,
                 failures=0,
@@ -92,6 +94,9 @@ def after_refit(engine: EngineRecord, version: str, refit: Refit, now: float) ->
                 reason=None,
                 unreachable_since=None,
             )
+        case Outcome.NACK if refit.needs_full:
+            owed = not refit.resumed
+            return replace(engine, state=EngineState.BEHIND, wants_full=True, reason=refit.reason, resume_owed=owed)
         case Outcome.NACK:
             return replace(failed, state=EngineState.NACKED, resume_owed=not refit.resumed)
         case Outcome.TAINTED:
@@ -102,7 +107,9 @@ def after_refit(engine: EngineRecord, version: str, refit: Refit, now: float) ->
                 serving=None,
                 known=False,
                 resume_owed=False,
-                model_path=None,  # nor is it known which model it names from now on
+                beneath=None,
+                model_path=None,  # nor is it known which model it names from now on: this one or that before
+                named_before=engine.model_path or engine.named_before,
                 weight_version=None,
                 taints=taints,
                 strikes=_struck(engine.strikes, version),

@@ -41,9 +41,12 @@ class EngineRecord:
     `failures` counts refits in a row that did not end in ACK, `taints` those since its contents were last known whose
     end is not known either. `strikes` counts by version the loads that left this engine with unknown contents: the next
     clean load of another version does not forgive them. `unreachable_since` is in seconds of the monotonic clock.
+    `removed`: it is named no more; its `id` is its address, and `unreachable_since` when that was.
     `run_named` is True where the operator has said which run it follows. `plugin` is the release of refitd's plugin
     that carries out its loads, None where they are the server's own, for `stock_reason`; `takes_offers`: it can copy
-    weights from the memory of a trainer on its host.
+    weights from the memory of a trainer on its host. `beneath` is the full version that deltas were written into since,
+    from which the plugin would put it back; `wants_full`: it takes no delta in place until it was given a full version.
+    `named_before` is what it named before a load that failed, until it is asked.
     """
 
     id: str
@@ -58,11 +61,14 @@ class EngineRecord:
     unproven: tuple[str, ...] = ()
     weight_version: str | None = None
     model_path: str | None = None
+    named_before: str | None = None
     configuration: str | None = None
     startup_path: str | None = None
     plugin: str | None = None
     takes_offers: bool = False
     stock_reason: str | None = None
+    beneath: str | None = None
+    wants_full: bool = False
     reason: str | None = None
     failures: int = 0
     taints: int = 0
@@ -70,6 +76,12 @@ class EngineRecord:
     skipped: int = 0
     unreachable_since: float | None = None
     last_attempt: AttemptRecord | None = None
+    removed: bool = False
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Each path that its server may name as the model that it serves, and read again."""
+        return tuple(path for path in (self.model_path, self.named_before) if path is not None)
 
     @property
     def how_it_loads(self) -> str:

@@ -11,13 +11,16 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import assert_never
+from typing import Protocol, assert_never
+
+from structlog.contextvars import bound_contextvars
 
 from refitd.catalog.record import VersionRecord
 from refitd.engine.port import Engine, Files, Offered, Outcome, Reached, Refit, Stage, Target
 from refitd.journal.journal import JournalError
 from refitd.ledger import Ledger
 from refitd.rollout.backoff import backoff
+from refitd.rollout.in_place import takes_in_place
 from refitd.rollout.observe import Expected, after_probe, after_refit, standing
 from refitd.rollout.plan import Agenda, Goals, Probe, RefitTo, Rest, Resume, next_action
 from refitd.rollout.record import NOT_SENT, AttemptRecord, EngineRecord
@@ -31,10 +34,22 @@ class _RemovedError(Exception):
     """The engine is nobody's any more."""
 
 
+class SeenPath(Protocol):
+    """A version's path as the engine sees it, None for a delta that it does not take in place and no copy holds now."""
+
+    def __call__(self, version: VersionRecord, *, in_place: bool = False) -> str | None: ...
+
+
+class Check(Protocol):
+    """Whether the files that an engine is about to read, or has read, are those that were found good."""
+
+    async def __call__(self, version: VersionRecord, *, in_place: bool = False) -> bool: ...
+
+
 class Replica:
     """Keeps one engine on its run's target until cancelled.
 
-    `seen_path` gives a version's path as the engine sees it, None for a delta that no copy holds now; `check` looks at
+    `seen_path` gives a version's path as the engine sees it; `check` looks at
     the files right before a load and returns False (having marked the version LOST) when they are not what was sealed.
     `warm` has them read into memory where they may not be.
     """
@@ -45,8 +60,8 @@ class Replica:
         engine: Engine,
         ledger: Ledger,
         *,
-        seen_path: Callable[[VersionRecord], str | None],
-        check: Callable[[VersionRecord], Awaitable[bool]],
+        seen_path: SeenPath,
+        check: Check,
         warm: Callable[[VersionRecord], Awaitable[None]],
         probe_interval: float,
         chance: random.Random,
@@ -65,7 +80,7 @@ class Replica:
 
     async def run(self) -> None:
         """Look, decide, act, until stopped, cancelled or the engine is removed."""
-        with suppress(_RemovedError):
+        with suppress(_RemovedError), bound_contextvars(engine=self.id):
             while not self._stopping:
                 await self._turn()
 
@@ -107,10 +122,20 @@ class Replica:
     @property
     def _record(self) -> EngineRecord:
         """The engine as it is now. It may have been removed at any await: then whatever is under way ends here."""
-        record = self._ledger.engines.get(self.id)
-        if record is None or record.url != self._url:
+        if not self._is_named:
             raise _RemovedError
-        return record
+        return self._ledger.engines[self.id]
+
+    @property
+    def _is_named(self) -> bool:
+        record = self._ledger.engines.get(self.id)
+        return record is not None and record.url == self._url
+
+    def _unless_removed(self, after: EngineRecord) -> None:
+        """The load of an engine that was removed meanwhile has ended: nobody else will say what it has left there."""
+        if not self._is_named:
+            self._ledger.leave(after)
+            raise _RemovedError
 
     def _now(self) -> float:
         return self._ledger.clock.monotonic()
@@ -169,48 +194,67 @@ class Replica:
 
     async def _refit(self, version: VersionRecord) -> None:
         attempt = self._ledger.open_attempt(self.id, version.id)  # from here on the version is leased
+        with bound_contextvars(version=version.id, attempt=attempt.id, **self._rollout_of(version)):
+            await self._carry_out(attempt, version)
+
+    def _rollout_of(self, version: VersionRecord) -> dict[str, int]:
+        """The rollout that brings a version here; none brings back the last good one."""
+        rollout = self._ledger.rollouts.get(version.run)
+        return {} if rollout is None or rollout.version != version.id else {"rollout": rollout.number}
+
+    async def _carry_out(self, attempt: AttemptRecord, version: VersionRecord) -> None:
         before = self._record
         self._ledger.put_engine(replace(before, state=EngineState.UPDATING), f"UPDATING: loads {version.id}")
         # Right before each load, because the files may have been rewritten or deleted since they were sealed; and the
         # disk writes the intent meanwhile.
-        path = self._seen_path(version)
-        unchanged, unwritten, _ = await asyncio.gather(self._check(version), self._written(), self._warm(version))
+        in_place = takes_in_place(before, version, self._ledger.versions)
+        path = self._seen_path(version, in_place=in_place)
+        unchanged, unwritten, _ = await asyncio.gather(
+            self._check(version, in_place=in_place), self._written(), self._warm(version)
+        )
         if unwritten is not None:
             self._drop(before, attempt, f"{unwritten}: without a durable intent nothing is sent")
             return
         if not unchanged or path is None:
             self._drop(before, attempt, "its files are not those that were checked, or cannot be looked at")
             return
-        refit = await self._refitted(before, version, self._target_for(before, version, path), attempt)
+        target = self._target_for(before, version, path, in_place=in_place)
+        refit = await self._refitted(before, version, target, attempt)
         self._close(before, version, refit, attempt)
 
     async def _take(self, version: VersionRecord, offer: str) -> None:
         """Load from the trainer's memory, once: who does not come through waits for the files."""
         attempt = self._ledger.open_attempt(self.id, version.id)
+        with bound_contextvars(version=version.id, attempt=attempt.id, **self._rollout_of(version)):
+            try:
+                await self._carry_over(attempt, version, offer)
+            finally:
+                if self._is_named:  # nobody waits for one that was removed
+                    self._ledger.answered(self._record, version)
+
+    async def _carry_over(self, attempt: AttemptRecord, version: VersionRecord, offer: str) -> None:
         before = self._record
         self._ledger.put_engine(
             replace(before, state=EngineState.UPDATING), f"UPDATING: takes {version.id} from its trainer's memory"
         )
-        try:
-            unwritten = await self._written()
-            if unwritten is not None:
-                self._drop(before, attempt, f"{unwritten}: without a durable intent nothing is sent")
-                return
-            offered = Offered(version=version.id, path=version.path, offer=offer)
-            target = replace(self._target_for(before, version, self._seen_path(version) or ""), offered=offered)
-            refit = await self._refitted(before, version, target, attempt)
-            if refit.outcome is Outcome.NACK:
-                self._decline(before, refit, attempt)
-            else:
-                self._close(before, version, refit, attempt)
-        finally:
-            if self.id in self._ledger.engines:
-                self._ledger.answered(self._ledger.engines[self.id], version)
+        unwritten = await self._written()
+        if unwritten is not None:
+            self._drop(before, attempt, f"{unwritten}: without a durable intent nothing is sent")
+            return
+        offered = Offered(version=version.id, path=version.path, offer=offer)
+        path = self._seen_path(version) or ""
+        target = replace(self._target_for(before, version, path, in_place=False), offered=offered)
+        refit = await self._refitted(before, version, target, attempt)
+        if refit.outcome is Outcome.NACK:
+            self._decline(before, refit, attempt)
+        else:
+            self._close(before, version, refit, attempt)
 
     def _decline(self, before: EngineRecord, refit: Refit, attempt: AttemptRecord) -> None:
         """It holds what it held, and nothing is wrong with the version: its files come."""
         closed = replace(attempt, outcome=refit.outcome.name, reason=refit.reason, timings=refit.timings)
         self._ledger.close_attempt(closed)
+        self._unless_removed(before)
         owes = replace(self._record, last_attempt=closed, resume_owed=not refit.resumed, reason=refit.reason)
         self._put(before, replace(owes, state=before.state))
 
@@ -236,10 +280,11 @@ class Replica:
     def _drop(self, before: EngineRecord, attempt: AttemptRecord, reason: str) -> None:
         """Something of the service's own is in the way: the engine never heard of it, and is as it was."""
         self._ledger.close_attempt(replace(attempt, outcome=NOT_SENT, reason=reason))
+        self._unless_removed(before)
         self._agenda = replace(self._agenda, failed=attempt.version, retry_at=self._now() + backoff(1, self._chance))
         self._put(before, replace(self._record, state=before.state))
 
-    def _target_for(self, engine: EngineRecord, version: VersionRecord, path: str) -> Target:
+    def _target_for(self, engine: EngineRecord, version: VersionRecord, path: str, *, in_place: bool) -> Target:
         serving = self._ledger.versions.get(engine.serving or "")
         differs = serving is not None and serving.differs_in_weights(version)
         return Target(
@@ -248,25 +293,27 @@ class Replica:
             fingerprint=self._fingerprint_of(version.id),
             not_fingerprint=self._fingerprint_of(serving.id) if serving is not None and differs else None,
             repairs=not engine.known,
-            files=_files(version),
-            unchanged=partial(self._is_unchanged, version),
+            files=_files(version) if in_place or version.kind is not Kind.DELTA else None,
+            in_place=in_place,
+            unchanged=partial(self._is_unchanged, version, in_place=in_place),
         )
 
-    async def _is_unchanged(self, version: VersionRecord) -> bool:
+    async def _is_unchanged(self, version: VersionRecord, *, in_place: bool) -> bool:
         """What was taken from memory is held against its fingerprints by the engine itself."""
-        return version.state.is_open or await self._check(version)
+        return version.state.is_open or await self._check(version, in_place=in_place)
 
     def _on_stage(self, stage: Stage) -> None:
-        if stage is Stage.VERIFY and self.id in self._ledger.engines:
+        if stage is Stage.VERIFY and self._is_named:
             self._ledger.put_engine(replace(self._record, state=EngineState.VERIFYING), "VERIFYING: has loaded")
 
     def _close(self, before: EngineRecord, version: VersionRecord, refit: Refit, attempt: AttemptRecord) -> None:
         closed = replace(attempt, outcome=refit.outcome.name, reason=refit.reason, timings=refit.timings)
         self._ledger.close_attempt(closed)
+        self._unless_removed(after_refit(before, version.id, refit, self._now()))
         after = after_refit(replace(self._record, last_attempt=closed), version.id, refit, self._now())
         if refit.outcome is Outcome.ACK:
             after = self._acknowledged(before, after, version, refit)
-        else:
+        elif not refit.needs_full:  # what it needs is another road, and no other time
             wait = backoff(max(after.failures, after.strikes.get(version.id, 0), 1), self._chance)
             self._agenda = replace(self._agenda, failed=version.id, retry_at=self._now() + wait)
         self._put(before, after)
@@ -287,10 +334,13 @@ class Replica:
             self._ledger.record_fingerprint(version.id, after.configuration, refit.fingerprint)
         serving = self._ledger.versions.get(before.serving or "")
         skipped = skipped_between(self._ledger.versions_of(version.run), serving, version)
+        in_place = takes_in_place(before, version, self._ledger.versions)
         after = replace(
             after,
             weight_version=label_of(version),
-            model_path=self._seen_path(version) or after.model_path,
+            model_path=self._seen_path(version, in_place=in_place) or after.model_path,
+            beneath=(before.beneath or before.serving) if in_place else None,
+            wants_full=version.kind is Kind.DELTA and not in_place,  # its plugin knows nothing of what a copy held
             skipped=before.skipped + len(skipped),
         )
         target = version.id if version.state.is_open else self._target_id()  # what is held from memory is the target

@@ -1,7 +1,8 @@
 """Which engines there are: what the journal knows against what the operator names. Pure: both in, one list out.
 
 What is known of an engine (contents that nobody can vouch for, loads that may still read, a resume that is owed)
-belongs to its address and outlives every restart and every edit of the engines file. Another address is another engine.
+belongs to its address and outlives every restart and every edit of the engines file: `removed` has what becomes of it
+while nobody names the address. Another address is another engine.
 """
 
 from collections.abc import Mapping

@@ -2,13 +2,15 @@
 
 from fastapi import FastAPI
 
-from refitd.surface import engines, errors, health, log, overview, pages, reclaim, rollouts, versions
+from refitd.surface import engines, errors, health, log, overview, pages, reclaim, rollouts, versions, webhooks
 from refitd.surface.auth import Gate
 from refitd.surface.context import Service
 from refitd.surface.document import documented
 from refitd.surface.feed import Feed
 from refitd.surface.limits import RequestLimit
+from refitd.surface.metrics import LedgerCollector
 from refitd.surface.streams import Streams
+from refitd.telemetry.telemetry import Telemetry
 
 
 def build_api(service: Service) -> FastAPI:
@@ -23,7 +25,9 @@ def build_api(service: Service) -> FastAPI:
     app.state.streams = Streams()
     app.state.feed = Feed(service.ledger)
     app.state.overview = overview.Cached()
-    for part in (overview, versions, engines, rollouts, reclaim, log, health, pages):
+    app.state.telemetry = service.telemetry or Telemetry(service.ledger)
+    app.state.telemetry.registry.register(LedgerCollector(service, app.state.telemetry.unserved))
+    for part in (overview, versions, engines, rollouts, reclaim, log, webhooks, health, pages):
         app.include_router(part.router)
     errors.install(app)
     app.openapi = lambda: documented(app)

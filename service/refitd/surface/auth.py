@@ -83,7 +83,7 @@ class Gate:
         if problem is None:
             await self._app(scope, receive, send)
         else:
-            await answer(problem, scope["path"])(scope, receive, send)
+            await answer(problem, scope)(scope, receive, send)
 
     async def _problem(self, scope: Scope) -> ProblemError | None:
         credentials = tuple(value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization")

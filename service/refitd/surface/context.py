@@ -1,5 +1,6 @@
 """What the routes work with, handed to them by the composition root."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Protocol
 
@@ -8,7 +9,9 @@ from fastapi import Depends, Request
 from refitd.catalog.record import VersionRecord
 from refitd.copies.copier import Copier
 from refitd.ledger import Ledger
+from refitd.reclaim.kept import Kept
 from refitd.settings import Settings
+from refitd.telemetry.telemetry import Telemetry
 from refitd_client.contract.wire import NewEngine, Notice, ReclaimPlan
 
 
@@ -39,6 +42,11 @@ class Fleet(Protocol):
 class Sweeper(Protocol):
     """Collects versions."""
 
+    @property
+    def kept(self) -> Mapping[Kept, int]:
+        """Bytes that the last run left in the root, by what for."""
+        ...
+
     async def plan(self) -> ReclaimPlan:
         """What would be done."""
         ...
@@ -50,7 +58,7 @@ class Sweeper(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """The parts of the running service."""
+    """The parts of the running service. Without `telemetry` the API measures itself, and nobody the rest."""
 
     settings: Settings
     ledger: Ledger
@@ -58,6 +66,7 @@ class Service:
     fleet: Fleet
     sweeper: Sweeper
     copier: Copier | None = None
+    telemetry: Telemetry | None = None
 
 
 async def _service(request: Request) -> Service:

@@ -7,9 +7,11 @@ import structlog
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.types import Scope
 
 from refitd.journal.journal import JournalError
 from refitd.problem import Kind, ProblemError
+from refitd.telemetry.telemetry import Telemetry
 
 log = structlog.get_logger("refitd")
 
@@ -17,9 +19,11 @@ _NOT_JSON = "send the body with content-type: application/json (curl -H 'content
 _BY_STATUS = {404: Kind.NOT_FOUND, 405: Kind.METHOD_NOT_ALLOWED, 413: Kind.TOO_LARGE}
 
 
-def answer(error: ProblemError, path: str) -> Response:
-    """The response for a problem. Names of files need not be UTF-8, and a document does."""
-    document = error.document(path)
+def answer(error: ProblemError, scope: Scope) -> Response:
+    """The response for a problem, which is counted. Names of files need not be UTF-8, and a document does."""
+    telemetry: Telemetry = scope["app"].state.telemetry
+    telemetry.meters.refused(error.kind)
+    document = error.document(scope["path"])
     document = replace(document, detail=document.detail.encode(errors="backslashreplace").decode())
     return Response(
         msgspec.json.encode(document),
@@ -46,29 +50,29 @@ def _is_json(request: Request) -> bool:
 async def _problem(request: Request, error: Exception) -> Response:
     if not isinstance(error, ProblemError):
         raise error
-    return answer(error, request.url.path)
+    return answer(error, request.scope)
 
 
 async def _validation(request: Request, error: Exception) -> Response:
     if not isinstance(error, RequestValidationError):
         raise error
     if not _is_json(request) and any(fault["loc"][:1] == ("body",) for fault in error.errors()):
-        return answer(ProblemError(Kind.BAD_REQUEST, _NOT_JSON), request.url.path)
+        return answer(ProblemError(Kind.BAD_REQUEST, _NOT_JSON), request.scope)
     faults = "; ".join(f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}" for fault in error.errors())
-    return answer(ProblemError(Kind.BAD_REQUEST, faults), request.url.path)
+    return answer(ProblemError(Kind.BAD_REQUEST, faults), request.scope)
 
 
 async def _http(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
     kind = _BY_STATUS.get(error.status_code, Kind.BAD_REQUEST)
-    return answer(ProblemError(kind, str(error.detail), error.headers), request.url.path)
+    return answer(ProblemError(kind, str(error.detail), error.headers), request.scope)
 
 
 async def _journal(request: Request, error: Exception) -> Response:
-    return answer(ProblemError(Kind.DISK_FULL, f"{error}; it goes on by itself when there is room"), request.url.path)
+    return answer(ProblemError(Kind.DISK_FULL, f"{error}; it goes on by itself when there is room"), request.scope)
 
 
 async def _bug(request: Request, error: Exception) -> Response:
     log.error("unexpected error", path=request.url.path, exc_info=error)
-    return answer(ProblemError(Kind.INTERNAL, "the service's log has the details"), request.url.path)
+    return answer(ProblemError(Kind.INTERNAL, "the service's log has the details"), request.scope)

@@ -1,13 +1,13 @@
 """Liveness, readiness and metrics, open to everyone: they say nothing secret. And faults, which name files."""
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from refitd.journal.journal import JournalError
 from refitd.ledger import Ledger
 from refitd.problem import Kind, ProblemError
 from refitd.surface.context import ServiceOf
-from refitd.surface.metrics import registry_of
+from refitd.telemetry.telemetry import Telemetry
 from refitd_client.contract.wire import Faults
 
 router = APIRouter(tags=["health"])
@@ -47,6 +47,7 @@ async def faults_now(ledger: Ledger) -> Faults:
 
 
 @router.get("/metrics", response_class=Response)
-async def metrics(service: ServiceOf) -> Response:
-    """Prometheus text format."""
-    return Response(generate_latest(registry_of(service.ledger)), media_type=CONTENT_TYPE_LATEST)
+async def metrics(request: Request) -> Response:
+    """Prometheus text format. `docs/metrics.md` lists what there is."""
+    telemetry: Telemetry = request.app.state.telemetry
+    return Response(generate_latest(telemetry.registry), media_type=CONTENT_TYPE_LATEST)

@@ -31,7 +31,7 @@ class RequestLimit:
             body = await _body(scope, receive)
             _check_json(body or b"")
         except ProblemError as problem:
-            await answer(problem, scope["path"])(scope, receive, send)
+            await answer(problem, scope)(scope, receive, send)
             return
         if body is not None:
             await self._app(scope, _replayed(body, receive), send)

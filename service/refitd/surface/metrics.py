@@ -1,33 +1,51 @@
-"""Metrics by Prometheus conventions, read from the ledger when they are asked for. No label grows without bound."""
+"""Metrics that are read off the ledger when somebody asks. Those that count what happens are in `refitd.telemetry`.
+
+No label grows without bound: runs are those that engines follow, engines those of the fleet; steps are values.
+"""
 
 from collections import Counter
 from collections.abc import Iterator
+from importlib.metadata import version as release_of
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from refitd.ledger import Ledger
+from refitd.surface.context import Service
 from refitd.surface.present import steps_behind
+from refitd.telemetry.unserved import Unserved
 from refitd_client.contract.states import EngineState, VersionState
 
 
 class LedgerCollector(Collector):
-    """Turns the ledger into metrics."""
+    """Turns what the service knows into metrics."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+    def __init__(self, service: Service, unserved: Unserved) -> None:
+        self._service = service
+        self._ledger = service.ledger
+        self._unserved = unserved
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric as it is now."""
+        yield InfoMetricFamily("refitd_build", "The release that runs", value={"version": release_of("refitd")})
+        yield self._faults()
         yield self._versions()
-        yield self._engines()
+        yield from self._of_engines()
         yield self._staleness()
-        held = sum(version.bytes or 0 for version in self._ledger.versions.values())
-        yield GaugeMetricFamily("refitd_held_bytes", "Bytes of versions on disk", value=held)
+        yield from self._of_runs()
+        yield from self._bytes()
         skipped = sum(engine.skipped for engine in self._ledger.engines.values())
         yield CounterMetricFamily("refitd_skipped_versions", "Good versions that engines passed over", value=skipped)
         yield CounterMetricFamily("refitd_events", "Entries in the log of decisions", value=self._ledger.last_event)
+
+    def _faults(self) -> Metric:
+        family = GaugeMetricFamily(
+            "refitd_fault", "1 while the root, the list of engines or the journal cannot be used", labels=["part"]
+        )
+        ledger = self._ledger
+        engines = ledger.file_fault or ledger.discovery_fault or ledger.fleet_fault
+        for part, fault in (("root", ledger.root_fault), ("engines", engines), ("journal", ledger.journal.fault)):
+            family.add_metric([part], fault is not None)
+        return family
 
     def _versions(self) -> Metric:
         family = GaugeMetricFamily("refitd_versions", "Versions by state", labels=["state"])
@@ -37,23 +55,49 @@ class LedgerCollector(Collector):
             family.add_metric([state.value], counts[state])
         return family
 
-    def _engines(self) -> Metric:
+    def _of_engines(self) -> Iterator[Metric]:
+        engines = self._ledger.engines.values()
         family = GaugeMetricFamily("refitd_engines", "Engines by state", labels=["state"])
-        counts = Counter(engine.state for engine in self._ledger.engines.values())
+        counts = Counter(engine.state for engine in engines)
         for state in EngineState:
             family.add_metric([state.value], counts[state])
-        return family
+        yield family
+        unknown = sum(not engine.known for engine in engines)
+        yield GaugeMetricFamily(
+            "refitd_engines_unknown_contents", "Engines that stay paused: nobody knows what they hold", value=unknown
+        )
 
     def _staleness(self) -> Metric:
-        family = GaugeMetricFamily("refitd_staleness_steps", "Steps behind the run's target", labels=["engine"])
+        family = GaugeMetricFamily(
+            "refitd_staleness_steps",
+            "The trainer's steps from what an engine serves to its run's target",
+            labels=["run", "engine"],
+        )
         for engine in self._ledger.engines.values():
             if (behind := steps_behind(engine, self._ledger)) is not None:
-                family.add_metric([engine.id], behind)
+                family.add_metric([engine.run or "", engine.id], behind)
         return family
 
+    def _of_runs(self) -> Iterator[Metric]:
+        target = GaugeMetricFamily("refitd_target_step", "Step that the run's engines should serve", labels=["run"])
+        waiting = GaugeMetricFamily(
+            "refitd_unserved_seconds", "Time for which the run's engines are on their way; 0 when there", labels=["run"]
+        )
+        paused = GaugeMetricFamily("refitd_rollouts_paused", "1 while an operator has paused the run", labels=["run"])
+        for run in sorted({engine.run for engine in self._ledger.engines.values() if engine.run is not None}):
+            if (wanted := self._ledger.goals(run).target) is not None:
+                target.add_metric([run], wanted.order.step)
+            waiting.add_metric([run], self._unserved.seconds(run))
+            rollout = self._ledger.rollouts.get(run)
+            paused.add_metric([run], rollout is not None and rollout.paused_since is not None)
+        yield from (target, waiting, paused)
 
-def registry_of(ledger: Ledger) -> CollectorRegistry:
-    """A registry with the ledger's metrics alone."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(LedgerCollector(ledger))
-    return registry
+    def _bytes(self) -> Iterator[Metric]:
+        held = sum(version.bytes or 0 for version in self._ledger.versions.values())
+        yield GaugeMetricFamily("refitd_held_bytes", "Bytes of versions on disk", value=held)
+        family = GaugeMetricFamily(
+            "refitd_kept_bytes", "Bytes in the root by what they are kept for, as of the last sweep", labels=["why"]
+        )
+        for why, size in self._service.sweeper.kept.items():
+            family.add_metric([why.value], size)
+        yield family

@@ -14,14 +14,14 @@ import httpx
 import torch
 from root import RUN, fresh_root
 from rows import Row, row
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from setting import Setting
-from shapes import Weights, change
+from shapes import Weights, change, loaded
 from stack import refitd
 
 from refitd_client import RefitClient, WeightPublisher
 
-WARM = 4  # until the service has handed back a slot, and it is registered
+WARM = 8  # until each of the slots that take turns has been handed back once, and is registered
 PATIENCE = 120.0  # seconds
 
 
@@ -29,7 +29,7 @@ def loop(setting: Setting) -> list[Row]:
     """Nothing without an engine; else both loops, each with weights that differ every time."""
     if setting.engine is None or setting.engine_model is None:
         return []
-    weights = _weights(setting.engine_model)
+    weights = loaded(setting.engine_model)
     today = _today(setting, weights, setting.engine)
     whole, held, service = _refitd(setting, weights, setting.engine, setting.engine_model)
     name = setting.engine_model.name
@@ -42,12 +42,6 @@ def loop(setting: Setting) -> list[Row]:
         row("loop", name, "refitd: publish, reload, verify, resume", whole, limit=limit, stages=service),
         row("loop", name, "refitd: of that the trainer is held (staged)", held),
     ]
-
-
-def _weights(model: Path) -> Weights:
-    """The engine's own names and shapes, on the GPU."""
-    tensors = {name: tensor for file in sorted(model.glob("*.safetensors")) for name, tensor in load_file(file).items()}
-    return {name: tensor.cuda() for name, tensor in tensors.items()}
 
 
 def _today(setting: Setting, weights: Weights, engine: str) -> list[dict[str, float]]:

@@ -1,7 +1,7 @@
 """`make bench-gpu`: publishing from one GPU, and what engines make of it; prints a table, writes JSON.
 
     python tests/bench/gpu/main.py [--models 1.5B 7B] [--only SCENARIO …] [--out FILE] [--folder DIR]
-        [--engine URL --engine-model DIR]
+        [--engine URL --engine-model DIR] [--device N]
 
 DIR is on a tmpfs, /dev/shm by default. With `--engine`, a running SGLang with the weights of `--engine-model`, the
 whole loop is measured as well. Exit status 1 when a limit is missed. `plot.py` draws the JSON.
@@ -22,6 +22,7 @@ from deltas import deltas
 from full import full
 from loop import loop
 from machine import machine
+from peers import peers
 from rows import Row
 from setting import Setting
 from shapes import MODELS
@@ -29,13 +30,14 @@ from shapes import MODELS
 SCENARIOS: dict[str, Callable[[Setting], list[Row]]] = {"bus": bus, "full": full, "delta": deltas}
 """In this order, for each model. `bus` comes first: limits are multiples of its copy."""
 
-WITH_ENGINE: dict[str, Callable[[Setting], list[Row]]] = {"loop": loop}
-"""Once, with the engine's own model."""
+WITH_ENGINE: dict[str, Callable[[Setting], list[Row]]] = {"loop": loop, "peers": peers}
+"""Once, with the engine's own model. `peers` comes last: it may leave the engine with a broken group."""
 
 
 def main() -> int:
     """Run the scenarios."""
     arguments = _arguments()
+    torch.cuda.set_device(arguments.device)
     rows: list[Row] = []
     for model in arguments.models:
         weights = MODELS[model].weights()
@@ -67,6 +69,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", nargs="*", choices=every, default=every)
     parser.add_argument("--engine", help="URL of a running SGLang")
     parser.add_argument("--engine-model", type=Path, help="folder of the model that it was started with")
+    parser.add_argument("--device", type=int, default=0, help="the trainer's GPU; the engine has the first one")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--out", type=Path, help="where to write the JSON")
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm"), help="a folder on a tmpfs")  # noqa: S108
@@ -88,7 +91,7 @@ def _shown(rows: list[Row]) -> list[Row]:
     for row in rows:
         limit = "" if row.limit is None else f"≤ {row.limit:g} {'met' if row.p50 <= row.limit else 'MISSED'}"
         stages = " ".join(f"{name} {value:g}" for name, value in row.stages.items())
-        spread = f"{row.p50:>9g} {row.unit:<2} [{row.min:g}, {row.max:g}] n={row.n}"
+        spread = f"{row.p50:>9g} {row.unit:<2} [{row.min:g}, {row.max:g}] n={row.n}" if row.n else ""
         line = f"{row.model:<5}{row.name:<46}{spread:<38}{limit:<18}{row.note}{stages}"
         sys.stdout.write(line.rstrip() + "\n")
     sys.stdout.flush()

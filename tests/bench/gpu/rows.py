@@ -44,6 +44,12 @@ def row(
     )  # fmt: skip
 
 
+def refused(scenario: str, model: str, name: str, error: Exception) -> Row:
+    """A row of what does not run here, with the reason."""
+    said = f"does not run here: {type(error).__name__}: {error}".splitlines()[0]
+    return Row(scenario=scenario, model=model, name=name, unit="ms", n=0, p50=0, min=0, max=0, note=said)
+
+
 def medians(samples: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The median of each of the parts that all samples have."""
     names = [name for name in (samples[0] if samples else ()) if all(name in sample for sample in samples)]

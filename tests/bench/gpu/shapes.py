@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 
 Weights = dict[str, torch.Tensor]
 DEVICE = "cuda"
@@ -53,6 +55,12 @@ SMALL = Shapes(name="1.5B", hidden=1536, heads_kv=2, feed_forward=8960, vocabula
 LARGE = Shapes(name="7B", hidden=3584, heads_kv=4, feed_forward=18944, vocabulary=152064, tied=False)
 TINY = Shapes(name="tiny", hidden=256, heads_kv=1, feed_forward=512, vocabulary=1000, tied=True, layers=2)
 MODELS = {shapes.name: shapes for shapes in (SMALL, LARGE, TINY)}
+
+
+def loaded(model: Path) -> Weights:
+    """A checkpoint's names and shapes, on the GPU."""
+    tensors = {name: tensor for file in sorted(model.glob("*.safetensors")) for name, tensor in load_file(file).items()}
+    return {name: tensor.to(DEVICE) for name, tensor in tensors.items()}
 
 
 def size_of(weights: Weights) -> int:

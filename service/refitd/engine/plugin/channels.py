@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from refitd.engine.plugin.crew import Crew, Launch, Member, Stock, crew_of
+from refitd.engine.plugin.crew import NOBODY, Crew, Launch, Member, Stock, crew_of
 from refitd.engine.plugin.folder import Listing, listing
 from refitd.engine.plugin.hello import read_hello, shown
 from refitd.engine.plugin.line import LineError, NobodyError, ask
@@ -43,7 +43,7 @@ class Channels:
             async with _opened(self._root) as found:
                 return await self._look(launch, found)
         except FileNotFoundError:
-            return Stock("no plugin speaks for it")
+            return Stock(NOBODY)
         except OSError as error:
             return Stock(f"the plugin's sockets cannot be looked at: {error}")
 

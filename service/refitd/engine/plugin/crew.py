@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from refitd.engine.plugin.hello import Hello, shown
 
+NOBODY = "no plugin speaks for it"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
@@ -65,7 +67,7 @@ def crew_of(launch: Launch, found: Sequence[Member], faults: Sequence[str]) -> C
     """The crew of the engine. `faults` are sentences on sockets that gave no hello."""
     mine = [member for member in found if _is_of(member.hello, launch)]
     if not mine:
-        return Stock("; ".join(["no plugin speaks for it", *faults[:1]]))
+        return Stock("; ".join([NOBODY, *faults[:1]]))
     if len({member.hello.host for member in mine}) > 1 or _doubled(mine, launch):
         return Stock(
             f"several engines with port {launch.port} and seed {launch.seed} share the root, and nobody can tell them "

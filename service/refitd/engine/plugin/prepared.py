@@ -29,9 +29,10 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A rank would not load it. Nothing was paused, nothing is held open any more."""
+    """A rank would not load it. Nothing was paused, nothing is held open any more. `needs_full` as in `Refit`."""
 
     reason: str
+    needs_full: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,8 @@ def judge(replies: Replies, files: Files) -> Preparation:
     """What the ranks' replies come to; the worst counts."""
     said = [reply for reply in replies if isinstance(reply, dict)]
     if refused := [reply for reply in said if reply.get("ok") is not True]:
-        return Refused(f"the engine refused, and serves on: {shown(str(refused[0].get('reason', '')), _MOST)}")
+        reason = f"the engine refused, and serves on: {shown(str(refused[0].get('reason', '')), _MOST)}"
+        return Refused(reason, needs_full=all(reply.get("needs") == "full" for reply in refused))
     if any(reply.get("digest") != files.digest for reply in said):
         return Refused(f"the engine sees another version at {files.path}: is its root the folder that refitd has?")
     if len(said) < len(replies):

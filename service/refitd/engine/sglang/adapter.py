@@ -27,7 +27,8 @@ from refitd.engine.sglang.answers import fingerprint
 from refitd.engine.sglang.checksums import digest_of
 from refitd.engine.sglang.dialect import OLDEST, Dialect, dialect_of
 from refitd.engine.sglang.info import ModelInfo, ServerInfo, read_model_info, read_server_info
-from refitd.engine.sglang.reply import Loaded, NotFlushed, Unclear, Untouched, message_of, was_done, what_happened
+from refitd.engine.sglang.pause import CALL_SECONDS, pause
+from refitd.engine.sglang.reply import Loaded, NotFlushed, Unclear, Untouched, was_done, what_happened
 from refitd.engine.sglang.transport import Lost, NoReply, Reply, Transport
 from refitd.engine.sglang.trial import TRIAL, TRIAL_SECONDS, trial_fault
 from refitd.engine.sglang.verify import Says, doubt
@@ -35,9 +36,7 @@ from refitd.engine.stopwatch import Stopwatch
 
 PROBE_SECONDS = 5.0
 OFFER_SECONDS = 10.0  # to look at a trainer's memory: nothing of it is read yet
-CALL_SECONDS = 30.0  # pause, resume, flush: seconds at most on a server that works
 CHECK_SECONDS = 120.0  # to hash all tensors
-FLUSH_EVERY_SECONDS = 0.05
 
 _NEVER_TOLD = (None, "default")  # the labels of a server that nobody has given one
 
@@ -105,11 +104,15 @@ class SglangEngine:
             return Refit(outcome=Outcome.UNREACHABLE, resumed=True, reason=seen.reason)
         if self._unsettled and (fault := await self._settle()) is not None:
             return Refit(outcome=Outcome.UNREACHABLE, resumed=False, reason=fault)
+        if target.in_place and self._beside.release is None:
+            reason = "its plugin is gone, and nobody else can write a delta into what it serves"
+            return await self._as_before(reason, None, target, watch, needs_full=True)
         if self._beside.vouches_for(target) or target.offered is not None:
             with watch.during(Stage.PREPARE):
                 prepared = await self._prepare(target)
             if isinstance(prepared, Refused):
-                return await self._as_before(prepared.reason, None, target, watch)
+                needs_full = target.in_place and prepared.needs_full
+                return await self._as_before(prepared.reason, None, target, watch, needs_full=needs_full)
         try:
             with watch.during(Stage.PAUSE):
                 fault = await self._pause(target)
@@ -194,27 +197,7 @@ class SglangEngine:
         says = self._last
         is_renewed = says is not None and says.weight_version == target.label and says.model_path != target.path
         mode = self._dialect.pause_mode("abort" if is_renewed else self._pause_mode)
-        reply = await self._http.post("/pause_generation", {"mode": mode}, CALL_SECONDS)
-        if isinstance(reply, NoReply):
-            return reply
-        if not was_done(reply):
-            happened = what_happened(reply)
-            return happened.reason if isinstance(happened, Untouched) else f"cannot be paused: {message_of(reply)}"
-        return await self._drained() if self._dialect.dies_of_flush else None
-
-    async def _drained(self) -> NoReply | str | None:
-        """Wait until a flush goes well: nothing runs any more, so the one that ends the load will not kill it."""
-        try:
-            async with asyncio.timeout(CALL_SECONDS):
-                while True:
-                    reply = await self._http.post("/flush_cache", {}, CALL_SECONDS)
-                    if isinstance(reply, NoReply):
-                        return reply
-                    if reply.ok:
-                        return None
-                    await asyncio.sleep(FLUSH_EVERY_SECONDS)
-        except TimeoutError:
-            return f"requests still run {CALL_SECONDS:g} s after the pause; SGLang before 0.5.22 would die of the load"
+        return await pause(self._http, mode, drains=self._dialect.dies_of_flush)
 
     async def _back(self, fault: NoReply | str, target: Target, watch: Stopwatch) -> Refit:
         """The pause broke off: no load was sent, so its contents are what they were; if known, it goes on."""
@@ -226,14 +209,21 @@ class SglangEngine:
                 resumed = await asyncio.shield(self.resume())
         return Refit(outcome=Outcome.UNREACHABLE, resumed=resumed, reason=fault.reason, timings=watch.milliseconds)
 
-    async def _as_before(self, reason: str, contents: str | None, target: Target, watch: Stopwatch) -> Refit:
+    async def _as_before(
+        self, reason: str, contents: str | None, target: Target, watch: Stopwatch, *, needs_full: bool = False
+    ) -> Refit:
         """It refused, and holds what it held: generation goes on, unless nobody knows what that is."""
         if target.repairs:
             return _tainted(reason, watch)
         with watch.during(Stage.RESUME):
             resumed = await asyncio.shield(self.resume())
         return Refit(
-            outcome=Outcome.NACK, resumed=resumed, reason=reason, fingerprint=contents, timings=watch.milliseconds
+            outcome=Outcome.NACK,
+            resumed=resumed,
+            reason=reason,
+            fingerprint=contents,
+            needs_full=needs_full,
+            timings=watch.milliseconds,
         )
 
     async def _load(self, target: Target, before: str | None, watch: Stopwatch, *, again: bool = False) -> Refit:
@@ -244,8 +234,9 @@ class SglangEngine:
         self._beside.is_done()
         happened = what_happened(reply, self._dp_ranks)
         match happened:
-            case Untouched(reason, vouched=True):
-                return await self._as_before(reason, None, target, watch)
+            case Untouched(reason, vouched=True, needs_full=needs_full):
+                needs_full = target.in_place and needs_full
+                return await self._as_before(reason, None, target, watch, needs_full=needs_full)
             case Untouched(reason, reachable):
                 return await self._untouched(reason, before, target, watch, reachable=reachable)
             case Unclear(reason):

@@ -32,11 +32,14 @@ class NotFlushed:
 
 @dataclass(frozen=True, slots=True)
 class Untouched:
-    """It refused before the first write, or never heard of it. `vouched`: its plugin says so, or has put back all."""
+    """It refused before the first write, or never heard of it. `vouched`: its plugin says so, or has put back all.
+    `needs_full` as in `Refit`.
+    """
 
     reason: str
     reachable: bool = True
     vouched: bool = False
+    needs_full: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,8 @@ def _said_by_plugin(reply: Reply, answers: list[Answer], ranks: int) -> Loading:
         case Outcome.SERVED:
             return Unclear(f"the engine answered {reply.status}: {message_of(reply)}")
         case Outcome.REFUSED:
-            return Untouched(f"the engine refused: {answer.reason}", vouched=True)
+            needs_full = answer.needs == "full"
+            return Untouched(f"the engine refused: {answer.reason}", vouched=True, needs_full=needs_full)
         case Outcome.RESTORED:
             return Untouched(f"the load failed, and what was there is back: {answer.reason}", vouched=True)
         case Outcome.UNKNOWN:

@@ -1,0 +1,78 @@
+"""The trainer's part of a version's trace (OpenTelemetry), where the trainer traces; nothing at all where it does not.
+
+    refitd.publish                   the trainer: from the first byte to the end of the notice
+        refitd.notice
+        refitd.version               the service: from its first sight until it is served, or will not be
+            refitd.seen, refitd.validate
+            refitd.load              one for each try of each engine
+                refitd.prepare, refitd.pause, refitd.load-weights, refitd.verify, refitd.resume
+
+What connects them is W3C's `traceparent` (https://www.w3.org/TR/trace-context/) among the version's metadata: it goes
+with the notice and lies in the manifest, so that a version which is found by watching belongs to its trace as well.
+
+OpenTelemetry is used where the trainer has imported it, and never imported here: it would be for nothing.
+"""
+
+import sys
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+TRACEPARENT = "traceparent"
+
+
+class PublishTrace:
+    """The span of one publication, from its first byte to its notice. Ends once, whatever is called after that."""
+
+    def __init__(self, run: str, step: int) -> None:
+        """Begin it, under the span that is current in this thread, if there is one."""
+        self._api: Any = sys.modules.get("opentelemetry.trace")
+        self._span: Any = None
+        if self._api is None:
+            return
+        self._tracer = self._api.get_tracer("refitd_client")
+        span = self._tracer.start_span(
+            "refitd.publish",
+            kind=self._api.SpanKind.PRODUCER,
+            attributes={"refitd.run": run, "refitd.step": step},
+        )
+        if span.get_span_context().is_valid:  # else nobody has set OpenTelemetry up
+            self._span = span
+
+    @property
+    def carrier(self) -> dict[str, str]:
+        """What the version's metadata say of it."""
+        if self._span is None:
+            return {}
+        context = self._span.get_span_context()
+        return {TRACEPARENT: f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"}
+
+    def tell(self, facts: Mapping[str, str | int | float]) -> None:
+        """Add facts about the publication, by name."""
+        if self._span is not None:
+            self._span.set_attributes({f"refitd.{name}": value for name, value in facts.items()})
+
+    @contextmanager
+    def last_part(self, name: str) -> Generator[None, None, None]:
+        """A span of its own for the block, with which the publication ends."""
+        try:
+            if self._span is None:
+                yield
+                return
+            context = self._api.set_span_in_context(self._span)
+            with self._tracer.start_as_current_span(f"refitd.{name}", context=context, kind=self._api.SpanKind.CLIENT):
+                yield
+        except BaseException as error:
+            self.end(error)
+            raise
+        self.end()
+
+    def end(self, error: BaseException | None = None) -> None:
+        """End it, as failed where there is an error."""
+        if self._span is None:
+            return
+        if error is not None:
+            self._span.record_exception(error)
+            self._span.set_status(self._api.Status(self._api.StatusCode.ERROR, str(error)))
+        self._span.end()
+        self._span = None

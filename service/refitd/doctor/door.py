@@ -1,0 +1,49 @@
+"""Whether the service that runs takes the token that these settings have.
+
+It is told of a version that names nothing: the token is looked at first, and then the notice is refused as incomplete.
+"""
+
+from ipaddress import ip_address
+
+from refitd.doctor.finding import Check, Finding, Verdict, good
+from refitd.engine.sglang.transport import NoReply, Reply, Transport
+from refitd.settings import Settings
+
+CALL_SECONDS = 5.0
+_ROUTE = "/v1/versions"
+_UNAUTHORISED = frozenset({401, 403})
+_INCOMPLETE = frozenset({400, 422})
+
+
+async def ask_service(settings: Settings) -> Reply | NoReply:
+    """Knock, at the address that the settings have."""
+    token = next(iter(settings.tokens().write), None)
+    return await Transport(_url(settings), api_key=token, admin_key=None).post(_ROUTE, {}, CALL_SECONDS)
+
+
+def _url(settings: Settings) -> str:
+    """One that listens on every address listens on loopback too."""
+    host = settings.host
+    try:
+        at = ip_address(host)
+    except ValueError:
+        return f"http://{host}:{settings.port}"
+    if at.is_unspecified:
+        host = "127.0.0.1" if at.version == 4 else "::1"
+    return f"http://[{host}]:{settings.port}" if ":" in host else f"http://{host}:{settings.port}"
+
+
+def judge_door(settings: Settings, reply: Reply | NoReply) -> Finding:
+    """What the answer means."""
+    subject = _url(settings)
+    if isinstance(reply, NoReply):
+        text, fix = f"the service that runs does not answer there: {reply.reason}", "give doctor its --host and --port"
+        return Finding(check=Check.TOKEN, subject=subject, verdict=Verdict.UNKNOWN, text=text, fix=fix)
+    if reply.status in _INCOMPLETE:
+        return good(Check.TOKEN, subject, "the service that runs takes notices with this token, or without one")
+    if reply.status in _UNAUTHORISED:
+        text = f"the service that runs does not take this token for changes ({reply.status})"
+        fix = "give trainers the token of its --token-file: notices are refused without it"
+    else:
+        text, fix = f"{_ROUTE} was answered with {reply.status}", "is this refitd? give doctor its --host and --port"
+    return Finding(check=Check.TOKEN, subject=subject, verdict=Verdict.FAILED, text=text, fix=fix)

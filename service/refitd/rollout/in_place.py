@@ -1,0 +1,52 @@
+"""Deltas in engines that have refitd's plugin: which they take as they are, and the way there. Pure.
+
+Such an engine is given the delta itself and writes what changed. It is brought to a delta that does not lead from what
+it serves by those in between, and from its start-up weights by the full version that they all stand on:
+
+    serves v2, wanted v5 on v4 on v2      v4, then v5
+    restarted, wanted v5 on v4 on v2      v2, then v4, then v5
+
+One that answers that it needs a full version gets the copy that engines without the plugin get, until it was given a
+full version by way of the plugin again. So does one with unknown contents.
+"""
+
+from collections.abc import Mapping
+
+from refitd.catalog.chain import NoBase, chain_of, way_from
+from refitd.catalog.record import VersionRecord
+from refitd.rollout.record import EngineRecord
+from refitd_client.contract.states import Kind
+
+Versions = Mapping[str, VersionRecord]
+
+
+def takes_in_place(engine: EngineRecord, version: VersionRecord, versions: Versions) -> bool:
+    """Whether a delta is written into what the engine serves now."""
+    serving = versions.get(engine.serving or "")
+    if not _takes_deltas(engine) or version.kind is not Kind.DELTA or serving is None:
+        return False
+    return way_from(serving.order, version, versions) == (version,)
+
+
+def step_in_place(engine: EngineRecord, wanted: VersionRecord, versions: Versions) -> VersionRecord | None:
+    """What the engine loads next on its way to a delta; None where it cannot get there without a copy."""
+    if not _takes_deltas(engine) or wanted.kind is not Kind.DELTA or engine.serving == wanted.id:
+        return None
+    serving = versions.get(engine.serving or "")
+    way = None if serving is None else way_from(serving.order, wanted, versions)
+    if way:
+        return way[0]
+    chain = chain_of(wanted, versions)
+    if isinstance(chain, NoBase) or (serving is not None and serving.order >= chain[0].order):
+        return None
+    return chain[0]
+
+
+def needs_copy(engine: EngineRecord, wanted: VersionRecord, versions: Versions) -> bool:
+    """Whether the engine can be brought to a delta by a copy only. Of one that was never reached nobody knows."""
+    is_unknown = engine.configuration is None
+    return not is_unknown and engine.serving != wanted.id and step_in_place(engine, wanted, versions) is None
+
+
+def _takes_deltas(engine: EngineRecord) -> bool:
+    return engine.plugin is not None and engine.known and not engine.wants_full

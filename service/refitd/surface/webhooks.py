@@ -1,0 +1,43 @@
+"""The route of webhooks: what was told to whom, and what waits."""
+
+import asyncio
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from refitd.journal import reads
+from refitd.surface.context import ServiceOf
+from refitd.webhooks.courier import place_of
+from refitd.webhooks.delivery import DeliveryRecord
+from refitd_client.contract.wire import Delivery, Page
+
+router = APIRouter(prefix="/v1", tags=["webhooks"])
+
+
+@router.get("/deliveries")
+async def list_deliveries(
+    service: ServiceOf,
+    before: Annotated[int | None, Query(ge=0, le=2**63 - 1)] = None,
+    limit: Annotated[int, Query(ge=1, le=500)] = 50,
+) -> Page[Delivery]:
+    """Webhooks, the newest first, with how far each is. `before` is a `next_cursor`."""
+    await service.ledger.durable()
+    found = await asyncio.to_thread(
+        service.ledger.journal.read,
+        lambda connection: reads.read_deliveries(connection, before=before, limit=limit + 1),
+    )
+    more = str(found[limit - 1][0]) if len(found) > limit else None
+    return Page(items=[_present(record) for _, record in found[:limit]], next_cursor=more)
+
+
+def _present(record: DeliveryRecord) -> Delivery:
+    return Delivery(
+        id=record.id,
+        topic=record.topic,
+        to=place_of(record.url),
+        state=record.state,
+        tries=record.tries,
+        created_at=record.created_at,
+        ended_at=record.ended_at,
+        reason=record.reason,
+    )

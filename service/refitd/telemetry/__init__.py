@@ -1,0 +1,1 @@
+"""What the service tells of itself beside its API: metrics, traces, and the log's context."""

@@ -1,0 +1,42 @@
+"""For how long the engines of a run have not been where they should be.
+
+The newest rollout's age would not do: where a trainer is faster than its engines, each rollout is superseded before it
+is old, and nothing is ever served. So the clock runs from the first rollout after the last one that was through.
+"""
+
+from collections.abc import Iterable
+
+from refitd.clock import Clock
+from refitd.rollout.record import RolloutRecord
+from refitd.telemetry.witness import Silent
+from refitd_client.contract.states import RolloutState
+
+_THROUGH = frozenset({RolloutState.COMPLETE, RolloutState.DEGRADED})
+
+
+class Unserved(Silent):
+    """A clock for each run that is on its way. Paused rollouts wait for an operator, and for nobody else."""
+
+    def __init__(self, clock: Clock, rollouts: Iterable[RolloutRecord] = ()) -> None:
+        """Begin with what the journal knows: what was on its way at the last stop counts from now."""
+        self._clock = clock
+        self._since: dict[str, float] = {}
+        for rollout in rollouts:
+            self.rollout_changed(rollout)
+
+    def rollout_changed(self, rollout: RolloutRecord) -> None:
+        """See `Witness`."""
+        if rollout.state in _THROUGH or rollout.paused_since is not None:
+            self._since.pop(rollout.run, None)
+        else:
+            self._since.setdefault(rollout.run, self._clock.monotonic())
+
+    def seconds(self, run: str) -> float:
+        """Seconds for which a run's engines are on their way; 0 where they have arrived, or are paused."""
+        since = self._since.get(run)
+        return 0.0 if since is None else self._clock.monotonic() - since
+
+    @property
+    def runs(self) -> list[str]:
+        """The runs that are on their way."""
+        return list(self._since)

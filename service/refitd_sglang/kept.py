@@ -1,0 +1,47 @@
+"""A delta's file, held open."""
+
+import os
+from weakref import finalize
+
+import numpy as np
+
+from refitd.catalog.opening import ChangedError
+from refitd_client.delta import Delta, DeltaRefusedError, parse_delta
+from refitd_sglang.source import Place, SourceRefusedError
+
+
+class Kept:
+    """A delta's file, held open: it can be read again whatever became of its folder. Closed when nobody has it."""
+
+    def __init__(self, fd: int, place: Place, base: str, label: str) -> None:
+        """`fd` stays the caller's."""
+        self._fd = os.dup(fd)
+        self.place, self.base, self.label = place, base, label
+        finalize(self, os.close, self._fd)
+
+    def opened(self) -> int:
+        """A descriptor of it, the caller's to close."""
+        return os.dup(self._fd)
+
+    def read(self) -> Delta:
+        """All of it, once more.
+
+        Raises:
+            SourceRefusedError: it is not what it was.
+            OSError: it cannot be read.
+        """
+        data = np.empty(os.fstat(self._fd).st_size, np.uint8)
+        fill(self._fd, data.data, 0)
+        try:
+            return parse_delta(data.data)
+        except DeltaRefusedError as error:
+            raise SourceRefusedError(f"the changes to {self.label} are not what they were: {error}") from error
+
+
+def fill(fd: int, data: memoryview, at: int) -> None:
+    """Read so many bytes, in as many turns as the system takes: it gives 2 GiB at a time at most."""
+    while data:
+        count = os.preadv(fd, [data], at)
+        if not count:
+            raise ChangedError("a file became shorter while it was read")
+        data, at = data[count:], at + count

@@ -1,0 +1,125 @@
+"""deploy/systemd and deploy/slurm: a unit that systemd takes and that is contained, and a job that really runs."""
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from refitd.cli.flags import flag
+from refitd.settings import Settings
+from support.checkpoints import write_model
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+UNIT = (DEPLOY / "systemd/refitd.service").read_text()
+SETTINGS = (DEPLOY / "systemd/refitd.env").read_text()
+JOB = DEPLOY / "slurm/refit.sbatch"
+MOST_EXPOSED = 25  # in tenths: what systemd-analyze security may say at most
+
+needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not here")
+
+
+@needs_systemd
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    unit = tmp_path / "refitd.service"
+    unit.write_text(UNIT.replace("/opt/refitd/bin/refitd serve", f"{sys.executable} -m refitd serve"))
+    done = subprocess.run(["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@needs_systemd
+def test_the_unit_is_contained(tmp_path: Path) -> None:
+    def exposed(text: str) -> int:
+        (tmp_path / "refitd.service").write_text(text)
+        words = ("security", "--offline=true", f"--threshold={MOST_EXPOSED}", "--no-pager")
+        done = subprocess.run(
+            ["systemd-analyze", *words, tmp_path / "refitd.service"], capture_output=True, text=True, check=False
+        )
+        return done.returncode
+
+    assert exposed(UNIT) == 0
+    assert exposed(re.sub(r"^(Protect|Restrict|Private|System|Capab).*\n", "", UNIT, flags=re.MULTILINE)) != 0
+
+
+def test_the_units_settings_are_refitds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named = re.findall(r"^#?REFITD_(\w+)=", SETTINGS, re.MULTILINE) + re.findall(r"REFITD_(\w+)=%?", UNIT)
+    assert {name.lower() for name in named} <= Settings.model_fields.keys()
+    token = tmp_path / "token"
+    token.write_text("x")
+    for name, value in re.findall(r"^(REFITD_\w+)=(.*)$", SETTINGS, re.MULTILINE):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("REFITD_TOKEN_FILE", str(token))
+    assert Settings().engines == ["http://127.0.0.1:30000"]  # pyright: ignore[reportCallIssue]
+
+
+def test_the_unit_may_write_where_its_root_is() -> None:
+    (root,) = re.findall(r"^REFITD_ROOT=(.*)$", SETTINGS, re.MULTILINE)
+    assert f"ReadWritePaths={root}\n" in UNIT
+    assert f"RequiresMountsFor={root}\n" in UNIT
+
+
+def test_the_job_is_shell_and_its_flags_are_refitds() -> None:
+    subprocess.run(["bash", "-n", JOB], check=True)
+    (command,) = re.findall(r"^refitd (serve .*?) 2>", JOB.read_text(), re.MULTILINE | re.DOTALL)
+    flags = {word for word in command.split() if word.startswith("--")}
+    assert flags <= {flag(name) for name in Settings.model_fields}
+
+
+TRAINER = """
+import os, sys, time, httpx
+headers = {"Authorization": "Bearer " + open(os.environ["REFITD_TOKEN_FILE"]).read().strip()}
+ends, engines = time.monotonic() + 60, []
+while len(engines) < 2 and time.monotonic() < ends:
+    try:
+        engines = httpx.get(os.environ["REFITD_URL"] + "/v1/engines", headers=headers).json()["items"]
+    except httpx.HTTPError:
+        time.sleep(0.1)
+print("engines:", sorted(engine["url"] for engine in engines), os.environ["REFITD_RUN"])
+sys.exit(7)
+"""
+
+
+def test_the_job_runs_the_service_and_the_trainer_and_ends_as_the_trainer_does(tmp_path: Path) -> None:
+    """Slurm is two stand-ins here; shell, service and trainer are real."""
+    words = {
+        "scontrol": "printf 'trainer\\nengine-1\\nengine-2\\n'",
+        "srun": "exec sleep 100",
+        "refitd": f'exec {sys.executable} -m refitd "$@"',
+    }
+    for name, script in words.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "job").write_text(JOB.read_text().replace("8700", str(free_port())))
+    environment = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "MODEL": str(write_model(tmp_path / "model")),
+        "RUN": "grpo",
+        "SLURM_SUBMIT_DIR": str(tmp_path),
+        "SLURM_JOB_ID": "1",
+        "SLURM_JOB_NODELIST": "n[1-3]",
+        "TMPDIR": str(tmp_path),
+    }
+    done = subprocess.run(
+        ["bash", tmp_path / "job", sys.executable, "-c", TRAINER],
+        cwd=tmp_path,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    log = (tmp_path / "refitd-1.log").read_text()
+    assert done.returncode == 7, done.stderr + log
+    assert "engines: ['http://engine-1:30000', 'http://engine-2:30000'] grpo" in done.stdout
+    assert '"event": "stopped"' in log
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith("tmp.")], "the keys are gone"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

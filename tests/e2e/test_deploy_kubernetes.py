@@ -1,0 +1,193 @@
+"""deploy/kubernetes: manifests by Kubernetes' own schemas, whose parts fit each other and refitd's settings."""
+
+import json
+import re
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from refitd.settings import Settings
+from refitd.surface.health import router
+from support.checkpoints import write_model
+
+FOLDER = Path(__file__).parents[2] / "deploy/kubernetes"
+NAMES = ("fleet", "sidecar")
+RELEASES = ("1.29", "1.33")  # native sidecars are on by default since 1.29
+Document = dict[str, Any]
+
+
+@cache
+def documents(name: str) -> list[Document]:
+    """What a kustomization is made of."""
+    kustomization = yaml.safe_load((FOLDER / name / "kustomization.yaml").read_text())
+    listed = [FOLDER / name / file for file in kustomization["resources"]]
+    assert sorted(listed) == sorted({*(FOLDER / name).glob("*.yaml")} - {FOLDER / name / "kustomization.yaml"})
+    return [document for file in listed for document in yaml.safe_load_all(file.read_text())]
+
+
+def of_kind(name: str, kind: str) -> list[Document]:
+    return [document for document in documents(name) if document["kind"] == kind]
+
+
+def pods(name: str) -> dict[str, Document]:
+    """The pods' specifications, by workload."""
+    workloads = of_kind(name, "Deployment") + of_kind(name, "StatefulSet")
+    return {each["metadata"]["name"]: each["spec"]["template"] for each in workloads}
+
+
+def containers(name: str) -> list[tuple[Document, Document]]:
+    """Each container with its pod's specification."""
+    return [
+        (pod["spec"], container)
+        for pod in pods(name).values()
+        for container in [*pod["spec"].get("initContainers", []), *pod["spec"]["containers"]]
+    ]
+
+
+def refitd(name: str) -> tuple[Document, Document]:
+    ((pod, container),) = [each for each in containers(name) if each[1]["name"] == "refitd"]
+    return pod, container
+
+
+@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_manifest_fits_the_schemas(name: str, release: str) -> None:
+    for document in documents(name):
+        kubernetes_validate.validate(document, release, strict=True)
+
+
+def test_the_schemas_would_find_a_slip() -> None:
+    (deployment,) = of_kind("fleet", "Deployment")
+    slip = json.loads(json.dumps(deployment).replace('"readOnlyRootFilesystem"', '"readOnlyRootFileSystem"'))
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(slip, RELEASES[0], strict=True)
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not here: kustomize cannot be run")
+@pytest.mark.parametrize("name", NAMES)
+def test_kustomize_puts_them_together(name: str) -> None:
+    made = subprocess.run(["kubectl", "kustomize", FOLDER / name], capture_output=True, text=True, check=True).stdout
+    found = list(yaml.safe_load_all(made))
+    assert len(found) == len(documents(name))
+    assert {each["metadata"]["namespace"] for each in found} == {"refitd"}
+    assert not re.findall(r"image: (refitd|sglang)$", made, re.MULTILINE), "an image without a registry and a tag"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_refitd_is_no_root_writes_beside_its_volumes_nowhere_and_gains_no_rights(name: str) -> None:
+    pod, container = refitd(name)
+    user = pod["securityContext"] | container["securityContext"]
+    assert (user["runAsNonRoot"], user["runAsUser"], user["fsGroup"]) == (True, 10001, 10001)
+    assert user["readOnlyRootFilesystem"] is True
+    written = {mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")}
+    assert written == {"/data", "/state", "/tmp"}  # noqa: S108
+    for pod_, each in containers(name):
+        assert each["securityContext"]["allowPrivilegeEscalation"] is False
+        assert each["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        assert pod_["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert pod_["automountServiceAccountToken"] is False
+        assert pod_["enableServiceLinks"] is False, "a service called refitd would set REFITD_PORT"
+        assert {"requests", "limits"} <= each["resources"].keys()
+        assert "memory" in each["resources"]["limits"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_refitd_starts_with_these_settings(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With each path put where the test can have it; a name that is no setting, or a value that is none, is refused."""
+    _, container = refitd(name)
+    model = write_model(tmp_path / "models/model")
+    places = {"/data": tmp_path, "/state": tmp_path, "/models/model": model}
+    for secret in ("write", "read"):
+        (tmp_path / secret).write_text(secret)
+    for variable in container["env"]:
+        if "value" in variable:
+            value = variable["value"].replace("/run/secrets/refitd", str(tmp_path))
+            monkeypatch.setenv(variable["name"], str(places.get(value, value)))
+            assert variable["name"].removeprefix("REFITD_").lower() in Settings.model_fields
+    settings = Settings()  # pyright: ignore[reportCallIssue]
+    assert settings.tokens().write == ("write",)
+    assert settings.engines or settings.discover
+    assert container["args"] == ["serve"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_probes_ask_what_is_there(name: str) -> None:
+    routes = {getattr(route, "path", None) for route in router.routes}
+    for _, container in containers(name):
+        ports = {port["name"] for port in container["ports"]}
+        for probe in ("startupProbe", "livenessProbe"):
+            asked = container[probe]["httpGet"]
+            assert asked["port"] in ports
+            assert asked["path"] in (routes if container["name"] == "refitd" else {"/ping"})
+    assert refitd(name)[1]["readinessProbe"]["httpGet"]["path"] == "/readyz"
+    assert refitd(name)[1]["livenessProbe"]["httpGet"]["path"] == "/healthz", "a full disk is no reason for a restart"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_volumes_claims_and_secrets_that_are_named_are_there(name: str) -> None:
+    claims = {claim["metadata"]["name"] for claim in of_kind(name, "PersistentVolumeClaim")}
+    for workload in of_kind(name, "Deployment") + of_kind(name, "StatefulSet"):
+        pod = workload["spec"]["template"]["spec"]
+        templates = {each["metadata"]["name"] for each in workload["spec"].get("volumeClaimTemplates", [])}
+        volumes = {volume["name"]: volume for volume in pod["volumes"]}
+        used = {m["name"] for c in [*pod.get("initContainers", []), *pod["containers"]] for m in c["volumeMounts"]}
+        assert used == volumes.keys() | templates
+        named = {v["persistentVolumeClaim"]["claimName"] for v in volumes.values() if "persistentVolumeClaim" in v}
+        assert named <= claims
+    told = (FOLDER / name / "kustomization.yaml").read_text()
+    ((_, secret),) = [(v["name"], v["secret"]) for v in refitd(name)[0]["volumes"] if "secret" in v]
+    assert f"create secret generic {secret['secretName']} --from-literal=write=" in told
+    assert secret["defaultMode"] == 0o440
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_services_and_policies_select_pods_and_ports_that_there_are(name: str) -> None:
+    labels = [pod["metadata"]["labels"] for pod in pods(name).values()]
+    ports = {port["name"] for _, container in containers(name) for port in container["ports"]}
+    for service in of_kind(name, "Service"):
+        assert service["spec"]["selector"] in labels
+        assert {port["targetPort"] for port in service["spec"]["ports"]} <= ports
+    policies = of_kind(name, "NetworkPolicy")
+    assert {policy["metadata"]["name"] for policy in policies} == pods(name).keys()
+    for policy in policies:
+        assert policy["spec"]["podSelector"]["matchLabels"] in labels
+        assert all(port["port"] in ports for rule in policy["spec"]["ingress"] for port in rule["ports"])
+        assert all(rule["from"] for rule in policy["spec"]["ingress"])
+
+
+def test_the_fleet_is_found_by_a_headless_service_that_names_paused_engines_too() -> None:
+    settings = {variable["name"]: variable.get("value") for variable in refitd("fleet")[1]["env"]}
+    found = re.fullmatch(r"dns:([\w-]+)\?port=(\d+)", settings["REFITD_DISCOVER"] or "")
+    assert found is not None
+    (service,) = [each for each in of_kind("fleet", "Service") if each["metadata"]["name"] == found[1]]
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["publishNotReadyAddresses"] is True
+    assert service["spec"]["ports"][0]["port"] == int(found[2])
+    (deployment,) = of_kind("fleet", "Deployment")
+    assert (deployment["spec"]["replicas"], deployment["spec"]["strategy"]) == (1, {"type": "Recreate"})
+
+
+def test_the_sidecar_is_a_native_one_on_a_root_of_its_pods_own() -> None:
+    pod, container = refitd("sidecar")
+    assert container in pod["initContainers"]
+    assert container["restartPolicy"] == "Always"
+    (engine,) = pod["containers"]
+    mounts = [each for c in (container, engine) for each in c["volumeMounts"] if each["mountPath"] == "/data"]
+    assert [mount["subPathExpr"] for mount in mounts] == ["$(POD_NAME)"] * 2
+    assert mounts[1]["readOnly"] is True
+
+
+def test_engines_read_the_root_where_refitd_has_it() -> None:
+    """Else a path map would be needed; and they cannot write into it."""
+    for name in NAMES:
+        for pod, container in containers(name):
+            if container["name"] == "sglang":
+                (mount,) = [each for each in container["volumeMounts"] if each["mountPath"] == "/data"]
+                assert mount["readOnly"] is True
+                assert pod is not None

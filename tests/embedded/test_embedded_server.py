@@ -1,0 +1,414 @@
+"""The HTTP surface, held against what a real SGLang 0.5.23 was seen to answer."""
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+
+from refitd_embedded import routes_info
+from refitd_embedded.auth import Keys
+from refitd_embedded.defects import EngineDiedError
+from refitd_embedded.engine import Engine
+from refitd_embedded.server import Server, create_app
+from refitd_embedded.weights import Loader, Write
+from support.embedded_kit import PROMPT, checkpoint, open_engine, write
+
+GREEDY = {"max_new_tokens": 6, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two good checkpoints, `a` and `b`, and an `empty` one."""
+    root = tmp_path_factory.mktemp("models")
+    for seed, name in enumerate(("a", "b")):
+        checkpoint(root / name, seed)
+    write(root / "empty", {})
+    (root / "empty" / "model.safetensors").unlink()
+    return root
+
+
+class Gated:
+    """A loader that opens when it is let."""
+
+    def __init__(self, loader: Loader) -> None:
+        self.reached, self.let = asyncio.Event(), threading.Event()
+        self._loader, self._loop = loader, asyncio.get_running_loop()
+
+    def open(self, directory: Path) -> Write:
+        """See `Loader`."""
+        self._loop.call_soon_threadsafe(self.reached.set)
+        self.let.wait(10)
+        return self._loader.open(directory)
+
+
+@asynccontextmanager
+async def serving(engine: Engine, keys: Keys | None = None) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the application, without a network."""
+    app = create_app(engine, keys=keys, launch={"launch_command": "--model-path a"})
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://engine") as client,
+    ):
+        yield client
+
+
+@asynccontextmanager
+async def listening(engine: Engine) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a real server on a real port: what a disconnect is, only a connection can say."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = Server(uvicorn.Config(create_app(engine), log_level="warning", timeout_graceful_shutdown=1))
+    running = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}") as client:
+            yield client
+    finally:
+        server.should_exit = True
+        await running
+
+
+@pytest.fixture
+async def client(models: Path) -> AsyncIterator[httpx.AsyncClient]:
+    """Of an engine on `a`."""
+    async with serving(open_engine(models / "a")) as client:
+        yield client
+
+
+async def generate(client: httpx.AsyncClient, **body: Any) -> Any:
+    """The answer, which must be one."""
+    response = await client.post("/generate", json={"input_ids": PROMPT, "sampling_params": GREEDY} | body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def test_an_answer_has_the_fields_of_sglang(client: httpx.AsyncClient) -> None:
+    found = await generate(client, rid="mine")
+    assert found.keys() == {"text", "output_ids", "meta_info"}
+    assert len(found["output_ids"]) == 6
+    meta = found["meta_info"]
+    assert meta.pop("e2e_latency") > 0
+    assert meta == {
+        "id": "mine",
+        "finish_reason": {"type": "length", "length": 6},
+        "prompt_tokens": 3,
+        "completion_tokens": 6,
+        "weight_version": "default",
+        "weight_versions": [{"version": "default", "start": 0, "end": 6}],
+        "num_retractions": 0,
+        "reasoning_tokens": 0,
+        "cached_tokens": 0,
+        "cached_tokens_details": None,
+        "dp_rank": None,
+    }
+
+
+async def test_logprobs_are_triples_of_number_id_and_null(client: httpx.AsyncClient) -> None:
+    found = await generate(client, return_logprob=True, logprob_start_len=1)
+    meta = found["meta_info"]
+    assert [token for _, token, _ in meta["output_token_logprobs"]] == found["output_ids"]
+    assert all(logprob < 0 and text is None for logprob, _, text in meta["output_token_logprobs"])
+    assert meta["output_token_logprobs_length"] == 6
+    assert meta["input_token_logprobs"][0] == [None, PROMPT[1], None], "nothing precedes the first"
+    assert meta["input_token_logprobs"][1][1:] == [PROMPT[2], None]
+    assert meta["input_token_logprobs"][1][0] < 0
+    assert (await generate(client, return_logprob=True))["meta_info"]["input_token_logprobs"] == []
+    nothing = await generate(client, return_logprob=True, logprob_start_len=0, sampling_params={"max_new_tokens": 0})
+    assert nothing["output_ids"] == nothing["meta_info"]["output_token_logprobs"] == []
+    assert len(nothing["meta_info"]["input_token_logprobs"]) == 3
+
+
+async def test_batches_and_copies_are_answered_in_order(client: httpx.AsyncClient) -> None:
+    two = [PROMPT, [8, 9]]
+    found = await generate(client, input_ids=two, rid="x", sampling_params=GREEDY | {"n": 2})
+    assert [one["meta_info"]["id"] for one in found] == ["x_0", "x_1", "x_2", "x_3"]
+    assert [one["meta_info"]["prompt_tokens"] for one in found] == [3, 3, 2, 2]
+    assert found[0]["output_ids"] == found[1]["output_ids"] == (await generate(client))["output_ids"]
+    each = await generate(client, input_ids=two, rid=["u", "v"], sampling_params=[GREEDY, {"max_new_tokens": 1}])
+    assert [one["meta_info"]["completion_tokens"] for one in each] == [6, 1]
+    assert [one["meta_info"]["id"] for one in each] == ["u", "v"]
+    assert len(await generate(client, input_ids=[PROMPT])) == 1, "a batch of one is a list"
+
+
+def events(text: str) -> list[Any]:
+    """The contents of a stream, which must end as SGLang's do."""
+    *data, done, rest = text.split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    return [json.loads(one.removeprefix("data: ")) for one in data]
+
+
+async def test_a_stream_repeats_the_answer_so_far(client: httpx.AsyncClient) -> None:
+    body = {"input_ids": PROMPT, "sampling_params": GREEDY, "stream": True, "return_logprob": True}
+    response = await client.post("/generate", json=body)
+    assert response.headers["content-type"].startswith("text/event-stream")
+    seen = events(response.text)
+    final = seen[-1]
+    assert final["meta_info"]["finish_reason"] == {"type": "length", "length": 6}
+    assert all(one["meta_info"]["finish_reason"] is None for one in seen[:-1])
+    for one in seen:
+        assert one["output_ids"] == final["output_ids"][: len(one["output_ids"])]
+        assert len(one["meta_info"]["output_token_logprobs"]) == len(one["output_ids"])
+    batch = await client.post("/generate", json=body | {"input_ids": [PROMPT, [8]]})
+    assert {one["index"] for one in events(batch.text)} == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ({"input_ids": None}, "no tokenizer"),
+        ({"text": "hello"}, "send input_ids"),
+        ({"input_ids": []}, "input_ids cannot be empty"),
+        ({"input_ids": [[1], []]}, "input_ids cannot be empty"),
+        ({"input_ids": [97]}, "token id 97 is outside the vocabulary"),
+        ({"input_ids": [-1]}, "token id -1 is outside the vocabulary"),
+        ({"input_ids": [1] * 512}, r"The input \(512 tokens\) is longer than the model's context length"),
+        ({"sampling_params": {"max_new_tokens": 510}}, "Requested token count exceeds"),
+        ({"sampling_params": {"top_p": 0}}, "top_p must be in"),
+        ({"sampling_params": {"bogus": 1}}, "unknown field `bogus`"),
+        ({"sampling_params": {"n": 0}}, "n must be at least 1"),
+        ({"input_ids": [[1], [2]], "sampling_params": [{}]}, "length of sampling_params"),
+        ({"input_ids": [[1], [2]], "rid": ["one"]}, "rids length mismatch"),
+        ({"input_ids": [[1], [2]], "rid": ["one", "one"]}, "Duplicate request IDs"),
+        ({"return_logprob": True, "logprob_start_len": -2}, "logprob_start_len"),
+        ({"return_logprob": True, "logprob_start_len": 4}, "logprob_start_len"),
+        ({"top_logprobs_num": 2}, "top_logprobs_num is not supported"),
+    ],
+)
+async def test_what_cannot_be_generated_is_a_400_that_says_why(
+    client: httpx.AsyncClient, body: dict[str, Any], named: str
+) -> None:
+    """Several of these kill a real server."""
+    whole = {"input_ids": PROMPT, "sampling_params": GREEDY} | body
+    response = await client.post("/generate", json=whole)
+    assert response.status_code == 400
+    with pytest.raises(AssertionError, match=named):
+        raise AssertionError(response.json()["error"]["message"])
+    stream = await client.post("/generate", json=whole | {"stream": True})
+    assert (stream.status_code, events(stream.text)[0]["error"]["code"]) == (200, 400)
+    await generate(client)
+
+
+async def test_empty_fields_of_other_features_are_accepted(client: httpx.AsyncClient) -> None:
+    await generate(client, image_data=[None], lora_path=None, top_logprobs_num=0, text="", bootstrap_room=7)
+
+
+async def test_an_invalid_body_is_a_400_in_sglangs_shape(client: httpx.AsyncClient) -> None:
+    for path, body in (
+        ("/update_weights_from_disk", {}),
+        ("/update_weights_from_disk", {"model_path": 3}),
+        ("/pause_generation", {"mode": "bogus"}),
+        ("/update_weight_version", {}),
+        ("/generate", {"input_ids": "abc"}),
+        ("/flush_cache?timeout=-1", None),
+    ):
+        response = await client.post(path, json=body)
+        assert response.status_code == 400
+        error = response.json()
+        assert error.pop("message")
+        assert error == {"object": "error", "type": "Bad Request", "param": None, "code": 400}
+    assert (await client.post("/pause_generation")).status_code == 400, "a body is required"
+
+
+async def test_an_update_changes_what_is_served_and_what_is_said(client: httpx.AsyncClient, models: Path) -> None:
+    before = await generate(client)
+    body = {"model_path": str(models / "b"), "weight_version": "7"}
+    updated = await client.post("/update_weights_from_disk", json=body)
+    message = "Succeeded to update model weights. Weight version updated to 7."
+    assert updated.json() == {"success": True, "message": message, "num_paused_requests": 0}
+    info = (await client.get("/model_info")).json()
+    assert (info["model_path"], info["served_model_name"], info["weight_version"]) == (*[str(models / "b")] * 2, "7")
+    assert (await client.get("/get_model_info")).json() == info
+    (card,) = (await client.get("/v1/models")).json()["data"]
+    assert (card["id"], card["max_model_len"]) == (str(models / "b"), 512)
+    after = await generate(client)
+    assert after["output_ids"] != before["output_ids"]
+    assert after["meta_info"]["weight_version"] == "7"
+    server = (await client.get("/server_info")).json()
+    assert (server["model_path"], server["weight_version"]) == (str(models / "a"), "default"), "start-up values stay"
+    assert server["version"].startswith("0.5.")
+    assert "refitd-embedded" in server["version"]
+    assert server["launch_command"] == "--model-path a"
+    assert server["internal_states"][0]["weight_version"] == "7"
+
+
+async def test_an_update_without_a_version_keeps_the_label(client: httpx.AsyncClient, models: Path) -> None:
+    updated = await client.post("/update_weights_from_disk", json={"model_path": str(models / "b")})
+    assert updated.json()["message"] == "Succeeded to update model weights."
+    assert (await client.get("/model_info")).json()["weight_version"] == "default"
+
+
+async def test_a_checkpoint_without_weights_is_a_400_and_changes_nothing(
+    client: httpx.AsyncClient, models: Path
+) -> None:
+    before = (await client.post("/weights_checker")).json()
+    refused = await client.post("/update_weights_from_disk", json={"model_path": str(models / "empty")})
+    assert refused.status_code == 400
+    assert refused.json()["success"] is False
+    assert refused.json()["message"].startswith("Failed to get weights iterator: Cannot find any model weights")
+    assert (await client.post("/weights_checker")).json() == before
+    assert (await client.get("/model_info")).json()["model_path"] == str(models / "a")
+
+
+async def test_the_checker_answers_in_sglangs_shape(client: httpx.AsyncClient, models: Path) -> None:
+    first = (await client.get("/weights_checker")).json()
+    assert first.keys() == {"success", "message", "ranks", "per_engine_checksum"}
+    (rank,) = first["ranks"]
+    assert rank.keys() == {"checksums", "per_gpu_checksum", "parallelism_info"}
+    assert all(len(digest) == 16 and int(digest, 16) >= 0 for digest in rank["checksums"].values())
+    await client.post("/update_weights_from_disk", json={"model_path": str(models / "b")})
+    second = (await client.post("/weights_checker", json={"action": "checksum"})).json()
+    assert second["per_engine_checksum"] != first["per_engine_checksum"]
+    skipping = (await client.post("/weights_checker", json={"skip_tensor_list": ["layers"]})).json()
+    assert skipping["ranks"][0]["checksums"].keys() == {
+        "model.embed_tokens.weight",
+        "model.norm.weight",
+        "lm_head.weight",
+    }
+    unknown = await client.post("/weights_checker", json={"action": "bogus"})
+    assert (unknown.status_code, unknown.json()["message"]) == (400, "Unsupported action='bogus'")
+
+
+async def test_pause_flush_and_continue_speak_as_sglang_does(client: httpx.AsyncClient) -> None:
+    assert (await client.get("/ready")).status_code == 200
+    paused = await client.post("/pause_generation", json={"mode": "retract"})
+    assert paused.json() == {"message": "Generation paused successfully.", "status": "ok"}
+    assert (await client.get("/ready")).status_code == 503
+    assert (await client.get("/ping")).status_code == 200
+    for method in ("GET", "POST"):
+        flushed = await client.request(method, "/flush_cache")
+        assert flushed.status_code == 200
+        assert flushed.text.startswith("Cache flushed.\n")
+    body = {"torch_empty_cache": False}
+    assert (await client.post("/continue_generation", json=body)).json()["status"] == "ok"
+    assert (await client.post("/abort_request", json={"rid": "nobody"})).content == b""
+    assert (await client.post("/abort_request", json={"abort_all": True})).status_code == 200
+    labelled = await client.post("/update_weight_version", json={"new_version": "8"})
+    assert labelled.json() == {"success": True, "message": "Weight version updated to 8", "new_version": "8"}
+
+
+async def test_health_needs_a_token_and_a_paused_engine_has_none(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (await client.get("/health")).status_code == 200
+    await client.post("/pause_generation", json={"mode": "retract"})
+    monkeypatch.setattr(routes_info, "HEALTH_TIMEOUT", 0.01)
+    assert (await client.get("/health_generate")).status_code == 503
+    monkeypatch.setattr(routes_info, "HEALTH_TIMEOUT", 20)
+    await client.post("/continue_generation", json={})
+    assert (await client.get("/health_generate")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("keys", "reads", "writes"),
+    [
+        (Keys(), {"", "api", "admin"}, {"", "api", "admin"}),
+        (Keys(api="api"), {"api"}, {"api"}),
+        (Keys(admin="admin"), {"", "api", "admin"}, {"admin"}),
+        (Keys(api="api", admin="admin"), {"api"}, {"admin"}),
+    ],
+)
+async def test_keys_open_what_they_open_at_sglang(models: Path, keys: Keys, reads: set[str], writes: set[str]) -> None:
+    async with serving(open_engine(models / "a"), keys) as client:
+        for key in ("", "api", "admin"):
+            headers = {"Authorization": f"Bearer {key}"} if key else {}
+            read = await client.get("/model_info", headers=headers)
+            write = await client.post("/flush_cache", headers=headers)
+            assert (read.status_code == 200) == (key in reads)
+            assert (write.status_code == 200) == (key in writes)
+            for refused in (one for one in (read, write) if one.status_code != 200):
+                assert (refused.status_code, refused.json()) == (401, {"error": "Unauthorized"})
+            assert (await client.get("/health", headers=headers)).status_code == 200
+
+
+async def test_model_info_answers_during_a_load_and_server_info_waits(models: Path) -> None:
+    engine = open_engine(models / "a", load_delay=3600.0)
+    async with serving(engine) as client, asyncio.TaskGroup() as group:
+        body = {"model_path": str(models / "b"), "weight_version": "7"}
+        loading = group.create_task(client.post("/update_weights_from_disk", json=body))
+        asking = group.create_task(client.get("/server_info"))
+        for _ in range(3):
+            assert (await client.get("/model_info")).json()["weight_version"] == "default"
+            assert (await client.get("/ping")).status_code == 200
+        assert not asking.done()
+        loading.cancel()
+        await asking
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_takes_its_request_along(models: Path, stream: bool) -> None:
+    engine = open_engine(models / "a")
+    body = {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 500, "temperature": 0}, "stream": stream}
+    async with listening(engine) as client:
+        asking = asyncio.create_task(client.post("/generate", json=body, timeout=None))
+        await engine.scheduler.stepped.until(lambda: engine.scheduler.tokens_out > 5)
+        asking.cancel()
+        await asyncio.wait((asking,))
+        await engine.scheduler.quiet()
+        assert engine.scheduler.tokens_out < 500
+        assert (await client.post("/flush_cache")).status_code == 200
+
+
+@pytest.mark.parametrize("defects", [False, True])
+async def test_a_client_that_leaves_ends_its_load_unless_the_engine_has_sglangs_defects(
+    models: Path, defects: bool
+) -> None:
+    engine = open_engine(models / "a", defects=defects)
+    engine.reloader.loader = gate = Gated(engine.reloader.loader)
+    async with listening(engine) as client:
+        loading = asyncio.create_task(client.post("/update_weights_from_disk", json={"model_path": str(models / "b")}))
+        await gate.reached.wait()
+        loading.cancel()
+        await asyncio.wait((loading,))
+        if defects:
+            assert (await client.get("/ping")).status_code == 200
+            gate.let.set()
+        await engine.settled()
+        gate.let.set()
+        assert (engine.labels.model_path == str(models / "b")) == defects
+
+
+async def test_a_rollback_on_demand_answers_400_and_serves_what_nobody_asked_for(models: Path) -> None:
+    async with serving(open_engine(models / "a", defects=True)) as client:
+        before = (await client.get("/weights_checker")).json()
+        assert (await client.post("/embedded/interrupt_loads", json={"after": 3, "times": 1})).status_code == 200
+        body = {"model_path": str(models / "b"), "weight_version": "7"}
+        failed = await client.post("/update_weights_from_disk", json=body)
+        assert failed.status_code == 400
+        assert "Rolling back to original weights." in failed.json()["message"]
+        assert (await client.get("/weights_checker")).json() != before
+        assert (await client.get("/model_info")).json()["weight_version"] == "default"
+        await client.post("/embedded/interrupt_loads", json={"after": 3, "times": 2})
+        with pytest.raises(EngineDiedError):
+            await client.post("/update_weights_from_disk", json=body)
+
+
+async def test_a_careful_engine_has_no_faults_to_inject(client: httpx.AsyncClient) -> None:
+    assert (await client.post("/embedded/interrupt_loads", json={})).status_code == 404
+
+
+async def test_one_replica_dies_and_the_others_live(models: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    from refitd_embedded.server import serve
+
+    engines = [open_engine(models / "a", defects=True) for _ in range(2)]
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in engines]
+    urls = [f"http://127.0.0.1:{one.getsockname()[1]}" for one in listeners]
+    serving_both = asyncio.create_task(serve([(engine, create_app(engine)) for engine in engines], listeners))
+    async with httpx.AsyncClient() as client:
+        assert (await client.get(f"{urls[1]}/model_info")).status_code == 200
+        deadly = {"model_path": str(models / "a"), "load_format": "bogus"}
+        with pytest.raises(httpx.TransportError):
+            await client.post(f"{urls[0]}/update_weights_from_disk", json=deadly)
+        with pytest.raises(httpx.ConnectError):
+            await client.get(f"{urls[0]}/model_info")
+        assert (await client.get(f"{urls[1]}/health")).status_code == 200
+    serving_both.cancel()
+    await asyncio.wait((serving_both,))
+    printed = capfd.readouterr()
+    assert printed.out == "".join(f"refitd_embedded ready on {url}\n" for url in urls)
+    assert "the scheduler died" in printed.err

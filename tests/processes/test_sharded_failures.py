@@ -1,0 +1,372 @@
+"""Whatever goes wrong on one rank: every rank hears of it, by the rank's number, and nothing becomes visible."""
+
+import errno
+import re
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from refitd_client import (
+    InvalidWeightsError,
+    NoSpaceError,
+    PublishError,
+    RankLostError,
+    RunBusyError,
+    Sharded,
+    ShardedPublisher,
+    StepConflictError,
+    UnauthorizedError,
+    WeightPublisher,
+    durable,
+)
+from refitd_client.contract.slot import ShardLayout, layout_of, slot_name, slots_path
+from refitd_client.contract.states import WaitOutcome
+from support import published, sharded_cases
+from support.ranks import run_ranks
+from support.scripted_service import Answer, Request, ScriptedService, problem, version, waited
+
+
+def _whole(folder: Path) -> list[str]:
+    """The visible versions, each of them held against its manifest."""
+    names = published.versions(folder)
+    for name in names:
+        published.check(folder / name)
+    return names
+
+
+def _attempt(call: Callable[[], Any]) -> Exception | None:
+    try:
+        call()
+    except Exception as error:
+        return error
+    return None
+
+
+def _with_nan(rank: int, size: int) -> Any:
+    model = sharded_cases.fsdp2(rank, size)
+    if rank == 1:
+        model.blocks[1].weight.to_local().data.view(-1)[[0, 2]] = float("nan")
+    return model
+
+
+def _nan_where_all_redistribute(rank: int, size: int) -> dict[str, Any]:
+    from torch.distributed.tensor import Shard
+
+    state = sharded_cases.placed(Shard(1))(rank, size)
+    if rank == 1:
+        state["cube"].to_local().view(-1)[:] = float("inf")
+    return state
+
+
+def _plain(*shapes: tuple[int, ...]) -> Callable[[int, int], dict[str, torch.Tensor]]:
+    return lambda rank, _: {"w": sharded_cases.numbers(*shapes[rank % len(shapes)])}
+
+
+def _different(rank: int, _: int) -> dict[str, torch.Tensor]:
+    return {"same": torch.ones(3), "w": torch.full((100, 100), float(rank))}
+
+
+def _partial(_: int, size: int) -> dict[str, Any]:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Partial
+
+    return {"w": DTensor.from_local(torch.ones(3), init_device_mesh("cpu", (size,)), [Partial()])}
+
+
+def _missing_on_one(rank: int, size: int) -> dict[str, Any]:
+    from torch.distributed.tensor import Shard
+
+    state = sharded_cases.placed(Shard(0))(rank, size)
+    if rank == 1:
+        del state["uneven"]
+    return state
+
+
+BAD: dict[str, tuple[Callable[[int, int], Any], dict[str, Sharded] | None, str]] = {
+    "nan": (_with_nan, None, r"rank 1: tensor blocks\.1\.weight holds 2 values that are NaN"),
+    "nan-in-collectives": (_nan_where_all_redistribute, None, "rank [01]: tensor cube holds"),
+    "shapes": (_plain((4, 3), (5, 3)), None, r"w is float32 of shape \[4, 3\] on rank 0 and .* \[5, 3\] on rank 1"),
+    "replicas": (_different, None, "tensor w differs between rank 0 and rank 1"),
+    "holes": (_plain((4, 3)), {"w": Sharded(0, 1, 2)}, r"tensor w of shape \[8, 3\] is not whole"),
+    "dimension": (_plain((4, 3)), {"w": Sharded(2, 1, 2)}, "rank 0: tensor w has 2 dimensions"),
+    "nobody": (_plain((4, 3)), {"v": Sharded(0, 1, 2)}, "rank 0: tensor v is described as Sharded"),
+    "size": (_plain((4, 3)), {"w": Sharded(0, 1, 2, size=5)}, "rank 0: tensor w has a local part of shape"),
+    "partial": (_partial, None, "rank 0: tensor w has a pending reduction"),
+    "missing": (_missing_on_one, None, r"tensor uneven of shape \[7, 9\] is not whole"),
+    "empty": (lambda *_: {}, None, "no tensors to publish"),
+    "list": (lambda *_: {"w": [1.0]}, None, r"rank 0: tensor w is a builtins\.list"),
+    "folder": (lambda *_: "/a/folder", None, "WeightPublisher on one rank"),
+    "meta": (lambda *_: {"w": torch.ones(2, device="meta")}, None, "rank 0: tensor w is on the meta device"),
+}
+
+
+def _refuse_all(rank: int, size: int, root: Path) -> dict[str, Exception | None]:
+    """Fail with each, then publish what is good with the same publisher and the same step."""
+    good = sharded_cases.fsdp2(rank, size)
+    errors: dict[str, Exception | None] = {}
+    for name, (weights, sharded, _) in BAD.items():
+        bad = weights(rank, size)
+        with ShardedPublisher(root, name) as publisher:
+            errors[name] = _attempt(lambda: publisher.publish(bad, step=1, sharded=sharded))  # noqa: B023
+            publisher.publish(good, step=1)
+    return errors
+
+
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Exception | None]]]:
+    """A root with a run for each bad weights, and what each rank was told."""
+    folder = tmp_path_factory.mktemp("refused")
+    return folder / "root", run_ranks(2, folder, _refuse_all, folder / "root")
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_weights_that_are_no_version_are_refused_on_every_rank_and_the_publisher_stays_usable(
+    refused: tuple[Path, list[dict[str, Exception | None]]], name: str
+) -> None:
+    """Also while the other ranks are in a collective."""
+    root, told = refused
+    one, other = (errors[name] for errors in told)
+    assert isinstance(one, InvalidWeightsError)
+    assert isinstance(other, InvalidWeightsError)
+    assert re.search(BAD[name][2], str(one))
+    assert (str(one), one.tensor) == (str(other), other.tensor)
+    assert _whole(root / name) == ["v000001"]
+    assert published.leftovers(root / name) == []
+
+
+def _at_step(rank: int, size: int, root: Path) -> list[Exception | None]:
+    model = sharded_cases.fsdp2(rank, size)
+    with ShardedPublisher(root, "run") as publisher:
+        errors = [_attempt(lambda: publisher.publish(model, step=1 + rank))]
+        publisher.publish(model, step=5)
+        errors += [_attempt(lambda: publisher.publish(model, step=5))]
+        publisher.publish(model, step=6)
+    return errors
+
+
+def test_ranks_at_different_steps_publish_nothing(tmp_path: Path) -> None:
+    """Nor is a step published twice."""
+    for errors in run_ranks(2, tmp_path, _at_step, tmp_path):
+        assert [type(error) for error in errors] == [StepConflictError] * 2
+        assert "rank 1 publishes step 2 and rank 0 step 1" in str(errors[0])
+    assert _whole(tmp_path / "run") == ["v000005", "v000006"]
+
+
+def _no_room(rank: int, size: int, root: Path) -> Exception | None:
+    model = sharded_cases.fsdp2(rank, size)
+    original = durable.write_at
+
+    def full(fd: int, data: memoryview, offset: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with ShardedPublisher(root, "run") as publisher:
+        if rank == 1:
+            durable.write_at = full
+        error = _attempt(lambda: publisher.publish(model, step=1))
+        durable.write_at = original
+        publisher.publish(model, step=1)
+    return error
+
+
+def test_a_rank_without_room_is_named_on_every_rank(tmp_path: Path) -> None:
+    """And the step can be published when there is some."""
+    for error in run_ranks(2, tmp_path, _no_room, tmp_path):
+        assert isinstance(error, NoSpaceError)
+        assert "rank 1: " in str(error)
+    assert _whole(tmp_path / "run") == ["v000001"]
+
+
+def _go_on(rank: int, size: int, root: Path) -> None:
+    with ShardedPublisher(root, "run") as publisher:
+        publisher.publish(sharded_cases.fsdp2(rank, size), step=2)
+
+
+def _late(rank: int, size: int, root: Path) -> Exception | None:
+    publisher = ShardedPublisher(root, "run", rank_timeout=0.5)
+    if rank == 1:
+        time.sleep(1.5)
+    return _attempt(lambda: publisher.publish(sharded_cases.full_state(), step=1))
+
+
+def test_a_rank_that_does_not_come_is_given_up_by_name(tmp_path: Path) -> None:
+    """And hears of it when it comes."""
+    first, second = run_ranks(2, tmp_path, _late, tmp_path)
+    assert isinstance(first, RankLostError)
+    assert "rank 1 is gone, or did not come to publish step 1 within 0.5 s" in str(first)
+    assert isinstance(second, RankLostError)
+    assert second.rank == 0
+    assert _whole(tmp_path / "run") == []
+
+
+def _opened(_: int, __: int, root: Path) -> Exception | None:
+    return _attempt(lambda: ShardedPublisher(root, "run").close())
+
+
+def test_a_run_that_is_held_by_another_is_refused_on_every_rank(tmp_path: Path) -> None:
+    """And the name of a run that cannot be one."""
+    with WeightPublisher(tmp_path, "run"):
+        errors = run_ranks(2, tmp_path, _opened, tmp_path)
+    assert [type(error) for error in errors] == [RunBusyError] * 2
+    assert run_ranks(2, tmp_path, _opened, tmp_path) == [None, None]
+
+
+def test_one_process_without_a_group_is_told_what_to_use_instead(tmp_path: Path) -> None:
+    """Before anything is made."""
+    with pytest.raises(PublishError, match="init_process_group first, or use a WeightPublisher"):
+        ShardedPublisher(tmp_path / "root", "run")
+    assert not (tmp_path / "root").exists()
+
+
+def _recycled(rank: int, size: int, root: Path) -> None:
+    with ShardedPublisher(root, "run") as publisher:
+        publisher.publish({"w": torch.full((300, 300), 1.0)}, step=1)
+        publisher.publish({"w": torch.full((300, 300), 2.0)}, step=2)
+        if rank == 0:
+            _hand_back(root, root / "run" / "v000001")
+        publisher.publish({"w": torch.full((300, 300), 3.0)}, step=3)
+
+
+def _hand_back(root: Path, version: Path) -> None:
+    """As the service does."""
+    shards = [ShardLayout(name=path.name, header=_header(path), size=path.stat().st_size) for path in _shards(version)]
+    slot = root / slots_path("run") / slot_name(layout_of(shards), "0" * 32)
+    slot.mkdir(parents=True)
+    for path in _shards(version):
+        path.rename(slot / path.name)
+    shutil.rmtree(version)
+
+
+def _shards(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.safetensors"))
+
+
+def _header(path: Path) -> bytes:
+    data = path.read_bytes()
+    return data[: 8 + int.from_bytes(data[:8], "little")]
+
+
+def test_ranks_write_into_a_slot_where_there_is_one(tmp_path: Path) -> None:
+    """Every byte of it anew, in place."""
+    assert run_ranks(2, tmp_path, _recycled, tmp_path) == [None, None]
+    assert list((tmp_path / slots_path("run")).iterdir()) == []
+    published.check(tmp_path / "run" / "v000003")
+    assert (published.tensors(tmp_path / "run" / "v000003")["w"] == 3).all()
+
+
+def _fail_in_a_slot(rank: int, size: int, root: Path) -> list[Exception | None]:
+    """Rank 1 is late with its part of step 2, and writes it when rank 0 has given the version up."""
+    publisher = ShardedPublisher(root, "run", rank_timeout=1.0)
+    publisher.publish({"w": torch.full((300, 300), 1.0)}, step=1)
+    write_at = durable.write_at
+
+    def late(fd: int, data: memoryview, offset: int) -> None:
+        write_at(fd, data, offset)
+        if rank == 1:
+            while any((root / "run").glob(".incoming-*")):
+                time.sleep(0.01)
+            write_at(fd, data, offset)  # what rank 0 has thrown away
+
+    if rank == 0:
+        _hand_back(root, root / "run" / "v000001")
+    durable.write_at = late
+    error = _attempt(lambda: publisher.publish({"w": torch.full((300, 300), 2.0)}, step=2))
+    publisher.close()
+    return [error]
+
+
+def test_a_slot_that_a_late_rank_may_still_write_to_is_nobody_s_any_more(tmp_path: Path) -> None:
+    """It is thrown away and never handed back: the next version lies in other files."""
+    first, _ = run_ranks(2, tmp_path, _fail_in_a_slot, tmp_path)
+    assert isinstance(first[0], RankLostError)
+    assert "write its part" in str(first[0])
+    assert (_whole(tmp_path / "run"), published.leftovers(tmp_path / "run")) == ([], [])
+    assert list((tmp_path / slots_path("run")).iterdir()) == []
+    assert run_ranks(2, tmp_path, _go_on, tmp_path) == [None, None]
+    assert _whole(tmp_path / "run") == ["v000002"]
+
+
+def _announced(rank: int, size: int, root: Path, url: str) -> tuple[str, Exception | None]:
+    with ShardedPublisher(root, "run", url, token="secret") as publisher:
+        model = sharded_cases.fsdp2(rank, size)
+        publication = publisher.publish(model, step=1)
+        return publication.wait(5).outcome, _attempt(lambda: publisher.publish(model, step=2))
+
+
+def test_one_rank_tells_the_service_and_any_can_wait(tmp_path: Path) -> None:
+    """A service that refuses the notice is heard of on every rank; the version stands."""
+
+    def answer(requests: list[Request]) -> Answer:
+        if requests[-1].method == "GET":
+            return waited(WaitOutcome.SERVED)
+        return problem(401, "unauthorized") if requests[-1].body["step"] == 2 else (202, version())
+
+    with ScriptedService(answer) as service:
+        results = run_ranks(2, tmp_path, _announced, tmp_path, service.url)
+    assert sum(request.method == "POST" for request in service.requests) == 2
+    for outcome, error in results:
+        assert outcome == "served"
+        assert isinstance(error, UnauthorizedError)
+        assert error.publication is not None
+        assert error.publication.step == 2
+    assert _whole(tmp_path / "run") == ["v000001", "v000002"]
+
+
+def _fail_while_others_redistribute(rank: int, size: int, root: Path, failure: Exception) -> list[Exception | None]:
+    """Rank 1 cannot open its files, or its memory is full; all of them have tensors that take a collective to read."""
+    from torch.distributed.tensor import Shard
+
+    from refitd_client.sharded import writing
+    from refitd_client.sharded.reading import Reader
+
+    state = sharded_cases.placed(Shard(1))(rank, size)
+    place, name = (writing, "_open") if isinstance(failure, OSError) else (Reader, "read")
+    works = getattr(place, name)
+
+    def fail(*_: Any) -> None:
+        raise failure
+
+    with ShardedPublisher(root, "run") as publisher:
+        if rank == 1:
+            setattr(place, name, fail)
+        error = _attempt(lambda: publisher.publish(state, step=1))
+        setattr(place, name, works)
+        return [error, _attempt(lambda: publisher.publish(state, step=1))]
+
+
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [(OSError(errno.EMFILE, "Too many open files"), "Too many open files"), (RuntimeError("out of memory"), "memory")],
+)
+def test_a_rank_that_fails_before_a_collective_leaves_no_other_in_it(
+    tmp_path: Path, failure: Exception, said: str
+) -> None:
+    for told in run_ranks(2, tmp_path, _fail_while_others_redistribute, tmp_path / "root", failure):
+        assert isinstance(told, list), told
+        error, again = told
+        assert re.search(f"rank 1.*{said}", str(error)), error
+        assert again is None
+    assert _whole(tmp_path / "root" / "run") == ["v000001"]
+
+
+def _agree_on_what_is_not_written(rank: int, size: int, root: Path) -> list[str]:
+    """A layout is agreed on, and the version is refused before any rank hears of it; on rank 1 alone it is another."""
+    one, other = _plain((4, 3))(rank, size), _plain((4, 3))(rank, size)
+    if rank == 1:
+        other["more"] = torch.ones(3)
+    with ShardedPublisher(root, "run") as publisher:
+        publisher.publish(one, step=1)
+        told = [type(_attempt(lambda: publisher.publish(other, step=1))).__name__ for _ in range(2)]
+        publisher.publish(other, step=2)
+    return told
+
+
+def test_a_layout_that_was_agreed_on_and_not_written_is_no_layout(tmp_path: Path) -> None:
+    told = run_ranks(2, tmp_path, _agree_on_what_is_not_written, tmp_path / "root")
+    assert told == [["StepConflictError"] * 2] * 2
+    assert _whole(tmp_path / "root" / "run") == ["v000001", "v000002"]
+    assert {*published.tensors(tmp_path / "root/run/v000002")} == {"w", "more"}

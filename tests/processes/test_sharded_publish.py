@@ -1,0 +1,97 @@
+"""A version that several ranks write is the one that one process would write of the gathered state dict."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from refitd_client import ShardedPublisher, WeightPublisher
+from refitd_client.casts import Casts
+from refitd_client.contract.manifest import parse_manifest
+from refitd_client.sharded.holdings import Options, holdings_of
+from support import published, sharded_cases
+from support.ranks import run_ranks
+from support.sharded_cases import Case, cases
+
+CASES = cases()
+
+
+def _publish_all(rank: int, size: int, root: Path) -> dict[str, tuple[str, str]]:
+    """Each case as a run of its own, twice: the second time nothing is laid out anew."""
+    digests: dict[str, tuple[str, str]] = {}
+    for name, case in CASES.items():
+        if case.ranks != size:
+            continue
+        with ShardedPublisher(root, name, **(case.publisher or {})) as publisher:
+            sharded = case.sharded(rank, size) if case.sharded else None
+            weights = case.local(rank, size)
+            first = publisher.publish(weights, step=1, sharded=sharded)
+            again = publisher.publish(weights, step=2, sharded=sharded)
+        digests[name] = first.digest, again.digest
+    return digests
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, tuple[str, str]]]]:
+    """A root with a run for each case, and the digests that each rank was told."""
+    folder = tmp_path_factory.mktemp("sharded")
+    told: list[dict[str, tuple[str, str]]] = []
+    for size in (2, 4):
+        results = run_ranks(size, folder, _publish_all, folder / "root")
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+        told += results
+    return folder / "root", told
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_sharded_version_is_byte_by_byte_the_gathered_one(
+    sharded: tuple[Path, list[dict[str, tuple[str, str]]]], tmp_path: Path, name: str
+) -> None:
+    """Files, index and manifest."""
+    root, told = sharded
+    gathered = _gathered(tmp_path, name, CASES[name])
+    assert _files(root / name / "v000001") == _files(root / name / "v000002") == _files(gathered)
+    assert _manifest(root / name / "v000001") == _manifest(gathered)
+    digest = parse_manifest((gathered / "refit.json").read_bytes()).digest
+    assert [each[name] for each in told if name in each] == [(digest, digest)] * CASES[name].ranks
+    assert published.leftovers(root / name) == []
+
+
+def _gathered(root: Path, name: str, case: Case) -> Path:
+    options = {key: value for key, value in (case.publisher or {}).items() if key == "max_shard_bytes"}
+    with WeightPublisher(root, name, **options) as publisher:
+        return publisher.publish(case.gathered(), step=1).path
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.name != "refit.json"}
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    manifest: dict[str, Any] = msgspec.json.decode((folder / "refit.json").read_bytes())
+    del manifest["created_at"]
+    return manifest
+
+
+def _ways(rank: int, size: int) -> dict[str, set[str]]:
+    from torch.distributed.tensor import Shard
+
+    options = Options(casts=Casts(), rename=None)
+    rows = holdings_of(sharded_cases.placed(Shard(1))(rank, size), options, {})
+    strided = sharded_cases.fsdp2_and_tp(rank, size).state_dict()
+    return {
+        "redistributed": {name for name, holding in rows.items() if holding.target is not None},
+        "placements": {type(placement).__name__ for each in strided.values() for placement in each.placements},
+        "strided": {name for name, holding in holdings_of(strided, options, {}).items() if holding.target is not None},
+    }
+
+
+def test_short_runs_are_redistributed_and_long_ones_written_as_they_are(tmp_path: Path) -> None:
+    """So the cases above go every way there is."""
+    for ways in run_ranks(4, tmp_path, _ways):
+        assert ways["redistributed"] == {"even", "uneven", "few", "one", "cube", "large"}
+        assert "_StridedShard" in ways["placements"]
+        assert ways["strided"] == {"down.weight"}

@@ -1,0 +1,222 @@
+"""What /metrics tells: of each update, of what goes wrong, and of nothing without end."""
+
+import asyncio
+import gc
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from refitd.engine.port import Outcome, Refit
+from refitd.reclaim.kept import Kept, bytes_by_reason
+from refitd.reclaim.leases import Lease, LeaseKind
+from refitd.rollout.record import RolloutRecord
+from refitd.telemetry.meters import STAGES
+from refitd.telemetry.stops import Stops
+from refitd.telemetry.unserved import Unserved
+from refitd_client.contract.states import RolloutState, VersionState
+from refitd_client.contract.wire import Reclaimable
+from support.checkpoints import publish, tensors
+from support.records import version
+from support.services import Stage, serving
+
+FLEET_LABELS = {"run", "engine"}  # bounded by the operator's own lists
+
+
+class Scrape:
+    """One answer of /metrics."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self.samples = {
+            (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+            for family in families
+            for sample in family.samples
+        }
+
+    def value(self, name: str, **labels: str) -> float:
+        return self.samples[name, tuple(sorted(labels.items()))]
+
+
+async def scrape(stage: Stage) -> Scrape:
+    answer = await stage.http.get("/metrics")
+    assert answer.status_code == 200
+    return Scrape(text_string_to_metric_families(answer.text))
+
+
+async def test_every_stage_of_an_update_is_timed_once(tmp_path: Path) -> None:
+    async with serving(tmp_path, names=("a", "b")) as stage:
+        timings = dict.fromkeys(("prepare", "pause", "load", "verify", "resume"), 10.0)
+        for engine in stage.engines.values():
+            engine.timings = timings
+        publish(stage.root, "run", 1, tensors(1))
+        await stage.http.post("/v1/versions", json={"run": "run", "step": 1, "publish_ms": 12.5})
+        await stage.until("run~v000001", lambda record: record.served_at is not None)
+        found = await scrape(stage)
+        for name, count in {name: 1 if name in {"publish", "seen", "validate"} else 2 for name in STAGES}.items():
+            assert found.value("refitd_stage_seconds_count", stage=name) == count, name
+        assert found.value("refitd_stage_seconds_sum", stage="publish") == 0.0125
+        assert found.value("refitd_stage_seconds_sum", stage="load") == 0.02
+        assert found.value("refitd_update_seconds_count") == 1
+        assert found.value("refitd_loads_total", outcome="ack") == 2
+        published = stage.ledger.versions["run~v000001"].bytes
+        assert found.value("refitd_published_bytes_total", kind="full") == published
+
+
+async def test_a_load_that_failed_counts_as_an_error_and_not_as_a_time(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage:
+        refused = Refit(outcome=Outcome.NACK, resumed=True, reason="400 Rolling back", timings={"load": 5.0})
+        stage.engines["a"].script.append(refused)
+        await stage.served(1)
+        found = await scrape(stage)
+        assert found.value("refitd_errors_total", part="load", reason="nack") == 1
+        assert found.value("refitd_loads_total", outcome="nack") == 1
+        assert found.value("refitd_stage_seconds_count", stage="load") == 1
+
+
+async def test_what_is_rejected_lost_or_refused_is_counted_by_reason(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage:
+        weights = tensors(1)
+        del weights["layer.1.weight"]
+        publish(stage.root, "run", 1, weights)
+        await stage.rejected("run~v000001")
+        assert (await stage.http.get("/v1/versions/none")).status_code == 404
+        found = await scrape(stage)
+        assert found.value("refitd_errors_total", part="version", reason="missing-tensor") == 1
+        assert found.value("refitd_errors_total", part="api", reason="unknown-version") == 1
+        assert found.value("refitd_decisions_total", kind="version", state="REJECTED") == 1
+
+
+async def test_errors_are_there_at_zero_and_a_request_that_the_gate_turns_away_is_one(tmp_path: Path) -> None:
+    async with serving(tmp_path, token="right") as stage:
+        await stage.http.post("/v1/reclaim")
+        found = await scrape(stage)
+        assert found.value("refitd_errors_total", part="api", reason="unauthorized") == 1
+        for part, reason in (("load", "tainted"), ("version", "torn-file"), ("version", "lost"), ("api", "internal")):
+            assert found.value("refitd_errors_total", part=part, reason=reason) == 0
+
+
+async def test_staleness_is_told_by_run_and_engine(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage:
+        await stage.served(1)
+        assert (await scrape(stage)).value("refitd_staleness_steps", run="run", engine="a:1") == 0
+        stage.engines["a"].gate = asyncio.Event()
+        publish(stage.root, "run", 4, tensors(4))
+        await stage.until("run~v000004", lambda record: record.state is VersionState.SEALED)
+        await asyncio.sleep(0.01)
+        found = await scrape(stage)
+        assert found.value("refitd_staleness_steps", run="run", engine="a:1") == 3
+        assert found.value("refitd_target_step", run="run") == 4
+        assert found.value("refitd_unserved_seconds", run="run") > 0
+        stage.engines["a"].gate.set()
+
+
+async def test_labels_do_not_grow_with_versions(tmp_path: Path) -> None:
+    async with serving(tmp_path, keep_last=1) as stage:
+        await stage.served(1)
+        await stage.sweep()
+        before = (await scrape(stage)).samples.keys()
+        for step in (2, 3, 4):
+            await stage.served(step)
+            await stage.sweep()
+        after = (await scrape(stage)).samples.keys()
+        new = {sample for sample in after - before if sample[0] != "refitd_decisions_total"}
+        assert not new
+        free = {
+            value for _, labels in after for name, value in labels if name not in FLEET_LABELS and "v00000" in value
+        }
+        assert not free
+
+
+async def test_bytes_in_the_root_are_told_by_what_they_are_kept_for(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage:
+        await stage.served(1)
+        await stage.served(2)
+        await stage.sweep()
+        found = await scrape(stage)
+        size = stage.ledger.versions["run~v000002"].bytes
+        assert found.value("refitd_kept_bytes", why="read") == size
+        assert found.value("refitd_kept_bytes", why="rule") == size
+
+
+def test_the_strongest_reason_names_what_bytes_are_kept_for() -> None:
+    def why(lease: LeaseKind | None = None, **more: object) -> set[Kept]:
+        record = replace(version(1), **more)  # type: ignore[arg-type]
+        leases = {record.id: [Lease(kind=lease, holder="a")]} if lease else {}
+        line = Reclaimable(path=record.path, keep=True, reasons=[], version=record.id, bytes=7)
+        found = bytes_by_reason([line], {record.id: record}, leases)
+        return {reason for reason, size in found.items() if size == 7}
+
+    assert why(LeaseKind.UNPROVEN, pinned=True) == {Kept.READ}
+    assert why(LeaseKind.LAST_GOOD) == {Kept.TARGET}
+    assert why(LeaseKind.VALIDATING, state=VersionState.VALIDATING) == {Kept.UNDECIDED}
+    assert why(pinned=True) == {Kept.PINNED}
+    assert why(state=VersionState.REJECTED) == {Kept.EVIDENCE}
+    assert why() == {Kept.RULE}
+    assert why(state=VersionState.RETIRED) == {Kept.GOING}
+    lines = [
+        Reclaimable(path=".refitd/slots/run/x", keep=True, reasons=[], bytes=1),
+        Reclaimable(path=".refitd/copies/run/x", keep=True, reasons=[], bytes=2),
+        Reclaimable(path="run/.incoming-x", keep=True, reasons=[], bytes=4),
+        Reclaimable(path="run/.incoming-y", keep=False, reasons=[], bytes=8),
+    ]
+    found = bytes_by_reason(lines, {}, {})
+    assert (found[Kept.SLOT], found[Kept.COPY], found[Kept.INCOMING]) == (1, 2, 4)
+
+
+class Hands:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def monotonic(self) -> float:
+        return self.time
+
+    def now(self) -> str:
+        return ""
+
+
+def test_a_trainer_that_is_faster_than_its_engines_does_not_hide_that_nothing_is_served() -> None:
+    clock = Hands()
+    unserved = Unserved(clock)
+    for number in range(1, 11):
+        rollout = RolloutRecord(number=number, run="run", version=f"run~v{number:06d}", cause="", started_at="")
+        unserved.rollout_changed(rollout)
+        clock.time += 60
+        unserved.rollout_changed(replace(rollout, state=RolloutState.SUPERSEDED))
+    assert unserved.seconds("run") == 600
+    last = RolloutRecord(number=11, run="run", version="run~v000011", cause="", started_at="")
+    unserved.rollout_changed(replace(last, paused_since="2026-01-01T00:00:00Z"))
+    assert unserved.seconds("run") == 0
+    unserved.rollout_changed(last)
+    clock.time += 5
+    assert unserved.seconds("run") == 5
+    unserved.rollout_changed(replace(last, state=RolloutState.DEGRADED))
+    assert unserved.seconds("run") == 0
+
+
+async def test_a_late_loop_and_collected_garbage_are_timed() -> None:
+    registry = CollectorRegistry()
+    stops = Stops(registry, look_every=0.001)
+    watching = asyncio.create_task(stops.run())
+    async with asyncio.timeout(10):
+        while registry.get_sample_value("refitd_event_loop_lag_seconds_count") == 0:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0)
+    gc.collect()
+    watching.cancel()
+    await asyncio.wait([watching])
+    assert registry.get_sample_value("refitd_gc_seconds_count", {"generation": "2"}) == 1
+    gc.collect()
+    assert registry.get_sample_value("refitd_gc_seconds_count", {"generation": "2"}) == 1
+
+
+async def test_a_journal_that_cannot_be_written_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(tmp_path) as stage:
+        await stage.served(1)
+        assert (await scrape(stage)).value("refitd_fault", part="journal") == 0
+        monkeypatch.setattr(stage.ledger.journal, "_failure", OSError("disk full"))
+        assert (await scrape(stage)).value("refitd_fault", part="journal") == 1
+        monkeypatch.undo()

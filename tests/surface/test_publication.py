@@ -1,0 +1,313 @@
+"""The notice and the wait: a service that is down, forgetful or says no never costs a version."""
+
+import logging
+import pickle
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import refitd_client.announcement
+from refitd_client import (
+    ConflictError,
+    EngineFailedError,
+    InvalidRequestError,
+    Publication,
+    RefitError,
+    ServiceError,
+    ServiceProblemError,
+    ServiceUnreachableError,
+    UnauthorizedError,
+    VersionFailedError,
+    VersionLostError,
+    VersionRejectedError,
+    WaitTimeoutError,
+    WeightPublisher,
+)
+from refitd_client.contract.states import EngineState, VersionState, WaitOutcome
+from refitd_client.contract.wire import EngineOnVersion
+from refitd_client.errors import Fault
+from support import published
+from support.scripted_service import Answer, Request, ScriptedService, problem, version, waited
+
+WEIGHTS = {"a": np.zeros(1, np.float32)}
+
+GOOD = EngineOnVersion(id="e1", state=EngineState.IN_SYNC, step=1)
+LATE = EngineOnVersion(id="e2", state=EngineState.UPDATING, step=0, reason="loads since 9 s")
+TAINTED = EngineOnVersion(id="e3", state=EngineState.TAINTED, step=None, reason="the reply was lost")
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refitd_client.announcement, "NOTICE_DEADLINE", 0.2)
+
+
+def _publish(root: Path, service_url: str | None, **options: Any) -> Publication:
+    with WeightPublisher(root, "run", service_url, **options) as publisher:
+        return publisher.publish(WEIGHTS, step=1, metadata={"loss": "1"})
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _answers(notice: Answer, wait: Callable[[int], Answer] | Answer | None = None) -> Callable[[list[Request]], Answer]:
+    """Answer notices and waits; a function of the number of waits so far may answer each wait differently."""
+
+    def answer(requests: list[Request]) -> Answer:
+        if requests[-1].method == "POST":
+            return notice
+        assert wait is not None
+        return wait(sum(request.method == "GET" for request in requests)) if callable(wait) else wait
+
+    return answer
+
+
+ACCEPTED: Answer = (202, version(VersionState.VALIDATING))
+
+
+def test_the_notice_names_the_version_relative_to_the_root(tmp_path: Path) -> None:
+    """The service may have mounted it elsewhere. The token goes along."""
+    with ScriptedService(_answers(ACCEPTED)) as service:
+        publication = _publish(tmp_path, service.url, token="secret")
+    (request,) = service.requests
+    assert (request.method, request.path, request.authorization) == ("POST", "/v1/versions", "Bearer secret")
+    assert request.body["path"] == "run/v000001"
+    assert (request.body["run"], request.body["step"], request.body["metadata"]) == ("run", 1, {"loss": "1"})
+    assert publication.notice_error is None
+    assert publication.timings.keys() == {"write", "sync", "commit", "notice"}
+
+
+def test_the_notice_of_a_later_generation_names_its_folder(tmp_path: Path) -> None:
+    """Its step alone would mean the first."""
+    _publish(tmp_path, None)
+    with ScriptedService(_answers(ACCEPTED)) as service:
+        publication = _publish(tmp_path, service.url)
+    assert service.requests[0].body["path"] == "run/v000001.g2"
+    assert publication.version_id == "run~v000001.g2"
+
+
+def test_a_version_stands_while_the_service_is_down(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With a warning and the reason; training goes on."""
+    with caplog.at_level(logging.WARNING, "refitd_client"):
+        publication = _publish(tmp_path, f"http://127.0.0.1:{_free_port()}")
+    assert isinstance(publication.notice_error, ServiceUnreachableError)
+    published.check(publication.path)
+    assert "run~v000001 is published, but the service was not told" in caplog.text
+
+
+@pytest.mark.parametrize("answer", [problem(507, "disk-full"), problem(500, "internal"), (200, "not refitd")])
+def test_a_service_in_trouble_does_not_stop_training(tmp_path: Path, answer: Answer) -> None:
+    """It is the service's fault, and may pass."""
+    with ScriptedService(_answers(answer)) as service:
+        publication = _publish(tmp_path, service.url)
+    assert publication.notice_error is not None
+    assert publication.notice_error.fault is Fault.SERVICE
+
+
+def test_a_token_file_that_is_gone_does_not_stop_training(tmp_path: Path) -> None:
+    """It may be about to be replaced."""
+    publication = _publish(tmp_path, f"http://127.0.0.1:{_free_port()}", token_file=tmp_path / "token")
+    assert type(publication.notice_error) is ServiceError
+    assert str(tmp_path / "token") in str(publication.notice_error)
+    with pytest.raises(ServiceError, match="without its token"):
+        publication.wait(1)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (problem(401, "unauthorized"), UnauthorizedError),
+        (problem(409, "conflict"), ConflictError),
+        (problem(422, "invalid"), InvalidRequestError),
+    ],
+)
+def test_a_refused_notice_is_raised_with_the_version_that_stands(
+    tmp_path: Path, answer: Answer, kind: type[ServiceProblemError]
+) -> None:
+    """The trainer has to change something; its version is not lost for it, and the run goes on after it."""
+    with ScriptedService(_answers(answer)) as service, WeightPublisher(tmp_path, "run", service.url) as publisher:
+        with pytest.raises(kind, match="because") as caught:
+            publisher.publish(WEIGHTS, step=1)
+        with pytest.raises(kind):
+            publisher.publish(WEIGHTS, step=2)
+    assert caught.value.publication is not None
+    published.check(caught.value.publication.path)
+    assert published.versions(tmp_path / "run") == ["v000001", "v000002"]
+
+
+def test_wait_returns_what_is_served_and_by_whom(tmp_path: Path) -> None:
+    """After polls that ended too early."""
+    answers = [waited(WaitOutcome.PENDING, engines=[LATE]), waited(WaitOutcome.SERVED, engines=[GOOD])]
+    with ScriptedService(_answers(ACCEPTED, lambda count: answers[count - 1])) as service:
+        served = _publish(tmp_path, service.url).wait(30)
+    assert (served.outcome, served.engines) == (WaitOutcome.SERVED, [GOOD])
+    assert "for=served" in service.requests[-1].query
+
+
+async def test_wait_async_waits_in_a_thread(tmp_path: Path) -> None:
+    """For `sealed`, too."""
+    with ScriptedService(_answers(ACCEPTED, waited(WaitOutcome.SEALED))) as service:
+        served = await _publish(tmp_path, service.url).wait_async(30, "sealed")
+    assert served.outcome is WaitOutcome.SEALED
+    assert "for=sealed" in service.requests[-1].query
+
+
+def test_a_superseded_version_is_no_failure(tmp_path: Path) -> None:
+    """Engines serve something newer."""
+    with ScriptedService(_answers(ACCEPTED, waited(WaitOutcome.SUPERSEDED))) as service:
+        assert _publish(tmp_path, service.url).wait(30).outcome is WaitOutcome.SUPERSEDED
+
+
+@pytest.mark.parametrize(
+    ("about", "kind", "fault"),
+    [
+        ({"state": VersionState.REJECTED, "reason": "shape of w"}, VersionRejectedError, Fault.CHECKPOINT),
+        ({"state": VersionState.LOST, "reason": "w is gone"}, VersionLostError, Fault.CHECKPOINT),
+        ({"barred": True, "reason": "rolled back from", "engines": [TAINTED]}, VersionFailedError, Fault.CHECKPOINT),
+        ({"engines": [GOOD, TAINTED]}, EngineFailedError, Fault.ENGINE),
+    ],
+)
+def test_a_failure_is_raised_by_whose_fault_it_is(
+    tmp_path: Path, about: dict[str, Any], kind: type[RefitError], fault: Fault
+) -> None:
+    """With the service's reason."""
+    with ScriptedService(_answers(ACCEPTED, waited(WaitOutcome.FAILED, **about))) as service:
+        publication = _publish(tmp_path, service.url)
+        with pytest.raises(RefitError, match=about.get("reason", "e3 is TAINTED")) as caught:
+            publication.wait(30)
+    assert type(caught.value) is kind
+    assert caught.value.fault is fault
+    if isinstance(caught.value, EngineFailedError):
+        assert caught.value.engines == (TAINTED,)
+
+
+@pytest.mark.parametrize(
+    ("about", "says", "fault"),
+    [
+        ({"engines": [GOOD, LATE]}, r"waiting for: e2 is UPDATING \(loads since 9 s\)", Fault.ENGINE),
+        ({"engines": []}, "no engine of the run is known", Fault.SERVICE),
+        ({"state": VersionState.VALIDATING}, "is still VALIDATING", Fault.SERVICE),
+    ],
+)
+def test_a_wait_that_runs_out_names_who_is_late(tmp_path: Path, about: dict[str, Any], says: str, fault: Fault) -> None:
+    """And nobody else."""
+    with ScriptedService(_answers(ACCEPTED, waited(WaitOutcome.PENDING, **about))) as service:
+        publication = _publish(tmp_path, service.url)
+        with pytest.raises(WaitTimeoutError, match=says) as caught:
+            publication.wait(0)
+    assert caught.value.fault is fault
+    assert [engine.id for engine in caught.value.laggards] == (["e2"] if fault is Fault.ENGINE else [])
+
+
+def test_wait_tells_a_service_that_was_down_when_the_version_was_published(tmp_path: Path) -> None:
+    """With the same notice, and only then."""
+    port = _free_port()
+    publication = _publish(tmp_path, f"http://127.0.0.1:{port}")
+    with ScriptedService(_answers(ACCEPTED, waited(WaitOutcome.SERVED)), port=port) as service:
+        assert publication.wait(30).outcome is WaitOutcome.SERVED
+    assert [request.method for request in service.requests] == ["POST", "GET"]
+    assert service.requests[0].body["path"] == "run/v000001"
+
+
+def test_wait_waits_for_a_service_to_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within the time-out; here it comes back when it was missed for the second time."""
+    port = _free_port()
+    publication = _publish(tmp_path, f"http://127.0.0.1:{port}")
+    service = ScriptedService(_answers(ACCEPTED, waited(WaitOutcome.SERVED)), port=port)
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            service.__enter__()
+
+    monkeypatch.setattr("refitd_client.client.time.sleep", sleep)
+    try:
+        assert publication.wait(30).outcome is WaitOutcome.SERVED
+    finally:
+        monkeypatch.undo()
+        service.__exit__(None, None, None)
+
+
+def test_wait_tells_a_service_that_has_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its journal was lost, say. It is told once more and asked again."""
+    monkeypatch.setattr("refitd_client.publication._PAUSE", 0.0)
+    answers = [problem(404, "not-found"), waited(WaitOutcome.SERVED)]
+    with ScriptedService(_answers(ACCEPTED, lambda count: answers[count - 1])) as service:
+        assert _publish(tmp_path, service.url).wait(30).outcome is WaitOutcome.SERVED
+    assert [request.method for request in service.requests] == ["POST", "GET", "POST", "GET"]
+
+
+def test_wait_outlasts_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The service takes notices again by itself."""
+    monkeypatch.setattr("refitd_client.publication._PAUSE", 0.0)
+    full = 3
+
+    def answer(requests: list[Request]) -> Answer:
+        if requests[-1].method == "GET":
+            return waited(WaitOutcome.SERVED)
+        return problem(507, "disk-full") if len(requests) <= full else ACCEPTED
+
+    with ScriptedService(answer) as service:
+        assert _publish(tmp_path, service.url).wait(30).outcome is WaitOutcome.SERVED
+    assert [request.method for request in service.requests] == ["POST"] * (full + 1) + ["GET"]
+
+
+def test_wait_gives_up_on_a_service_that_stays_away(tmp_path: Path) -> None:
+    """When the time is up."""
+    publication = _publish(tmp_path, f"http://127.0.0.1:{_free_port()}")
+    with pytest.raises(ServiceUnreachableError):
+        publication.wait(0.2)
+
+
+def test_a_token_that_is_refused_says_where_the_version_stands(tmp_path: Path) -> None:
+    """It is published all the same, and the service will find it."""
+    refusing = ScriptedService(_answers(problem(401, "unauthorized")))
+    with refusing as service, pytest.raises(UnauthorizedError) as caught:
+        _publish(tmp_path, service.url)
+    path = tmp_path / "run/v000001"
+    assert caught.value.publication is not None
+    assert caught.value.publication.path == path
+    assert str(caught.value).endswith(f"; the version stands at {path}")
+    assert published.check(path).step == 1
+
+
+def test_wait_raises_what_the_trainer_must_change(tmp_path: Path) -> None:
+    """At once."""
+    with ScriptedService(_answers(ACCEPTED, problem(401, "unauthorized"))) as service:
+        publication = _publish(tmp_path, service.url)
+        with pytest.raises(UnauthorizedError):
+            publication.wait(30)
+
+
+def test_without_a_service_there_is_nobody_to_ask(tmp_path: Path) -> None:
+    """Nor to be told."""
+    publication = _publish(tmp_path, None)
+    assert publication.notice_error is None
+    with pytest.raises(ServiceUnreachableError, match="without service_url"):
+        publication.wait()
+
+
+def test_a_publication_can_be_sent_to_another_process_and_does_not_show_its_token(tmp_path: Path) -> None:
+    """Trainers wait in actors."""
+    with ScriptedService(_answers(ACCEPTED, waited(WaitOutcome.SERVED))) as service:
+        publication = _publish(tmp_path, service.url, token="secret")
+        copy = pickle.loads(pickle.dumps(publication))  # noqa: S301 - its own bytes
+        assert copy == publication
+        assert "secret" not in repr(copy)
+        assert copy.wait(30).outcome is WaitOutcome.SERVED
+    assert service.requests[-1].authorization == "Bearer secret"
+
+
+@pytest.mark.parametrize("url", ["ftp://host", "localhost:8700", "http://user:pw@host"])
+def test_a_url_that_cannot_be_one_is_refused_before_anything_is_made(tmp_path: Path, url: str) -> None:
+    """When the publisher is opened, and not after the first step."""
+    with pytest.raises(ValueError, match="URL"):
+        WeightPublisher(tmp_path / "root", "run", url)
+    assert not (tmp_path / "root").exists()

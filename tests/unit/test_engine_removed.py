@@ -1,0 +1,171 @@
+"""An engine that is named no more while nobody knows what it holds or reads: that stays known of its address."""
+
+import asyncio
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from refitd.catalog.files import DiskFiles
+from refitd.clock import SystemClock
+from refitd.copies.copy import Copy
+from refitd.copies.readers import readers_of
+from refitd.engine.port import Outcome, Refit
+from refitd.journal.journal import Journal
+from refitd.ledger import Ledger
+from refitd.reclaim.collector import LedgerFacts
+from refitd.reclaim.leases import DEAD_AFTER, EngineView, Load, Views, leases
+from refitd.reclaim.spare import why_not
+from refitd.rollout import fleet
+from refitd_client.contract.states import EngineState
+from refitd_client.contract.wire import NewEngine
+from support.fleets import Stage, running
+from support.records import version
+from support.simulated_engine import SimulatedEngine
+
+URL, NAME = "http://a:1", "a:1"
+V1, V2 = version(1, owned=True), version(2, owned=True)
+LATE = Refit(outcome=Outcome.TAINTED, resumed=False, reason="it timed out")
+REFUSED = Refit(outcome=Outcome.NACK, resumed=True, reason="no such shard")
+
+
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet, "FILE_LOOK_SECONDS", 0.01)
+
+
+def views(ledger: Ledger) -> Views:
+    return LedgerFacts(ledger, DiskFiles(Path("unused"))).views()
+
+
+def may_be_recycled(ledger: Ledger) -> bool:
+    return why_not(V2, replace(views(ledger), runs=())) is None
+
+
+async def serve_one_and_begin_two(stage: Stage) -> asyncio.Event:
+    """Engine a serves version 1 and is in the middle of loading version 2."""
+    engine = stage.engines["a"]
+    stage.ledger.put_version(V1)
+    stage.fleet.add(NewEngine(url=URL))
+    await stage.until(lambda: stage.ledger.engines[NAME].serving == V1.id)
+    engine.gate = asyncio.Event()
+    stage.ledger.put_version(V2)
+    await stage.until(lambda: len(engine.loads) == 2)
+    return engine.gate
+
+
+def stage_in(folder: Path) -> AbstractAsyncContextManager[Stage]:
+    nobody = folder / "engines.yaml"
+    nobody.write_text("engines: []")
+    return running(folder / "state", {"a": SimulatedEngine()}, engines_file=nobody)
+
+
+async def ready(stage: Stage) -> None:
+    await stage.until(lambda: stage.ledger.fleet_fault is None)
+
+
+async def test_a_load_without_a_proven_end_keeps_its_lease_when_its_engine_is_named_no_more(tmp_path: Path) -> None:
+    async with stage_in(tmp_path) as stage:
+        await ready(stage)
+        gate = await serve_one_and_begin_two(stage)
+        stage.engines["a"].script = [LATE]
+        gate.set()
+        await stage.until(lambda: stage.ledger.engines[NAME].unproven == (V2.id,))
+        stage.fleet.remove(NAME)
+        assert NAME not in stage.ledger.engines
+        assert not may_be_recycled(stage.ledger)
+    again = Ledger(Journal(tmp_path / "state"), SystemClock())
+    assert again.engines == {}
+    assert not may_be_recycled(again), "a restart forgot it"
+
+
+async def test_an_engine_that_is_removed_in_mid_load_leaves_what_its_time_out_says(tmp_path: Path) -> None:
+    async with stage_in(tmp_path) as stage:
+        await ready(stage)
+        gate = await serve_one_and_begin_two(stage)
+        stage.engines["a"].script = [LATE]
+        stage.fleet.remove(NAME)
+        gate.set()
+        await stage.until(lambda: stage.engines["a"].closed)
+        assert stage.ledger.loading == {}
+        assert not may_be_recycled(stage.ledger)
+
+
+async def test_a_service_that_dies_while_a_removed_engine_loads_knows_it_afterwards(tmp_path: Path) -> None:
+    async with stage_in(tmp_path) as stage:
+        await ready(stage)
+        gate = await serve_one_and_begin_two(stage)
+        stage.fleet.remove(NAME)
+        await stage.ledger.durable()
+        state = tmp_path / "as-it-was"
+        state.mkdir()
+        for file in (tmp_path / "state").glob("journal.db*"):
+            (state / file.name).write_bytes(file.read_bytes())
+        gate.set()
+    assert not may_be_recycled(Ledger(Journal(state), SystemClock()))
+
+
+@pytest.mark.parametrize("end", [Refit(outcome=Outcome.ACK, resumed=True), REFUSED])
+async def test_a_removed_engine_whose_load_ended_well_leaves_nothing(tmp_path: Path, end: Refit) -> None:
+    async with stage_in(tmp_path) as stage:
+        await ready(stage)
+        gate = await serve_one_and_begin_two(stage)
+        stage.engines["a"].script = [end]
+        stage.fleet.remove(NAME)
+        assert not may_be_recycled(stage.ledger)
+        gate.set()
+        await stage.until(lambda: stage.engines["a"].closed)
+        assert may_be_recycled(stage.ledger)
+        assert stage.ledger.removed == {}
+
+
+@pytest.mark.parametrize("name", [NAME, "another-name"])
+async def test_an_engine_that_is_named_again_is_proved_before_it_is_told_to_go_on(tmp_path: Path, name: str) -> None:
+    async with stage_in(tmp_path) as stage:
+        await ready(stage)
+        gate = await serve_one_and_begin_two(stage)
+        engine = stage.engines["a"]
+        engine.script, repair = [LATE, REFUSED], asyncio.Event()
+        gate.set()
+        engine.gate = repair
+        await stage.until(lambda: len(engine.loads) == 3)
+        stage.fleet.remove(NAME)
+        repair.set()
+        await stage.until(lambda: engine.closed)
+        resumes, engine.gate = engine.resumes, asyncio.Event()
+        stage.fleet.add(NewEngine(url=URL, id=name))
+        record = stage.ledger.engines[name]
+        assert (record.known, record.unproven, record.serving) == (False, (V2.id,), None)
+        assert stage.ledger.removed == {}
+        await stage.until(lambda: len(engine.loads) == 4)
+        assert engine.resumes == resumes, "it was told to go on with unknown contents"
+        assert not may_be_recycled(stage.ledger)
+
+
+async def test_an_engine_that_is_named_anew_while_its_old_load_ends_badly_hears_of_that(tmp_path: Path) -> None:
+    async with stage_in(tmp_path) as stage:
+        await ready(stage)
+        gate = await serve_one_and_begin_two(stage)
+        stage.engines["a"].script = [LATE]
+        stage.fleet.remove(NAME)
+        stage.ledger.put_engine(replace(stage.ledger.removed[URL], id="heir", removed=False, known=True, unproven=()))
+        gate.set()
+        await stage.until(lambda: stage.ledger.loading == {})
+        heir = stage.ledger.engines["heir"]
+        assert (heir.state, heir.known, heir.unproven) == (EngineState.TAINTED, False, (V2.id,))
+
+
+def test_what_a_removed_engine_may_read_is_deleted_after_a_while_and_never_written_over() -> None:
+    view = EngineView(
+        id=URL, run="run", state=EngineState.UNREACHABLE, loads=(Load(version=V2.id, unproven=True),), is_removed=True
+    )
+    copy = Copy(run="run", name="one", path="/copies/one", bytes=1, order=V2.order, digest="digest", signature="s")
+    for gone_for, is_kept in ((0.0, True), (DEAD_AFTER, False)):
+        seen = Views(engines=(replace(view, unreachable_for=gone_for),))
+        assert (V2.id in leases(seen)) is is_kept
+        assert "may still be reading" in (why_not(V2, seen) or "")
+        readers = readers_of([copy], seen, {})["one"]
+        assert readers.reads != ()
+        assert not readers.is_waited_for
+        assert readers.may_go is not is_kept

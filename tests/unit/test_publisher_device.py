@@ -29,6 +29,7 @@ from refitd_client.contract.manifest import parse_manifest
 from refitd_client.contract.slot import layout_of, slot_name, slots_path
 from refitd_client.fingerprint import fingerprints, to_texts
 from refitd_client.header import layout
+from refitd_client.sending import Sending
 from support import published
 
 GPU = torch.device("cpu").index
@@ -282,3 +283,33 @@ def test_blocks_are_digested_while_later_copies_have_not_begun(
     hand_back(root, publisher.publish(many(1), step=1).path)
     digested.clear()
     published.check(publisher.publish(many(2), step=2).path)
+
+
+def test_a_wait_for_the_copies_that_is_interrupted_leaves_nobody_writing(
+    root: Path, publisher: WeightPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The numbers of the closed descriptors are soon somebody else's."""
+    hand_back(root, publisher.publish(state(1), step=1).path)
+    at_work, interrupted, raised, at_it = threading.Event(), threading.Event(), threading.Event(), list[int]()
+    digest = Sending._digest
+
+    def slow(*args: Any) -> None:
+        at_it.append(1)
+        at_work.set()
+        raised.wait(0.2)  # whoever does not wait for this lane has raised by then
+        digest(*args)
+        at_it.pop()
+
+    def interrupt(self: Stream) -> None:
+        if threading.current_thread() is threading.main_thread() and not interrupted.is_set():
+            assert at_work.wait(30)
+            interrupted.set()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Sending, "_digest", slow)
+    monkeypatch.setattr(Stream, "synchronize", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        publisher.publish(state(2), step=2, block="staged")
+    still, _ = len(at_it), raised.set()
+    assert still == 0
+    assert published.leftovers(root / "run") == []

@@ -17,7 +17,7 @@ Row = dict[str, Any]
 
 SIDE = ("bus", "full", "delta")
 STAGES = (
-    "save_file", "stage", "compare", "write", "sync", "commit", "notice", "validate", "prepare", "pause",
+    "save_file", "stage", "compare", "write", "sync", "commit", "notice", "seen", "validate", "prepare", "pause",
     "reload", "load", "verify", "resume", "rmtree",
 )  # fmt: skip
 """In the order in which they come; each has its colour in every bar."""
@@ -57,6 +57,7 @@ def _side(axis: Any, model: str, rows: list[Row]) -> None:
         axis.axvline(copy, color="grey", lw=0.8, ls=":")
     axis.set_yticks(range(len(rows)), [row["name"] for row in rows], fontsize=7)
     axis.set_xscale("log")
+    axis.margins(x=0.12)
     axis.invert_yaxis()
     axis.set_xlabel(
         "ms (bars: p50; lines: least and most; black: what was wanted; dotted: the pinned copy)", fontsize=7
@@ -69,11 +70,12 @@ def _whole(axis: Any, rows: list[Row]) -> None:
     colours = dict(zip(STAGES, plt.get_cmap("tab20").colors, strict=False))
     for place, row in enumerate(rows):
         begin = 0.0
-        for stage in sorted(row["stages"], key=lambda name: STAGES.index(name) if name in STAGES else len(STAGES)):
+        for stage in sorted(row["stages"].keys() & set(STAGES), key=STAGES.index):  # "publish" is the sum of some
             took = row["stages"][stage]
             axis.barh(place, took, left=begin, height=0.6, color=colours.get(stage, "lightgrey"), label=stage)
             begin += took
         axis.text(max(begin, row["p50"]) * 1.02, place, f"{_short(row['p50'])} in all", va="center", fontsize=7)
+    axis.margins(x=0.15)
     axis.set_yticks(range(len(rows)), [row["name"] for row in rows], fontsize=7)
     axis.invert_yaxis()
     axis.set_xlabel("ms (medians of stages; some overlap, so that the whole may be less)", fontsize=7)

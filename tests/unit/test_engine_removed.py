@@ -18,7 +18,7 @@ from refitd.reclaim.collector import LedgerFacts
 from refitd.reclaim.leases import DEAD_AFTER, EngineView, Load, Views, leases
 from refitd.reclaim.spare import why_not
 from refitd.rollout import fleet
-from refitd_client.contract.states import EngineState
+from refitd_client.contract.states import EngineState, VersionState
 from refitd_client.contract.wire import NewEngine
 from support.fleets import Stage, running
 from support.records import version
@@ -52,6 +52,20 @@ async def serve_one_and_begin_two(stage: Stage) -> asyncio.Event:
     engine.gate = asyncio.Event()
     stage.ledger.put_version(V2)
     await stage.until(lambda: len(engine.loads) == 2)
+    return engine.gate
+
+
+async def serve_one_and_begin_to_take_two(stage: Stage) -> asyncio.Event:
+    """The same, and version 2 has no files yet: it is in its trainer's memory."""
+    engine, offered = stage.engines["a"], replace(V2, state=VersionState.ANNOUNCED, handed=True)
+    engine.takes_offers = True
+    stage.ledger.put_version(V1)
+    stage.fleet.add(NewEngine(url=URL))
+    await stage.until(lambda: stage.ledger.engines[NAME].serving == V1.id)
+    engine.gate = asyncio.Event()
+    stage.ledger.put_version(offered)
+    stage.ledger.offer(offered, "run/.offer")
+    await stage.until(lambda: engine.taken == [V2.id])
     return engine.gate
 
 
@@ -118,6 +132,25 @@ async def test_a_removed_engine_whose_load_ended_well_leaves_nothing(tmp_path: P
         await stage.until(lambda: stage.engines["a"].closed)
         assert may_be_recycled(stage.ledger)
         assert stage.ledger.removed == {}
+
+
+@pytest.mark.parametrize(
+    ("end", "left"), [(Refit(outcome=Outcome.ACK, resumed=True), ()), (REFUSED, ()), (LATE, (V2.id,))]
+)
+async def test_an_engine_that_is_removed_while_it_takes_an_offer_holds_up_no_trainer_and_leaves_what_its_end_says(
+    tmp_path: Path, end: Refit, left: tuple[str, ...]
+) -> None:
+    async with stage_in(tmp_path) as stage:
+        await ready(stage)
+        gate = await serve_one_and_begin_to_take_two(stage)
+        assert stage.ledger.is_offered(V2)
+        stage.engines["a"].script = [end]
+        stage.fleet.remove(NAME)
+        assert not stage.ledger.is_offered(V2)
+        gate.set()
+        await stage.until(lambda: stage.engines["a"].closed)
+        assert stage.ledger.loading == {}
+        assert [version for record in stage.ledger.removed.values() for version in record.unproven] == [*left]
 
 
 @pytest.mark.parametrize("name", [NAME, "another-name"])

@@ -1,7 +1,9 @@
 """`handover=True`, as the trainer sees it: what is offered and said of it, and what comes first after a failure."""
 
 import errno
+import gc
 import os
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,12 +55,25 @@ def said(service: StandIn, step: int) -> list[str]:
 def test_the_service_hears_of_an_offer_and_then_of_its_files(
     publisher: WeightPublisher, service: StandIn, trainer: SharedTensors
 ) -> None:
-    publication = publisher.publish(trainer.tensors, step=1, handover=True)
+    publication = publisher.publish(trainer.tensors, step=1, handover=True, metadata={"job": "seven"})
     assert publication.handed is not None
     assert publication.handed.reason == "no engine of the run is known to the service"
     assert not list((publication.path.parent).glob(".offer-*"))  # the tensors are the trainer's own again
     publication.committed(30)
     assert (said(service, 1), publication.path.is_dir()) == (["offer", Kind.FULL], True)
+    assert [notice.metadata["job"] for notice in service.bodies] == ["seven"] * 2  # its trace begins with the offer
+
+
+def test_no_tensor_is_kept_that_was_handed_over(publisher: WeightPublisher, trainer: SharedTensors) -> None:
+    state = {name: tensor.view(tensor.shape) for name, tensor in trainer.tensors.items()}
+    kept = [weakref.ref(tensor) for tensor in state.values()]
+    publication = publisher.publish(state, step=1, handover=True)
+    assert publication.handed is not None
+    assert publication.handed.timings is not None  # else they were not even offered
+    del state
+    gc.collect()
+    assert [ref() for ref in kept] == [None] * len(kept)
+    publication.committed(30)
 
 
 def test_after_files_that_failed_the_next_version_is_durable_before_any_engine_hears_of_it(

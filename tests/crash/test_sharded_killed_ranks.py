@@ -48,7 +48,7 @@ def _go_on(rank: int, size: int, root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("who", "where"), [(1, "opened"), (1, "write_at"), (1, "sync"), (2, "digest"), (0, "write_at"), (0, "rename")]
+    ("who", "where"), [(1, "_open"), (1, "write_at"), (1, "sync"), (2, "digest"), (0, "write_at"), (0, "rename")]
 )
 def test_a_rank_that_is_killed_in_mid_publish_ends_in_an_error_on_the_others_and_no_version(
     tmp_path: Path, who: int, where: str

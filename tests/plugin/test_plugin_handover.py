@@ -1,6 +1,5 @@
 """Weights handed over from a trainer's memory to a real SGLang, by the service: the GPU's twin in shared memory."""
 
-import shutil
 from collections.abc import Generator
 from pathlib import Path
 
@@ -20,10 +19,8 @@ RUN = "handed/over"
 
 
 @pytest.fixture
-def job(sglang_plugged: PluggedSglang, tmp_path: Path) -> Generator[Job]:
-    root = sglang_plugged.root
-    shutil.rmtree(root / RUN, ignore_errors=True)
-    with running(tmp_path, sglang_plugged, "--run", RUN, root=root, run=RUN) as job:
+def job(sglang_plugged: PluggedSglang, service: Path) -> Generator[Job]:
+    with running(service, sglang_plugged, "--run", RUN, root=sglang_plugged.root, run=RUN) as job:
         yield job
 
 

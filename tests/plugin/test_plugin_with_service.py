@@ -18,12 +18,6 @@ pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 RUN = "with/service"
 
 
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the services of this module keep their journal: they are one after the other on one root."""
-    return tmp_path_factory.mktemp("service")
-
-
 def test_what_a_trainer_publishes_goes_through_the_plugin_and_everyone_can_see_that(
     sglang_plugged: PluggedSglang, models: Path, service: Path
 ) -> None:

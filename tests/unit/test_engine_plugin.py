@@ -127,7 +127,7 @@ async def test_one_rank_that_would_not_load_it_is_enough_and_the_others_let_go_o
     put(root, 1)
     with plugged_mini(root, size=2) as sglang:
         looking = sglang.members[1].engine.looking
-        monkeypatch.setattr(looking, "_known", lambda: (_ for _ in ()).throw(OSError("stale handle")))
+        monkeypatch.setattr(looking, "known", lambda: (_ for _ in ()).throw(OSError("stale handle")))
         async with speaking_to(sglang, root) as engine:
             done = await refit(engine, target(root, 1))
         assert (done.outcome, done.resumed) == (Outcome.NACK, True)

@@ -2,32 +2,14 @@
 
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from refitd_client import PublishError, RankLostError, ShardedPublisher, durable
 from refitd_client.sharded import follower
 from support import published, sharded_cases
-from support.ranks import run_ranks
-
-
-def _whole(folder: Path) -> list[str]:
-    """The visible versions, each of them held against its manifest."""
-    names = published.versions(folder)
-    for name in names:
-        published.check(folder / name)
-    return names
-
-
-def _attempt(call: Callable[[], Any]) -> Exception | None:
-    try:
-        call()
-    except Exception as error:
-        return error
-    return None
+from support.ranks import attempted, run_ranks
 
 
 def _die(rank: int, size: int, root: Path, who: int, where: str) -> list[Exception | None]:
@@ -37,7 +19,7 @@ def _die(rank: int, size: int, root: Path, who: int, where: str) -> list[Excepti
     if rank == who:
         module = durable if hasattr(durable, where) else follower.writing
         setattr(module, where, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
-    errors = [_attempt(lambda: publisher.publish(model, step=2)), _attempt(lambda: publisher.publish(model, step=3))]
+    errors = [attempted(lambda: publisher.publish(model, step=2)), attempted(lambda: publisher.publish(model, step=3))]
     publisher.close()
     return errors
 
@@ -63,7 +45,7 @@ def test_a_rank_that_is_killed_in_mid_publish_ends_in_an_error_on_the_others_and
         assert f"rank {who} is gone" in str(errors[0])
         assert isinstance(errors[1], PublishError)
         assert "open another" in str(errors[1])
-    assert _whole(run) == ["v000001"]
+    assert published.whole(run) == ["v000001"]
     assert (published.leftovers(run) == []) == (who != 0)  # what rank 0 left the service finds, its lock being free
     assert run_ranks(2, tmp_path, _go_on, tmp_path) == [None, None]
-    assert "v000002" in _whole(run)[-1]
+    assert "v000002" in published.whole(run)[-1]

@@ -4,9 +4,8 @@
 """
 
 import shutil
-import threading
 from collections.abc import Generator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import httpx
@@ -32,26 +31,25 @@ def test_a_facade_turns_areal_s_calls_into_the_transaction_and_streams_the_rest(
     with (
         ArealServer(tmp_path, job, "--engine", f"{job.engine.url}=0") as facade,
         httpx.Client(base_url=facade.url, timeout=PATIENCE, trust_env=False) as areal,
+        ThreadPoolExecutor() as threads,
     ):
         assert areal.get("/health").status_code == 200
         old = served_by(job.engine)
         endless = {"temperature": 0, "max_new_tokens": 1000, "ignore_eos": True}
-        ends: list[str] = []
 
-        def generate(*, stream: bool) -> None:
+        def generate(*, stream: bool) -> str:
             body = {"input_ids": PROMPT, "sampling_params": endless, "stream": stream}
             with areal.stream("POST", "/generate", json=body) as reply:
-                text = "".join(reply.iter_text())
-            ends.append("abort" if '"abort"' in text else text)
+                return "".join(reply.iter_text())
 
-        running_ones = [threading.Thread(target=generate, kwargs={"stream": stream}) for stream in (False, True)]
-        for each in running_ones:
-            each.start()
-        while areal.post("/pause_generation", json={}).json()["status"] != "ok" or len(ends) < 2:
-            for each in running_ones:
-                each.join(0.1)
-        late = threading.Thread(target=generate, kwargs={"stream": False})
-        late.start()
+        under_way = [threads.submit(generate, stream=stream) for stream in (False, True)]
+        while True:
+            assert areal.post("/pause_generation", json={}).json()["status"] == "ok"
+            if not wait(under_way, timeout=0.5).not_done:
+                break
+            areal.post("/continue_generation", json={})  # one that came after the pause waits for this
+        assert all('"abort"' in each.result() for each in under_way)
+        late = threads.submit(generate, stream=False)
 
         folder = tmp_path / "fileroot/weight_update_v4"
         shutil.copytree(models / "model_b", folder)
@@ -61,11 +59,10 @@ def test_a_facade_turns_areal_s_calls_into_the_transaction_and_streams_the_rest(
         now = served_by(job.engine)
         assert (now.path, now.label) == (str(job.root / RUN / "v000004"), "4")
         assert now.answer != old.answer
-        assert late.is_alive()  # it waits at the facade, and the engine is not paused
+        assert not late.done()  # it waits at the facade, and the engine is not paused
         assert areal.post("/continue_generation", json={}).json()["status"] == "ok"
         areal.post("/abort_request", json={"abort_all": True})
-        late.join(PATIENCE)
-        assert len(ends) == 3
+        assert late.result(PATIENCE)
 
         refused = areal.post("/update_weights_from_distributed", json={})
         assert refused.status_code == 409

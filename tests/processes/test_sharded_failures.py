@@ -27,24 +27,8 @@ from refitd_client import (
 from refitd_client.contract.slot import ShardLayout, layout_of, slot_name, slots_path
 from refitd_client.contract.states import WaitOutcome
 from support import published, sharded_cases
-from support.ranks import run_ranks
+from support.ranks import attempted, run_ranks
 from support.scripted_service import Answer, Request, ScriptedService, problem, version, waited
-
-
-def _whole(folder: Path) -> list[str]:
-    """The visible versions, each of them held against its manifest."""
-    names = published.versions(folder)
-    for name in names:
-        published.check(folder / name)
-    return names
-
-
-def _attempt(call: Callable[[], Any]) -> Exception | None:
-    try:
-        call()
-    except Exception as error:
-        return error
-    return None
 
 
 def _with_nan(rank: int, size: int) -> Any:
@@ -112,7 +96,7 @@ def _refuse_all(rank: int, size: int, root: Path) -> dict[str, Exception | None]
     for name, (weights, sharded, _) in BAD.items():
         bad = weights(rank, size)
         with ShardedPublisher(root, name) as publisher:
-            errors[name] = _attempt(lambda: publisher.publish(bad, step=1, sharded=sharded))  # noqa: B023
+            errors[name] = attempted(lambda: publisher.publish(bad, step=1, sharded=sharded))  # noqa: B023
             publisher.publish(good, step=1)
     return errors
 
@@ -135,16 +119,16 @@ def test_weights_that_are_no_version_are_refused_on_every_rank_and_the_publisher
     assert isinstance(other, InvalidWeightsError)
     assert re.search(BAD[name][2], str(one))
     assert (str(one), one.tensor) == (str(other), other.tensor)
-    assert _whole(root / name) == ["v000001"]
+    assert published.whole(root / name) == ["v000001"]
     assert published.leftovers(root / name) == []
 
 
 def _at_step(rank: int, size: int, root: Path) -> list[Exception | None]:
     model = sharded_cases.fsdp2(rank, size)
     with ShardedPublisher(root, "run") as publisher:
-        errors = [_attempt(lambda: publisher.publish(model, step=1 + rank))]
+        errors = [attempted(lambda: publisher.publish(model, step=1 + rank))]
         publisher.publish(model, step=5)
-        errors += [_attempt(lambda: publisher.publish(model, step=5))]
+        errors += [attempted(lambda: publisher.publish(model, step=5))]
         publisher.publish(model, step=6)
     return errors
 
@@ -154,7 +138,7 @@ def test_ranks_at_different_steps_publish_nothing(tmp_path: Path) -> None:
     for errors in run_ranks(2, tmp_path, _at_step, tmp_path):
         assert [type(error) for error in errors] == [StepConflictError] * 2
         assert "rank 1 publishes step 2 and rank 0 step 1" in str(errors[0])
-    assert _whole(tmp_path / "run") == ["v000005", "v000006"]
+    assert published.whole(tmp_path / "run") == ["v000005", "v000006"]
 
 
 def _no_room(rank: int, size: int, root: Path) -> Exception | None:
@@ -167,7 +151,7 @@ def _no_room(rank: int, size: int, root: Path) -> Exception | None:
     with ShardedPublisher(root, "run") as publisher:
         if rank == 1:
             durable.write_at = full
-        error = _attempt(lambda: publisher.publish(model, step=1))
+        error = attempted(lambda: publisher.publish(model, step=1))
         durable.write_at = original
         publisher.publish(model, step=1)
     return error
@@ -178,7 +162,7 @@ def test_a_rank_without_room_is_named_on_every_rank(tmp_path: Path) -> None:
     for error in run_ranks(2, tmp_path, _no_room, tmp_path):
         assert isinstance(error, NoSpaceError)
         assert "rank 1: " in str(error)
-    assert _whole(tmp_path / "run") == ["v000001"]
+    assert published.whole(tmp_path / "run") == ["v000001"]
 
 
 def _go_on(rank: int, size: int, root: Path) -> None:
@@ -190,7 +174,7 @@ def _late(rank: int, size: int, root: Path) -> Exception | None:
     publisher = ShardedPublisher(root, "run", rank_timeout=0.5)
     if rank == 1:
         time.sleep(1.5)
-    return _attempt(lambda: publisher.publish(sharded_cases.full_state(), step=1))
+    return attempted(lambda: publisher.publish(sharded_cases.full_state(), step=1))
 
 
 def test_a_rank_that_does_not_come_is_given_up_by_name(tmp_path: Path) -> None:
@@ -200,11 +184,11 @@ def test_a_rank_that_does_not_come_is_given_up_by_name(tmp_path: Path) -> None:
     assert "rank 1 is gone, or did not come to publish step 1 within 0.5 s" in str(first)
     assert isinstance(second, RankLostError)
     assert second.rank == 0
-    assert _whole(tmp_path / "run") == []
+    assert published.whole(tmp_path / "run") == []
 
 
 def _opened(_: int, __: int, root: Path) -> Exception | None:
-    return _attempt(lambda: ShardedPublisher(root, "run").close())
+    return attempted(lambda: ShardedPublisher(root, "run").close())
 
 
 def test_a_run_that_is_held_by_another_is_refused_on_every_rank(tmp_path: Path) -> None:
@@ -274,7 +258,7 @@ def _fail_in_a_slot(rank: int, size: int, root: Path) -> list[Exception | None]:
     if rank == 0:
         _hand_back(root, root / "run" / "v000001")
     durable.write_at = late
-    error = _attempt(lambda: publisher.publish({"w": torch.full((300, 300), 2.0)}, step=2))
+    error = attempted(lambda: publisher.publish({"w": torch.full((300, 300), 2.0)}, step=2))
     publisher.close()
     return [error]
 
@@ -284,17 +268,17 @@ def test_a_slot_that_a_late_rank_may_still_write_to_is_nobody_s_any_more(tmp_pat
     first, _ = run_ranks(2, tmp_path, _fail_in_a_slot, tmp_path)
     assert isinstance(first[0], RankLostError)
     assert "write its part" in str(first[0])
-    assert (_whole(tmp_path / "run"), published.leftovers(tmp_path / "run")) == ([], [])
+    assert (published.whole(tmp_path / "run"), published.leftovers(tmp_path / "run")) == ([], [])
     assert list((tmp_path / slots_path("run")).iterdir()) == []
     assert run_ranks(2, tmp_path, _go_on, tmp_path) == [None, None]
-    assert _whole(tmp_path / "run") == ["v000002"]
+    assert published.whole(tmp_path / "run") == ["v000002"]
 
 
 def _announced(rank: int, size: int, root: Path, url: str) -> tuple[str, Exception | None]:
     with ShardedPublisher(root, "run", url, token="secret") as publisher:
         model = sharded_cases.fsdp2(rank, size)
         publication = publisher.publish(model, step=1)
-        return publication.wait(5).outcome, _attempt(lambda: publisher.publish(model, step=2))
+        return publication.wait(5).outcome, attempted(lambda: publisher.publish(model, step=2))
 
 
 def test_one_rank_tells_the_service_and_any_can_wait(tmp_path: Path) -> None:
@@ -313,7 +297,7 @@ def test_one_rank_tells_the_service_and_any_can_wait(tmp_path: Path) -> None:
         assert isinstance(error, UnauthorizedError)
         assert error.publication is not None
         assert error.publication.step == 2
-    assert _whole(tmp_path / "run") == ["v000001", "v000002"]
+    assert published.whole(tmp_path / "run") == ["v000001", "v000002"]
 
 
 def _fail_while_others_redistribute(rank: int, size: int, root: Path, failure: Exception) -> list[Exception | None]:
@@ -333,9 +317,9 @@ def _fail_while_others_redistribute(rank: int, size: int, root: Path, failure: E
     with ShardedPublisher(root, "run") as publisher:
         if rank == 1:
             setattr(place, name, fail)
-        error = _attempt(lambda: publisher.publish(state, step=1))
+        error = attempted(lambda: publisher.publish(state, step=1))
         setattr(place, name, works)
-        return [error, _attempt(lambda: publisher.publish(state, step=1))]
+        return [error, attempted(lambda: publisher.publish(state, step=1))]
 
 
 @pytest.mark.parametrize(
@@ -350,7 +334,7 @@ def test_a_rank_that_fails_before_a_collective_leaves_no_other_in_it(
         error, again = told
         assert re.search(f"rank 1.*{said}", str(error)), error
         assert again is None
-    assert _whole(tmp_path / "root" / "run") == ["v000001"]
+    assert published.whole(tmp_path / "root" / "run") == ["v000001"]
 
 
 def _agree_on_what_is_not_written(rank: int, size: int, root: Path) -> list[str]:
@@ -360,7 +344,7 @@ def _agree_on_what_is_not_written(rank: int, size: int, root: Path) -> list[str]
         other["more"] = torch.ones(3)
     with ShardedPublisher(root, "run") as publisher:
         publisher.publish(one, step=1)
-        told = [type(_attempt(lambda: publisher.publish(other, step=1))).__name__ for _ in range(2)]
+        told = [type(attempted(lambda: publisher.publish(other, step=1))).__name__ for _ in range(2)]
         publisher.publish(other, step=2)
     return told
 
@@ -368,5 +352,5 @@ def _agree_on_what_is_not_written(rank: int, size: int, root: Path) -> list[str]
 def test_a_layout_that_was_agreed_on_and_not_written_is_no_layout(tmp_path: Path) -> None:
     told = run_ranks(2, tmp_path, _agree_on_what_is_not_written, tmp_path / "root")
     assert told == [["StepConflictError"] * 2] * 2
-    assert _whole(tmp_path / "root" / "run") == ["v000001", "v000002"]
+    assert published.whole(tmp_path / "root" / "run") == ["v000001", "v000002"]
     assert {*published.tensors(tmp_path / "root/run/v000002")} == {"w", "more"}

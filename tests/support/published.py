@@ -48,3 +48,11 @@ def tensors(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
 def shards(folder: Path) -> list[Path]:
     """The shards, in order of name."""
     return sorted(folder.glob("*.safetensors"))
+
+
+def whole(folder: Path) -> list[str]:
+    """The visible versions, each of them held against its manifest."""
+    names = versions(folder)
+    for name in names:
+        check(folder / name)
+    return names

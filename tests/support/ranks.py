@@ -55,3 +55,12 @@ def _rank(rank: int, size: int, store: Path, pipe: Connection, job: Callable[...
         result = error
     pipe.send(result)
     os._exit(0)  # without destroying groups that may wait for a rank that is dead
+
+
+def attempted(call: Callable[[], object]) -> Exception | None:
+    """What a call raised, for a job that is to go on."""
+    try:
+        call()
+    except Exception as error:
+        return error
+    return None

@@ -1,6 +1,7 @@
-"""No test here starts processes: where the plugin would begin one to read for it, there is none."""
+"""What tests of the plugin share. No test here starts processes: where the plugin would begin one, there is none."""
 
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 
@@ -12,3 +13,23 @@ def no_clerks() -> Generator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Helper, "begin", lambda _: None)
         yield
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """An empty root, as a service has made it."""
+    (tmp_path / "root" / ".refitd").mkdir(parents=True)
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def startup(tmp_path: Path) -> Path:
+    """The folder of the model that a tiny rank is started with."""
+    from safetensors.torch import save_file  # only those that ask for it wait for torch
+
+    from support.mini_sglang import tiny_weights
+
+    folder = tmp_path / "startup"
+    folder.mkdir()
+    save_file(tiny_weights(0), folder / "model.safetensors")
+    return folder

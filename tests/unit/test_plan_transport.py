@@ -67,8 +67,14 @@ def test_ranks_outside_the_update_group_may_share_gpus() -> None:
 
 def test_a_hand_over_says_what_it_takes_for_granted_of_the_service() -> None:
     made = plan("sglang:d1|fsdp:d1", gpus_per_node=1, plugin=True)
-    assert next(way for way in made.ways if way.chosen).carried_out
     assert any("--strategy all" in text for text in made.assumptions)
+
+
+def test_a_hand_over_is_not_claimed_as_long_as_no_trainer_can_ask_for_one() -> None:
+    made = plan("sglang:d1|fsdp:d1", gpus_per_node=1, plugin=True)
+    assert made.transport is Transport.HANDOVER
+    assert not next(way for way in made.ways if way.chosen).carried_out
+    assert made.meanwhile is Transport.DISK_DELTA
 
 
 def test_the_plugin_is_looked_for_where_nobody_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +134,7 @@ def test_every_figure_of_a_cost_stands_in_the_benchmarks() -> None:
     page = (DOCS / "benchmarks.md").read_text()
     for transport, cost in COSTS.items():
         figures = re.findall(r"\d+(?:\.\d+)?", cost)
-        assert figures, transport
+        assert figures or transport is Transport.HANDOVER
         assert [figure for figure in figures if figure not in page] == [], transport
 
 

@@ -26,20 +26,6 @@ from support.mini_sglang import expected, tiny_weights, values
 from support.tiny_rank import Rank, Weights, delta, version
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    (tmp_path / "root" / ".refitd").mkdir(parents=True)
-    return tmp_path / "root"
-
-
-@pytest.fixture
-def startup(tmp_path: Path) -> Path:
-    folder = tmp_path / "startup"
-    folder.mkdir()
-    save_file(tiny_weights(0), folder / "model.safetensors")
-    return folder
-
-
 class InProcess(Helper):
     """A clerk whose letters go through bytes and whose files are its own, without a process."""
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from refitd_sglang import fitted, sparse
 from refitd_sglang.patch import HostPatch
@@ -17,20 +16,6 @@ from refitd_sglang.transaction import Outcome
 from support.forged import sign
 from support.mini_sglang import expected, tiny_weights, values
 from support.tiny_rank import Breaking, Rank, Weights, delta, group, together, version
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    (tmp_path / "root" / ".refitd").mkdir(parents=True)
-    return tmp_path / "root"
-
-
-@pytest.fixture
-def startup(tmp_path: Path) -> Path:
-    folder = tmp_path / "startup"
-    folder.mkdir()
-    save_file(tiny_weights(0), folder / "model.safetensors")
-    return folder
 
 
 def changed(weights: Weights, seed: int, *names: str) -> Weights:

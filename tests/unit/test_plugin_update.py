@@ -19,20 +19,6 @@ from support.tiny_rank import Breaking, Rank, group, together, version
 Weights = dict[str, torch.Tensor]
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    (tmp_path / "root" / ".refitd").mkdir(parents=True)
-    return tmp_path / "root"
-
-
-@pytest.fixture
-def startup(tmp_path: Path) -> Path:
-    folder = tmp_path / "startup"
-    folder.mkdir()
-    save_file(tiny_weights(0), folder / "model.safetensors")
-    return folder
-
-
 def test_versions_are_served_first_by_the_loader_then_by_replay(root: Path, startup: Path) -> None:
     rank = Rank(startup)
     hows: list[str] = []

@@ -90,5 +90,8 @@ def hinders(transport: Transport, now: Situation) -> str | None:
 
 
 def carried_out(transport: Transport, now: Situation) -> bool:
-    """Whether refitd does it itself in this situation. Broadcasts are the trainer's own: refitd only advises."""
-    return transport not in {Transport.NCCL, Transport.GLOO} and hinders(transport, now) is None
+    """Whether this release does it itself in this situation. Of the others it only says that they would be better.
+
+    Broadcasts are the trainer's own. The hand-over is designed (docs/adr/0008), and no trainer can ask for it yet.
+    """
+    return transport in {Transport.DISK, Transport.DISK_DELTA} and hinders(transport, now) is None

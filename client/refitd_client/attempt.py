@@ -14,25 +14,22 @@ import errno
 import logging
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from refitd_client.announcement import announce
 from refitd_client.background import Outcome
-from refitd_client.connection import Connection
-from refitd_client.content import Content, Reading, Weights
+from refitd_client.content import Content
 from refitd_client.contract.naming import Order, version_folder, version_id
 from refitd_client.contract.states import Kind
 from refitd_client.contract.wire import Notice
-from refitd_client.delta.maker import DeltaMaker, Offer
+from refitd_client.delta.maker import Offer
 from refitd_client.errors import ServiceProblemError, StorageError
-from refitd_client.handover.handing import Debt, Hand, Handed, NotOfferedError, Place
-from refitd_client.handover.making import Layouts
-from refitd_client.mapped import Mappings
+from refitd_client.handover.handing import Handed, Place
+from refitd_client.handover.lending import Lending, fingerprinted
+from refitd_client.means import Means
 from refitd_client.progress import Laps, Progress
 from refitd_client.publication import Publication, StagedPublication
-from refitd_client.run_folder import RunFolder
-from refitd_client.shards import TensorShards
 from refitd_client.staging import free_bytes, no_space
 from refitd_client.tracing import PublishTrace
 from refitd_client.writing import VersionWriter, Written
@@ -41,19 +38,6 @@ DeltaChoice = Literal["auto", "never"]
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _log = logging.getLogger("refitd_client")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Means:
-    """What a publisher has for all of its versions."""
-
-    folder: RunFolder
-    reading: Reading
-    deltas: DeltaMaker
-    mappings: Mappings
-    connection: Connection | None
-    debt: Debt = field(default_factory=Debt)
-    layouts: Layouts = field(default_factory=Layouts)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,7 +61,7 @@ class Attempt:
         """Write and commit the version. Nobody was told of it yet."""
         with self._guarded(), self._offered(weights) as offer:
             written = self._writer(self.progress).write(self._made(offer))
-            self.means.deltas.committed(self._id)
+            self._committed()
         return self._publication(offer, written)
 
     def stage(self, weights: Any) -> Callable[[], Publication]:
@@ -91,20 +75,18 @@ class Attempt:
 
         Where the version does not come about after all, the service is told so.
         """
-        told: Place | None = None
+        lending = self._lending
         try:
             with self._guarded(), self._offered(weights) as offer:
-                content, place = _fingerprinted(self._made(offer)), self._place
-                # Engines may hear of it from here on: its name is used up, whatever becomes of its files.
-                self.means.folder.promise(self.order)
-                with self._handing(place, content.weights) as hand:
-                    told = place if isinstance(hand, Hand) else None
+                content = fingerprinted(self._made(offer))
+                self.means.folder.promise(self.order)  # whatever becomes of its files: engines may hear of it now
+                with lending.of(content.weights) as over:
                     finish = self._writer(self.progress).stage(content)
-                    handed = hand.over() if isinstance(hand, Hand) else Handed(reason=hand)
+                    handed = over()
         except BaseException as error:
-            self._failed(told, error)
+            lending.failed(error)
             raise
-        return self._finishing(offer, finish, told), handed
+        return self._finishing(offer, finish, lending), handed
 
     def announce(self, publication: Publication) -> Publication:
         """Tell the service. A service that does not carry out deltas is sent no more of them."""
@@ -117,48 +99,33 @@ class Attempt:
             raise
 
     def _finishing(
-        self, offer: Offer, finish: Callable[[], Written], place: Place | None = None
+        self, offer: Offer, finish: Callable[[], Written], lending: Lending | None = None
     ) -> Callable[[], Publication]:
         def rest() -> Publication:
             try:
                 with self._guarded():
                     written = finish()
-                    self.means.deltas.committed(self._id)
+                    self._committed()
             except BaseException as error:
-                self._failed(place, error)
+                if lending is not None:
+                    lending.failed(error)
                 raise
-            self.means.debt.due = False
             return self.announce(self._publication(offer, written))
 
         return rest
 
-    def _failed(self, place: Place | None, error: BaseException) -> None:
-        """Where the service was told of an offer, engines may serve what has no files now: the next version is
-        durable before any engine hears of it.
-        """
-        if place is not None:
-            self.means.debt.due = True
-            place.fail(str(error) or type(error).__name__)
+    def _committed(self) -> None:
+        """It is durable: deltas may be on it, and what was handed over before owes nothing any more."""
+        self.means.deltas.committed(self._id)
+        self.means.debt.due = False
 
     @property
-    def _place(self) -> Place:
+    def _lending(self) -> Lending:
         connection, folder = self.means.connection, self.means.folder
         if connection is None:
             raise ValueError("handover=True needs a service to tell engines: open the publisher with service_url")
-        return Place(root=folder.root, run=folder.run, order=self.order, connection=connection, metadata=self.metadata)
-
-    @contextmanager
-    def _handing(self, place: Place, weights: Weights) -> Generator[Hand | str, None, None]:
-        """Lend the tensors while the context lasts, or say why not."""
-        hand = _hand(place, weights, self.means.layouts)
-        if isinstance(hand, str):
-            _log.warning("%s is not handed over, and goes by its files: %s", place.version, hand)
-            yield hand
-            return
-        try:
-            yield hand
-        finally:
-            hand.withdraw()
+        place = Place(root=folder.root, run=folder.run, order=self.order, connection=connection, metadata=self.metadata)
+        return Lending(place=place, layouts=self.means.layouts, debt=self.means.debt)
 
     def staged(self, outcome: Outcome, handed: Handed | None = None) -> StagedPublication:
         """What the trainer gets while the rest goes on."""
@@ -263,20 +230,3 @@ class Attempt:
             connection=self.means.connection,
             begun=self.begun,
         )
-
-
-def _fingerprinted(content: Content) -> Content:
-    """An offer names the fingerprints of tensors, and so does the manifest of the files that follow."""
-    if not isinstance(content.weights, TensorShards):
-        return content
-    return replace(content, weights=replace(content.weights, fingerprinted=True))
-
-
-def _hand(place: Place, weights: Weights, layouts: Layouts) -> Hand | str:
-    """The offer of them, or why there is none."""
-    if not isinstance(weights, TensorShards):
-        return "files are not lent: pass tensors"
-    try:
-        return Hand(place, weights.sources, layouts, check_finite=weights.check_finite)
-    except NotOfferedError as error:
-        return str(error)

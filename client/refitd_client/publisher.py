@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
-from refitd_client.attempt import Attempt, DeltaChoice, Means
+from refitd_client.attempt import Attempt, DeltaChoice
 from refitd_client.background import Background, Outcome
 from refitd_client.base_model import BaseModel
 from refitd_client.casts import casts
@@ -37,6 +37,7 @@ from refitd_client.errors import RefitError
 from refitd_client.handover import lender
 from refitd_client.handover.handing import Handed
 from refitd_client.mapped import Mappings
+from refitd_client.means import Means
 from refitd_client.progress import Progress
 from refitd_client.publication import Publication, StagedPublication
 from refitd_client.reserve import Reserve

@@ -47,13 +47,6 @@ class Handed:
     timings: Mapping[str, float] | None = None
 
 
-@dataclass(slots=True)
-class Debt:
-    """Whether the files of something that was handed over are `due`, and were not written."""
-
-    due: bool = False
-
-
 class NotOfferedError(Exception):
     """Why there is no offer, as a sentence."""
 

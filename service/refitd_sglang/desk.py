@@ -56,7 +56,7 @@ class Desk:
     def _hello(self) -> Reply:
         args, engine = self._runner.args, self._engine
         if engine is not None:
-            engine.looking.clerk.begin()  # somebody is there who will have versions prepared
+            engine.preparing.looking.clerk.begin()  # somebody is there who will have versions prepared
         return {
             "ok": True,
             "protocol": PROTOCOL,

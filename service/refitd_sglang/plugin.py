@@ -114,7 +114,7 @@ class Plugin:
 
     def _call(self, stock: Any, updater: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What is asked for; None where it is nothing for the plugin."""
-        from refitd_sglang.engine import Call
+        from refitd_sglang.call import Call
         from refitd_sglang.offered import is_promised
         from refitd_sglang.source import is_version
 

@@ -79,7 +79,7 @@ def spread(times: list[float]) -> dict[str, float]:
 
 def measured(rank: Rank, paths: list[Path], rounds: int, check: bool) -> dict[str, Any]:
     """Both ways in turns."""
-    clerk = rank.engine.looking.clerk
+    clerk = rank.engine.preparing.looking.clerk
     ask, found = clerk.ask, dict[str, list[dict[str, float]]]()
     for number in range(2 * rounds):
         way = ("clerk", "thread")[number % 2]
@@ -128,7 +128,7 @@ def run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     for path in full:
         rank.answer(path)
     some = delta(root, 3, 2, weights_of(model, 2), changed(weights_of(model, 2)))
-    rank.engine.looking.clerk.begin()
+    rank.engine.preparing.looking.clerk.begin()
     rank.engine.prepare(str(full[0]))  # the clerk is up when it has answered
     stop = threading.Event()
     loop = threading.Thread(target=spinning, args=(stop,))

@@ -114,7 +114,7 @@ class Bench:
             if name == "beside a loop":
                 loop.start()
             self.rank.engine.forget()
-            self.rank.engine._keeper.close()
+            self.rank.engine.preparing.keeper.close()
             fill(self.trainer, weights_of(self.model, 4))
             every = [self.step(3) for _ in range(1 + rounds)]
             stop.set()

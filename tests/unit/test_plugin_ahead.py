@@ -50,12 +50,12 @@ class InProcess(Clerk):
 
 def with_clerk(startup: Path) -> Rank:
     rank = Rank(startup)
-    rank.engine.looking.clerk = InProcess()
+    rank.engine.preparing.looking.clerk = InProcess()
     return rank
 
 
 def replies(rank: Rank) -> list[Any]:
-    return rank.engine.looking.clerk.replies
+    return rank.engine.preparing.looking.clerk.replies
 
 
 def changed(weights: Weights, step: int) -> Weights:

@@ -359,7 +359,7 @@ def test_deltas_from_one_base_replace_each_other(root: Path, startup: Path) -> N
     for step in range(3, 12):
         after = changed(tiny_weights(2), 3)
         assert rank.answer(delta(root, step, 2, tiny_weights(2), after)).outcome is Outcome.SERVED
-    assert len(rank.engine.standing.deltas) == 1
+    assert len(rank.engine.footing.standing.deltas) == 1
 
 
 def test_memory_has_the_fingerprints_of_the_manifest(root: Path, startup: Path) -> None:

@@ -300,13 +300,13 @@ def test_files_that_follow_are_opened_without_being_asked_for(
 ) -> None:
     """The next prepare does not wait for it, and a folder that is deleted then can still be put back."""
     rank = Rank(startup)
-    opened, fall_back = Event(), rank.engine._following._look
-    rank.engine._following._look = lambda: fall_back() and (opened.set() or True)
+    opened, fall_back = Event(), rank.engine.footing._following._look
+    rank.engine.footing._following._look = lambda: fall_back() and (opened.set() or True)
     with lending(root, 5, trainer) as lent:
         take(rank, root, lent)
     folder = version(root, 5)
     assert opened.wait(30)
-    assert not isinstance(rank.engine.standing.source, Memory)
+    assert not isinstance(rank.engine.footing.standing.source, Memory)
     shutil.rmtree(folder)
     fill(trainer, tiny_weights(6))
     with lending(root, 6, trainer) as lent:

@@ -28,6 +28,10 @@ async def outcome(stage: Stage, id_: str, wait_for: str) -> str:
     return (await stage.http.get(f"/v1/versions/{id_}/wait", params=params)).json()["outcome"]
 
 
+async def explained(stage: Stage, subject: str) -> list[str]:
+    return (await stage.http.get(f"/v1/explain/{subject}")).json()["sentences"]
+
+
 def takes_offers(stage: Stage, name: str = "a") -> None:
     stage.engines[name].takes_offers = True
 
@@ -109,6 +113,26 @@ async def test_an_engine_that_broke_is_repaired_by_files_alone(tmp_path: Path) -
         assert stage.engines["a"].taken == [TWO]
 
 
+async def test_everyone_can_see_that_what_is_served_is_in_memory_alone_until_its_files_are_good(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage:
+        await ready(stage, "a")
+        await offer(stage, 2)
+        version = await taken(stage, TWO)
+        (engine,) = (await stage.http.get("/v1/engines")).json()["items"]
+        assert (version["in_memory"], engine["in_memory"]) == (True, True)
+        back = f"It has no good files yet: until it has, a restart of an engine or a rollback leads to {ONE}."
+        assert f"It has that from its trainer's memory. {back}" in await explained(stage, "a:1")
+        sentences = await explained(stage, TWO)
+        assert f"It was handed over from its trainer's memory. {back}" in sentences
+        assert "Engine a:1 serves it." in sentences
+        publish(stage.root, "run", 2, tensors(2))
+        await stage.until(TWO, lambda record: record.state is VersionState.SEALED)
+        (engine,) = (await stage.http.get("/v1/engines")).json()["items"]
+        version = (await stage.http.get(f"/v1/versions/{TWO}")).json()
+        assert (version["in_memory"], engine["in_memory"], engine["version"]) == (False, False, TWO)
+        assert not any("memory" in sentence for sentence in await explained(stage, "a:1") + await explained(stage, TWO))
+
+
 async def test_an_engine_that_restarts_before_the_files_are_there_goes_to_the_last_good_version(tmp_path: Path) -> None:
     async with serving(tmp_path) as stage:
         await ready(stage, "a")
@@ -129,6 +153,8 @@ async def test_what_failed_to_get_files_is_marked_so_stays_served_and_is_never_g
         version = stage.ledger.versions[TWO]
         assert (version.state, version.reason) == (VersionState.REJECTED, "its files will not come: no space left")
         assert await outcome(stage, TWO, "sealed") == "failed"
+        lack = f"It has no good files: a restart of an engine or a rollback leads to {ONE}."
+        assert f"It has that from its trainer's memory. {lack}" in await explained(stage, "a:1")
         goals = stage.ledger.goals("run")
         assert goals.last_good is not None
         assert goals.last_good.id == ONE

@@ -66,7 +66,8 @@ class Version:
     """A version as the service sees it. `bytes` counts all its files; `timings` maps stages to milliseconds.
 
     `base` is the version that a delta leads from. `needs_full`: it cannot be carried out, for the reason given, and the
-    next one that can is a full version.
+    next one that can is a full version. `in_memory`: it was handed over from its trainer's memory, and has no
+    good files yet, or never will: no engine can be brought back to it.
     """
 
     id: str
@@ -84,6 +85,7 @@ class Version:
     barred: bool = False
     base: str | None = None
     needs_full: bool = False
+    in_memory: bool = False
     engines: list[EngineOnVersion] = field(default_factory=list[EngineOnVersion])
     timings: dict[str, float] = field(default_factory=dict[str, float])
     metadata: dict[str, str] = field(default_factory=dict[str, str])
@@ -119,6 +121,7 @@ class Engine:
     `behind` counts the trainer's steps from there to its run's target; None where they cannot be compared: on start-up
     weights or unknown contents, without a target, and between generations.
     `plugin` is the release of refitd's plugin that carries out its loads; None where SGLang does, for `stock_reason`.
+    `in_memory` is that of the version it serves: after a restart it could not be brought back to it.
     """
 
     id: str
@@ -135,6 +138,7 @@ class Engine:
     skipped: int = 0
     plugin: str | None = None
     stock_reason: str | None = None
+    in_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,6 +53,11 @@ class VersionRecord:
         """The id on the wire and in the journal."""
         return version_id(self.run, self.order)
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether it was handed over from its trainer's memory, and has no good files yet, or never will."""
+        return self.handed and (self.state.is_open or self.state is VersionState.REJECTED)
+
     def differs_in_weights(self, other: "VersionRecord") -> bool:
         """Whether it is proved that the two hold other tensors: files that are cut the same way and not the same, or
         other fingerprints.

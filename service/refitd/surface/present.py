@@ -33,6 +33,7 @@ def present_version(
         pinned=record.pinned,
         barred=record.barred,
         created_at=record.created_at,
+        in_memory=record.in_memory,
         engines=[_on_version(engine, record) for engine in mine],
         timings=record.timings,
         metadata=record.metadata,
@@ -71,6 +72,7 @@ def steps_behind(engine: EngineRecord, ledger: Ledger) -> int | None:
 
 def present_engine(record: EngineRecord, ledger: Ledger) -> Engine:
     """An engine."""
+    serving = ledger.versions.get(record.serving or "")
     return Engine(
         id=record.id,
         url=record.url,
@@ -86,6 +88,7 @@ def present_engine(record: EngineRecord, ledger: Ledger) -> Engine:
         skipped=record.skipped,
         plugin=record.plugin,
         stock_reason=record.stock_reason,
+        in_memory=serving is not None and serving.in_memory,
     )
 
 

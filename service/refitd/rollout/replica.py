@@ -67,10 +67,9 @@ class Replica:
                 await self._probe()
             case Resume():
                 await self._resume()
-            case RefitTo(version, None):
-                await self._loads.by_files(version)
             case RefitTo(version, offer):
-                await self._loads.from_memory(version, offer)
+                loads = self._loads
+                await (loads.by_files(version) if offer is None else loads.from_memory(version, offer))
             case _:
                 assert_never(action)
 

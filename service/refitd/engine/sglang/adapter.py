@@ -234,6 +234,8 @@ class SglangEngine:
         self._beside.is_done()
         happened = what_happened(reply, self._dp_ranks)
         match happened:
+            case Untouched(reason) if again:  # untouched since the first try, which has written
+                return _tainted(f"its cache was not flushed, and then {reason}", watch)
             case Untouched(reason, vouched=True, needs_full=needs_full):
                 needs_full = target.in_place and needs_full
                 return await self._as_before(reason, None, target, watch, needs_full=needs_full)

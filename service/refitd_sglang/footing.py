@@ -40,6 +40,13 @@ class Footing:
         """Whether it is a version from memory, whose files were not there at the last look."""
         return self.standing is not None and isinstance(self.standing.source, Memory)
 
+    def at(self, path: str) -> Standing | None:
+        """What is served, where it came from this path and could not come from there again: a delta, or an offer."""
+        standing = self.standing
+        if standing is None or str(standing.folder) != str(Path(path).absolute()):
+            return None
+        return standing if standing.deltas or self.has_no_files else None
+
     def stand_on(self, standing: Standing | None) -> None:
         """This is served from now on; None where nobody knows what is."""
         with self._lock:  # against a thread that has just opened the files of what was there before

@@ -8,6 +8,7 @@ from pathlib import Path
 from threading import Event
 
 from refitd.catalog.validate import Options
+from refitd_sglang.again import Again
 from refitd_sglang.changes import Changes
 from refitd_sglang.devices import devices_of
 from refitd_sglang.footing import Footing
@@ -37,6 +38,8 @@ class Preparing:
 
     def here(self, path: str, *, check_bytes: bool) -> Way:
         """Look in this thread. Raises as `Looking.here`."""
+        if (standing := self._footing.at(path)) is not None:
+            return Again(standing, self._loading)
         options = Options()
         return self._way(self.looking.here(place_of(path, self._root), options, check_bytes=check_bytes), options)
 

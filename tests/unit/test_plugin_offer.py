@@ -89,6 +89,19 @@ def test_what_is_offered_is_served_by_the_loader_and_by_replay(
     assert rank.holds(5)
 
 
+def test_what_was_taken_is_served_when_it_is_told_again_after_the_offer_is_over(
+    root: Path, startup: Path, trainer: SharedTensors
+) -> None:
+    """As the service tells it again where SGLang could not flush its cache."""
+    rank = Rank(startup)
+    with lending(root, 5, trainer) as lent:
+        first = take(rank, root, lent)
+        assert lent.take_back(0.0)
+    again = rank.answer(root / "run" / "v000005")
+    assert (again.outcome, again.version, again.contents) == (Outcome.SERVED, "run~v000005", first.contents)
+    assert rank.holds(5)
+
+
 def test_it_has_the_contents_that_its_files_give(root: Path, startup: Path, trainer: SharedTensors) -> None:
     rank, other = Rank(startup), Rank(startup)
     with lending(root, 5, trainer) as lent:

@@ -35,7 +35,8 @@ check: $(READY) ## lint, formatting and types
 	@$(BIN)/ruff format --check client service tests
 	@$(BIN)/pyright
 
-soak: $(READY) ## a million steps of the simulation, on all cores (half an hour on two)
+soak: $(READY) ## a million steps of the simulation and unseen cases for the unit tests, on all cores (half an hour on two)
+	@$(BIN)/python -m pytest tests/unit -q -n auto --hypothesis-profile=default
 	@REFITD_SIMULATION_STEPS=$${REFITD_SIMULATION_STEPS:-1000000} REFITD_SIMULATION_SHARES=40 $(BIN)/python -m pytest tests/simulation -q -n auto $(ARGS)
 
 chaos: $(READY) ## kill the real publisher, service and engines at random times, under load (SGLang among them)

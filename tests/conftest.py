@@ -8,6 +8,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from support.plugged import PluggedSglang
 from support.servers import AREAL_VENV, KIT, SGLANG_VENV, SglangServer
@@ -15,6 +16,10 @@ from support.servers import AREAL_VENV, KIT, SGLANG_VENV, SglangServer
 # A shell that runs the tests in the background has SIGINT ignored, and what the tests start would ignore it as well.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# The same cases each time; `make soak`, or --hypothesis-profile=default, draws others.
+settings.register_profile("repeatable", derandomize=True)
+settings.load_profile("repeatable")
 
 collect_ignore_glob = [
     *([] if SGLANG_VENV else ["e2e/test_sglang_*.py"]),

@@ -165,8 +165,8 @@ MUTANTS = [
     Mutant(
         "collects the base of a delta that is kept",
         "service/refitd/reclaim/needs.py",
-        "if base is not None and (version.state",
-        "if base is None and (version.state",
+        "if base is not None and version.state",
+        "if base is None and version.state",
         "tests/unit/test_keep.py",
     ),
     Mutant(

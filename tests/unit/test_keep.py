@@ -189,6 +189,19 @@ def test_the_base_of_a_kept_delta_stays_with_it(name: str) -> None:
     assert verdicts[0].reasons == ("base of exp~v000003, which is kept",)
 
 
+def test_a_base_stays_with_a_retired_delta_that_an_engine_still_reads() -> None:
+    """A kill between RETIRED and the deletion leaves it so, and an engine may come back that serves it."""
+    versions = [version(1), version(2), version(3, RETIRED, kind=Kind.DELTA, base="v000001")]
+    assert kept_steps(decide(versions, KeepRules(last=1), leases={versions[2].id: lease()})) == [1, 2, 3]
+    assert kept_steps(decide(versions, KeepRules(last=1))) == [2]
+
+
+@pytest.mark.parametrize("state", [REJECTED, LOST])
+def test_a_delta_that_is_never_carried_out_keeps_no_base(state: VersionState) -> None:
+    versions = [version(1), version(2), version(3, state, kind=Kind.DELTA, base="v000001")]
+    assert kept_steps(decide(versions, KeepRules(last=1))) == [2, 3]
+
+
 @pytest.mark.parametrize("path", ["exp/step_1", "exp/step_1/actor", "exp"])
 def test_a_folder_that_overlaps_with_a_kept_version_stays(path: str) -> None:
     """A trainer rewrote a path after it was sealed: the LOST version and the new one share the folder."""
@@ -240,7 +253,7 @@ def test_nothing_that_anybody_needs_is_ever_dropped(
         is_newest = record.state is SEALED and record.order == max(other.order for other in newer)
         if record.id in leases or record.pinned or record.state in OPEN or is_newest:
             assert record.id in kept
-        if record.id in kept and record.base is not None:
+        if record.id in kept and record.base is not None and record.state not in (REJECTED, LOST):
             bases = [
                 other for other in versions if (other.run, version_folder(other.order)) == (record.run, record.base)
             ]

@@ -7,6 +7,8 @@ from refitd.catalog.record import VersionRecord
 from refitd_client.contract.naming import version_folder
 from refitd_client.contract.states import VersionState
 
+NEVER_CARRIED_OUT = frozenset({VersionState.REJECTED, VersionState.LOST, VersionState.DELETED})
+
 
 @dataclass(frozen=True, slots=True)
 class Need:
@@ -19,14 +21,15 @@ class Need:
 def needs_of(versions: Sequence[VersionRecord]) -> dict[str, list[Need]]:
     """Map the ids of versions to what they need: the base of a delta, and versions whose folders overlap with theirs.
 
-    A base is named by its id, or by its folder in the same run. A delta that is rejected, lost or about to be deleted
-    is never carried out: it needs nothing. The base of a base follows, down to a full version.
+    A base is named by its id, or by its folder in the same run. A delta that is rejected or lost is never carried out:
+    it needs nothing. One that is RETIRED does: what still keeps it is an engine that reads it. The base of a base
+    follows, down to a full version.
     """
     by_name = {(v.run, name): v.id for v in versions for name in (v.id, version_folder(v.order))}
     needs: dict[str, list[Need]] = {}
     for version in versions:
         base = by_name.get((version.run, version.base)) if version.base is not None else None
-        if base is not None and (version.state is VersionState.SEALED or version.state.is_open):
+        if base is not None and version.state not in NEVER_CARRIED_OUT:
             needs.setdefault(version.id, []).append(Need(base, f"base of {version.id}, which is kept"))
     for one, other in _overlaps(versions):
         needs.setdefault(one.id, []).append(_overlapping(other, one))

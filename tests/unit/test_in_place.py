@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,12 @@ def test_an_engine_goes_from_what_it_serves_to_a_delta_step_by_step(
 ) -> None:
     assert step_in_place(plugged(holds), wanted, VERSIONS) == step
     assert takes_in_place(plugged(holds), wanted, VERSIONS) == (step == wanted)
+
+
+def test_no_engine_gets_to_a_delta_by_what_was_rolled_back_from() -> None:
+    versions = VERSIONS | {SECOND.id: replace(SECOND, barred=True)}
+    assert step_in_place(plugged(FULL), THIRD, versions) is None
+    assert needs_copy(plugged(FULL), THIRD, versions)
 
 
 @pytest.mark.parametrize("more", [{"plugin": None}, {"known": False}, {"wants_full": True}])

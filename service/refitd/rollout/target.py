@@ -26,8 +26,13 @@ def choose_target(
     `finish` names one that stays the target as long as it can be loaded.
     """
     good = [version for version in versions if _is_good(version, held, carriage) and not version.barred]
-    unfinished = [version for version in good if version.id == finish and version.state is VersionState.SEALED]
+    unfinished = [version for version in good if version.id == finish and _can_come(version, carriage)]
     return max(unfinished or good, key=lambda version: version.order, default=None)
+
+
+def _can_come(version: VersionRecord, carriage: Carriage) -> bool:
+    """Whether engines that do not serve it yet may still get there."""
+    return version.state is VersionState.SEALED and not carriage.is_refused(version)
 
 
 def _is_good(version: VersionRecord, held: Collection[str], carriage: Carriage) -> bool:

@@ -148,10 +148,11 @@ class Promises:
             assert held.base is not folder, f"6: {server.name} would put back what is written again"
 
     def before_copying(self, name: str, folder: SimFolder) -> None:
-        """6: what is about to be written again. No server reads it, or names it as the model that it serves."""
+        """6: what is about to be written again. No server reads it, and none that is named says that it serves it."""
         for server in self._world.servers.values():
             assert server.reading is not folder, f"6: {server.name} is reading the copy that is written"
-            if server.up and server.path.endswith(copy_path(name)):
+            is_named = f"{server.name}:1" in self._life.ledger.engines
+            if is_named and server.up and server.path.endswith(copy_path(name)):
                 raise AssertionError(f"6: {server.name} serves the copy that is written")
         self.copied += 1
 

@@ -4,6 +4,7 @@
     write       the files and their commit, in one go; or
     stage       the bytes, until the trainer may go on; the files and their commit then in the background. What changed
                 has been copied when it is offered: a delta is put together and written in the background
+    hand_over   the tensors to engines on this host, and the bytes meanwhile as with `stage` (`handover/`)
     announce    the notice
 
 Whatever stops it before the commit, deltas begin anew: what they were compared with is not what was published last.
@@ -18,17 +19,17 @@ from typing import Any, Literal
 
 from refitd_client.announcement import announce
 from refitd_client.background import Outcome
-from refitd_client.connection import Connection
-from refitd_client.content import Content, Reading
+from refitd_client.content import Content
 from refitd_client.contract.naming import Order, version_folder, version_id
 from refitd_client.contract.states import Kind
 from refitd_client.contract.wire import Notice
-from refitd_client.delta.maker import DeltaMaker, Offer
+from refitd_client.delta.maker import Offer
 from refitd_client.errors import ServiceProblemError, StorageError
-from refitd_client.mapped import Mappings
+from refitd_client.handover.handing import Handed, Place
+from refitd_client.handover.lending import Lending, fingerprinted
+from refitd_client.means import Means
 from refitd_client.progress import Laps, Progress
 from refitd_client.publication import Publication, StagedPublication
-from refitd_client.run_folder import RunFolder
 from refitd_client.staging import free_bytes, no_space
 from refitd_client.tracing import PublishTrace
 from refitd_client.writing import VersionWriter, Written
@@ -37,17 +38,6 @@ DeltaChoice = Literal["auto", "never"]
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _log = logging.getLogger("refitd_client")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Means:
-    """What a publisher has for all of its versions."""
-
-    folder: RunFolder
-    reading: Reading
-    deltas: DeltaMaker
-    mappings: Mappings
-    connection: Connection | None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,21 +61,32 @@ class Attempt:
         """Write and commit the version. Nobody was told of it yet."""
         with self._guarded(), self._offered(weights) as offer:
             written = self._writer(self.progress).write(self._made(offer))
-            self.means.deltas.committed(self._id)
+            self._committed()
         return self._publication(offer, written)
 
     def stage(self, weights: Any) -> Callable[[], Publication]:
         """Take what is needed of the weights. What is returned does the rest, in any thread, and must be called."""
         with self._guarded(), self._offered(weights) as offer:
             finish = self._begun(offer)
+        return self._finishing(offer, finish)
 
-        def rest() -> Publication:
-            with self._guarded():
-                written = finish()
-                self.means.deltas.committed(self._id)
-            return self.announce(self._publication(offer, written))
+    def hand_over(self, weights: Any) -> tuple[Callable[[], Publication], Handed]:
+        """As `stage`, and engines that could have copied the tensors by then: what came of that.
 
-        return rest
+        Where the version does not come about after all, the service is told so.
+        """
+        lending = self._lending
+        try:
+            with self._guarded(), self._offered(weights) as offer:
+                content = fingerprinted(self._made(offer))
+                self.means.folder.promise(self.order)  # whatever becomes of its files: engines may hear of it now
+                with lending.of(content.weights) as over:
+                    finish = self._writer(self.progress).stage(content)
+                    handed = over()
+        except BaseException as error:
+            lending.failed(error)
+            raise
+        return self._finishing(offer, finish, lending), handed
 
     def announce(self, publication: Publication) -> Publication:
         """Tell the service. A service that does not carry out deltas is sent no more of them."""
@@ -97,7 +98,36 @@ class Attempt:
                 self.means.deltas.refuse(f"the service refuses deltas: {error.problem.detail}")
             raise
 
-    def staged(self, outcome: Outcome) -> StagedPublication:
+    def _finishing(
+        self, offer: Offer, finish: Callable[[], Written], lending: Lending | None = None
+    ) -> Callable[[], Publication]:
+        def rest() -> Publication:
+            try:
+                with self._guarded():
+                    written = finish()
+                    self._committed()
+            except BaseException as error:
+                if lending is not None:
+                    lending.failed(error)
+                raise
+            return self.announce(self._publication(offer, written))
+
+        return rest
+
+    def _committed(self) -> None:
+        """It is durable: deltas may be on it, and what was handed over before owes nothing any more."""
+        self.means.deltas.committed(self._id)
+        self.means.debt.due = False
+
+    @property
+    def _lending(self) -> Lending:
+        connection, folder = self.means.connection, self.means.folder
+        if connection is None:
+            raise ValueError("handover=True needs a service to tell engines: open the publisher with service_url")
+        place = Place(root=folder.root, run=folder.run, order=self.order, connection=connection, metadata=self.metadata)
+        return Lending(place=place, layouts=self.means.layouts, debt=self.means.debt)
+
+    def staged(self, outcome: Outcome, handed: Handed | None = None) -> StagedPublication:
         """What the trainer gets while the rest goes on."""
         return StagedPublication(
             run=self.means.folder.run,
@@ -106,6 +136,7 @@ class Attempt:
             path=self.means.folder.folder_of(self.order),
             version_id=self._id,
             outcome=outcome,
+            handed=handed,
         )
 
     def _begun(self, offer: Offer) -> Callable[[], Written]:

@@ -4,6 +4,7 @@ import asyncio
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from refitd_client.background import Outcome
 from refitd_client.client import RefitClient
@@ -21,6 +22,9 @@ from refitd_client.errors import (
 from refitd_client.retry import RetryPolicy
 from refitd_client.routes import WaitFor
 from refitd_client.verdict import Served, judge
+
+if TYPE_CHECKING:
+    from refitd_client.handover.handing import Handed
 
 _TRY = 10.0  # seconds for one request to connect and be answered
 _PAUSE = 0.5  # seconds before a service that said "not now" is asked again
@@ -113,7 +117,8 @@ class Publication:
 class StagedPublication:
     """A version whose bytes have left the trainer's tensors, and which is being committed in the background.
 
-    Nothing is visible under `path` yet, and nothing will be if the process is killed now.
+    Nothing is visible under `path` yet, and nothing will be if the process is killed now. `handed` says which engines
+    have taken it from memory, where it was to be handed over; else it is None.
     """
 
     run: str
@@ -122,6 +127,7 @@ class StagedPublication:
     path: Path
     version_id: str
     outcome: Outcome = field(repr=False, compare=False)
+    handed: "Handed | None" = None
 
     def committed(self, timeout: float | None = None) -> Publication:
         """Wait until it is on stable storage, and the service was told.

@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
-from refitd_client.attempt import Attempt, DeltaChoice, Means
+from refitd_client.attempt import Attempt, DeltaChoice
 from refitd_client.background import Background, Outcome
 from refitd_client.base_model import BaseModel
 from refitd_client.casts import casts
@@ -34,7 +34,10 @@ from refitd_client.delta.maker import DeltaMaker
 from refitd_client.delta.plan import DeltaRules
 from refitd_client.delta.served import ask_base
 from refitd_client.errors import RefitError
+from refitd_client.handover import lender
+from refitd_client.handover.handing import Handed
 from refitd_client.mapped import Mappings
+from refitd_client.means import Means
 from refitd_client.progress import Progress
 from refitd_client.publication import Publication, StagedPublication
 from refitd_client.reserve import Reserve
@@ -195,6 +198,17 @@ class WeightPublisher:
         block: Literal["staged"],
     ) -> StagedPublication: ...
 
+    @overload
+    def publish(
+        self,
+        weights: "TrainerWeights",
+        *,
+        step: int,
+        metadata: Mapping[str, str] | None = None,
+        progress: Callable[[Progress], None] | None = None,
+        handover: Literal[True],
+    ) -> StagedPublication: ...
+
     def publish(
         self,
         weights: "TrainerWeights",
@@ -204,6 +218,7 @@ class WeightPublisher:
         progress: Callable[[Progress], None] | None = None,
         delta: DeltaChoice = "never",
         block: Literal["committed", "staged"] = "committed",
+        handover: bool = False,
     ) -> Publication | StagedPublication:
         """Write a version, commit it and tell the service. Returns when it is on stable storage.
 
@@ -225,6 +240,10 @@ class WeightPublisher:
                 and little changed; the publication's `why_full` says why not. Takes a copy of the weights. A delta is
                 staged like a full version.
             block: `committed` or `staged`.
+            handover: engines on this host with refitd's plugin copy the tensors from where they are (docs/handover.md).
+                Returns when those have answered, 20 s at most, and the tensors may be changed: what came of it is the
+                publication's `handed`. Its files follow as with `staged`. After one whose files could not be written
+                the next goes by its files.
 
         Raises:
             InvalidWeightsError: the weights cannot be a version; the message names the tensor or file.
@@ -238,6 +257,8 @@ class WeightPublisher:
             raise ValueError(f"block is {block!r}: it is 'committed' or 'staged'")
         if delta not in {"auto", "never"}:
             raise ValueError(f"delta is {delta!r}: it is 'auto' or 'never'")
+        if handover and (delta != "never" or self._means.connection is None):
+            raise ValueError("handover=True goes with a service_url, and with delta='never'")
         with self._turn:
             self._background.settle()
             order = self._folder.place(step)
@@ -252,10 +273,19 @@ class WeightPublisher:
                 delta=delta,
                 begun=self._folder.begun(order),
             )
+            if handover:
+                return self._handed_over(attempt, weights)
             if block == "staged":
                 return attempt.staged(self._background.begin(attempt.stage(weights)))
             publication = attempt.write(weights)
         return attempt.announce(publication)
+
+    def _handed_over(self, attempt: Attempt, weights: Any) -> StagedPublication:
+        if self._means.debt.due:
+            handed = Handed(reason="the files of what was handed over before were never written: these come first")
+            return attempt.staged(self._background.begin(attempt.stage(weights)), handed)
+        rest, handed = attempt.hand_over(weights)
+        return attempt.staged(self._background.begin(rest), handed)
 
 
 def _let_go(begun: list[Outcome], means: Means) -> None:
@@ -274,4 +304,5 @@ def _give_back(means: Means) -> None:
         means.deltas.forget()
         means.mappings.close()
     finally:
+        lender.end(means.folder.path)  # before the lock: the next one to lend there voids what it finds
         means.folder.lock.release()

@@ -29,7 +29,7 @@ from refitd_client.contract.wire import (
 )
 
 ResultT = TypeVar("ResultT")
-WaitFor = Literal["served", "sealed"]
+WaitFor = Literal["served", "sealed", "taken"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,7 @@ class RunFolder:
             PublishError: its record cannot be read.
         """
         self.run = _checked(run)
+        self.root = root
         self.path = root / run
         self.slots = Slots(root, self.run)
         try:
@@ -82,6 +83,13 @@ class RunFolder:
     def record(self, order: Order, scratch: Path) -> None:
         """Note durably that a version is about to get its name. `scratch` is a folder for the moment in between."""
         durable.replace_file(self.path / RECORD_NAME, generation.to_record(order), by=scratch / RECORD_NAME)
+
+    def promise(self, order: Order) -> None:
+        """Note durably that engines may hear of a version whose files do not exist yet. Its step is used up with that:
+        a trainer that dies now, and does the step again, begins a generation.
+        """
+        self._own = order
+        durable.replace_file(self.path / RECORD_NAME, generation.to_record(order), by=self.path / f"{RECORD_NAME}.new")
 
     def published(self, order: Order) -> None:
         """A version got its name."""

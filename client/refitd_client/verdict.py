@@ -35,7 +35,7 @@ def judge(result: WaitResult, waited: float) -> Served:
     """
     version = result.version
     match result.outcome:
-        case WaitOutcome.SERVED | WaitOutcome.SEALED | WaitOutcome.SUPERSEDED:
+        case WaitOutcome.SERVED | WaitOutcome.SEALED | WaitOutcome.TAKEN | WaitOutcome.SUPERSEDED:
             return Served(outcome=result.outcome, engines=version.engines, version=version)
         case WaitOutcome.FAILED:
             raise _failure(version)

@@ -8,6 +8,7 @@ import asyncio
 import gc
 import random
 import sys
+from pathlib import Path
 from socket import socket
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,7 @@ from refitd.surface.server import Server
 from refitd.telemetry.otlp import tracing
 from refitd.telemetry.telemetry import Telemetry
 from refitd.webhooks.webhooks import Webhooks
+from refitd_client.handover.secret import make_secret
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
@@ -95,6 +97,14 @@ async def _serve(settings: Settings, hold: Hold, sockets: list[socket], tracer: 
     log.info("stopped")
 
 
+def _make_secret(root: Path) -> None:
+    """Without one nothing is handed over from memory, and nothing else is the worse for it."""
+    try:
+        make_secret(root)
+    except OSError as error:
+        log.warning("no secret for hand-overs from memory", reason=str(error))
+
+
 def _root_guard(settings: Settings, ledger: Ledger, hold: Hold) -> RootGuard:
     """Find out whether the root is the one that the journal is about."""
     root = settings.root.resolve()
@@ -117,6 +127,7 @@ async def _run(
     threads = RootThreads()
     files = DiskFiles(root, guard, threads, settings.trainers)
     catalog = Catalog(ledger, files, References(ledger, settings.base_model, threads), CatalogRules.of(settings))
+    await asyncio.to_thread(_make_secret, root)
     copies = DiskCopies(root, settings.copies_folder, threads)
     copier = Copier(ledger, LedgerFacts(ledger, files), copies, most=settings.copies)
     warmer = Warmer(root, lambda: root_file_system(root), threads)

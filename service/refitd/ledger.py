@@ -19,9 +19,10 @@ from refitd.journal import reads, writes
 from refitd.journal.journal import Journal
 from refitd.journal.origin import NEW
 from refitd.rollout.carriage import Carriage
-from refitd.rollout.goals import goals_of_engine, goals_of_run
+from refitd.rollout.goals import goals_of_engine, goals_of_run, on_the_way
 from refitd.rollout.in_place import step_in_place
-from refitd.rollout.plan import Goals
+from refitd.rollout.offers import Offer, offered_to, takers
+from refitd.rollout.plan import Goals, RefitTo
 from refitd.rollout.record import AttemptRecord, EngineRecord, RolloutRecord
 from refitd.rollout.removed import given_back, in_mid_load, left_behind
 from refitd.rollout.strategy import Strategy, StrategyName
@@ -57,7 +58,8 @@ class Ledger:
     what it said before stays in force. `origin` says whether the journal is being rebuilt.
 
     What copies hold is read off the disk at each start and not written down: `carriage` says which deltas engines find
-    in one, or why not; `copying` names the versions that a copy is being made from.
+    in one, or why not; `copying` names the versions that a copy is being made from. Nor is written down what trainers
+    offer from their memory.
 
     `witnesses` hear of each change, in the order that they were added.
     """
@@ -86,6 +88,7 @@ class Ledger:
         self._carried: dict[str, str] = {}
         self._refused: dict[str, str] = {}
         self.carriage = Carriage(self._carried, self._refused)
+        self._offers: dict[str, Offer] = {}
         self._fingerprints: dict[tuple[str, str], str] = {}
         self._goals: dict[str, Goals] = {}
         self._seq = journal.read(reads.read_last_event)
@@ -184,8 +187,11 @@ class Ledger:
             return Goals()
         rollout, engines, goals = self.rollouts.get(engine.run), self.engines_of(engine.run), self.goals(engine.run)
         step = None if goals.wanted is None else step_in_place(engine, goals.wanted, self.versions)
-        goals = goals if step is None else replace(goals, loadable=step)
-        return goals_of_engine(goals, engine, self.strategy, rollout, engines)
+        goals = goals if step is None else replace(goals, loadable=goals.wanted)  # whatever waits for a copy
+        goals = goals_of_engine(goals, engine, self.strategy, rollout, engines)
+        goals = goals if step is None else on_the_way(goals, engine, step)
+        offer = offered_to(engine, self._offers.get(engine.run), self.versions)
+        return goals if offer is None else replace(goals, offered=RefitTo(self.versions[offer.version], offer.path))
 
     def engines_of(self, run: str) -> list[EngineRecord]:
         """The engines that follow a run."""
@@ -227,6 +233,31 @@ class Ledger:
     def _carriage_changed(self, run: str) -> None:
         self._aim(run)
         self.bell.ring()
+
+    def offer(self, version: VersionRecord, path: str) -> None:
+        """A trainer on some engine's host has a version in memory, as the file at `path` says. It waits for answers."""
+        known = self._offers.get(version.run)
+        if known is not None and known.version == version.id:
+            return  # whoever has answered is not asked again
+        rollout = self.rollouts.get(version.run)
+        paused = rollout is not None and rollout.paused_since is not None
+        waiting = takers(self.strategy, self.engines_of(version.run), paused=paused)
+        self._offers[version.run] = Offer(version=version.id, path=path, waiting=waiting)
+        self.targets.ring()
+
+    def is_offered(self, version: VersionRecord) -> bool:
+        """Whether an engine may yet take a version from its trainer's memory."""
+        offer = self._offers.get(version.run)
+        if offer is None or offer.version != version.id:
+            return False
+        return any(offered_to(engine, offer, self.versions) is not None for engine in self.engines_of(version.run))
+
+    def answered(self, engine: EngineRecord, version: VersionRecord) -> None:
+        """An engine has taken what was offered, or has not and will not."""
+        offer = self._offers.get(version.run)
+        if offer is not None and offer.version == version.id:
+            self._offers[version.run] = offer.answered(engine.id)
+            self.bell.ring()
 
     async def find(self, version: str) -> VersionRecord | None:
         """A version by its id, also one that was deleted.

@@ -5,6 +5,7 @@ and a thread of the plugin does it while the engine serves. One line of JSON is 
 
     {"do": "hello"}                                    who is there: versions, rank, process, model, what is served
     {"do": "prepare", "path": "run/v000123", …}        check that version and keep it for the update that will name it
+    {"do": "prepare", "path": …, "offer": …}           the same of a version in a trainer's memory
     {"do": "contents"}                                 a digest of what is in memory now
     {"do": "forget"}                                   close what was prepared
 
@@ -40,10 +41,13 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Request(msgspec.Struct, forbid_unknown_fields=True):
-    """One line of the service. `path` is relative to the root; the `allow_…` are what the notice allows."""
+    """One line of the service. `path` is relative to the root, and so is `offer`, the file of an offer of the version
+    that will be at `path`; the `allow_…` are what the notice allows.
+    """
 
     do: Literal["hello", "prepare", "contents", "forget"]
     path: str = ""
+    offer: str = ""
     allow_missing: bool = False
     allow_extra: bool = False
     allow_dtype_cast: bool = False

@@ -3,10 +3,8 @@
 import logging
 import os
 import socket
-import sys
-import traceback
 from pathlib import Path
-from threading import Event, Lock, Timer, get_ident
+from threading import Event, Lock
 from typing import Any, assert_never
 
 import torch
@@ -17,6 +15,7 @@ from refitd.catalog.validate import Options
 from refitd_sglang import PROTOCOL
 from refitd_sglang.channel import Reply, Request, refused
 from refitd_sglang.contents import contents_beside, digest
+from refitd_sglang.deadline import Deadline
 from refitd_sglang.engine import Engine
 from refitd_sglang.source import FullNeededError, SourceRefusedError
 from refitd_sglang.stages import Stages
@@ -36,6 +35,7 @@ class Desk:
     def __init__(self, root: Path, runner: Runner, engine: Engine | None, aside: str | None, plugin: str) -> None:
         self._root, self._runner, self._engine, self._aside, self._plugin = root, runner, engine, aside, plugin
         self._busy, self._turn, self._stop = Lock(), Lock(), Event()
+        self._deadline = Deadline(PREPARE_SECONDS, _SLOW_SECONDS)
 
     def handle(self, request: Request) -> Reply:
         """Answer one request, in the channel's thread."""
@@ -56,7 +56,7 @@ class Desk:
     def _hello(self) -> Reply:
         args, engine = self._runner.args, self._engine
         if engine is not None:
-            engine.looking.helper.begin()  # somebody is there who will have versions prepared
+            engine.preparing.looking.clerk.begin()  # somebody is there who will have versions prepared
         return {
             "ok": True,
             "protocol": PROTOCOL,
@@ -74,7 +74,7 @@ class Desk:
             "model": {"path": str(self._runner.config.model_path), "class": type(self._runner.model).__name__},
             "served": "" if engine is None else engine.served,
             "plan": None if engine is None else _plan(engine),
-            "kinds": [] if engine is None else ["full", "delta"],
+            "kinds": [] if engine is None else ["full", "delta", "handover"],
             "no_deltas": (self._aside or "") if engine is None else engine.no_deltas,
         }
 
@@ -88,12 +88,9 @@ class Desk:
     def _prepare_by(self, engine: Engine, request: Request, stop: Event) -> Reply:
         if not self._busy.acquire(timeout=_HANDOVER_SECONDS):
             return refused("another version is being prepared, and does not stop") | {"busy": True}
-        timers = Timer(PREPARE_SECONDS, stop.set), Timer(_SLOW_SECONDS, _tell_where, (request.path, get_ident()))
-        for timer in timers:
-            timer.daemon = True
-            timer.start()
         try:
-            return self._prepared(engine, request, stop)
+            with self._deadline.over(request.path, stop):
+                return self._prepared(engine, request, stop)
         except ReadingStoppedError:
             return refused(f"given up after {PREPARE_SECONDS:g} s, or because another version was to be prepared")
         except FullNeededError as error:
@@ -101,8 +98,6 @@ class Desk:
         except (SourceRefusedError, OpeningRefusedError, OSError) as error:
             return refused(str(error))
         finally:
-            for timer in timers:
-                timer.cancel()
             self._busy.release()
 
     def _replace(self) -> Event:
@@ -122,7 +117,8 @@ class Desk:
         path = str(self._root.joinpath(*components(request.path)))
         check = None if request.check is None else request.check == "bytes"
         with stages.during("all"):
-            way = engine.prepare(path, options, check_bytes=check, stages=stages, stop=stop)
+            offer = str(Path(*components(request.offer))) if request.offer else None
+            way = engine.prepare(path, options, check_bytes=check, stages=stages, stop=stop, offer=offer)
         took = stages.ms.pop("all")
         logger.info("refitd prepared %s in %.1f ms %s", way.label, took, stages.ms)
         facts = {"version": way.label, "kind": way.kind, "digest": way.digest, "signature": way.signature}
@@ -137,13 +133,6 @@ class Desk:
         tensor = next(self._runner.model.parameters())
         with torch.cuda.device_of(tensor):  # a thread begins on the first GPU, whichever the rank has
             return {"ok": True, "contents": digest(contents_beside(self._runner.model))}
-
-
-def _tell_where(path: str, thread: int) -> None:
-    """Into the log: a version that takes so long to prepare may wait for something."""
-    frame = sys._current_frames().get(thread)  # noqa: SLF001 - Python has no other name for it
-    where = "".join(traceback.format_stack(frame)) if frame is not None else "nowhere"
-    logger.warning("refitd has been preparing %s for %g s, and is at:\n%s", path, _SLOW_SECONDS, where)
 
 
 def _plan(engine: Engine) -> dict[str, Any] | None:

@@ -41,9 +41,23 @@ def to_device(move: Move, above: int, stream: int) -> None:
     if move.rows == 1:
         error = _library().cuMemcpyHtoDAsync_v2(move.target, above + move.source, move.width, stream)
     else:
-        error = _library().cuMemcpy2DAsync_v2(ctypes.byref(_pitched(move, above)), stream)
+        error = _library().cuMemcpy2DAsync_v2(ctypes.byref(_pitched(move, above, _HOST)), stream)
     if error:
         raise DriverError(f"the driver refused a copy of {move.nbytes} bytes to the device (error {error})")
+
+
+def between_devices(move: Move, above: int, stream: int) -> None:
+    """The same from memory of a device, which may be another process's or another GPU's.
+
+    Raises:
+        DriverError: it was refused.
+    """
+    if move.rows == 1:
+        error = _library().cuMemcpyDtoDAsync_v2(move.target, above + move.source, move.width, stream)
+    else:
+        error = _library().cuMemcpy2DAsync_v2(ctypes.byref(_pitched(move, above, _DEVICE)), stream)
+    if error:
+        raise DriverError(f"the driver refused a copy of {move.nbytes} bytes between devices (error {error})")
 
 
 def is_mapped(address: int) -> bool:
@@ -53,9 +67,11 @@ def is_mapped(address: int) -> bool:
     return not error and bool(found.value)
 
 
-def _pitched(move: Move, above: int) -> _Memcpy2D:
+def _pitched(move: Move, above: int, memory: int) -> _Memcpy2D:
+    source = above + move.source
     return _Memcpy2D(
-        srcMemoryType=_HOST, srcHost=above + move.source, srcPitch=move.source_pitch,
+        srcMemoryType=memory, srcHost=source if memory == _HOST else None,
+        srcDevice=source if memory == _DEVICE else 0, srcPitch=move.source_pitch,
         dstMemoryType=_DEVICE, dstDevice=move.target, dstPitch=move.target_pitch,
         WidthInBytes=move.width, Height=move.rows,
     )  # fmt: skip
@@ -65,6 +81,7 @@ def _pitched(move: Move, above: int) -> _Memcpy2D:
 def _library() -> ctypes.CDLL:
     library = ctypes.CDLL("libcuda.so.1")
     library.cuMemcpyHtoDAsync_v2.argtypes = (ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+    library.cuMemcpyDtoDAsync_v2.argtypes = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p)
     library.cuMemcpy2DAsync_v2.argtypes = (ctypes.POINTER(_Memcpy2D), ctypes.c_void_p)
     library.cuPointerGetAttribute.argtypes = (ctypes.POINTER(ctypes.c_int), ctypes.c_int, ctypes.c_uint64)
     return library

@@ -15,25 +15,19 @@ from refitd.catalog.contents import ReadingStoppedError
 from refitd.catalog.validate import Options
 from refitd_sglang.answer import Answer
 from refitd_sglang.call import Call
-from refitd_sglang.changes import Changes, is_delta
 from refitd_sglang.commit import Commit
 from refitd_sglang.contents import contents_of, digest
-from refitd_sglang.devices import devices_of, idle
-from refitd_sglang.laid import Ways
+from refitd_sglang.devices import idle
+from refitd_sglang.footing import Footing
 from refitd_sglang.loading import Loading
-from refitd_sglang.looking import Looking, room_on
 from refitd_sglang.memory import released
-from refitd_sglang.plan import Plan
+from refitd_sglang.preparing import Preparing
 from refitd_sglang.ranks import Ranks
-from refitd_sglang.source import FullNeededError, Source, SourceRefusedError, is_version, mapped, place_of
-from refitd_sglang.sparse import Sparse
+from refitd_sglang.source import FullNeededError, SourceRefusedError
 from refitd_sglang.stages import Stages
-from refitd_sglang.standing import Standing
-from refitd_sglang.startup import folder_of, started_from
 from refitd_sglang.transaction import Outcome, Report, State, Step, after_commit, after_prepare, after_restore
 from refitd_sglang.versions import Runner
 from refitd_sglang.way import Way
-from refitd_sglang.whole import Whole
 
 logger = logging.getLogger("refitd_sglang")
 
@@ -52,11 +46,10 @@ class Engine:
     def __init__(self, runner: Runner, loader: type, ranks: Ranks, *, root: Path | None, check_bytes: bool) -> None:
         self.runner = runner
         self.loading = Loading(runner, loader)
-        self.standing: Standing | None = None
+        self.footing = Footing(root, runner.config)
+        self.preparing = Preparing(runner, root, self.loading, self.footing)
         self.touched = False  # whether an update that is going on may have written, here or on another rank
-        self._ranks, self._root, self._check_bytes = ranks, root, check_bytes
-        device = next(iter(devices_of(runner.model)), None)
-        self.looking = Looking(str(runner.config.model_path), runner.config, room_on(device))
+        self._ranks, self._check_bytes = ranks, check_bytes
         self._prepared: Way | None = None
         self._lock = Lock()
         self._stages = Stages()
@@ -69,8 +62,10 @@ class Engine:
         check_bytes: bool | None = None,
         stages: Stages | None = None,
         stop: Event | None = None,
+        offer: str | None = None,
     ) -> Way:
-        """Check a version and keep it for the update that will name it. `stop` ends it early.
+        """Check a version and keep it for the update that will name it. `stop` ends it early. With `offer`, the path of
+        its file beneath the root, the version is in a trainer's memory.
 
         Raises:
             SourceRefusedError: it is not one to load into this model. OSError: it cannot be read.
@@ -79,12 +74,16 @@ class Engine:
         stages, stop = stages or Stages(), stop or Event()
         check = self._check_bytes if check_bytes is None else check_bytes
         with stages.during("check"):
-            way = self._look_ahead(path, options or Options(), check, stop, stages)
+            self.footing.fall_back_on_files()
+            if offer is None:
+                way = self.preparing.ahead(path, options or Options(), check_bytes=check, stop=stop, stages=stages)
+            else:
+                way = self.preparing.offered(path, offer)
         if stop.is_set():
             raise ReadingStoppedError
         if not self.runner.may_release:  # what is not there must not be read, and nobody tells this thread
             with stages.during("ready"):
-                self._make_ready(way)
+                self.preparing.make_ready(way)
         with self._lock:
             self._prepared = way
         return way
@@ -96,18 +95,17 @@ class Engine:
 
     def lost_track(self) -> None:
         """Something else than the plugin writes weights."""
-        self.standing = None
+        self.footing.stand_on(None)
 
     @property
     def served(self) -> str:
         """The id of the version that is served, as far as it came by way of the plugin."""
-        standing = self.standing
-        return "" if standing is None else standing.label
+        return self.footing.label
 
     @property
     def no_deltas(self) -> str:
         """Why no delta can be applied to what is served; empty where one can."""
-        standing = self.standing
+        standing = self.footing.standing
         if standing is None:
             return "nothing is known of the weights in memory"
         plan = self.loading.plan_for_deltas(standing.source.inventory)
@@ -155,7 +153,7 @@ class Engine:
 
     def _keep(self, update: Commit) -> Answer:
         way = update.way
-        self.standing = way.standing(update.after)
+        self.footing.stand_on(way.standing(update.after))
         return Answer(
             outcome=Outcome.SERVED,
             version=way.label,
@@ -168,7 +166,7 @@ class Engine:
     def _settled(self, update: Commit, outcome: Outcome) -> None:
         self.loading.plan = None  # whatever failed, it may have been the plan
         if outcome is Outcome.UNKNOWN:
-            self.standing = None
+            self.footing.stand_on(None)
         else:
             self.runner.config.model_path = update.model_path
 
@@ -190,14 +188,14 @@ class Engine:
         if self.runner.may_release and (name := released(self.runner.model)) is not None:
             raise SourceRefusedError(f"the memory of {name} is released: POST /resume_memory_occupation first")
         if way is None or str(way.folder) != str(Path(call.path).absolute()):
-            way = self._look(call.path, self._check_bytes)
+            way = self.preparing.here(call.path, check_bytes=self._check_bytes)
         elif not way.is_unchanged():
             raise SourceRefusedError(f"{call.path} is not what it was when it was prepared")
         with self._stages.during("before"):
             idle(self.runner.model)
             before = None if way.watches else contents_of(self.runner.model)
         if before is not None:
-            way.fit(self.standing, before)
+            way.fit(self.footing.standing, before)
         return Commit(
             call=call,
             way=way,
@@ -205,48 +203,6 @@ class Engine:
             model=self.runner.model,
             model_path=str(self.runner.config.model_path),
             before=before,
-            previous=self._previous,
+            previous=self.footing.previous,
             stages=self._stages,
         )
-
-    def _look(self, path: str, check_bytes: bool) -> Way:
-        options = Options()
-        return self._way(self.looking.here(place_of(path, self._root), options, check_bytes=check_bytes), options)
-
-    def _look_ahead(self, path: str, options: Options, check_bytes: bool, stop: Event, stages: Stages) -> Way:
-        place = place_of(path, self._root)
-        found = self.looking.ahead(place, options, check_bytes=check_bytes, stop=stop, ways=self._ways, stages=stages)
-        return self._way(found, options)
-
-    def _way(self, found: Source | Changes, options: Options) -> Way:
-        return Sparse(found, self.loading) if isinstance(found, Changes) else Whole(found, options, self.loading)
-
-    def _ways(self) -> Ways | None:
-        """How a delta gets into what is served now, if it does."""
-        standing = self.standing
-        inventory = None if standing is None else standing.source.inventory
-        plan = None if inventory is None else self.loading.plan_for_deltas(inventory, look=False)
-        if standing is None or not isinstance(plan, Plan):
-            return None
-        return self.loading.derived(plan, standing.source).ways
-
-    def _make_ready(self, way: Way) -> None:
-        if isinstance(way, Sparse):
-            way.look(self.standing)
-        elif isinstance(way, Whole) and not way.partial:
-            way.readied = self.loading.make_ready(way.source)
-
-    def _previous(self, path: str) -> Standing | None:
-        """What is served now, opened before anything is written, so that it can be put back."""
-        if self.standing is not None and str(self.standing.folder) == str(Path(path).absolute()):
-            return self.standing
-        try:
-            if is_delta(path):
-                logger.warning("what is served now could not be put back if the update failed: it is an unknown delta")
-                return None
-            if is_version(path):
-                return Standing(source=mapped(place_of(path, self._root)))
-            return Standing(source=started_from(folder_of(path, self.runner.config)))
-        except (SourceRefusedError, OSError) as error:
-            logger.warning("what is served now could not be put back if the update failed: %s", error)
-            return None

@@ -162,7 +162,7 @@ class Loading:
         if files is None:
             return road.buffered(lambda: plan.bind(source.tensors()))
         table, watch = self.derived(plan, source).table_of(source.structure.headers)
-        return road.registered(table, files, device, source.tensors, watch)
+        return road.registered(table, files, device, source.tensors, watch, source.order)
 
     def _recorder(self, call: Call, tensors: dict[str, Any]) -> Recorder | None:
         if call.recapture:  # graphs are captured within the same call, and nothing may look on

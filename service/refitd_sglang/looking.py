@@ -10,7 +10,7 @@ from refitd.catalog.contents import ReadingStoppedError
 from refitd.catalog.inventory import Reference
 from refitd.catalog.validate import Options
 from refitd_sglang.ahead import findings, letters
-from refitd_sglang.ahead.helper import Helper
+from refitd_sglang.ahead.clerk import Clerk
 from refitd_sglang.changes import Changes, is_delta, open_changes
 from refitd_sglang.held import close_all
 from refitd_sglang.laid import Ways
@@ -32,7 +32,7 @@ class Looking:
         self._rooms = findings.Rooms(map_room)
         self._told: tuple[int, Ways | None] = 0, None
         self._along = 0
-        self.helper = Helper()
+        self.clerk = Clerk()
 
     def here(self, place: Place, options: Options, *, check_bytes: bool, stop: Event | None = None) -> Source | Changes:
         """Look in this thread.
@@ -43,7 +43,7 @@ class Looking:
         """
         if is_delta(str(place.folder)):
             return open_changes(place, check_bytes=check_bytes)
-        return open_version(place, self._known(), options, check_bytes=check_bytes, stop=stop)
+        return open_version(place, self.known(), options, check_bytes=check_bytes, stop=stop)
 
     def ahead(
         self,
@@ -69,19 +69,25 @@ class Looking:
         )
         by = ways() if delta else None
         told = self._tell(order, by)
-        asked = self.helper.ask(order, stop)
+        asked = self.clerk.ask(order, stop)
         if asked is not None:
             self._told = told
             if (found := self._found(place, *asked, by, stages)) is not None:
                 return found
-        if self.helper.generation:
-            self.helper.begin()
+        if self.clerk.generation:
+            self.clerk.begin()
         return self.here(place, options, check_bytes=check_bytes, stop=stop)
+
+    def known(self) -> Reference:
+        """The model that the server was started with, by its files' headers."""
+        if self._reference is None:
+            self._reference = reference_in(self._model())
+        return self._reference
 
     def _tell(self, order: letters.Order, by: Ways | None) -> tuple[int, Ways | None]:
         """Say along which ways; all of them, unless this very clerk was told. What it will have been told then."""
         generation, known = self._told
-        if generation != self.helper.generation:
+        if generation != self.clerk.generation:
             self._rooms.forget()
             known = None
         order.busy = self._rooms.busy
@@ -90,7 +96,7 @@ class Looking:
                 self._along += 1
                 order.ways, known = dict(by), by
             order.along = self._along
-        return self.helper.generation, known
+        return self.clerk.generation, known
 
     def _found(
         self, place: Place, reply: letters.Reply, files: list[int], by: Ways | None, stages: Stages
@@ -116,12 +122,6 @@ class Looking:
         if self._folder is None:
             self._folder = folder_of(self._startup, self._config)
         return self._folder
-
-    def _known(self) -> Reference:
-        """The model that the server was started with, by its files' headers."""
-        if self._reference is None:
-            self._reference = reference_in(self._model())
-        return self._reference
 
 
 def _error(refusal: letters.Refusal) -> Exception:

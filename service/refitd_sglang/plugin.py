@@ -114,11 +114,13 @@ class Plugin:
 
     def _call(self, stock: Any, updater: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What is asked for; None where it is nothing for the plugin."""
-        from refitd_sglang.engine import Call
+        from refitd_sglang.call import Call
+        from refitd_sglang.offered import is_promised
         from refitd_sglang.source import is_version
 
         said = self._layout.arguments(updater, args, kwargs)
-        if said.get("weight_name_filter") is not None or not is_version(said["model_path"]):
+        path = said["model_path"]
+        if said.get("weight_name_filter") is not None or not (is_version(path) or is_promised(path)):
             return None
 
         def again(path: str, load_format: str, recapture: bool) -> tuple[bool, str]:

@@ -26,6 +26,7 @@ _ROOM = 32 * 2**20  # bytes of a pinned buffer
 _SHARE = 2**21  # bytes that are worth a thread
 
 Step = Callable[[], object]
+Order = Callable[[Move, int, int], None]
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -93,10 +94,14 @@ def registered(
     device: Any,
     tensors: Callable[[], Mapping[str, Any]],
     watch: Watch | None = None,
+    order: Order = driver.to_device,
 ) -> Road:
-    """Copies from registered `files` to a device. `tensors` gives the same from memory that stays: for the others."""
+    """Copies from registered `files` to a device. `tensors` gives the same from memory that stays: for the others.
+
+    `order` is the driver's call: `driver.between_devices` where "files" are memory of a device.
+    """
     tensors = cache(tensors)
-    begin = partial(_begin, device)
+    begin = partial(_begin, device, order)
     steps: list[Step] = [
         partial(begin, move, files[file].address) for file, moves in table.moves.items() for move in moves
     ]
@@ -119,10 +124,10 @@ def _copy(copy: Copy, tensors: Callable[[], Mapping[str, Any]]) -> None:
     copy.target.copy_(copy.source(tensors()), non_blocking=True)
 
 
-def _begin(device: Any, move: Move, file: int) -> None:
+def _begin(device: Any, order: Order, move: Move, file: int) -> None:
     """Order a move from the file that lies at address `file` along the stream that is current."""
     with torch.cuda.device(device):
-        driver.to_device(move, file, torch.cuda.current_stream().cuda_stream)
+        order(move, file, torch.cuda.current_stream().cuda_stream)
 
 
 class _Rooms:

@@ -23,6 +23,7 @@ from refitd_sglang.held import Held, close_all
 
 if TYPE_CHECKING:
     from refitd_sglang.registered import Registered, Registry
+    from refitd_sglang.road import Order
 
 _TORCH = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
@@ -82,6 +83,13 @@ class Source:
     def nbytes(self) -> int:
         """The bytes of its weight files."""
         return sum(len(each) for each in self.maps.values())
+
+    @property
+    def order(self) -> "Order":
+        """The driver's call that copies from where its bytes are to a GPU."""
+        from refitd_sglang import driver
+
+        return driver.to_device
 
     def is_unchanged(self) -> bool:
         """Whether the folder still looks as it did. Cheap."""

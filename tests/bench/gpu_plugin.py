@@ -12,220 +12,30 @@ Paused is the time of `/update_weights_from_disk` itself, as its caller sees it;
 import argparse
 import json
 import shutil
-import socket
-import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import httpx
-import psutil
 import torch
 from safetensors.torch import load_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from made_delta import RUN, Weights, write_delta
+from memory_used import DEVICE, Memory, gpu_free, host_memory, pinned_copy, scheduler_of
+from plugged_engine import Engine
+from timed import spread, timed
 
 from refitd_client import WeightPublisher
-from refitd_client.contract.manifest import DeltaFacts
-from refitd_client.contract.naming import DELTA_NAME, Order, version_folder, version_id
-from refitd_client.contract.states import Kind
-from refitd_client.delta import Change, Delta, encode, index_type
-from refitd_client.fingerprint import fingerprints, to_text
-from refitd_client.fingerprint.twin import flat_bits
-from refitd_sglang.answer import answers_in
-from support.forged import sign
+from refitd_client.contract.naming import Order, version_folder
+from refitd_client.fingerprint import fingerprints
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # without a GPU it shows that it runs, and no figures
-RUN = "bench"
 ROUNDS = 10
-Weights = dict[str, Any]
-
-
-def spread(times: list[float]) -> dict[str, float]:
-    """Milliseconds."""
-    ordered = sorted(times)
-    return {
-        "n": len(ordered),
-        "p50": round(statistics.median(ordered), 2),
-        "min": round(ordered[0], 2),
-        "max": round(ordered[-1], 2),
-    }
-
-
-def timed(work: Callable[[], Any]) -> tuple[float, Any]:
-    """Milliseconds, and what it gave."""
-    began = time.perf_counter()
-    found = work()
-    return (time.perf_counter() - began) * 1000, found
-
-
-class Engine:
-    """The server, over HTTP and the channel."""
-
-    def __init__(self, url: str, root: Path) -> None:
-        self._http = httpx.Client(base_url=url, trust_env=False, timeout=120)
-        self._root = root
-
-    def post(self, route: str, **body: Any) -> Any:
-        """One call."""
-        return self._http.post(route, json=body)
-
-    def update(self, path: Path, *, flush: bool = True) -> dict[str, Any]:
-        """One update: what the plugin answers; a stock reload says nothing.
-
-        SGLang before 0.5.21 dies of a flush while requests wait.
-        """
-        order = {"model_path": str(path), "load_format": "auto", "flush_cache": flush}
-        reply = self.post("/update_weights_from_disk", **order).json()
-        assert reply["success"], reply
-        answers = answers_in(reply["message"])
-        return {} if not answers else {name: getattr(answers[0], name) for name in ("how", "contents", "proved", "ms")}
-
-    def ask(self, **request: Any) -> dict[str, Any]:
-        """One request over the channel of every rank at once: the answer of one that refused, or of the slowest."""
-        paths = sorted((self._root / ".refitd" / "engines").glob("*.sock"))
-        with ThreadPoolExecutor(len(paths)) as pool:
-            replies = [reply for reply in pool.map(lambda path: ask(path, request), paths) if reply is not None]
-        return max(replies, key=lambda reply: (not reply["ok"], reply.get("ms", 0.0)))
-
-    def prepare(self, path: Path, check: str = "bytes") -> dict[str, Any]:
-        """As the service does while the engine serves."""
-        reply = self.ask(do="prepare", path=str(path.relative_to(self._root)), check=check)
-        assert reply["ok"], reply
-        return reply
-
-    def generate(self, tokens: int = 16, text: str = "hello world") -> list[int]:
-        """Greedily."""
-        params = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
-        return self.post("/generate", text=text, sampling_params=params).json()["output_ids"]
-
-    def stall(self, tokens: int, stop: threading.Event) -> float:
-        """The longest gap between two tokens of one stream, in milliseconds."""
-        params = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
-        body = {"text": "once upon a time", "sampling_params": params, "stream": True}
-        longest, last = 0.0, None
-        with httpx.stream("POST", f"{self._http.base_url}/generate", json=body, timeout=120, trust_env=False) as reply:
-            for line in reply.iter_lines():
-                if not line.startswith("data:"):
-                    continue
-                now = time.perf_counter()
-                longest, last = max(longest, 0.0 if last is None else (now - last) * 1000), now
-                if stop.is_set():
-                    break
-        return longest
-
-
-def ask(path: Path, request: dict[str, Any]) -> dict[str, Any] | None:
-    """One request to one rank; None where nobody listens any more."""
-    with socket.socket(socket.AF_UNIX) as line:
-        line.settimeout(60)
-        try:
-            line.connect(str(path))
-        except ConnectionRefusedError:
-            return None
-        line.sendall(json.dumps(request).encode() + b"\n")
-        with line.makefile("rb") as reply:
-            return json.loads(reply.readline())
-
-
-def write_delta(root: Path, step: int, base: int, weights: Weights, share: float, prints: dict[str, int]) -> Path:
-    """Change a share of all elements, in place and on the GPU, and publish what changed. `prints` follows."""
-    changes: dict[str, Change] = {}
-    for name, tensor in weights.items():
-        bits = flat_bits(tensor)
-        at = (torch.rand(bits.numel(), device=bits.device) < share).nonzero().reshape(-1)
-        if not at.numel():
-            continue
-        bits[at] = bits[at] ^ 1
-        before, prints[name] = prints[name], fingerprints([tensor])[0]
-        changes[name] = Change(
-            dtype={torch.bfloat16: "BF16", torch.float32: "F32"}[tensor.dtype],
-            shape=tuple(tensor.shape),
-            indices=at.cpu().numpy().astype(index_type(bits.numel())),
-            values=bits[at].cpu().numpy().view(f"u{bits.element_size()}"),
-            base=before,
-            result=prints[name],
-        )
-    folder = root / RUN / version_folder(Order(1, step))
-    folder.mkdir(parents=True)
-    made = Delta(base=version_id(RUN, Order(1, base)), version=version_id(RUN, Order(1, step)), changes=changes)
-    (folder / DELTA_NAME).write_bytes(encode(made).to_bytes())
-    facts = DeltaFacts(
-        file=DELTA_NAME,
-        encoding="flat",
-        compression="none",
-        tensors=len(changes),
-        changed=made.changed,
-        elements=sum(tensor.numel() for tensor in weights.values()),
-    )
-    texts = {name: to_text(number) for name, number in prints.items()}
-    sign(folder, RUN, step, fingerprints=texts, kind=Kind.DELTA, base=made.base, delta=facts)
-    return folder
-
-
-def pinned_copy(nbytes: int) -> dict[str, float]:
-    """Host to device, of memory that is pinned: the bus."""
-    host = torch.empty(nbytes, dtype=torch.uint8, pin_memory=DEVICE == "cuda")
-    device = torch.empty(nbytes, dtype=torch.uint8, device=DEVICE)
-
-    def copy() -> None:
-        device.copy_(host, non_blocking=True)
-        torch.zeros(1, device=DEVICE).item()
-
-    return spread([timed(copy)[0] for _ in range(7)][2:])
-
-
-def gpu_free(*, empty: bool = True) -> float:
-    """MiB that nobody has taken, once this process has let go of what it does not use."""
-    if DEVICE == "cpu":
-        return 0.0
-    if empty:
-        torch.cuda.empty_cache()
-    return torch.cuda.mem_get_info()[0] / 2**20
-
-
-class Memory:
-    """How much of the GPU is used beside what was used at first, at its highest, as seen from this process."""
-
-    def __init__(self) -> None:
-        self.highest = 0.0
-
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        free, stop = gpu_free(), threading.Event()
-
-        def watch() -> None:
-            while not stop.wait(0.002):
-                self.highest = max(self.highest, free - gpu_free(empty=False))
-
-        thread = threading.Thread(target=watch)
-        thread.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            thread.join()
-
-
-def scheduler_of(pid: int) -> psutil.Process:
-    """The process that holds the weights."""
-    for child in psutil.Process(pid).children(recursive=True):
-        if "scheduler" in " ".join([*child.cmdline(), child.name()]):
-            return child
-    raise RuntimeError(f"the server {pid} has no scheduler")
-
-
-def host_memory(process: psutil.Process) -> dict[str, float]:
-    """Anonymous memory in MiB, descriptors and mappings."""
-    text = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
-    anonymous = next(int(line.split()[1]) for line in text.splitlines() if line.startswith("Anonymous:"))
-    maps = len(Path(f"/proc/{process.pid}/maps").read_text().splitlines())
-    return {"anonymous MiB": round(anonymous / 1024, 1), "descriptors": process.num_fds(), "mappings": maps}
 
 
 class Bench:

@@ -79,11 +79,11 @@ def spread(times: list[float]) -> dict[str, float]:
 
 def measured(rank: Rank, paths: list[Path], rounds: int, check: bool) -> dict[str, Any]:
     """Both ways in turns."""
-    helper = rank.engine.looking.helper
-    ask, found = helper.ask, dict[str, list[dict[str, float]]]()
+    clerk = rank.engine.preparing.looking.clerk
+    ask, found = clerk.ask, dict[str, list[dict[str, float]]]()
     for number in range(2 * rounds):
         way = ("clerk", "thread")[number % 2]
-        helper.ask = ask if way == "clerk" else lambda *_: None
+        clerk.ask = ask if way == "clerk" else lambda *_: None
         stages = Stages()
         before = resource.getrusage(resource.RUSAGE_THREAD)
         with short_turns(), stages.during("all"):
@@ -94,7 +94,7 @@ def measured(rank: Rank, paths: list[Path], rounds: int, check: bool) -> dict[st
             stages.ms | {"waits": after.ru_nvcsw - before.ru_nvcsw, "cpu": ran * 1000},
         )
         time.sleep(0.01)
-    helper.ask = ask
+    clerk.ask = ask
     return {
         way: {stage: spread([each[stage] for each in all_ms]) for stage in ("all", "check", "ready", "waits", "cpu")}
         for way, all_ms in found.items()
@@ -128,7 +128,7 @@ def run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     for path in full:
         rank.answer(path)
     some = delta(root, 3, 2, weights_of(model, 2), changed(weights_of(model, 2)))
-    rank.engine.looking.helper.begin()
+    rank.engine.preparing.looking.clerk.begin()
     rank.engine.prepare(str(full[0]))  # the clerk is up when it has answered
     stop = threading.Event()
     loop = threading.Thread(target=spinning, args=(stop,))

@@ -17,7 +17,7 @@ import pytest
 from safetensors.torch import save_file
 
 from refitd.catalog.contents import ReadingStoppedError
-from refitd_sglang.ahead import helper as helpers
+from refitd_sglang.ahead import clerk as clerks
 from refitd_sglang.stages import Stages
 from support.mini_sglang import tiny_weights
 from support.tiny_rank import Rank, version
@@ -39,9 +39,9 @@ def rank(tmp_path: Path) -> Generator[Rank]:
     startup.mkdir()
     save_file(tiny_weights(0), startup / "model.safetensors")
     rank = Rank(startup)
-    rank.engine.looking.helper.begin()
+    rank.engine.preparing.looking.clerk.begin()
     yield rank
-    rank.engine.looking.helper.end()
+    rank.engine.preparing.looking.clerk.end()
 
 
 def by_clerk(rank: Rank, folder: Path) -> bool:
@@ -53,31 +53,31 @@ def by_clerk(rank: Rank, folder: Path) -> bool:
 
 def test_it_imports_neither_torch_nor_sglang(rank: Rank, root: Path) -> None:
     assert by_clerk(rank, version(root, 1))
-    libraries = Path(f"/proc/{rank.engine.looking.helper.pid}/maps").read_text()
+    libraries = Path(f"/proc/{rank.engine.preparing.looking.clerk.pid}/maps").read_text()
     assert "libtorch" not in libraries
 
 
 def test_one_that_is_killed_is_begun_again_and_holds_up_nothing(
     rank: Rank, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, helper = version(root, 1), rank.engine.looking.helper
+    one, its = version(root, 1), rank.engine.preparing.looking.clerk
     assert by_clerk(rank, one)
-    first = helper.pid
-    monkeypatch.setattr(helpers, "_AGAIN_SECONDS", 0.0)
+    first = its.pid
+    monkeypatch.setattr(clerks, "_AGAIN_SECONDS", 0.0)
     os.kill(first, signal.SIGKILL)
     psutil.wait_procs([psutil.Process(first)] if psutil.pid_exists(first) else [], timeout=0)
     assert not by_clerk(rank, one)
     assert by_clerk(rank, one)
-    assert helper.pid != first
+    assert its.pid != first
 
 
 def test_one_that_hangs_is_let_go_of_when_nobody_wants_its_version_any_more(
     rank: Rank, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, helper = version(root, 1), rank.engine.looking.helper
+    one, its = version(root, 1), rank.engine.preparing.looking.clerk
     assert by_clerk(rank, one)
-    monkeypatch.setattr(helpers, "_STOP_SECONDS", 0.05)
-    hung, stop = psutil.Process(helper.pid), threading.Event()
+    monkeypatch.setattr(clerks, "_STOP_SECONDS", 0.05)
+    hung, stop = psutil.Process(its.pid), threading.Event()
     hung.suspend()
     stop.set()
     with pytest.raises(ReadingStoppedError):
@@ -87,8 +87,8 @@ def test_one_that_hangs_is_let_go_of_when_nobody_wants_its_version_any_more(
 
 def test_it_ends_with_its_rank(tmp_path: Path) -> None:
     code = (
-        "from refitd_sglang.ahead.helper import Helper; import sys, time\n"
-        "helper = Helper(); helper.begin(); print(helper.pid, flush=True); time.sleep(600)\n"
+        "from refitd_sglang.ahead.clerk import Clerk; import sys, time\n"
+        "clerk = Clerk(); clerk.begin(); print(clerk.pid, flush=True); time.sleep(600)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -101,14 +101,14 @@ def test_it_ends_with_its_rank(tmp_path: Path) -> None:
 
 
 def test_where_no_process_can_be_begun_a_thread_reads(tmp_path: Path, root: Path, rank: Rank) -> None:
-    rank.engine.looking.helper.end()
+    rank.engine.preparing.looking.clerk.end()
 
     def refuse(*_: object, **__: object) -> None:
         raise OSError("no process may be begun")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(helpers, "_AGAIN_SECONDS", 0.0)
-        patch.setattr(helpers, "subprocess", SimpleNamespace(Popen=refuse, DEVNULL=subprocess.DEVNULL))
+        patch.setattr(clerks, "_AGAIN_SECONDS", 0.0)
+        patch.setattr(clerks, "subprocess", SimpleNamespace(Popen=refuse, DEVNULL=subprocess.DEVNULL))
         began = time.monotonic()
         assert not by_clerk(rank, version(root, 1))
         assert time.monotonic() - began < SOON

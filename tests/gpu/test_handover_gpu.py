@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from refitd_client.fingerprint import fingerprints
+from refitd_client.finite import NO_RULE, rule_of
 from refitd_client.handover.lent import Lent
-from refitd_client.handover.making import offer_of
+from refitd_client.handover.making import Layouts, offer_of
 
 pytestmark = pytest.mark.gpu
 
@@ -17,7 +19,7 @@ READER = """
 import sys
 from pathlib import Path
 import torch
-from refitd_client.fingerprint import fingerprints, to_text
+from refitd_client.fingerprint import fingerprints
 from refitd_client.handover.lent import borrowed
 from refitd_client.handover.taking import Taker
 torch.cuda.init(), torch.zeros(1, device="cuda")
@@ -26,7 +28,7 @@ with borrowed(Path(sys.argv[1]), b"s" * 32) as found:
     for _ in range(2):  # the second time nothing is opened
         copies = {name: tensor.clone() for name, tensor in taker.tensors(found.offer).items()}
     torch.cuda.synchronize()
-    assert [to_text(number) for number in fingerprints(copies.values())] == [t.fingerprint for t in found.offer.tensors]
+    assert tuple(fingerprints(copies.values())) == found.offer.fingerprints
     assert found.is_lent
 taker.keep(None)
 print("equal")
@@ -34,10 +36,38 @@ print("equal")
 
 
 def test_another_process_copies_what_was_lent(tmp_path: Path) -> None:
-    weights = {name: torch.randn(shape, device="cuda").bfloat16() for name, shape in SHAPES.items()}
-    weights["row"] = torch.randn(10, 64, device="cuda").bfloat16()[3]  # in the middle of an allocation
-    with Lent(tmp_path, offer_of("run~v000001", weights), b"s" * 32) as lent:
+    tensors = weights()
+    tensors["row"] = torch.randn(10, 64, device="cuda").bfloat16()[3]  # in the middle of an allocation
+    with Lent(tmp_path, offer_of("run~v000001", tensors), b"s" * 32) as lent:
         command = [sys.executable, "-c", READER, str(lent.path)]
         said = subprocess.run(command, check=False, capture_output=True, text=True)
         assert (said.stdout, said.returncode) == ("equal\n", 0), said.stderr
         assert lent.take_back(0.0)
+
+
+def weights() -> dict[str, torch.Tensor]:
+    return {name: torch.randn(shape, device="cuda").bfloat16() for name, shape in SHAPES.items()}
+
+
+def test_what_is_offered_again_is_looked_at_where_it_lies_and_has_the_same_fingerprints() -> None:
+    tensors, layouts = weights(), Layouts()
+    rules = [rule_of("BF16")] * len(tensors)
+    first = layouts.look(tensors, rules).offer("run~v000001", [0] * len(tensors))
+    for number in range(3):  # steps in place
+        tensors["large"].view(torch.int16)[0, 0] = number
+        looked = layouts.look(tensors, rules)
+        assert [each.fingerprint for each in looked.scan()] == fingerprints(tensors.values())
+        assert looked.offer("run~v000002", [0] * len(tensors)).layout is first.layout
+    tensors["odd"][3] = torch.inf
+    assert [each.nonfinite for each in layouts.look(tensors, rules).scan()] == [0, 0, 1, 0]
+
+
+def test_memory_that_was_given_back_is_another_though_it_is_at_the_same_address() -> None:
+    tensors, layouts = {"w": torch.zeros(64 * 2**20, dtype=torch.uint8, device="cuda")}, Layouts()
+    first = layouts.look(tensors, [NO_RULE]).offer("run~v000001", [0])
+    torch.cuda.synchronize()
+    address = tensors.pop("w").data_ptr()
+    torch.cuda.empty_cache()
+    tensors["w"] = torch.zeros(64 * 2**20, dtype=torch.uint8, device="cuda")
+    again = layouts.look(tensors, [NO_RULE]).offer("run~v000001", [0])
+    assert again.layout != first.layout, (address, tensors["w"].data_ptr())

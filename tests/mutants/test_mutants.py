@@ -79,8 +79,8 @@ MUTANTS = [
     ),
     Mutant(
         "calls an engine without a durable intent",
-        "service/refitd/rollout/replica.py",
-        "            await self._ledger.durable()\n        except JournalError",
+        "service/refitd/rollout/entry.py",
+        "            await self.ledger.durable()\n        except JournalError",
         "            pass\n        except JournalError",
         "tests/crash/test_rollout_crash.py",
     ),
@@ -108,7 +108,7 @@ MUTANTS = [
     ),
     Mutant(
         "loads files that have changed since they were checked",
-        "service/refitd/rollout/replica.py",
+        "service/refitd/rollout/load.py",
         "if not unchanged or path is None:",
         "if path is None:",
         "tests/unit/test_rollout.py",

@@ -1,6 +1,7 @@
 """The plugin in a real SGLang and the service: what it is used for, what is said of it, and deaths at bad moments."""
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,12 +17,6 @@ from support.subject import Subject, ignore_stage
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 
 RUN = "with/service"
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the services of this module keep their journal: they are one after the other on one root."""
-    return tmp_path_factory.mktemp("service")
 
 
 def test_what_a_trainer_publishes_goes_through_the_plugin_and_everyone_can_see_that(
@@ -66,6 +61,33 @@ def test_deltas_are_written_in_place_and_answered_as_the_gathered_model_is(
         job.serve(whole, 5)
         assert served_by(sglang_plugged).answer == by_deltas.answer
     assert not (root / ".refitd" / "copies").exists()
+
+
+def test_a_delta_that_comes_while_requests_go_on_in_place_is_served_though_the_cache_is_not_flushed_at_once(
+    sglang_plugged: PluggedSglang, models: Path, service: Path, tmp_path: Path
+) -> None:
+    """SGLang has written it then, and keeps the old label: the service retracts what runs, and tells it again."""
+    root = sglang_plugged.root
+    with (
+        running(service, sglang_plugged, "--run", OTHER, "--pause-mode", "in_place", root=root) as job,
+        fine_tuning(job, models / "model_a") as trainer,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        trainer.publish()
+        for _ in range(3):
+            asked = pool.submit(sglang_plugged.generate, 1900)
+            kind = trainer.publish().kind
+            is_under_way = not asked.done()
+            assert len(asked.result()) == 1900
+            if is_under_way and kind is Kind.DELTA:
+                break
+        else:
+            raise AssertionError("no delta came while a request was answered")
+        by_deltas = trainer.answered()
+        assert by_deltas.label == str(trainer.step)
+        assert job.engine_now.reason is None
+        job.serve(trainer.gathered(tmp_path / "whole"), trainer.step + 1)
+        assert served_by(sglang_plugged).answer == by_deltas.answer
 
 
 async def test_an_engine_that_dies_after_it_has_prepared_is_found_again_when_it_is_back(

@@ -5,15 +5,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import torch
 
-from refitd_client.fingerprint import fingerprints, to_text
+from refitd_client.fingerprint import fingerprints
 from refitd_client.handover.lent import Lent
 from refitd_client.handover.making import offer_of
-from refitd_client.handover.offer import Offer, OfferRefusedError
+from refitd_client.handover.offer import Offer, OfferRefusedError, offer_with
 from refitd_client.handover.shared import SharedTensors
 from refitd_client.handover.taking import Taker
 
@@ -36,13 +37,16 @@ def shared(tmp_path: Path) -> Iterator[SharedTensors]:
 
 
 def offered(shared: SharedTensors) -> Offer:
-    return offer_of("run~v000001", shared.tensors, shared.places)
+    return offer_of("run~v000001", shared.tensors)
+
+
+def changed(offer: Offer, **facts: Any) -> Offer:
+    return offer_with(msgspec.structs.replace(offer.layout, **facts), offer.version, offer.fingerprints)
 
 
 def agrees(offer: Offer) -> bool:
     """Whether what is seen has the fingerprints that were offered."""
-    found = [to_text(number) for number in fingerprints(Taker().tensors(offer).values())]
-    return found == [tensor.fingerprint for tensor in offer.tensors]
+    return tuple(fingerprints(Taker().tensors(offer).values())) == offer.fingerprints
 
 
 def test_what_is_lent_is_seen_where_it_lies(shared: SharedTensors) -> None:
@@ -92,14 +96,14 @@ def test_another_process_sees_it_too(shared: SharedTensors, tmp_path: Path) -> N
 @pytest.mark.parametrize("facts", [{"host": "elsewhere"}, {"boot": "yesterday"}])
 def test_memory_of_another_host_or_of_before_a_boot_is_not_here(shared: SharedTensors, facts: dict[str, str]) -> None:
     with pytest.raises(OfferRefusedError, match="and this is"):
-        Taker().tensors(msgspec.structs.replace(offered(shared), **facts))
+        Taker().tensors(changed(offered(shared), **facts))
 
 
 def test_memory_that_is_not_as_the_offer_says_is_an_error(shared: SharedTensors) -> None:
     offer = offered(shared)
-    first = msgspec.structs.replace(offer.tensors[0], shape=(3, 5000))
+    first = msgspec.structs.replace(offer.layout.tensors[0], shape=(3, 5000))
     with pytest.raises(ValueError, match="more than the file has"):
-        Taker().tensors(msgspec.structs.replace(offer, tensors=(first,)))
+        Taker().tensors(changed(offer, tensors=(first,)))
     shared.close()
     with pytest.raises(FileNotFoundError):
         Taker().tensors(offer)

@@ -5,6 +5,7 @@ the product's own code, and copied from then on. So the verdicts are the product
 """
 
 import itertools
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -30,6 +31,8 @@ from refitd_client.contract.manifest import ManifestFile
 from refitd_client.contract.naming import Order, parse_version_folder, version_id
 from support.checkpoints import publish, tensors, write_model, write_shards
 from support.deltas import chain, training
+
+from .offer import SimOffer
 
 Pause = Callable[[], Awaitable[None]]
 
@@ -150,8 +153,10 @@ def _halve(folder: Path) -> Path:
 
 
 class SimDisk:
-    """What lies under the root. `fault` is raised by whatever reads; `hidden`: it is unmounted,
-    and the service's own folder with it; `empty`: the listing, and only that, says that nothing is there.
+    """What lies under the root, and what trainers offer there; `counts` what plugins have loaded, and put back.
+
+    `fault` is raised by whatever reads; `hidden`: it is unmounted, and the service's own folder with it; `empty`: the
+    listing, and only that, says that nothing is there.
     """
 
     def __init__(self) -> None:
@@ -159,6 +164,8 @@ class SimDisk:
         self.trash: list[SimFolder] = []
         self.slots: dict[str, SimFolder] = {}
         self.copies: dict[str, SimFolder] = {}
+        self.offers: dict[str, SimOffer] = {}
+        self.counts: Counter[str] = Counter()
         self.no_room = False
         self.fault: OSError | None = None
         self.hidden = False

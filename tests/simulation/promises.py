@@ -37,6 +37,7 @@ class Promises:
     def __init__(self, world: "World") -> None:
         self._world = world
         self._contents: dict[str, set[int]] = {}  # path → what has ever lain there and was good
+        self._lent: dict[str, set[int]] = {}  # path → what a trainer has offered from its memory
         self._orders: dict[str, Order] = {}
         self._paths: dict[str, str] = {}
         self._noticed: set[str] = set()
@@ -57,6 +58,21 @@ class Promises:
         self._paths[version_id(RUN, order)] = path
         if folder.make.is_good:
             self._contents.setdefault(path, set()).add(folder.content)
+
+    def lent(self, path: str, order: Order, content: int) -> None:
+        """A trainer has offered a version from its memory."""
+        self._orders[path] = order
+        self._paths[version_id(RUN, order)] = path
+        self._lent.setdefault(path, set()).add(content)
+
+    def removed(self, engine: str) -> None:
+        """Nobody names it any more: what it serves is nobody's promise."""
+        self._proofs.pop(engine, None)
+        self._reached.pop(engine, None)
+
+    def _good(self, path: str) -> set[int]:
+        """What has ever been there and was good, on disk or in memory."""
+        return self._contents.get(path, set()) | self._lent.get(path, set())
 
     def rewritten(self, path: str) -> None:
         """The bytes of a version have changed under the service's eyes."""
@@ -119,13 +135,24 @@ class Promises:
         """6: what is about to be written again. Not even a server that counts as dead may have it open."""
         for server in self._world.servers.values():
             assert server.reading is not folder, f"6: {server.name} is reading what is written again"
+            self._is_not_beneath(server, folder)
         self.recycled += 1
 
+    def _is_not_beneath(self, server: SimServer, folder: SimFolder) -> None:
+        """6: what a plugin would put back, if the load failed that the service asks it for next."""
+        record = self._life.ledger.engines.get(f"{server.name}:1")
+        held = None if server.plugin is None else server.plugin.standing
+        if record is None or held is None or not server.up or record.unreachable_since is not None:
+            return
+        if record.serving == held.version:
+            assert held.base is not folder, f"6: {server.name} would put back what is written again"
+
     def before_copying(self, name: str, folder: SimFolder) -> None:
-        """6: what is about to be written again. No server reads it, or names it as the model that it serves."""
+        """6: what is about to be written again. No server reads it, and none that is named says that it serves it."""
         for server in self._world.servers.values():
             assert server.reading is not folder, f"6: {server.name} is reading the copy that is written"
-            if server.up and server.path.endswith(copy_path(name)):
+            is_named = f"{server.name}:1" in self._life.ledger.engines
+            if is_named and server.up and server.path.endswith(copy_path(name)):
                 raise AssertionError(f"6: {server.name} serves the copy that is written")
         self.copied += 1
 
@@ -140,9 +167,11 @@ class Promises:
         for version in ledger.versions.values():
             if version.state is VersionState.SEALED:
                 assert self._contents.get(version.path), f"2: {version.id} is SEALED and was never good"
-        target = ledger.goals(RUN).target
-        if target is not None:
-            assert not target.barred, f"10: {target.id} is barred and the target"
+        goals = ledger.goals(RUN)
+        if goals.target is not None:
+            assert not goals.target.barred, f"10: {goals.target.id} is barred and the target"
+        for needed in (goals.wanted, goals.loadable, goals.last_good):
+            assert needed is None or not needed.in_memory, f"6: {needed.id} has no files, and engines are to load it"
 
     def hold_now(self) -> None:
         """Several times a second."""
@@ -159,7 +188,7 @@ class Promises:
             return
         contents = set(server.tensors)
         assert len(contents) == 1, f"15: {server.name} answers with a mixture {server.tensors}"
-        good = {BASE}.union(*self._contents.values())
+        good = {BASE}.union(*self._contents.values(), *self._lent.values())
         assert contents <= good, f"2: {server.name} answers with {server.tensors}, which is no good version"
 
     def _engines_are_what_is_said(self) -> None:
@@ -180,7 +209,7 @@ class Promises:
             return  # a new process: the next probe finds out
         path = self._path_of(version)
         if server.up and server.loading is None and self._proofs[engine].boot == server.boots:
-            assert set(server.tensors) <= self._contents.get(path, set()), (
+            assert set(server.tensors) <= self._good(path), (
                 f"3: {engine} is called in sync with {version} and holds {server.tensors}"
             )
 
@@ -203,7 +232,7 @@ class Promises:
             if record.served_at is not None and record.id not in self._served:
                 self._served.add(record.id)
                 self.trace.append(f"{self._world.loop.time():.4f} {record.id} is served")
-                held = self._contents.get(record.path, set()) & self._held
+                held = self._good(record.path) & self._held
                 assert held, f"{record.id} counts as served, and no engine ever held it"
 
     # What holds in the end, when everything works again.

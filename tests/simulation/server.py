@@ -10,43 +10,29 @@ import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 from refitd.engine.sglang.transport import Lost, NoReply, Reply
+from refitd_sglang.transaction import Outcome
 
 from .disk import Make, SimDisk, SimFolder
+from .fault import DiedError, Fault
+from .plugin import BASE, STARTUP, SimPlugin, spoken
 
 TENSORS = 4
 MOUNT = "/mount"
-STARTUP = "/models/base"
-BASE = 0  # the content of the start-up weights
-
-
-class Fault(StrEnum):
-    """What happens to the next call of a kind."""
-
-    CUT_BEFORE = "the connection breaks before the server has heard"
-    CUT_AFTER = "the reply is lost after success"
-    SLOW = "it takes longer than its caller waits"
-    ROLLBACK = "400, rolling back onto the same files"
-    UNFLUSHED = "new weights, the cache was not flushed"
-    DIES = "the scheduler dies in the middle"
-    GARBAGE = "a reply that means nothing"
-
-
-class _DiedError(Exception):
-    pass
+_NOT_FLUSHED = "Succeeded to update model weights, but cache was not flushed"
 
 
 @dataclass
 class SimServer:
-    """One engine. `tensors` are what it computes with; it computes when `answers` says so."""
+    """One engine. `tensors` are what it computes with; it computes when `answers` says so. `plugged`: with a plugin."""
 
     name: str
     disk: SimDisk
     chance: random.Random
     served: Callable[["SimServer"], None]
+    plugged: bool = False
     up: bool = True
     paused: bool = False
     loading: str | None = None
@@ -60,6 +46,7 @@ class SimServer:
 
     def __post_init__(self) -> None:
         self._scheduler = asyncio.Lock()
+        self.plugin = SimPlugin(self) if self.plugged else None
 
     @property
     def answers(self) -> bool:
@@ -77,6 +64,8 @@ class SimServer:
         self.die()
         self.up, self.paused, self.tensors = True, False, (BASE,) * TENSORS
         self.path, self.label, self.boots = STARTUP, "default", self.boots + 1
+        if self.plugin is not None:
+            self.plugin.restart()
         self._scheduler = asyncio.Lock()
 
     async def handle(self, path: str, body: dict[str, Any] | None, fault: Fault | None) -> Reply:
@@ -117,6 +106,12 @@ class SimServer:
     async def _load(self, body: dict[str, Any], fault: Fault | None) -> Reply:
         try:
             self.loading = body["model_path"].removeprefix(f"{MOUNT}/")
+            if self.plugin is not None and self.plugin.minds(self.loading):
+                return await self._load_by(self.plugin, self.loading, body, fault)
+            if self.plugin is not None:
+                self.plugin.lost_track()
+            if fault is Fault.REFUSES:
+                return _reply(400, success=False, message="Failed to get weights iterator: it does not like it.")
             folder = self.disk.any(self.loading)
             if folder is None or self.disk.hidden or folder.make in {Make.HALF, Make.DELTA}:
                 return _reply(400, success=False, message="Failed to get weights iterator: nothing there.")
@@ -125,22 +120,33 @@ class SimServer:
             await asyncio.sleep(self.chance.random() * 0.2)
             self.tensors = (content, content, *self.tensors[2:])  # here it is a mixture
             if fault is Fault.DIES or make in {Make.SHAPE, Make.FLIPPED}:
-                raise _DiedError
+                raise DiedError
             await asyncio.sleep(self.chance.random() * 0.2)
+            if fault is Fault.UNCLEAR:
+                return _reply(400, success=False, message="Something has failed.")
             if fault is Fault.ROLLBACK:
                 return _reply(400, success=False, message="Failed to update weights. Rolling back to original weights.")
             whole = TENSORS - (make is Make.MISSING)
             now = folder.content  # of the files that it has open, whatever their name is by now
             self.tensors = (content, content, now, now)[:whole] + self.tensors[whole:]
             if fault is Fault.UNFLUSHED:
-                return _reply(
-                    400, success=False, message="Succeeded to update model weights, but cache was not flushed"
-                )
+                return _reply(400, success=False, message=_NOT_FLUSHED)
             self.path, self.label = body["model_path"], body["weight_version"]
         finally:
             self.loading = self.reading = None
         self.served(self)
         return _reply(200, success=True, message="Succeeded to update model weights.")
+
+    async def _load_by(self, plugin: SimPlugin, path: str, body: dict[str, Any], fault: Fault | None) -> Reply:
+        answer = await plugin.load(path, fault)
+        if answer.outcome is Outcome.SERVED:
+            if fault is Fault.UNFLUSHED:
+                return _reply(400, success=False, message=_NOT_FLUSHED)
+            self.path, self.label = body["model_path"], body["weight_version"]
+            self.loading = self.reading = None
+            self.served(self)
+        status, said = spoken(answer, path, body["weight_version"])
+        return _reply(status, **said)
 
 
 def _reply(status: int, **data: Any) -> Reply:
@@ -192,4 +198,4 @@ class SimTransport:
 
 
 def _died(task: "asyncio.Task[Reply]") -> bool:
-    return not task.cancelled() and isinstance(task.exception(), _DiedError)
+    return not task.cancelled() and isinstance(task.exception(), DiedError)

@@ -7,6 +7,7 @@ run side by side. REFITD_SIMULATION_STEPS says how many steps, REFITD_SIMULATION
 import logging
 import os
 import random
+from collections import Counter
 from collections.abc import Callable, Generator
 from typing import ClassVar
 
@@ -18,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 from refitd.rollout.strategy import StrategyName
 from simulation.disk import Make
-from simulation.server import Fault
+from simulation.fault import Fault
 from simulation.world import World
 
 STEPS = int(os.environ.get("REFITD_SIMULATION_STEPS", "12000"))
@@ -32,10 +33,11 @@ CALLS = (
     "/weights_checker",
     "/model_info",
     "/server_info",
+    "prepare",
 )
 WRITTEN = [make for make in Make if make is not Make.DELTA]
 MAKES = st.sampled_from([*[Make.GOOD] * 6, *WRITTEN])
-ENGINES = st.sampled_from("ab")
+ENGINES = st.sampled_from("abc")
 DISK_FAULTS = ("error", "unmounted", "empty", "unreadable", "full", "no room")
 INDEX = st.integers(0, 30)
 
@@ -59,10 +61,11 @@ class Everything(RuleBasedStateMachine):
 
     @initialize(seed=st.integers(0, 2**32), strategy=st.sampled_from(StrategyName))
     def begin(self, seed: int, strategy: StrategyName) -> None:
-        self.world = World(seed, engines=2, strategy=strategy)
+        self.world = World(seed, strategy=strategy)
 
     recycled: ClassVar[int] = 0
     copied: ClassVar[int] = 0
+    by_plugins: ClassVar[Counter[str]] = Counter()
 
     def do(self, act: Callable[[World], None]) -> None:
         Everything.steps += 1
@@ -94,6 +97,25 @@ class Everything(RuleBasedStateMachine):
         for _ in range(steps):
             self.do(lambda world: world.publish_delta(0, announce=True, honest=True))
             self.do(lambda world: world.wait(seconds))
+
+    @rule(seconds=st.sampled_from([0.0, 0.05, 0.2, 2.0]))
+    def hand_over(self, seconds: float) -> None:
+        """Until the trainer does something else its tensors are lent."""
+        self.do(lambda world: world.hand_over())
+        self.do(lambda world: world.wait(seconds))
+
+    @rule(announce=st.booleans(), fails=st.sampled_from([False, False, True]))
+    def trainer_takes_its_tensors_back(self, announce: bool, fails: bool) -> None:
+        self.do(lambda world: world.take_back(announce=announce, fails=fails))
+
+    @rule()
+    def trainer_dies_and_comes_back(self) -> None:
+        self.do(lambda world: world.kill_trainer())
+
+    @rule(named=st.sampled_from([True, True, False]), seconds=st.sampled_from([0.0, 0.1, 2.0]))
+    def engine_is_added_or_removed(self, named: bool, seconds: float) -> None:
+        self.do(lambda world: world.name_engine(named=named))
+        self.do(lambda world: world.wait(seconds))
 
     @rule()
     def publish_out_of_order(self) -> None:
@@ -169,6 +191,7 @@ class Everything(RuleBasedStateMachine):
                 self.world.heal()
                 Everything.recycled += self.world.promises.recycled
                 Everything.copied += self.world.promises.copied
+                Everything.by_plugins += self.world.disk.counts
             finally:
                 self.world.close()
 
@@ -192,11 +215,12 @@ def test_every_promise_holds_under_whatever_comes(share: int) -> None:
     )
     print(
         f"{Everything.steps - before} steps, {Everything.recycled - recycled} versions were recycled, "
-        f"{Everything.copied - copied} times bytes of a copy were written"
+        f"{Everything.copied - copied} times bytes of a copy were written; by plugins: {dict(Everything.by_plugins)}"
     )
     assert Everything.steps - before >= min(steps, 10_000)
     assert Everything.recycled - recycled > 100 or steps < 10_000
     assert Everything.copied - copied > 300 or steps < 10_000
+    assert min(Everything.by_plugins[what] for what in ("good", "delta", "taken", "restored")) > 20 or steps < 10_000
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -9,6 +9,7 @@ import asyncio
 import itertools
 import random
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -36,26 +37,40 @@ from refitd.settings import Settings
 from refitd.surface.context import Service
 from refitd.surface.present import present_engine
 from refitd.surface.versions import pin, rollback, unpin
-from refitd_client.contract.naming import Order, version_folder, version_id
+from refitd_client.contract.naming import Order, parse_version_folder, version_folder, version_id
 from refitd_client.contract.states import Kind
-from refitd_client.contract.wire import Notice, Rollback
+from refitd_client.contract.wire import NewEngine, Notice, Rollback
 from refitd_client.delta.plan import last_served
 
 from .copies import SimCopies
 from .disk import Make, SimDisk, SimFiles, SimFolder, SimFolders, templates
+from .fault import Fault
+from .offer import SimOffer
+from .plugin import SimBeside
 from .promises import Promises
-from .server import MOUNT, Fault, SimServer, SimTransport
+from .server import MOUNT, SimServer, SimTransport
 from .virtual_time import VirtualClock, VirtualLoop
 
 RUN = "run"
+ADDED = "c"  # the engine that the API adds and removes
 LOAD_TIMEOUT = 30.0
 HEAL_SECONDS = 120.0
+PLUGGED = 0.7  # of the engines
+TAKEN_SECONDS = 20.0  # a trainer's patience
+BACK_SECONDS = 10.0  # in which an engine that copies is to have ended
 LOOK_SECONDS = 0.2  # between two looks at what should hold at any time; servers are looked at whenever they change
+
+
+def url_of(name: str) -> str:
+    """Where a server is."""
+    return f"http://{name}:1"
 
 
 class _Engine(SglangEngine):
     def __init__(self, server: SimServer, life: "Life") -> None:
         super().__init__(SimTransport.url, load_timeout=LOAD_TIMEOUT)
+        if server.plugged:
+            self._beside = SimBeside(server, lambda: life.alive)
         self._http = SimTransport(server, lambda: life.alive)  # type: ignore[assignment]
 
 
@@ -95,7 +110,7 @@ class Life:
         self.fleet = Fleet(
             self.ledger,
             root=MOUNT,
-            urls=[f"http://{name}:1" for name in world.servers],
+            urls=[url_of(name) for name in world.servers if name != ADDED],
             engines_file=None,
             probe_interval=settings.probe_interval,
             connect=self._connect,
@@ -160,9 +175,11 @@ class _Base(References):
 
 
 class World:
-    """A simulation. `engines` servers; everything that is left to chance follows from `seed`."""
+    """A simulation. Two engines are named by settings, a third comes and goes; each has refitd's plugin or not.
+    Everything that is left to chance follows from `seed`.
+    """
 
-    def __init__(self, seed: int, *, engines: int = 2, strategy: StrategyName = StrategyName.ALL) -> None:
+    def __init__(self, seed: int, *, strategy: StrategyName = StrategyName.ALL) -> None:
         self.chance = random.Random(seed)
         self.loop = VirtualLoop(random.Random(self.chance.random()))
         asyncio.set_event_loop(self.loop)
@@ -177,9 +194,16 @@ class World:
         self.journal_full = False
         self.promises = Promises(self)
         self.servers = {
-            name: SimServer(name, self.disk, random.Random(self.chance.random()), self.promises.served)
-            for name in "abcdef"[:engines]
+            name: SimServer(
+                name,
+                self.disk,
+                random.Random(self.chance.random()),
+                self.promises.served,
+                plugged=self.chance.random() < PLUGGED,
+            )
+            for name in ("a", "b", ADDED)
         }
+        self.lent: SimOffer | None = None
         self.generation, self.step = 1, 0
         self.trained: list[tuple[str, int]] = []  # what the trainer that runs now has published, with its contents
         self._contents = itertools.count(1)
@@ -213,6 +237,7 @@ class World:
 
     def publish(self, make: Make, *, announce: bool) -> None:
         """The next step comes into its place."""
+        self.take_back(announce=announce)
         self.step += 1
         order = Order(self.generation, self.step)
         folder = self._write(order, make)
@@ -225,6 +250,7 @@ class World:
 
     def publish_delta(self, back: int, *, announce: bool, honest: bool) -> None:
         """The next step as a delta on what engines serve, or on one that is so far back. A liar's leads nowhere."""
+        self.take_back(announce=announce)
         base = self._served() if back == 0 else self.trained[-back][0] if len(self.trained) >= back else None
         names = [name for name, _ in self.trained]
         if base not in names:
@@ -252,6 +278,7 @@ class World:
 
     def publish_late(self, make: Make) -> None:
         """A step that is older than the newest, out of order."""
+        self.take_back(announce=True)
         if self.step > 2:
             path = f"{RUN}/{version_folder(Order(self.generation, self.step - 2))}"
             if path not in self.disk.folders and not self.promises.was_there(path):
@@ -259,13 +286,73 @@ class World:
 
     def restart_trainer(self) -> None:
         """It starts again at an earlier step: a new generation."""
+        self.kill_trainer()
         self.generation += 1
         self.step = self.step // 2
         self.trained.clear()
 
-    def _write(self, order: Order, make: Make) -> SimFolder:
+    def hand_over(self) -> None:
+        """The next step is offered from the trainer's memory. Where the service does not hear of it, it is written."""
+        self.take_back(announce=True)
+        self.step += 1
+        order = Order(self.generation, self.step)
+        path, content = f"{RUN}/{version_folder(order)}", next(self._contents)
+        name = f".offer-{content:016x}"
+        self.lent = SimOffer(f"{RUN}/{name}", version_id(RUN, order), path, content, content)
+        self.disk.offers[self.lent.name] = self.lent
+        self.trained.clear()  # no delta leads on from it
+        self.promises.lent(path, order, content)
+        life, notice = self.life, Notice(run=RUN, step=order.step, path=path, kind=Kind.HANDOVER, offer=name)
+        told = life is not None and self._call(self._tell(life, notice))
+        if not told:
+            self.take_back(announce=True)
+
+    def take_back(self, *, announce: bool, fails: bool = False) -> None:
+        """The trainer waits for engines, has its tensors back, and goes on with them; the files follow, or fail."""
+        offer = self.lent
+        if offer is None:
+            return
+        self._until(lambda: not self._is_offered(offer), TAKEN_SECONDS)
+        offer.is_lent = False
+        self._until(lambda: not offer.readers, BACK_SECONDS)
+        offer.content = next(self._contents)
+        self.lent = None
+        step = parse_version_folder(offer.path.rpartition("/")[2])
+        assert step is not None
+        if fails:
+            life, notice = self.life, Notice(run=RUN, step=step.step, path=offer.path, kind=Kind.HANDOVER, failed="EIO")
+            if life is not None:
+                self._call(self._tell(life, notice))
+            return
+        self._write(step, Make.GOOD, offer.promised)
+        if announce:
+            self.announce(step.step)
+
+    def kill_trainer(self) -> None:
+        """It dies, and its memory with it."""
+        if self.lent is not None:
+            self.lent.is_lent, self.lent.content = False, next(self._contents)
+            self.lent = None
+        self.trained.clear()
+
+    async def _tell(self, life: Life, notice: Notice) -> None:
+        record, _ = await life.intake.take(notice)
+        self.promises.noticed(record.id)
+
+    def _is_offered(self, offer: SimOffer) -> bool:
+        if self.life is None:
+            return False
+        record = self.life.ledger.versions.get(offer.version)
+        return record is not None and self.life.ledger.is_offered(record)
+
+    def _until(self, done: Callable[[], bool], seconds: float) -> None:
+        end = self.loop.time() + seconds
+        while not done() and self.loop.time() < end:
+            self.wait(0.05)
+
+    def _write(self, order: Order, make: Make, content: int | None = None) -> SimFolder:
         path = f"{RUN}/{version_folder(order)}"
-        content = next(self._contents)
+        content = next(self._contents) if content is None else content
         folder = self.disk.recycle(path, make, content) or self.disk.put(path, make, content)
         self.promises.published(path, order, folder)
         return folder
@@ -273,12 +360,8 @@ class World:
     def announce(self, step: int, base: str | None = None) -> None:
         """A notice; what is answered with 2xx is remembered as promised."""
         if self.life is not None:
-            self._call(self._announce(self.life, step, base))
-
-    async def _announce(self, life: Life, step: int, base: str | None) -> None:
-        kind = Kind.FULL if base is None else Kind.DELTA
-        record, _ = await life.intake.take(Notice(run=RUN, step=step, kind=kind, base=base))
-        self.promises.noticed(record.id)
+            kind = Kind.FULL if base is None else Kind.DELTA
+            self._call(self._tell(self.life, Notice(run=RUN, step=step, kind=kind, base=base)))
 
     def roll_back(self) -> None:
         """An operator has seen enough of the newest version."""
@@ -302,10 +385,23 @@ class World:
             with suppress(ProblemError):
                 self.life.fleet.resync(f"{name}:1")
 
-    def _call(self, request: Any) -> None:
-        """A request to the service. It may be refused, and it may never be answered."""
+    def name_engine(self, *, named: bool) -> None:
+        """An operator adds the third engine, or takes it out, whatever it is at."""
+        if self.life is None:
+            return
+        with suppress(ProblemError):
+            if named:
+                self.life.fleet.add(NewEngine(url=url_of(ADDED), run=RUN))
+            else:
+                self.life.fleet.remove(f"{ADDED}:1")
+                self.promises.removed(f"{ADDED}:1")
+
+    def _call(self, request: Any) -> bool:
+        """A request to the service: whether it was answered. It may be refused, and it may never be answered."""
         with suppress(ProblemError, JournalError, OSError, TimeoutError):
             self.loop.run_until_complete(asyncio.wait_for(request, 1.0))
+            return True
+        return False
 
     def kill(self) -> None:
         """SIGKILL to the service."""
@@ -376,6 +472,7 @@ class World:
 
     def heal(self) -> None:
         """Everything works again, and time passes: then everything must be as it should."""
+        self.take_back(announce=True)
         self.heal_disk()
         for server in self.servers.values():
             server.faults.clear()

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 
+from refitd.engine.sglang.checksums import digest_of
 from refitd_sglang.answer import Answer, answers_in
 from refitd_sglang.transaction import Outcome
 from support.servers import ADMIN_KEY, API_KEY, SglangServer
@@ -93,8 +94,11 @@ class PluggedSglang(SglangServer):
 
     @property
     def checksum(self) -> str:
-        """SGLang's own checksum of all its tensors."""
-        return self._post("/weights_checker", {"action": "checksum"}, ADMIN_KEY)["per_engine_checksum"]
+        """One digest of SGLang's own checksums of all its tensors, which its releases put together in several ways."""
+        reply = self._post("/weights_checker", {"action": "checksum"}, ADMIN_KEY)
+        found = digest_of(reply.get("ranks"))
+        assert found is not None, reply
+        return found
 
     @property
     def labels(self) -> tuple[str, str]:

@@ -23,6 +23,8 @@ class SimulatedEngine:
         self.gate: asyncio.Event | None = None
         self.closed = False
         self.fault: str | None = None
+        self.takes_offers = False
+        self.taken: list[str] = []
         self.timings = {"load": 1.0}
         self.plugin: str | None = None
 
@@ -36,10 +38,13 @@ class SimulatedEngine:
             server_version="0.5.23",
             configuration="simulated" if self.plugin is None else "simulated refitd",
             startup_path="/base",
+            takes_offers=self.takes_offers,
             plugin=self.plugin,
         )
 
     async def refit(self, target: Target, on_stage: Callable[[Stage], None]) -> Refit:
+        if target.offered is not None:
+            self.taken.append(target.offered.version)
         self.loads.append(target.path)
         self.paused = True
         on_stage(Stage.LOAD)

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from refitd_sglang.ahead.helper import Helper
+from refitd_sglang.ahead.clerk import Clerk
 
 
 @pytest.fixture(autouse=True, scope="session")
 def no_clerks() -> Generator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Helper, "begin", lambda _: None)
+        patch.setattr(Clerk, "begin", lambda _: None)
         yield
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from refitd.catalog.files import DiskFiles
+from refitd.catalog.scan import Found, Listing
 from refitd.clock import SystemClock
 from refitd.copies.copy import Copy
 from refitd.copies.readers import readers_of
@@ -15,10 +16,11 @@ from refitd.engine.port import Outcome, Refit
 from refitd.journal.journal import Journal
 from refitd.ledger import Ledger
 from refitd.reclaim.collector import LedgerFacts
+from refitd.reclaim.keep import KeepRules, keep
 from refitd.reclaim.leases import DEAD_AFTER, EngineView, Load, Views, leases
 from refitd.reclaim.spare import why_not
 from refitd.rollout import fleet
-from refitd_client.contract.states import EngineState
+from refitd_client.contract.states import EngineState, Kind, VersionState
 from refitd_client.contract.wire import NewEngine
 from support.fleets import Stage, running
 from support.records import version
@@ -26,6 +28,8 @@ from support.simulated_engine import SimulatedEngine
 
 URL, NAME = "http://a:1", "a:1"
 V1, V2 = version(1, owned=True), version(2, owned=True)
+D2, D3 = (version(step, owned=True, kind=Kind.DELTA, base=f"run~v{step - 1:06d}") for step in (2, 3))
+NEWER = version(9, owned=True)
 LATE = Refit(outcome=Outcome.TAINTED, resumed=False, reason="it timed out")
 REFUSED = Refit(outcome=Outcome.NACK, resumed=True, reason="no such shard")
 
@@ -52,6 +56,20 @@ async def serve_one_and_begin_two(stage: Stage) -> asyncio.Event:
     engine.gate = asyncio.Event()
     stage.ledger.put_version(V2)
     await stage.until(lambda: len(engine.loads) == 2)
+    return engine.gate
+
+
+async def serve_one_and_begin_to_take_two(stage: Stage) -> asyncio.Event:
+    """The same, and version 2 has no files yet: it is in its trainer's memory."""
+    engine, offered = stage.engines["a"], replace(V2, state=VersionState.ANNOUNCED, handed=True)
+    engine.takes_offers = True
+    stage.ledger.put_version(V1)
+    stage.fleet.add(NewEngine(url=URL))
+    await stage.until(lambda: stage.ledger.engines[NAME].serving == V1.id)
+    engine.gate = asyncio.Event()
+    stage.ledger.put_version(offered)
+    stage.ledger.offer(offered, "run/.offer")
+    await stage.until(lambda: engine.taken == [V2.id])
     return engine.gate
 
 
@@ -118,6 +136,60 @@ async def test_a_removed_engine_whose_load_ended_well_leaves_nothing(tmp_path: P
         await stage.until(lambda: stage.engines["a"].closed)
         assert may_be_recycled(stage.ledger)
         assert stage.ledger.removed == {}
+
+
+@pytest.mark.parametrize(
+    ("end", "left"), [(Refit(outcome=Outcome.ACK, resumed=True), ()), (REFUSED, ()), (LATE, (V2.id,))]
+)
+async def test_an_engine_that_is_removed_while_it_takes_an_offer_holds_up_no_trainer_and_leaves_what_its_end_says(
+    tmp_path: Path, end: Refit, left: tuple[str, ...]
+) -> None:
+    async with stage_in(tmp_path) as stage:
+        await ready(stage)
+        gate = await serve_one_and_begin_to_take_two(stage)
+        assert stage.ledger.is_offered(V2)
+        stage.engines["a"].script = [end]
+        stage.fleet.remove(NAME)
+        assert not stage.ledger.is_offered(V2)
+        gate.set()
+        await stage.until(lambda: stage.engines["a"].closed)
+        assert stage.ledger.loading == {}
+        assert [version for record in stage.ledger.removed.values() for version in record.unproven] == [*left]
+
+
+@pytest.mark.parametrize(
+    ("end", "is_free"), [(Refit(outcome=Outcome.ACK, resumed=True), True), (REFUSED, True), (LATE, False)]
+)
+async def test_a_removed_engine_keeps_what_its_deltas_were_written_into_until_its_load_has_ended(
+    tmp_path: Path, end: Refit, is_free: bool
+) -> None:
+    """Its plugin would put them back from there, and from the delta that it may still read there is a way to that."""
+    async with stage_in(tmp_path) as stage:
+        await ready(stage)
+        engine = stage.engines["a"]
+        engine.plugin = "0.1.0"
+        stage.ledger.put_version(V1)
+        stage.fleet.add(NewEngine(url=URL))
+        await stage.until(lambda: stage.ledger.engines[NAME].serving == V1.id)
+        for delta in (D2, D3):
+            engine.gate = asyncio.Event() if delta is D3 else None
+            stage.ledger.put_version(delta)
+            await stage.until(lambda delta=delta: engine.loads[-1].endswith(delta.path))
+            if delta is D2:
+                await stage.until(lambda: stage.ledger.engines[NAME].beneath == V1.id)
+        stage.fleet.remove(NAME)
+        held = replace(views(stage.ledger), runs=())
+        assert (V1.id in leases(held), D3.id in leases(held)) == (True, True)
+        assert "would be put back from it" in (why_not(V1, held) or "")
+        engine.script = [end]
+        assert engine.gate is not None
+        engine.gate.set()
+        await stage.until(lambda: engine.closed)
+        held = leases(replace(views(stage.ledger), runs=()))
+        listing = Listing((Found(run="run", order=V1.order, path=V1.path),), frozenset({"run"}))
+        verdicts = keep([NEWER, D3, D2, V1], held, KeepRules(last=1), listing=listing, ages={})
+        kept = [verdict.record for verdict in verdicts if verdict.keep]
+        assert kept == ([NEWER] if is_free else [NEWER, D3, D2, V1])
 
 
 @pytest.mark.parametrize("name", [NAME, "another-name"])

@@ -71,6 +71,30 @@ def test_a_newer_version_that_engines_do_not_go_to_is_the_reason(newest: Any, st
     assert found.newest == "run~v000003"
 
 
+@pytest.mark.parametrize(
+    ("fields", "standing", "says"),
+    [
+        (
+            {"state": VersionState.ANNOUNCED},
+            Standing.CURRENT,
+            "Step 2 was handed over from its trainer's memory: its files are to follow",
+        ),
+        ({"state": VersionState.VALIDATING}, Standing.CURRENT, "Step 2 is VALIDATING"),
+        (
+            {"state": VersionState.REJECTED, "reason": "its files will not come: no space left"},
+            Standing.TROUBLED,
+            "Step 2 is served from memory alone: its files will not come: no space left",
+        ),
+    ],
+)
+def test_a_version_that_is_served_and_has_no_files_says_so(
+    fields: dict[str, Any], standing: Standing, says: str
+) -> None:
+    newest = version(2, handed=True, **fields)
+    found = glance(seen(HERE, target=newest, versions=[newest, version(1)]))
+    assert (found.standing, found.reasons) == (standing, [says])
+
+
 def test_what_was_collected_is_not_the_newest() -> None:
     found = glance(seen(HERE, versions=[version(3, state=VersionState.RETIRED), version(2)]))
     assert (found.standing, found.newest) == (Standing.CURRENT, "run~v000002")

@@ -15,22 +15,43 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refitd_client.handover.lent import Lent, borrowed
-from refitd_client.handover.offer import DevicePlace, HostPlace, Offer, OfferedTensor, OfferRefusedError, seal, unseal
+from refitd_client.handover.offer import (
+    DevicePlace,
+    HostPlace,
+    Layout,
+    Offer,
+    OfferedTensor,
+    OfferRefusedError,
+    offer_with,
+    seal,
+    unseal,
+)
 from refitd_client.handover.secret import SecretRefusedError, make_secret, read_secret
 
 SECRET = b"s" * 32
-HOST = OfferedTensor("w", "BF16", (2, 3), "00" * 8, HostPlace("/shm/x", 64))
-DEVICE = OfferedTensor("v", "F32", (4,), "11" * 8, DevicePlace("GPU-1", b"h" * 64, 0))
+HOST = OfferedTensor("w", "BF16", (2, 3), HostPlace("/shm/x", 64))
+DEVICE = OfferedTensor("v", "F32", (4,), DevicePlace("GPU-1", b"h" * 64, 3, 0))
 
 
-def offer(**facts: Any) -> Offer:
-    known: dict[str, Any] = {"version": "run~v000001", "host": "a", "boot": "b", "pid": 1, "tensors": (HOST, DEVICE)}
-    return Offer(**(known | facts))
+def offer(version: str = "run~v000001", numbers: tuple[int, ...] = (0, 2**64 - 1), **facts: Any) -> Offer:
+    known: dict[str, Any] = {"host": "a", "boot": "b", "pid": 1, "life": "c", "tensors": (HOST, DEVICE)}
+    return offer_with(Layout(**(known | facts)), version, numbers)
 
 
 def test_what_was_offered_is_what_is_read() -> None:
     assert unseal(seal(offer(), SECRET), SECRET) == offer()
+    assert offer().expected == {"w": "0" * 16, "v": "f" * 16}
     assert (HOST.nbytes, DEVICE.nbytes) == (12, 16)
+
+
+def test_a_layout_that_is_known_is_the_same_object_and_one_that_moved_is_not() -> None:
+    known = unseal(seal(offer(), SECRET), SECRET)
+    again = unseal(seal(offer("run~v000002", (3, 4)), SECRET), SECRET, known)
+    assert again.layout is known.layout
+    assert (again.version, again.fingerprints) == ("run~v000002", (3, 4))
+    for moved in ({"life": "d"}, {"tensors": (HOST, msgspec.structs.replace(DEVICE, shape=(2, 2)))}):
+        other = unseal(seal(offer(**moved), SECRET), SECRET, known)
+        assert other == offer(**moved)
 
 
 def test_an_offer_under_another_secret_is_not_even_parsed() -> None:
@@ -58,13 +79,14 @@ def test_anything_else_is_no_offer(data: bytes) -> None:
 @pytest.mark.parametrize(
     ("facts", "reason"),
     [
-        ({"format": 2}, "format 2"),
+        ({"format": 1}, "format 1"),
         ({"version": "../../etc"}, "which is no version"),
+        ({"numbers": (1,)}, "one fingerprint for each tensor"),
         ({"tensors": (HOST, HOST)}, "names a tensor twice"),
         ({"tensors": (msgspec.structs.replace(HOST, dtype="BF17"),)}, "dtype 'BF17' is unknown"),
         ({"tensors": (msgspec.structs.replace(HOST, shape=(-1, 3)),)}, "negative"),
         ({"tensors": (msgspec.structs.replace(HOST, place=HostPlace("/shm/x", -8)),)}, "negative"),
-        ({"tensors": (msgspec.structs.replace(DEVICE, place=DevicePlace("G", b"h", 0)),)}, "has not 64 bytes"),
+        ({"tensors": (msgspec.structs.replace(DEVICE, place=DevicePlace("G", b"h", 3, 0)),)}, "has not 64 bytes"),
     ],
 )
 def test_an_offer_that_makes_no_sense_is_refused_whoever_made_it(facts: dict[str, Any], reason: str) -> None:
@@ -83,7 +105,7 @@ def test_a_trainer_has_its_tensors_back_when_the_last_reader_is_done(tmp_path: P
         assert not lent.take_back(0.0)
     assert lent.take_back(0.0)
     assert lent.take_back(0.0)
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == [".lender.lock"]
 
 
 def test_a_trainer_waits_for_a_reader_no_longer_than_it_reads(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,14 @@ from refitd.engine.port import Outcome, Refit
 from refitd.reclaim.collector import LedgerFacts
 from refitd.rollout.in_place import needs_copy, step_in_place, takes_in_place
 from refitd.rollout.record import EngineRecord
+from refitd.rollout.strategy import Strategy, StrategyName
 from refitd_client.contract.states import Kind
 from refitd_client.delta.plan import Full
 from support.deltas import Trainer, training
+from support.fleets import running as fleet
 from support.records import engine, version
 from support.services import Stage, serving
+from support.simulated_engine import SimulatedEngine
 
 FULL, SECOND, THIRD, FOURTH = (
     version(1),
@@ -50,6 +54,12 @@ def test_an_engine_goes_from_what_it_serves_to_a_delta_step_by_step(
 ) -> None:
     assert step_in_place(plugged(holds), wanted, VERSIONS) == step
     assert takes_in_place(plugged(holds), wanted, VERSIONS) == (step == wanted)
+
+
+def test_no_engine_gets_to_a_delta_by_what_was_rolled_back_from() -> None:
+    versions = VERSIONS | {SECOND.id: replace(SECOND, barred=True)}
+    assert step_in_place(plugged(FULL), THIRD, versions) is None
+    assert needs_copy(plugged(FULL), THIRD, versions)
 
 
 @pytest.mark.parametrize("more", [{"plugin": None}, {"known": False}, {"wants_full": True}])
@@ -118,6 +128,23 @@ async def test_where_all_have_the_plugin_no_copy_is_written(tmp_path: Path) -> N
         assert (view.serving, view.beneath) == ("run~v000003", "run~v000001")
         await stage.sweep()
         assert {path.name for path in (stage.root / "run").glob("v*")} == {"v000001", "v000002", "v000003"}
+
+
+@pytest.mark.parametrize("name", StrategyName)
+async def test_an_engine_that_gets_to_a_delta_by_steps_gets_there_by_every_strategy(
+    tmp_path: Path, name: StrategyName
+) -> None:
+    """A canary that has only got to what the delta stands on is not stuck there."""
+    simulated = SimulatedEngine()
+    simulated.plugin = "0.1.0"
+    async with fleet(tmp_path, {"a": simulated}, strategy=Strategy(name=name)) as stage:
+        stage.ledger.put_version(FULL)
+        await stage.until(lambda: stage.ledger.versions[FULL.id].served_at is not None)
+        full, delta = version(2), version(3, kind=Kind.DELTA, base="run~v000002")
+        for each in (full, delta):
+            stage.ledger.put_version(each)
+        await stage.until(lambda: stage.ledger.versions[delta.id].served_at is not None)
+        assert [path.rpartition("/")[2] for path in simulated.loads] == ["v000001", "v000002", "v000003"]
 
 
 async def test_an_engine_that_needs_a_full_version_gets_a_copy_until_it_was_given_one(tmp_path: Path) -> None:

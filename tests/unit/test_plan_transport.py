@@ -26,7 +26,8 @@ DOCS = Path(__file__).parents[2] / "docs"
         ("sglang.d1+d1", {**ONE_GPU, "plugin": True}, "handover", "hand-over"),
         ("sglang:d1|fsdp:d1", {**ONE_GPU, "plugin": True, "expandable_segments": True}, "disk+delta", "colocated"),
         ("sglang:d4|fsdp:d4", {"gpus_per_node": 4, "plugin": True}, "disk+delta", "colocated"),
-        ("sglang:d1+fsdp:d1", {"gpus_per_node": 2, "plugin": True}, "handover", "hand-over"),
+        ("sglang:d1+fsdp:d1", {"gpus_per_node": 2, "plugin": True}, "nccl", "separate-devices"),
+        ("sglang:d2+fsdp:d1", {"gpus_per_node": 2, "plugin": True}, "disk+delta", "duplicate-device"),
         ("sglang:d1+fsdp:d1", {"gpus_per_node": 1, "nodes": 2, "plugin": True}, "nccl", "separate-devices"),
         ("sglang:d2+fsdp:d4", {"gpus_per_node": 4, "plugin": True}, "nccl", "separate-devices"),
         ("sglang:d1+fsdp:d1", {"gpus_per_node": 2}, "nccl", "separate-devices"),
@@ -70,11 +71,19 @@ def test_a_hand_over_says_what_it_takes_for_granted_of_the_service() -> None:
     assert any("--strategy all" in text for text in made.assumptions)
 
 
-def test_a_hand_over_is_not_claimed_as_long_as_no_trainer_can_ask_for_one() -> None:
+def test_a_hand_over_on_one_gpu_is_carried_out() -> None:
     made = plan("sglang:d1|fsdp:d1", gpus_per_node=1, plugin=True)
     assert made.transport is Transport.HANDOVER
-    assert not next(way for way in made.ways if way.chosen).carried_out
-    assert made.meanwhile is Transport.DISK_DELTA
+    assert next(way for way in made.ways if way.chosen).carried_out
+    assert made.meanwhile is None
+
+
+def test_a_hand_over_between_gpus_is_not_claimed_as_long_as_it_was_never_tried() -> None:
+    """Though the call would be the same, and memory of the other GPU could be opened."""
+    made = plan("sglang:d1+fsdp:d1", gpus_per_node=2, plugin=True)
+    way = next(way for way in made.ways if way.transport is Transport.HANDOVER)
+    assert (way.chosen, way.carried_out) == (False, False)
+    assert "has not been tried" in str(way.hinders)
 
 
 def test_the_plugin_is_looked_for_where_nobody_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +143,7 @@ def test_every_figure_of_a_cost_stands_in_the_benchmarks() -> None:
     page = (DOCS / "benchmarks.md").read_text()
     for transport, cost in COSTS.items():
         figures = re.findall(r"\d+(?:\.\d+)?", cost)
-        assert figures or transport is Transport.HANDOVER
+        assert figures, transport
         assert [figure for figure in figures if figure not in page] == [], transport
 
 

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from refitd_client.contract.digest import digest_of_block, joined
 from refitd_sglang import changes
 from refitd_sglang.ahead import letters, line
-from refitd_sglang.ahead.helper import Helper
+from refitd_sglang.ahead.clerk import Clerk
 from refitd_sglang.ahead.reading import Reading
 from refitd_sglang.ahead.rooms import Rooms
 from refitd_sglang.source import Place, SourceRefusedError
@@ -26,7 +26,7 @@ from support.mini_sglang import expected, tiny_weights, values
 from support.tiny_rank import Rank, Weights, delta, version
 
 
-class InProcess(Helper):
+class InProcess(Clerk):
     """A clerk whose letters go through bytes and whose files are its own, without a process."""
 
     def __init__(self) -> None:
@@ -50,12 +50,12 @@ class InProcess(Helper):
 
 def with_clerk(startup: Path) -> Rank:
     rank = Rank(startup)
-    rank.engine.looking.helper = InProcess()
+    rank.engine.preparing.looking.clerk = InProcess()
     return rank
 
 
 def replies(rank: Rank) -> list[Any]:
-    return rank.engine.looking.helper.replies
+    return rank.engine.preparing.looking.clerk.replies
 
 
 def changed(weights: Weights, step: int) -> Weights:

@@ -76,6 +76,18 @@ def test_a_delta_that_spans_several_versions_leads_on_from_each(root: Path, star
         shutil.rmtree(root / "run")
 
 
+def test_a_delta_that_is_served_already_is_served_when_it_is_told_again(root: Path, startup: Path) -> None:
+    """As the service tells it again where SGLang could not flush its cache."""
+    rank, after = serving(root, startup), changed(tiny_weights(2), 3)
+    folder = delta(root, 3, 2, tiny_weights(2), after)
+    first, again = rank.answer(folder), rank.answer(folder)
+    assert (again.outcome, again.version, again.contents) == (Outcome.SERVED, first.version, first.contents)
+    assert values(rank.model) == expected(after)
+    with torch.no_grad():
+        next(rank.model.parameters()).add_(1)  # somebody else has written meanwhile
+    assert (rank.answer(folder).outcome, rank.answer(folder).needs) == (Outcome.REFUSED, "full")
+
+
 def test_a_delta_that_was_prepared_is_not_read_again(
     root: Path, startup: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -359,7 +371,7 @@ def test_deltas_from_one_base_replace_each_other(root: Path, startup: Path) -> N
     for step in range(3, 12):
         after = changed(tiny_weights(2), 3)
         assert rank.answer(delta(root, step, 2, tiny_weights(2), after)).outcome is Outcome.SERVED
-    assert len(rank.engine.standing.deltas) == 1
+    assert len(rank.engine.footing.standing.deltas) == 1
 
 
 def test_memory_has_the_fingerprints_of_the_manifest(root: Path, startup: Path) -> None:

@@ -367,7 +367,11 @@ def test_a_rank_that_refuses_keeps_the_others_from_writing(
     root: Path, startup: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     members = group(startup, monkeypatch)
-    monkeypatch.setattr(members[1].engine, "_look", lambda *_: (_ for _ in ()).throw(OSError("stale file handle")))
+
+    def stale(*_: object, **__: object) -> None:
+        raise OSError("stale file handle")
+
+    monkeypatch.setattr(members[1].engine.preparing, "here", stale)
     answers = together(members, version(root, 1))
     assert [(each.outcome, each.reason) for each in answers] == [(Outcome.REFUSED, "rank 1: stale file handle")] * 2
     assert [rank.holds(0) for rank in members] == [True, True]

@@ -16,6 +16,8 @@ import pytest
 from refitd.engine.port import Outcome, Reached, Refit, Stage, Target, Unreached
 from refitd.engine.sglang import pause, transport
 from refitd.engine.sglang.adapter import SglangEngine
+from refitd_sglang import transaction
+from refitd_sglang.answer import Answer
 from support.scripted_server import Step, answer, cut, hang_up, page, silence
 from support.scripted_sglang import NO_FILES, ScriptedSglang, said, scripted_sglang
 
@@ -221,6 +223,16 @@ async def test_a_cache_that_is_never_flushed_taints() -> None:
     assert (done.outcome, done.resumed) == (Outcome.TAINTED, False)
     assert "cache was not flushed" in (done.reason or "")
     assert sglang.changes == [PAUSE, LOAD, PAUSE, LOAD]
+
+
+@pytest.mark.parametrize("refusal", [NO_FILES, Answer(outcome=transaction.Outcome.REFUSED).message])
+async def test_a_refusal_after_a_load_that_was_not_flushed_is_no_proof_that_nothing_was_written(refusal: str) -> None:
+    with scripted_sglang() as sglang:
+        sglang.on(LOAD, said(400, NOT_FLUSHED), said(400, refusal))
+        async with speaking_to(sglang) as engine:
+            done = await refit(engine)
+    assert (done.outcome, done.resumed) == (Outcome.TAINTED, False)
+    assert "cache was not flushed" in (done.reason or "")
 
 
 def told(arrived: threading.Event) -> Step:

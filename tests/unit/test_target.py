@@ -2,8 +2,9 @@
 
 import pytest
 
+from refitd.rollout.carriage import Carriage
 from refitd.rollout.target import choose_target, last_good, last_good_before, loadable, skipped_between, to_bar
-from refitd_client.contract.states import VersionState
+from refitd_client.contract.states import Kind, VersionState
 from support.records import version
 
 
@@ -77,3 +78,11 @@ def test_what_has_to_be_finished_stays_the_target_as_long_as_it_is_good() -> Non
     versions = [version(7), version(8)]
     assert choose_target(versions, version(7).id) == loadable(versions, version(7).id) == version(7)
     assert choose_target([version(7, barred=True), version(8)], version(7).id) == version(8)
+
+
+def test_what_cannot_be_carried_out_any_more_is_not_waited_for() -> None:
+    """As a delta whose base is lost: engines that were restarted would never get there, nor to anything newer."""
+    served = version(7, kind=Kind.DELTA, base=version(6).id, served_at="t")
+    versions, carriage = [served, version(8)], Carriage(refused={served.id: "its base is LOST"})
+    assert choose_target(versions, served.id, [served.id], carriage) == version(8)
+    assert choose_target([served], served.id, [served.id], carriage) == served

@@ -82,6 +82,7 @@ class WaitOutcome(StrEnum):
 
     SERVED = "served"
     SEALED = "sealed"
+    TAKEN = "taken"  # every engine that could take an offer of it from memory has answered
     FAILED = "failed"
     SUPERSEDED = "superseded"
     PENDING = "pending"

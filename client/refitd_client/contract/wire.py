@@ -28,6 +28,8 @@ class Notice:
     `path` is absolute or relative to the root; without one it is where the SDK would have published the step.
     `allow_missing` and `allow_extra` let the checkpoint have fewer or more tensors than the engines' model.
     `publish_ms` is how long publishing took, in milliseconds: it is shown beside the other stages of the update.
+    With kind `handover` the version's files are not there yet: `offer` is the name of the file in the run's folder that
+    says in whose memory it lies; or `failed` why the files of what was handed over will never come.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = STRICT
@@ -41,16 +43,22 @@ class Notice:
     allow_extra: bool = False
     metadata: dict[str, str] = field(default_factory=dict[str, str])
     publish_ms: float | None = None
+    offer: str | None = None
+    failed: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOnVersion:
-    """Where one engine of the run stands. `step` is the step that it serves, None on start-up weights."""
+    """Where one engine of the run stands. `step` is the step that it serves, None on start-up weights.
+
+    `serves` says that it serves this very version.
+    """
 
     id: str
     state: EngineState
     step: int | None
     reason: str | None = None
+    serves: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +66,8 @@ class Version:
     """A version as the service sees it. `bytes` counts all its files; `timings` maps stages to milliseconds.
 
     `base` is the version that a delta leads from. `needs_full`: it cannot be carried out, for the reason given, and the
-    next one that can is a full version.
+    next one that can is a full version. `in_memory`: it was handed over from its trainer's memory, and has no
+    good files yet, or never will: no engine can be brought back to it.
     """
 
     id: str
@@ -76,6 +85,7 @@ class Version:
     barred: bool = False
     base: str | None = None
     needs_full: bool = False
+    in_memory: bool = False
     engines: list[EngineOnVersion] = field(default_factory=list[EngineOnVersion])
     timings: dict[str, float] = field(default_factory=dict[str, float])
     metadata: dict[str, str] = field(default_factory=dict[str, str])
@@ -111,6 +121,7 @@ class Engine:
     `behind` counts the trainer's steps from there to its run's target; None where they cannot be compared: on start-up
     weights or unknown contents, without a target, and between generations.
     `plugin` is the release of refitd's plugin that carries out its loads; None where SGLang does, for `stock_reason`.
+    `in_memory` is that of the version it serves: after a restart it could not be brought back to it.
     """
 
     id: str
@@ -127,6 +138,7 @@ class Engine:
     skipped: int = 0
     plugin: str | None = None
     stock_reason: str | None = None
+    in_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,16 +7,18 @@ https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html
 
 import ctypes
 import sys
-from collections.abc import Set
+from collections.abc import Generator, Set
+from contextlib import contextmanager
 from functools import cache
 from math import prod
 from typing import Any
 
-from refitd_client.handover.offer import DevicePlace
+from refitd_client.handover.offer import Allocation, DevicePlace
 from refitd_client.header import BITS
 from refitd_client.tensors import TORCH_NAMES
 
 _HANDLE_BYTES = 64
+_BUFFER_ID = 7  # CU_POINTER_ATTRIBUTE_BUFFER_ID: no two allocations of a process ever have the same
 _LAZY_PEER_ACCESS = 1  # also from another GPU of this host, where they can reach each other
 
 
@@ -36,47 +38,67 @@ def place_of(tensor: Any) -> DevicePlace:
     Raises:
         DriverError: this memory cannot be lent.
     """
-    torch: Any = sys.modules["torch"]
     base, size, address = ctypes.c_uint64(), ctypes.c_size_t(), ctypes.c_uint64(tensor.data_ptr())
     _done(_driver().cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), address), "find an allocation")
     handle = _Handle()
-    _done(_driver().cuIpcGetMemHandle(ctypes.byref(handle), base), "lend an allocation")
-    uuid = torch.cuda.get_device_properties(tensor.device).uuid
-    return DevicePlace(f"GPU-{uuid}", bytes(handle.bytes), address.value - base.value)
+    if error := _driver().cuIpcGetMemHandle(ctypes.byref(handle), base):
+        raise DriverError(
+            f"the CUDA driver lends no such memory (error {error}): torch's expandable segments cannot be lent "
+            "(PYTORCH_CUDA_ALLOC_CONF), nor can managed memory"
+        )
+    serial = serial_at(address.value)
+    return DevicePlace(uuid_of(tensor.device), bytes(handle.bytes), serial, address.value - base.value)
+
+
+def serial_at(address: int) -> int:
+    """The number of the allocation that an address of this process is in; 0 where there is none any more."""
+    found = ctypes.c_ulonglong()
+    error = _driver().cuPointerGetAttribute(ctypes.byref(found), _BUFFER_ID, ctypes.c_uint64(address))
+    return 0 if error else found.value
 
 
 class DeviceMemory:
     """Allocations of other processes, opened once each. Keep it: opening takes longer than copying does."""
 
     def __init__(self) -> None:
-        self._bases: dict[bytes, int] = {}
+        self._bases: dict[Allocation, tuple[int, int]] = {}
 
     def tensor(self, place: DevicePlace, dtype: str, shape: tuple[int, ...]) -> Any:
         """A view of the tensor that lies there, to be used on the device that is current in this thread. Read it only.
 
         Raises:
-            DriverError: the process is gone, it is this one, or the GPUs cannot reach each other.
+            DriverError: the process is gone, it is this one, or the GPUs cannot reach each other; or it lies on another
+                GPU, of whose memory torch makes a copy.
         """
         torch: Any = sys.modules["torch"]
         nbytes = prod(shape) * BITS[dtype] // 8
         kind = getattr(torch, TORCH_NAMES[dtype])
         if not nbytes:
             return torch.empty(shape, dtype=kind, device="cuda")
-        seen = _Seen(self._base(place.handle) + place.offset, nbytes)
+        if place.device != uuid_of(torch.device("cuda", torch.cuda.current_device())):
+            raise DriverError("it lies on another GPU, and only what is copied as it is can be taken from there")
+        base = self.addresses({place.allocation}, torch.cuda.current_device())[place.allocation]
+        seen = _Seen(base + place.offset, nbytes)
         return torch.as_tensor(seen, device="cuda").view(kind).reshape(shape)
 
-    def keep(self, handles: Set[bytes]) -> None:
+    def keep(self, allocations: Set[Allocation]) -> None:
         """Give back all others: what is held here the trainer cannot free. Nothing may read there any more."""
-        for handle in self._bases.keys() - handles:
-            _done(_driver().cuIpcCloseMemHandle(ctypes.c_uint64(self._bases.pop(handle))), "give an allocation back")
+        for allocation in self._bases.keys() - allocations:
+            address, device = self._bases.pop(allocation)
+            with _context_of(device):
+                _done(_driver().cuIpcCloseMemHandle(ctypes.c_uint64(address)), "give an allocation back")
 
-    def _base(self, handle: bytes) -> int:
-        if handle not in self._bases:
-            base, given = ctypes.c_uint64(), _Handle.from_buffer_copy(handle)
-            opened = _driver().cuIpcOpenMemHandle_v2(ctypes.byref(base), given, ctypes.c_uint(_LAZY_PEER_ACCESS))
-            _done(opened, "open an allocation that was lent")
-            self._bases[handle] = base.value
-        return self._bases[handle]
+    def addresses(self, allocations: Set[Allocation], device: int) -> dict[Allocation, int]:
+        """Where allocations begin, as a GPU of this process sees them.
+
+        Raises:
+            DriverError: the process is gone, it is this one, or the GPUs cannot reach each other.
+        """
+        if new := allocations - self._bases.keys():
+            with _context_of(device):  # once for all: a thread beside SGLang's loop waits at each step of it
+                for allocation in new:
+                    self._bases[allocation] = _opened(allocation[0]), device
+        return {allocation: self._bases[allocation][0] for allocation in allocations}
 
 
 class _Seen:
@@ -86,6 +108,29 @@ class _Seen:
         self.__cuda_array_interface__ = {
             "shape": (nbytes,), "typestr": "|u1", "data": (address, False), "version": 3, "strides": None,
         }  # fmt: skip
+
+
+def _opened(handle: bytes) -> int:
+    base, given = ctypes.c_uint64(), _Handle.from_buffer_copy(handle)
+    opened = _driver().cuIpcOpenMemHandle_v2(ctypes.byref(base), given, ctypes.c_uint(_LAZY_PEER_ACCESS))
+    _done(opened, "open an allocation that was lent")
+    return base.value
+
+
+@cache
+def uuid_of(device: Any) -> str:
+    """A GPU's name in all processes."""
+    torch: Any = sys.modules["torch"]
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+
+
+@contextmanager
+def _context_of(device: int) -> Generator[None]:
+    """Have the driver's calls in this thread work on a GPU: a new thread has no context until torch is used in it."""
+    torch: Any = sys.modules["torch"]
+    with torch.cuda.device(device):
+        torch.cuda.mem_get_info(device)  # any call of CUDA's runtime makes the GPU's context current
+        yield
 
 
 def _done(error: int, what: str) -> None:

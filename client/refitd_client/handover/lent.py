@@ -1,11 +1,12 @@
 """The file of an offer, and the lock on it: how a trainer lends its tensors and gets them back.
 
     trainer    writes the file · … · empties and unlinks it, takes an exclusive flock: it has them back
-    engine     takes a shared flock, reads the file, then the tensors, sees that the file is not empty yet, lets go
+    engine     reads the file; later, in its pause: takes a shared flock, sees that the file is not empty, reads the
+               tensors, sees that the file is not empty yet and that the trainer lives, lets go
 
 Once the exclusive lock is held no engine reads any more, and none can begin: an empty file is not an offer, under
 whatever other name somebody kept it. A lock dies with its holder, so neither side waits for a process that is gone, and
-no service has to be there.
+no service has to be there. What was read of a trainer that died (`lender`) counts for nothing.
 """
 
 import fcntl
@@ -15,12 +16,11 @@ import stat
 import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
+from refitd_client.handover import lender
 from refitd_client.handover.offer import MAX_OFFER_BYTES, Offer, OfferRefusedError, seal, unseal
 
-PREFIX = ".offer-"
 _LOOK_SECONDS = 0.0005
 _LOOKS_SLOWER = 0.02  # the longest time between two looks
 
@@ -34,7 +34,8 @@ class Lent:
         Raises:
             OSError: it cannot be written.
         """
-        self.path = folder / f"{PREFIX}{secrets.token_hex(8)}"
+        lender.begin(folder)
+        self.path = folder / f"{lender.OFFERS}{secrets.token_hex(8)}"
         made = folder / f".making{self.path.name}"
         self._fd: int | None = os.open(made, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
         try:
@@ -74,42 +75,93 @@ class Lent:
             os.close(fd)
 
 
-@dataclass(frozen=True, slots=True)
 class Borrowed:
-    """An offer that is being read."""
+    """An offer that was opened. Its tensors may be read while it is `held`, and at no other time. Close it."""
 
-    offer: Offer
-    _fd: int
+    def __init__(self, path: Path, secret: bytes, known: Offer | None = None) -> None:
+        """Read it. The trainer is not held up by that. `known` as in `offer.unseal`.
+
+        Raises:
+            OfferRefusedError: it was withdrawn, or is none.
+            OSError: it is gone, or cannot be read.
+        """
+        self._folder = path.parent
+        self._fd: int | None = None
+        self._fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            self.offer: Offer = unseal(_read_offer(self._fd, path.name), secret, known)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def is_lent(self) -> bool:
-        """Whether the trainer still stands by it. What was read while it did is what was offered."""
-        return os.fstat(self._fd).st_size > 0
+        """Whether the trainer lives and stands by it. What was read while it did is what was offered."""
+        return self._fd is not None and os.fstat(self._fd).st_size > 0 and lender.is_there(self._folder)
+
+    @contextmanager
+    def held(self) -> Generator[None]:
+        """Have the trainer wait for the end of this context: make it short.
+
+        Raises:
+            OfferRefusedError: it was withdrawn.
+        """
+        self.hold()
+        try:
+            yield
+        finally:
+            self.let_go()
+
+    def hold(self) -> None:
+        """Begin what `held` is.
+
+        Raises:
+            OfferRefusedError: it was withdrawn.
+        """
+        if self._fd is None:
+            raise OfferRefusedError("the offer is over")
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OfferRefusedError("the offer was withdrawn") from None
+        if not self.is_lent:  # emptied before the lock was there
+            self.let_go()
+            raise OfferRefusedError("the offer was withdrawn, or its trainer is gone")
+
+    def let_go(self) -> None:
+        """End what `hold` has begun. Harmless where nothing was."""
+        if self._fd is not None:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """Let go of the file as well."""
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
 
 
 @contextmanager
 def borrowed(path: Path, secret: bytes) -> Generator[Borrowed]:
-    """Read an offer and hold its lock. The trainer waits for the end of this context: make it short.
-
-    Raises:
-        OfferRefusedError: it was withdrawn, or is none.
-        OSError: it is gone, or cannot be read.
-    """
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    """Read an offer and hold it: `Borrowed` and `Borrowed.held`, which see."""
+    found = Borrowed(path, secret)
     try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_OFFER_BYTES:
-            raise OfferRefusedError(f"{path.name} is no offer: a plain file of at most {MAX_OFFER_BYTES} bytes is")
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise OfferRefusedError("the offer was withdrawn") from None
-        data = _read(fd, status.st_size)
-        if len(data) < status.st_size:  # between the opening and the lock
-            raise OfferRefusedError("the offer was withdrawn")
-        yield Borrowed(unseal(data, secret), fd)
+        with found.held():
+            yield found
     finally:
-        os.close(fd)
+        found.close()
+
+
+def _read_offer(fd: int, name: str) -> bytes:
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_OFFER_BYTES:
+        raise OfferRefusedError(f"{name} is no offer: a plain file of at most {MAX_OFFER_BYTES} bytes is")
+    data = _read(fd, status.st_size)
+    if not data or len(data) < status.st_size:
+        raise OfferRefusedError("the offer was withdrawn")
+    return data
 
 
 def _alone(fd: int, within: float) -> bool:

@@ -11,12 +11,18 @@ from collections.abc import Mapping, Set
 from math import prod
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 from refitd_client.handover.offer import HostPlace
 from refitd_client.header import BITS
 from refitd_client.tensors import TORCH_NAMES
 
 _ALIGNED = 64
+_MADE: "WeakSet[SharedTensors]" = WeakSet()
+
+
+class NotSharedError(RuntimeError):
+    """A tensor lies in memory of this process alone."""
 
 
 class SharedTensors:
@@ -37,10 +43,37 @@ class SharedTensors:
             os.close(fd)
         views = {name: (self.places[name].offset, *spec) for name, spec in specs.items()}
         self.tensors = {name: view(self._memory, *each) for name, each in views.items()}
+        self._begin = int(view(self._memory, 0, "U8", (1,)).data_ptr())
+        _MADE.add(self)
+
+    def offset_of(self, address: int, nbytes: int) -> int | None:
+        """Where in the file a tensor begins; None where it lies elsewhere."""
+        offset = address - self._begin
+        return offset if 0 <= offset <= len(self._memory) - nbytes else None
 
     def close(self) -> None:
         """Take the file's name away. The memory goes when the last tensor does."""
         self.path.unlink(missing_ok=True)
+        _MADE.discard(self)
+
+
+def place_of(tensor: Any) -> HostPlace:
+    """Where a tensor of `SharedTensors` lies, or a contiguous part of one.
+
+    Raises:
+        NotSharedError: it is none.
+    """
+    for made in _MADE:
+        if (offset := made.offset_of(int(tensor.data_ptr()), tensor.nbytes)) is not None:
+            return HostPlace(str(made.path), offset)
+    if not tensor.nbytes:
+        return HostPlace(os.devnull, 0)
+    raise NotSharedError("it lies in this process's own memory: what is lent is on a GPU, or in SharedTensors")
+
+
+def path_at(address: int) -> str | None:
+    """The file of the `SharedTensors` that an address is in; None where it is in none."""
+    return next((str(made.path) for made in _MADE if made.offset_of(address, 0) is not None), None)
 
 
 class HostMemory:
@@ -55,6 +88,8 @@ class HostMemory:
         Raises:
             OSError: the file is gone, or may not be read. ValueError: it is shorter than the tensor.
         """
+        if not prod(shape):
+            return sys.modules["torch"].empty(shape, dtype=getattr(sys.modules["torch"], TORCH_NAMES[dtype]))
         if place.path not in self._maps:
             fd = os.open(place.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             try:

@@ -7,7 +7,7 @@ from refitd_client.planning.transport import Transport
 COSTS: Mapping[Transport, str] = {
     Transport.DISK: "66 ms to publish and 62 ms in the engine with the plugin; 2,978 ms by save_file and a reload",
     Transport.DISK_DELTA: "38 ms to publish and 7-10 ms in the engine with the plugin, where 1 % changed",
-    Transport.HANDOVER: "not carried out by this release",
+    Transport.HANDOVER: "11 ms in the engine, while the files follow",
     Transport.NCCL: "17-22 ms over NVLink in one request, 1,136 ms with a request for each parameter",
     Transport.GLOO: "788 ms",
 }

@@ -27,8 +27,7 @@ class Rule:
 
 
 def _where_they_are(now: Situation) -> str:
-    why = no_broadcast(now) or "trainer and engines are on one host"
-    return f"{why}; the engine can open the trainer's tensors where they are"
+    return f"{no_broadcast(now)}; the engine can open the trainer's tensors where they are"
 
 
 def _separate(now: Situation) -> str:

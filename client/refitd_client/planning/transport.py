@@ -2,7 +2,7 @@
 
 disk         files on a root that both see; refitd's own way, and the one that needs nothing else
 disk+delta   the same, and only what changed where little did
-handover     on one host: the engine opens the trainer's tensors by CUDA IPC, and the files follow
+handover     on one GPU: the engine opens the trainer's tensors by CUDA IPC, and the files follow
 nccl         a broadcast over a process group of trainer rank 0 and all engine ranks; by the trainer, not by refitd
 gloo         the same through host memory, where neither files nor NCCL can be had
 """
@@ -43,6 +43,8 @@ def hinders_handover(now: Situation) -> str | None:
         return "it needs one host, and the job lies on several"
     if not now.whole:
         return "it needs a trainer of one rank, which holds every tensor whole"
+    if now.devices > 1:
+        return f"from one GPU to another it has not been tried, and the job lies on {now.devices}"
     if now.lora:
         return "adapters go by disk"
     if now.expandable_segments:
@@ -70,8 +72,5 @@ def hinders(transport: Transport, now: Situation) -> str | None:
 
 
 def carried_out(transport: Transport, now: Situation) -> bool:
-    """Whether this release does it itself in this situation. Of the others it only says that they would be better.
-
-    Broadcasts are the trainer's own. The hand-over is designed (docs/adr/0008), and no trainer can ask for it yet.
-    """
-    return transport in {Transport.DISK, Transport.DISK_DELTA} and hinders(transport, now) is None
+    """Whether refitd does it itself in this situation. Broadcasts are the trainer's own: refitd only advises."""
+    return transport not in {Transport.NCCL, Transport.GLOO} and hinders(transport, now) is None

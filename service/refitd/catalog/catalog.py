@@ -139,7 +139,15 @@ class Catalog:
         self._ledger.root_fault = None
         for found in listing.found:
             self._meet(found)
+        self._wake_handed()
         return True
+
+    def _wake_handed(self) -> None:
+        """Something came: the files of what was handed over, or a newer version in their place."""
+        for version in self._ledger.versions.values():
+            if version.handed and version.state.is_open and version.id not in self._busy:
+                self._due.pop(version.id, None)
+        self._work.ring()
 
     async def _look_again(self) -> None:
         """Whether what is sealed is still as it was, and what is not judged yet is still there."""
@@ -156,7 +164,7 @@ class Catalog:
             elif version.state is VersionState.REJECTED:
                 self._judge_again(version, found)
             elif version.state is not VersionState.SEALED:
-                if found is None:
+                if found is None and not version.handed:
                     self._reject(version.id, f"{version.path} was taken away before it could be checked")
             elif found != version.signature and not isinstance(found, Unreadable):
                 self._lose(version, gone=found is None)
@@ -279,7 +287,13 @@ class Catalog:
             self._work.ring()
 
     async def _judge(self, record: VersionRecord) -> None:
-        structure = await self._files.structure(record.path)
+        try:
+            structure = await self._files.structure(record.path)
+        except FileNotFoundError:
+            if not record.handed:
+                raise
+            self._await_files(record)
+            return
         now = self._ledger.clock.monotonic()
         record = self._read(record.id, structure)
         decision = settle(
@@ -299,6 +313,17 @@ class Catalog:
             case Complete():
                 self._settling.pop(record.id, None)
                 await self._validate(record)
+
+    def _await_files(self, record: VersionRecord) -> None:
+        """What was handed over has no files yet. Trainers write them in order: what is newer says that none will come.
+
+        A notice, or the scan that finds them, wakes this.
+        """
+        newer = [version.id for version in self._ledger.versions_of(record.run) if version.order > record.order]
+        if newer:
+            self._reject(record.id, f"its files never came: its trainer went on to {newer[0]}")
+        else:
+            self._due[record.id] = self._ledger.clock.monotonic() + LONGEST_RETRY_SECONDS
 
     def _read(self, id_: str, structure: Structure) -> VersionRecord:
         """What its manifest says that it is, where no notice did: from here on its base is kept."""

@@ -17,7 +17,8 @@ class VersionRecord:
     `kind` and `base` (a version's id) are the notice's, and without one the manifest's once it was read.
     `owned` says that refitd's own publisher wrote it (it has a manifest). `served_at` is when it was first proven on
     every reachable engine of its run, None before: the newest such version is the last good one. `code` is for programs
-    what `reason` is for people, where validation has REJECTED it.
+    what `reason` is for people, where validation has REJECTED it. `handed`: it was offered to engines from its
+    trainer's memory, before its files were there.
     """
 
     run: str
@@ -38,6 +39,7 @@ class VersionRecord:
     signature: str | None = None
     owned: bool = False
     noticed: bool = False
+    handed: bool = False
     pinned: bool = False
     barred: bool = False
     served_at: str | None = None
@@ -50,6 +52,11 @@ class VersionRecord:
     def id(self) -> str:
         """The id on the wire and in the journal."""
         return version_id(self.run, self.order)
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether it was handed over from its trainer's memory, and has no good files yet, or never will."""
+        return self.handed and (self.state.is_open or self.state is VersionState.REJECTED)
 
     def differs_in_weights(self, other: "VersionRecord") -> bool:
         """Whether it is proved that the two hold other tensors: files that are cut the same way and not the same, or

@@ -66,9 +66,10 @@ def why(version: Version) -> str | None:
 
 
 def version_state(version: Version) -> Text:
-    """The state, with what a person did to the version."""
+    """The state, with what a person did to the version, and whether it has no files."""
     text = Text(version.state, style=_VERSION_STYLES[version.state])
-    for word in [word for word, said in (("pinned", version.pinned), ("barred", version.barred)) if said]:
+    words = (("pinned", version.pinned), ("barred", version.barred), ("in memory", version.in_memory))
+    for word in [word for word, said in words if said]:
         text.append(f" {word}", style="cyan")
     return text
 
@@ -116,8 +117,10 @@ def _address(engine: Engine) -> str:
 
 
 def engine_state(engine: Engine) -> Text:
-    """The state, and whether generation stands still."""
+    """The state, whether generation stands still, and whether what it serves has no files."""
     text = Text(engine.state, style=_ENGINE_STYLES[engine.state])
+    if engine.in_memory:
+        text.append(" in memory", style="cyan")
     return text.append(" paused", style=_BAD) if engine.paused else text
 
 
@@ -190,7 +193,7 @@ def outcome(result: WaitResult) -> Text:
             told = f"is served by {engines_on(version)} engines"
         case WaitOutcome.SUPERSEDED:
             told = "was overtaken: engines serve, or are brought to, something newer"
-        case WaitOutcome.SEALED | WaitOutcome.PENDING | WaitOutcome.FAILED:
+        case WaitOutcome.SEALED | WaitOutcome.TAKEN | WaitOutcome.PENDING | WaitOutcome.FAILED:
             told = f"is {version.state}"
         case _:
             assert_never(result.outcome)

@@ -24,7 +24,7 @@ class BeforeLoad:
         self._carriage = carriage
 
     async def check(self, version: VersionRecord, *, in_place: bool = False) -> bool:
-        """As `refitd.rollout.replica.Check`."""
+        """As `refitd.rollout.reading.Check`."""
         is_copy = version.kind is Kind.DELTA and not in_place
         return await (self._copier.check(version) if is_copy else self._full(version))
 

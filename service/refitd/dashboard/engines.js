@@ -106,7 +106,9 @@ function row(engine, open, runs, max) {
         <button type="button" class="fold" aria-expanded=${isOpen} @click=${() => unfold("engine", engine.id)}
           >${engine.id}</button>
       </th>
-      <td>${stateWord(engine.state)}${engine.paused ? html` <span class="tag">${mark("PAUSED")}paused</span>` : nothing}</td>
+      <td>${stateWord(engine.state)}${engine.paused ? html` <span class="tag">${mark("PAUSED")}paused</span>` : nothing}${engine.in_memory
+        ? html` <span class="tag">in memory</span>`
+        : nothing}</td>
       ${runs ? html`<td class="wide">${engine.run ?? "–"}</td>` : nothing}
       <td class="number">${engine.step === null ? "–" : count(engine.step)}</td>
       <td class="number">${behind(engine)}</td>

@@ -118,6 +118,7 @@ function tags(version, targets) {
   if (targets.has(version.id)) said.push("target");
   if (version.pinned) said.push("pinned");
   if (version.barred) said.push("barred");
+  if (version.in_memory) said.push("in memory");
   return said.map((word) => html`<span class="tag">${word}</span> `);
 }
 

@@ -56,6 +56,17 @@ class Files:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Offered:
+    """A version in a trainer's memory: `offer` is the file that says where, `path` where the version's files will be.
+    Both are relative to the root.
+    """
+
+    version: str
+    path: str
+    offer: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """What an engine is to serve: `path` as the engine sees it, `label` the weight_version it gets.
 
@@ -63,8 +74,8 @@ class Target:
     nobody has loaded it; `not_fingerprint` is what the engine's contents before the load gave, when the files differ.
     `repairs`: the contents before the load are unknown, so that "untouched" is no reason to resume. `unchanged` says
     after the load whether the files are still those that were checked: else nobody knows which ones it read.
-    `files` is None for what others wrote: an engine's plugin leaves that to the engine. `in_place`: it is a delta that
-    the plugin is to write into what is served.
+    `files` is None for what others wrote: an engine's plugin leaves that to the engine; and for what is `offered`.
+    `in_place`: it is a delta that the plugin is to write into what is served.
     """
 
     path: str
@@ -73,6 +84,7 @@ class Target:
     not_fingerprint: str | None = None
     repairs: bool = False
     files: Files | None = None
+    offered: Offered | None = None
     in_place: bool = False
     unchanged: Callable[[], Awaitable[bool]] = field(default=_unchanged, compare=False)
 
@@ -84,7 +96,7 @@ class Reached:
     `startup_path` is the model that the server was started with (None where it does not say): its inventory is
     what checkpoints are held against. `fingerprint` is not part of a probe: it costs the engine time.
     `plugin` is the release of refitd's plugin that carries out its loads; None where they are the server's own, and
-    then `stock_reason` says why, where a plugin was looked for.
+    then `stock_reason` says why, where a plugin was looked for. `takes_offers`: it can load from a trainer's memory.
     """
 
     model_path: str
@@ -93,6 +105,7 @@ class Reached:
     configuration: str
     startup_path: str | None
     plugin: str | None = None
+    takes_offers: bool = False
     stock_reason: str | None = None
 
 

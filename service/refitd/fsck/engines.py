@@ -11,8 +11,8 @@ from refitd.engine.port import Reached, Unreached
 from refitd.fsck.facts import EngineFacts, JournalFacts
 from refitd.fsck.finding import Finding, Kind, Repair, Severity
 from refitd.journal.condition import Sound
+from refitd.rollout.label import label_of
 from refitd.rollout.record import EngineRecord
-from refitd.rollout.replica import label_of
 from refitd_client.contract.states import Kind as VersionKind
 from refitd_client.contract.states import VersionState
 

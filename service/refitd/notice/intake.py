@@ -10,7 +10,7 @@ from refitd.catalog.files import Files, RootAwayError
 from refitd.catalog.record import VersionRecord
 from refitd.ledger import Ledger
 from refitd.notice.admit import Conflict, New, Same, Seen, admit
-from refitd.notice.caps import check_caps, check_metadata
+from refitd.notice.caps import check_caps, check_handover, check_metadata
 from refitd.notice.paths import order_of, relative_path
 from refitd.problem import Kind, ProblemError
 from refitd.rollout.binding import followed, why_unbound
@@ -46,6 +46,8 @@ class Intake:
         self._trainers = trainers
         self._kind = kind
         self._kinds = {kind, VersionKind.DELTA} if deltas else {kind}
+        if kind is VersionKind.FULL:
+            self._kinds.add(VersionKind.HANDOVER)
 
     async def take(self, notice: Notice) -> tuple[VersionRecord, bool]:
         """The version that a notice is about, and whether it is new.
@@ -60,6 +62,8 @@ class Intake:
         order = order_of(path, notice.run, notice.step, generation, self._trainers)
         id_ = version_id(notice.run, order)
         known = await self._ledger.find(id_)
+        if notice.kind is VersionKind.HANDOVER:
+            return await self._handed(notice, path, order, self._ledger.versions.get(id_, known))
         seen = await self._look(path, order, known)
         # The same notice may have come in, or the watch may have seen the directory, while it was looked at.
         decision = admit(notice, seen, self._ledger.versions.get(id_, known))
@@ -87,7 +91,44 @@ class Intake:
             )
         if notice.kind is VersionKind.DELTA and notice.base is None:
             raise ProblemError(Kind.BAD_REQUEST, "a delta names its base: say the id of the version that it leads from")
+        check_handover(notice)
         self._check_followed(notice.run)
+
+    async def _handed(
+        self, notice: Notice, path: str, order: Order, known: VersionRecord | None
+    ) -> tuple[VersionRecord, bool]:
+        """A version that is in its trainer's memory, or whose files will never come from there.
+
+        It is a version like any other whose files are not there yet. That it was offered lasts as long as the service.
+        """
+        if known is not None and not known.handed:
+            raise ProblemError(Kind.VERSION_CONFLICT, f"{known.id} is {known.state}: its files are there already")
+        if notice.failed is not None:
+            return await self._forsaken(known, notice.failed), False
+        if known is not None:
+            return await self._offered_again(known, notice), False
+        announced = replace(self._new(notice, path, order), kind=self._kind, handed=True)
+        self._ledger.put_version(announced, "handed over from its trainer's memory: its files are to follow")
+        self._ledger.offer(announced, f"{announced.run}/{notice.offer}")  # engines go there while the disk writes
+        await self._ledger.durable()
+        return announced, True
+
+    async def _offered_again(self, known: VersionRecord, notice: Notice) -> VersionRecord:
+        """The same notice again: its reply was lost, and perhaps with it a service that knew of the offer."""
+        if known.state.is_open:
+            self._ledger.offer(known, f"{known.run}/{notice.offer}")
+        await self._ledger.durable()
+        return known
+
+    async def _forsaken(self, known: VersionRecord | None, reason: str) -> VersionRecord:
+        if known is None:
+            raise ProblemError(Kind.UNKNOWN_VERSION, "what was handed over here is not known, so it cannot fail")
+        if known.state.is_open:
+            text = f"its files will not come: {reason}"
+            known = replace(known, state=VersionState.REJECTED, reason=text)
+            self._ledger.put_version(known, f"rejected: {text}")
+        await self._ledger.durable()
+        return known
 
     def _check_followed(self, run: str) -> None:
         """A version that no engine would ever go to is refused, rather than taken and waited for."""
@@ -160,6 +201,8 @@ class Intake:
         return record
 
     async def _again(self, known: VersionRecord, notice: Notice) -> VersionRecord:
+        if known.handed and known.state.is_open:
+            self._nudge()  # its files are there now
         told = _told(known, notice)
         if told.metadata != known.metadata:
             check_metadata(told.metadata)

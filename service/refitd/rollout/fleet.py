@@ -18,9 +18,10 @@ from refitd.engine.port import Engine
 from refitd.ledger import Ledger
 from refitd.problem import Kind, ProblemError
 from refitd.rollout.canary import Tell
+from refitd.rollout.reading import Check, Reading
 from refitd.rollout.record import EngineRecord, Source
 from refitd.rollout.removed import given_back
-from refitd.rollout.replica import Check, Replica
+from refitd.rollout.replica import Replica
 from refitd.rollout.roster import Named, reconcile
 from refitd_client.contract.naming import NameRefusedError, check_run
 from refitd_client.contract.states import VersionState
@@ -131,9 +132,7 @@ class Fleet:
             name,
             adapter,
             self._ledger,
-            seen_path=partial(self._seen_path, spec),
-            check=self._check,
-            warm=self._warm,
+            reading=Reading(seen_path=partial(self._seen_path, spec), check=self._check, warm=self._warm),
             probe_interval=self._probe_interval,
             chance=self._chance,
         )

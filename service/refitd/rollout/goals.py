@@ -51,3 +51,11 @@ def goals_of_engine(
     if not is_unchecked and engine.id in released(strategy, goals.target, rollout, engines, goals.loadable):
         return goals
     return replace(goals, loadable=goals.last_good)  # where the target's files are lost, no canary went before
+
+
+def on_the_way(goals: Goals, engine: EngineRecord, step: VersionRecord) -> Goals:
+    """The goals of an engine that gets to what is wanted by `step` first, where it may go there."""
+    if goals.loadable != goals.wanted:
+        return goals
+    given_up = goals.last_good is not None and has_given_up(engine, step)
+    return replace(goals, loadable=goals.last_good if given_up else step)

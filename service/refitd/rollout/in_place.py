@@ -7,7 +7,8 @@ it serves by those in between, and from its start-up weights by the full version
     restarted, wanted v5 on v4 on v2      v2, then v4, then v5
 
 One that answers that it needs a full version gets the copy that engines without the plugin get, until it was given a
-full version by way of the plugin again. So does one with unknown contents.
+full version by way of the plugin again. So do one with unknown contents, and one whose way leads through a version that
+was rolled back from.
 """
 
 from collections.abc import Mapping
@@ -34,12 +35,12 @@ def step_in_place(engine: EngineRecord, wanted: VersionRecord, versions: Version
         return None
     serving = versions.get(engine.serving or "")
     way = None if serving is None else way_from(serving.order, wanted, versions)
-    if way:
-        return way[0]
-    chain = chain_of(wanted, versions)
-    if isinstance(chain, NoBase) or (serving is not None and serving.order >= chain[0].order):
-        return None
-    return chain[0]
+    if not way:
+        chain = chain_of(wanted, versions)
+        if isinstance(chain, NoBase) or (serving is not None and serving.order >= chain[0].order):
+            return None
+        way = chain
+    return None if any(step.barred for step in way) else way[0]
 
 
 def needs_copy(engine: EngineRecord, wanted: VersionRecord, versions: Versions) -> bool:

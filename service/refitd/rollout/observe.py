@@ -37,6 +37,7 @@ def after_probe(
         configuration=seen.configuration,
         startup_path=seen.startup_path or engine.startup_path,
         plugin=seen.plugin,
+        takes_offers=seen.takes_offers,
         stock_reason=seen.stock_reason,
     )
     if not engine.known:

@@ -24,9 +24,10 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class RefitTo:
-    """Bring the engine to a version."""
+    """Bring the engine to a version: by its files, or from its trainer's memory by the file of an offer."""
 
     version: VersionRecord
+    offer: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ class Goals:
 
     `wanted` is the target unless its files are lost, `loadable` is that unless it waits for a copy; `serving` is what
     the engine serves. `recorded` names those of them whose fingerprint is on record for the engine's configuration.
+    `offered` is a version that this engine can have from its trainer's memory now, and the offer's file.
     """
 
     target: VersionRecord | None = None
@@ -63,6 +65,7 @@ class Goals:
     last_good: VersionRecord | None = None
     serving: VersionRecord | None = None
     recorded: frozenset[str] = frozenset()
+    offered: RefitTo | None = None
 
 
 def next_action(engine: EngineRecord, goals: Goals, agenda: Agenda, now: float) -> Action:
@@ -75,6 +78,8 @@ def next_action(engine: EngineRecord, goals: Goals, agenda: Agenda, now: float) 
         case (
             EngineState.IN_SYNC | EngineState.BEHIND | EngineState.NACKED | EngineState.UPDATING | EngineState.VERIFYING
         ):
+            if goals.offered is not None:
+                return goals.offered  # a trainer waits for it
             version = _wanted(engine, goals)
             if engine.resume_owed and now >= agenda.resume_at and (version is None or _must_wait(version, agenda, now)):
                 return Resume()  # whatever it waits for, it generates meanwhile

@@ -43,10 +43,10 @@ class EngineRecord:
     clean load of another version does not forgive them. `unreachable_since` is in seconds of the monotonic clock.
     `removed`: it is named no more; its `id` is its address, and `unreachable_since` when that was.
     `run_named` is True where the operator has said which run it follows. `plugin` is the release of refitd's plugin
-    that carries out its loads, None where they are the server's own, for `stock_reason`. `beneath` is the full version
-    that deltas were written into since, from which the plugin would put it back; `wants_full`: it takes no delta in
-    place until it was given a full version. `named_before` is what it named before a load that failed, until it is
-    asked.
+    that carries out its loads, None where they are the server's own, for `stock_reason`; `takes_offers`: it can copy
+    weights from the memory of a trainer on its host. `beneath` is the full version that deltas were written into since,
+    from which the plugin would put it back; `wants_full`: it takes no delta in place until it was given a full version.
+    `named_before` is what it named before a load that failed, until it is asked.
     """
 
     id: str
@@ -65,6 +65,7 @@ class EngineRecord:
     configuration: str | None = None
     startup_path: str | None = None
     plugin: str | None = None
+    takes_offers: bool = False
     stock_reason: str | None = None
     beneath: str | None = None
     wants_full: bool = False

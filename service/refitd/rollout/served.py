@@ -27,14 +27,18 @@ def outcome_of(
     *,
     proven: bool,
     refused: bool = False,
+    offered: bool = False,
 ) -> WaitOutcome:
-    """How a wait for `version` stands, given the run's target. `wait_for` is SERVED or SEALED.
+    """How a wait for `version` stands, given the run's target. `wait_for` is SERVED, SEALED or TAKEN.
 
     `proven` says whether the engines serve the target now: what was served once and is rolled back to is on its way.
-    `refused`: it is a delta that cannot be carried out.
+    `refused`: it is a delta that cannot be carried out. `offered`: an engine may yet take it from its trainer's memory.
     """
+    if wait_for is WaitOutcome.TAKEN:
+        return WaitOutcome.PENDING if offered else WaitOutcome.TAKEN
     returning = wait_for is WaitOutcome.SERVED and target is not None and target.id == version.id and not proven
-    if version.served_at is not None and not returning:
+    has_files = not version.handed or version.digest is not None
+    if version.served_at is not None and not returning and (wait_for is WaitOutcome.SERVED or has_files):
         return wait_for
     match version.state:
         case VersionState.REJECTED | VersionState.LOST:

@@ -21,18 +21,26 @@ def choose_target(
     """The version that the engines of a run are to serve, None while there is none that is good.
 
     One that was served, or that engines hold (`held`), stays the target when its files are lost, as some trainers
-    delete them after the load: engines do not go backwards because of that, nor are they waited for in vain.
+    delete them after the load: engines do not go backwards because of that, nor are they waited for in vain. So is one
+    that engines took from their trainer's memory, whose files are not there yet, or never came.
     `finish` names one that stays the target as long as it can be loaded.
     """
     good = [version for version in versions if _is_good(version, held, carriage) and not version.barred]
-    unfinished = [version for version in good if version.id == finish and version.state is VersionState.SEALED]
+    unfinished = [version for version in good if version.id == finish and _can_come(version, carriage)]
     return max(unfinished or good, key=lambda version: version.order, default=None)
+
+
+def _can_come(version: VersionRecord, carriage: Carriage) -> bool:
+    """Whether engines that do not serve it yet may still get there."""
+    return version.state is VersionState.SEALED and not carriage.is_refused(version)
 
 
 def _is_good(version: VersionRecord, held: Collection[str], carriage: Carriage) -> bool:
     was_taken = version.served_at is not None or version.id in held
     if version.state is VersionState.SEALED:
         return was_taken or not carriage.is_refused(version)
+    if version.handed and (version.state.is_open or version.state is VersionState.REJECTED):
+        return was_taken
     return version.state is VersionState.LOST and was_taken
 
 

@@ -1,24 +1,13 @@
 """Why a version or an engine is where it is, in sentences, the most important first. Reads records, asks nobody."""
 
-from collections.abc import Mapping
-from typing import assert_never
-
 from refitd.catalog.record import VersionRecord
-from refitd.engine.port import Outcome
 from refitd.ledger import Ledger
 from refitd.rollout.binding import why_unbound
-from refitd.rollout.record import NOT_SENT, AttemptRecord, EngineRecord
+from refitd.rollout.record import AttemptRecord, EngineRecord
 from refitd.rollout.strategy import has_given_up, released, why_waiting
-from refitd_client.contract.states import EngineState, Kind, VersionState
+from refitd.surface.meaning import ended, engine_meaning, version_meaning
+from refitd_client.contract.states import Kind, VersionState
 from refitd_client.contract.wire import ReclaimPlan
-
-_ENDED: Mapping[str, str] = {
-    Outcome.ACK.name: "went well: what it loaded was proved",
-    Outcome.NACK.name: "was refused, which left it as it was",
-    Outcome.TAINTED.name: "broke off in the middle, which left contents that nobody can vouch for",
-    Outcome.UNREACHABLE.name: "did not come about, because it could not be reached",
-    NOT_SENT: "did not come about: nothing was sent",
-}
 
 
 def explain_version(
@@ -28,12 +17,14 @@ def explain_version(
 
     `waits_for` is why no copy of a delta is being written now.
     """
-    sentences = [f"{record.id} is {record.state}: {record.reason or _meaning(record.state)}."]
+    sentences = [f"{record.id} is {record.state}: {record.reason or version_meaning(record.state)}."]
+    if record.in_memory:
+        sentences.append(f"It was handed over from its trainer's memory. {_without_files(record, ledger)}")
     if record.barred:
         sentences.append("It was rolled back from: engines do not go to it again.")
     if record.kind is Kind.DELTA:
         sentences += _as_delta(record, ledger, waits_for)
-    if record.state is VersionState.SEALED:
+    if record.state is VersionState.SEALED or record.in_memory:
         sentences += _on_engines(record, ledger)
     sentences += [
         f"It is {'kept' if line.keep else 'due to be deleted'}: {reason}."
@@ -42,6 +33,14 @@ def explain_version(
         for reason in line.reasons
     ]
     return sentences
+
+
+def _without_files(record: VersionRecord, ledger: Ledger) -> str:
+    """What the lack of a durable copy means for who serves it."""
+    good = ledger.goals(record.run).last_good
+    leads = "no version, since none was good before" if good is None else good.id
+    lack = "It has no good files yet: until it has," if record.state.is_open else "It has no good files:"
+    return f"{lack} a restart of an engine or a rollback leads to {leads}."
 
 
 def _as_delta(record: VersionRecord, ledger: Ledger, waits_for: str | None) -> list[str]:
@@ -77,7 +76,7 @@ def _on_engines(record: VersionRecord, ledger: Ledger) -> list[str]:
 
 def explain_engine(engine: EngineRecord, ledger: Ledger) -> list[str]:
     """What an engine serves, what it should serve, and what it waits for."""
-    sentences = [f"{engine.id} is {_state_of(engine)}: {_engine_meaning(engine.state)}."]
+    sentences = [f"{engine.id} is {_state_of(engine)}: {engine_meaning(engine.state)}."]
     if engine.run is None:
         runs = {version.run for version in ledger.versions.values()}
         return [*sentences, f"It follows no run: {why_unbound(runs)}."]
@@ -86,6 +85,9 @@ def explain_engine(engine: EngineRecord, ledger: Ledger) -> list[str]:
     if engine.plugin is not None or engine.stock_reason is not None:
         sentences.append(f"It {engine.how_it_loads}.")
     sentences.append(f"It serves {serving}; the target of run {engine.run} is {target.id if target else 'none yet'}.")
+    held = ledger.versions.get(engine.serving or "")
+    if held is not None and held.in_memory:
+        sentences.append(f"It has that from its trainer's memory. {_without_files(held, ledger)}")
     if target is not None and engine.serving != target.id:
         sentences += _turn(engine, target, ledger)
     if not engine.known:
@@ -101,9 +103,8 @@ def explain_engine(engine: EngineRecord, ledger: Ledger) -> list[str]:
 
 
 def _told(attempt: AttemptRecord) -> str:
-    ended = _ENDED.get(attempt.outcome or "", "is under way")
     why = f": {attempt.reason}" if attempt.reason else ""
-    return f"Its last load, of {attempt.version}, began at {attempt.started_at} and {ended}{why}."
+    return f"Its last load, of {attempt.version}, began at {attempt.started_at} and {ended(attempt)}{why}."
 
 
 def _turn(engine: EngineRecord, target: VersionRecord, ledger: Ledger) -> list[str]:
@@ -123,51 +124,3 @@ def _turn(engine: EngineRecord, target: VersionRecord, ledger: Ledger) -> list[s
 
 def _state_of(engine: EngineRecord) -> str:
     return f"{engine.state}" + (f" ({engine.reason})" if engine.reason else "")
-
-
-def _meaning(state: VersionState) -> str:
-    match state:
-        case VersionState.ANNOUNCED:
-            return "nobody has looked at its files yet"
-        case VersionState.SETTLING:
-            return "it is being written, as far as anyone can tell"
-        case VersionState.VALIDATING:
-            return "its files are being checked"
-        case VersionState.SEALED:
-            return "its files were checked and are good"
-        case VersionState.RETIRED:
-            return "nobody needs it: its files are being deleted"
-        case VersionState.DELETED:
-            return "its files were deleted"
-        case VersionState.REJECTED:
-            return "its files are not good, and no engine hears of it"
-        case VersionState.UNKNOWN:
-            return "its files could not be read: this is tried again"
-        case VersionState.LOST:
-            return "its files have changed or gone since they were checked"
-        case _:
-            assert_never(state)
-
-
-def _engine_meaning(state: EngineState) -> str:
-    match state:
-        case EngineState.PROBING:
-            return "it has not answered yet"
-        case EngineState.IN_SYNC:
-            return "it serves what it should"
-        case EngineState.BEHIND:
-            return "it serves something older than it should"
-        case EngineState.UPDATING:
-            return "it loads a version"
-        case EngineState.VERIFYING:
-            return "it has loaded a version, and its contents are being checked"
-        case EngineState.NACKED:
-            return "it refused the version and is proved untouched: it serves what it served before"
-        case EngineState.TAINTED:
-            return "its contents are unknown"
-        case EngineState.UNREACHABLE:
-            return "it does not answer: it is asked again and again, and brought up to date when it is back"
-        case EngineState.QUARANTINED:
-            return "it could not be repaired: restart it, or ask for a resync"
-        case _:
-            assert_never(state)

@@ -98,6 +98,8 @@ def _trouble(seen: Seen, newest: VersionRecord | None) -> list[str]:
             found.append(f"Step {newest.order.step:,} could not be read: {newest.reason}")
         elif newest.barred:
             found.append(f"Step {newest.order.step:,} is barred: {newest.reason or 'it was rolled back from'}")
+    elif newest is not None and newest.in_memory and not newest.state.is_open:
+        found.append(f"Step {newest.order.step:,} is served from memory alone: {newest.reason}")
     return [sentence for sentence in found if sentence is not None]
 
 
@@ -123,7 +125,9 @@ def _waiting(seen: Seen, newest: VersionRecord | None) -> list[str]:
     found: list[str] = []
     if seen.rollout is not None and seen.rollout.paused_since is not None:
         found.append("Rollouts of this run are paused: no engine goes to a newer version before they are resumed")
-    if newest is not None and newest.state.is_open and newest.state is not VersionState.UNKNOWN:
+    if newest is not None and newest.state is VersionState.ANNOUNCED and newest.handed:
+        found.append(f"Step {newest.order.step:,} was handed over from its trainer's memory: its files are to follow")
+    elif newest is not None and newest.state.is_open and newest.state is not VersionState.UNKNOWN:
         why = f": {newest.reason}" if newest.reason else ""
         found.append(f"Step {newest.order.step:,} is {newest.state}{why}")
     busy = (_group(seen, state) for state in (EngineState.UPDATING, EngineState.VERIFYING, EngineState.PROBING))

@@ -33,14 +33,27 @@ def present_version(
         pinned=record.pinned,
         barred=record.barred,
         created_at=record.created_at,
-        engines=[_on_version(engine) for engine in mine],
+        in_memory=record.in_memory,
+        engines=[_on_version(engine, record) for engine in mine],
         timings=record.timings,
         metadata=record.metadata,
     )
 
 
-def _on_version(engine: EngineRecord) -> EngineOnVersion:
-    return EngineOnVersion(id=engine.id, state=engine.state, step=_step(engine.serving), reason=engine.reason)
+def _on_version(engine: EngineRecord, record: VersionRecord) -> EngineOnVersion:
+    return EngineOnVersion(
+        id=engine.id,
+        state=engine.state,
+        step=_step(engine.serving),
+        reason=engine.reason or _why_not(engine, record),
+        serves=engine.known and engine.serving == record.id,
+    )
+
+
+def _why_not(engine: EngineRecord, record: VersionRecord) -> str | None:
+    """Why its last load of this very version did not come about, where nothing is wrong with the engine since."""
+    last = engine.last_attempt
+    return last.reason if last is not None and last.version == record.id and engine.serving != record.id else None
 
 
 def _step(version: str | None) -> int | None:
@@ -59,6 +72,7 @@ def steps_behind(engine: EngineRecord, ledger: Ledger) -> int | None:
 
 def present_engine(record: EngineRecord, ledger: Ledger) -> Engine:
     """An engine."""
+    serving = ledger.versions.get(record.serving or "")
     return Engine(
         id=record.id,
         url=record.url,
@@ -74,6 +88,7 @@ def present_engine(record: EngineRecord, ledger: Ledger) -> Engine:
         skipped=record.skipped,
         plugin=record.plugin,
         stock_reason=record.stock_reason,
+        in_memory=serving is not None and serving.in_memory,
     )
 
 

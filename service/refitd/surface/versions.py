@@ -74,10 +74,13 @@ async def list_attempts(
 async def wait(
     version_id: str,
     service: ServiceOf,
-    wait_for: Annotated[Literal["served", "sealed"], Query(alias="for")] = "served",
+    wait_for: Annotated[Literal["served", "sealed", "taken"], Query(alias="for")] = "served",
     seconds: Annotated[float, Query(alias="timeout", ge=0, le=300)] = 30.0,
 ) -> WaitResult:
-    """Wait until a version is served (or sealed), has failed or was superseded; "pending" when the time is up."""
+    """Wait until a version is served (or sealed), has failed or was superseded; "pending" when the time is up.
+
+    "taken": until nobody copies it from its trainer's memory any more, or will.
+    """
     deadline = service.ledger.clock.monotonic() + seconds
     seen = service.ledger.bell.count
     while True:
@@ -128,7 +131,8 @@ def _outcome(service: Service, record: VersionRecord, wait_for: WaitOutcome) -> 
     target = ledger.goals(record.run).target
     proven = target is not None and is_proven(target.id, ledger.engines_of(record.run), service.settings.quorum)
     refused = ledger.carriage.is_refused(record)
-    return outcome_of(record, target, wait_for, proven=proven, refused=refused)
+    offered = ledger.is_offered(record)
+    return outcome_of(record, target, wait_for, proven=proven, refused=refused, offered=offered)
 
 
 async def _goal(service: Service, order: Rollback) -> VersionRecord | None:

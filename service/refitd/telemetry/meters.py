@@ -75,7 +75,8 @@ class Meters(Silent):
             if state is not DeliveryState.WAITING:
                 self._deliveries.labels(_word(state.value))
         for kind in Kind:
-            self._published.labels(kind.value)
+            if kind is not Kind.HANDOVER:  # what is handed over is found good by its files, as what these are
+                self._published.labels(kind.value)
 
     def version_changed(self, before: VersionRecord | None, after: VersionRecord) -> None:
         """See `Witness`."""

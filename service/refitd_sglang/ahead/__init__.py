@@ -7,9 +7,9 @@ over a letter and open files. The rank's thread maps them, which are a few steps
     letters    what rank and clerk say to each other
     line       a socket between them that carries letters and open files
     rooms      memory that both see: a delta's indices and values
-    clerk      the process: `python -m refitd_sglang.ahead`; it imports neither torch nor SGLang
+    process    the process: `python -m refitd_sglang.ahead`; it imports neither torch nor SGLang
     reading    what it does with an order
-    helper     the process as the rank sees it: begun, asked, stopped, begun again when it is lost
+    clerk      the process as the rank sees it: begun, asked, stopped, begun again when it is lost
     findings   a letter and open files as what the rank's thread would have found by itself
 
 The clerk ends when its rank does. Without one the thread reads, as ever.

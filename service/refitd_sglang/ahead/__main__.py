@@ -3,7 +3,7 @@
 import socket
 import sys
 
-from refitd_sglang.ahead.clerk import Clerk
+from refitd_sglang.ahead.process import ClerkProcess
 
 if __name__ == "__main__":
-    Clerk(socket.socket(fileno=int(sys.argv[1]))).serve()
+    ClerkProcess(socket.socket(fileno=int(sys.argv[1]))).serve()

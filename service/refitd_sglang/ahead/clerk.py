@@ -1,64 +1,116 @@
-"""The process that reads for a rank. It takes one order at a time, and hears meanwhile that it is to give up.
+"""A rank's clerk as the rank sees it: begun when a service is there, asked, stopped, begun again when it is lost."""
 
-It ends when its rank does: the socket says so, and where a copy of the rank's end lives on somewhere, its parent.
-"""
-
+import logging
 import os
-import queue
+import signal
 import socket
-import struct
-import threading
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from threading import Event, Lock
 
 import msgspec
 
 from refitd_sglang.ahead import letters, line
-from refitd_sglang.ahead.reading import Reading
 
-_LOOK_SECONDS = 5
-_ASKED: msgspec.msgpack.Decoder[letters.Asked] = msgspec.msgpack.Decoder(letters.Asked)
+logger = logging.getLogger("refitd_sglang")
+
+_TURN_SECONDS = 0.1  # between two looks at whether it is still wanted
+_STOP_SECONDS = 5.0  # until a clerk that was told to stop has to say so
+_AGAIN_SECONDS = 30.0  # between two beginnings: one that dies at once costs a core
+_REPLY: msgspec.msgpack.Decoder[letters.Reply] = msgspec.msgpack.Decoder(letters.Reply)
 
 
 class Clerk:
-    """`line` is its end of the socket."""
+    """At most one process. `generation` counts them: what one was told, or gave, the next knows nothing of."""
 
-    def __init__(self, line: socket.socket) -> None:
-        self._line = line
-        self._orders: queue.SimpleQueue[tuple[letters.Order, threading.Event]] = queue.SimpleQueue()
-        self._reading = Reading()
-        self._parent = os.getppid()
+    def __init__(self) -> None:
+        """None yet."""
+        self.generation = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._line: socket.socket | None = None
+        self._begun_at = -_AGAIN_SECONDS
+        self._turn = Lock()
 
-    def serve(self) -> None:
-        """Until the rank is gone; then the process ends, whatever it is at."""
-        threading.Thread(target=self._work, name="refitd-clerk", daemon=True).start()
-        # Of receiving alone: the other thread sends, however long that takes.
-        self._line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _LOOK_SECONDS, 0))
-        stop = threading.Event()
-        while (letter := self._next()) is not None:
-            match letter:
-                case letters.Stop():
-                    stop.set()
-                case letters.Order():
-                    stop = threading.Event()
-                    self._orders.put((letter, stop))
-        os._exit(0)
-
-    def _next(self) -> letters.Asked | None:
-        while os.getppid() == self._parent:
+    def begin(self) -> None:
+        """Have one, unless there is one or the last has only just been begun. Never raises."""
+        with self._turn:
+            if self._line is not None or time.monotonic() - self._begun_at < _AGAIN_SECONDS:
+                return
+            self._begun_at = time.monotonic()
             try:
-                return line.receive(self._line, _ASKED)[0]
-            except TimeoutError:
-                continue
-            except line.LineLostError:
-                return None
-        return None
+                self._spawn()
+            except OSError as error:
+                logger.warning("refitd reads versions in a thread, since no process can be begun: %s", error)
 
-    def _work(self) -> None:
+    def ask(self, order: letters.Order, stop: Event) -> tuple[letters.Reply, list[int]] | None:
+        """Its reply and the files that came with it, which are the caller's to close. None: there is no clerk now.
+
+        `stop` has it give up; it then replies that it did.
+        """
+        if not self._turn.acquire(blocking=False):
+            return None
+        try:
+            return None if self._line is None else self._reply(self._line, order, stop)
+        except (OSError, line.LineLostError) as error:
+            logger.warning("refitd has lost the process that reads for it, and reads in a thread: %s", error)
+            self._end()
+            return None
+        finally:
+            self._turn.release()
+
+    def end(self) -> None:
+        """Have none."""
+        with self._turn:
+            self._end()
+
+    @property
+    def pid(self) -> int | None:
+        """Its process, where there is one."""
+        return None if self._process is None else self._process.pid
+
+    def _spawn(self) -> None:
+        mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with its:
+                self._process = _process(its.fileno())
+        except BaseException:
+            mine.close()
+            raise
+        mine.settimeout(_TURN_SECONDS)
+        self._line, self.generation = mine, self.generation + 1
+
+    def _reply(self, mine: socket.socket, order: letters.Order, stop: Event) -> tuple[letters.Reply, list[int]]:
+        line.send(mine, order)
+        told_at: float | None = None
         while True:
-            order, stop = self._orders.get()
-            found = self._reading.read(order, stop)
-            try:
-                line.send(self._line, found.reply, found.files)
-            except OSError:
-                os._exit(0)
-            finally:
-                found.close()
+            with suppress(TimeoutError):
+                return line.receive(mine, _REPLY)
+            if stop.is_set() and told_at is None:
+                line.send(mine, letters.Stop())
+                told_at = time.monotonic()
+            if told_at is not None and time.monotonic() - told_at > _STOP_SECONDS:
+                raise line.LineLostError("it does not stop")
+
+    def _end(self) -> None:
+        process, mine, self._process, self._line = self._process, self._line, None, None
+        if mine is not None:
+            mine.close()
+        if process is not None:
+            with suppress(ProcessLookupError):
+                process.send_signal(signal.SIGKILL)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_STOP_SECONDS)
+
+
+def _process(line: int) -> subprocess.Popen[bytes]:
+    """In a session of its own: what a terminal sends to the server is not for it, it ends by itself."""
+    path = os.pathsep.join(dict.fromkeys(each for each in sys.path if each))
+    return subprocess.Popen(  # noqa: S603 - this very Python, and nothing that anyone has said
+        [sys.executable, "-P", "-m", "refitd_sglang.ahead", str(line)],
+        pass_fds=[line],
+        stdin=subprocess.DEVNULL,
+        env=dict(os.environ) | {"PYTHONPATH": path},
+        start_new_session=True,
+    )

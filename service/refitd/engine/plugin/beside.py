@@ -4,8 +4,9 @@ from pathlib import Path
 
 from refitd.engine.plugin.channels import Channels
 from refitd.engine.plugin.crew import Crew, Launch, Stock
-from refitd.engine.plugin.prepared import Order, Preparation, Ready, Unprepared, forget, prepare
-from refitd.engine.port import Files
+from refitd.engine.plugin.prepared import Order, Preparation, Ready, Refused, Unprepared, forget, prepare
+from refitd.engine.plugin.taken import prepare_offer
+from refitd.engine.port import Files, Offered, Target
 
 CONTENTS_SECONDS = 120.0  # to fingerprint all tensors, while the engine serves
 
@@ -25,13 +26,18 @@ class Beside:
         return self._crew.release if isinstance(self._crew, Crew) else None
 
     @property
+    def takes_offers(self) -> bool:
+        """Whether the engine can load from the memory of a trainer on its host."""
+        return isinstance(self._crew, Crew) and self._crew.takes_offers
+
+    @property
     def reason(self) -> str | None:
         """Why its loads are its own."""
         return self._crew.reason if isinstance(self._crew, Stock) else None
 
-    def vouches_for(self, files: Files | None) -> bool:
+    def vouches_for(self, target: Target) -> bool:
         """Whether the answer to a load will say what it left behind."""
-        return files is not None and self.release is not None
+        return (target.files is not None or target.offered is not None) and self.release is not None
 
     async def look(self, launch: Launch) -> None:
         """Find out who speaks for the engine that was started so."""
@@ -42,6 +48,14 @@ class Beside:
         if not isinstance(self._crew, Crew):
             return Unprepared("no plugin speaks for it")
         prepared = await prepare(self._channels, self._crew, Order(files, self._cast), within)
+        self._waiting = isinstance(prepared, Ready)
+        return prepared
+
+    async def take(self, offered: Offered, within: float) -> Preparation:
+        """Have a version in a trainer's memory looked at while the engine serves, within seconds."""
+        if not isinstance(self._crew, Crew):
+            return Refused("no plugin speaks for it")
+        prepared = await prepare_offer(self._channels, self._crew, offered, within)
         self._waiting = isinstance(prepared, Ready)
         return prepared
 

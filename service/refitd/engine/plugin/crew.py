@@ -46,6 +46,11 @@ class Crew:
     release: str
 
     @property
+    def takes_offers(self) -> bool:
+        """Whether all can load from a trainer's memory."""
+        return all("handover" in member.hello.kinds for member in self.members)
+
+    @property
     def first(self) -> tuple[Member, ...]:
         """Those who answer an update: the first tensor-parallel rank of each data-parallel one."""
         return tuple(member for member in self.members if member.hello.rank == 0)

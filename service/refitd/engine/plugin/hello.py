@@ -27,6 +27,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     dp_rank: int | None = None
     reason: str = ""
     served: str = ""
+    kinds: tuple[str, ...] = ()
 
 
 def read_hello(reply: Mapping[str, Any]) -> Hello | str:

@@ -21,7 +21,7 @@ from typing import Any, assert_never
 from refitd.engine.dialing import Guard
 from refitd.engine.fingerprint import BY_PLUGIN
 from refitd.engine.plugin.beside import Beside
-from refitd.engine.plugin.prepared import Refused
+from refitd.engine.plugin.prepared import Preparation, Refused, Unprepared
 from refitd.engine.port import Outcome, Reached, Refit, Stage, Target, Unreached
 from refitd.engine.sglang.answers import fingerprint
 from refitd.engine.sglang.checksums import digest_of
@@ -35,6 +35,7 @@ from refitd.engine.sglang.verify import Says, doubt
 from refitd.engine.stopwatch import Stopwatch
 
 PROBE_SECONDS = 5.0
+OFFER_SECONDS = 10.0  # to look at a trainer's memory: nothing of it is read yet
 CHECK_SECONDS = 120.0  # to hash all tensors
 
 _NEVER_TOLD = (None, "default")  # the labels of a server that nobody has given one
@@ -92,6 +93,7 @@ class SglangEngine:
             configuration=self._server.configuration + (" refitd" if self._beside.release is not None else ""),
             startup_path=self._startup_path,
             plugin=self._beside.release,
+            takes_offers=self._beside.takes_offers,
             stock_reason=self._beside.reason,
         )
 
@@ -105,9 +107,9 @@ class SglangEngine:
         if target.in_place and self._beside.release is None:
             reason = "its plugin is gone, and nobody else can write a delta into what it serves"
             return await self._as_before(reason, None, target, watch, needs_full=True)
-        if target.files is not None and self._beside.release is not None:
+        if self._beside.vouches_for(target) or target.offered is not None:
             with watch.during(Stage.PREPARE):
-                prepared = await self._beside.prepare(target.files, self._load_timeout)
+                prepared = await self._prepare(target)
             if isinstance(prepared, Refused):
                 needs_full = target.in_place and prepared.needs_full
                 return await self._as_before(prepared.reason, None, target, watch, needs_full=needs_full)
@@ -127,6 +129,13 @@ class SglangEngine:
             await self._beside.forget()
             return back
         return await self._load(target, before, watch)
+
+    async def _prepare(self, target: Target) -> Preparation:
+        if target.offered is not None:
+            return await self._beside.take(target.offered, OFFER_SECONDS)
+        if target.files is not None:
+            return await self._beside.prepare(target.files, self._load_timeout)
+        return Unprepared("nothing is known of its files")
 
     async def fingerprint(self, alike: str | None = None) -> str | None:
         """See `Engine`."""
@@ -177,7 +186,7 @@ class SglangEngine:
 
     async def _before(self, target: Target) -> str | NoReply | None:
         """The fingerprint before the load, by which a refusal is proved. The plugin's word needs no proof."""
-        if self._beside.vouches_for(target.files):
+        if self._beside.vouches_for(target):
             return None
         recorded = target.not_fingerprint
         return recorded if recorded is not None and not recorded.startswith(BY_PLUGIN) else await self._contents()
@@ -225,6 +234,8 @@ class SglangEngine:
         self._beside.is_done()
         happened = what_happened(reply, self._dp_ranks)
         match happened:
+            case Untouched(reason) if again:  # untouched since the first try, which has written
+                return _tainted(f"its cache was not flushed, and then {reason}", watch)
             case Untouched(reason, vouched=True, needs_full=needs_full):
                 needs_full = target.in_place and needs_full
                 return await self._as_before(reason, None, target, watch, needs_full=needs_full)
@@ -239,8 +250,9 @@ class SglangEngine:
                 await self._http.post("/pause_generation", {"mode": "retract"}, CALL_SECONDS)
                 return await self._load(target, before, watch, again=True)
             case Loaded(version, found):
-                if version is not None and target.files is not None and version != target.files.version:
-                    return _tainted(f"it says that it serves {version}, not {target.files.version}", watch)
+                wanted = target.offered or target.files
+                if version is not None and wanted is not None and version != wanted.version:
+                    return _tainted(f"it says that it serves {version}, not {wanted.version}", watch)
                 return await self._verify(target, found, watch)
             case _:
                 assert_never(happened)

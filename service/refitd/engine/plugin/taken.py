@@ -1,0 +1,44 @@
+"""A version in a trainer's memory, made ready on all ranks of an engine while it serves: each opens the offer's file,
+finds that it was made under the root's secret, and holds names, shapes and dtypes against its model.
+
+Unlike a version on disk it is not worth a try in the pause: whoever is not ready waits for the files.
+"""
+
+import asyncio
+from typing import Any
+
+from refitd.engine.plugin.channels import Channels
+from refitd.engine.plugin.crew import Crew
+from refitd.engine.plugin.hello import shown
+from refitd.engine.plugin.line import LineError
+from refitd.engine.plugin.prepared import Preparation, Ready, Refused, Replies, forget
+from refitd.engine.port import Offered
+
+_MOST = 500  # characters of a rank's reason
+
+
+async def prepare_offer(channels: Channels, crew: Crew, offered: Offered, within: float) -> Preparation:
+    """Have all ranks prepare, within seconds: `Ready` or `Refused`. What is not ready is forgotten."""
+    request: dict[str, Any] = {"do": "prepare", "path": offered.path, "offer": offered.offer}
+    try:
+        done = judge_offer(await channels.ask_all(crew.members, request, within), offered)
+    except asyncio.CancelledError:
+        await asyncio.shield(forget(channels, crew))
+        raise
+    if not isinstance(done, Ready):
+        await forget(channels, crew)
+    return done
+
+
+def judge_offer(replies: Replies, offered: Offered) -> Preparation:
+    """What the ranks' replies come to; the worst counts. Pure."""
+    for reply in replies:
+        if isinstance(reply, LineError):
+            return Refused(f"a rank {reply}")
+        if reply.get("ok") is not True:
+            return Refused(f"it was not taken from memory: {shown(str(reply.get('reason', '')), _MOST)}")
+        if reply.get("version") != offered.version:
+            return Refused(f"the offer is of {shown(str(reply.get('version')))}, not of {offered.version}")
+    if len({reply.get("digest") for reply in replies if isinstance(reply, dict)}) > 1:
+        return Refused("the ranks do not see the same offer")
+    return Ready()

@@ -1,0 +1,71 @@
+"""What states and outcomes mean, in words that go on after a colon."""
+
+from collections.abc import Mapping
+from typing import assert_never
+
+from refitd.engine.port import Outcome
+from refitd.rollout.record import NOT_SENT, AttemptRecord
+from refitd_client.contract.states import EngineState, VersionState
+
+_ENDED: Mapping[str, str] = {
+    Outcome.ACK.name: "went well: what it loaded was proved",
+    Outcome.NACK.name: "was refused, which left it as it was",
+    Outcome.TAINTED.name: "broke off in the middle, which left contents that nobody can vouch for",
+    Outcome.UNREACHABLE.name: "did not come about, because it could not be reached",
+    NOT_SENT: "did not come about: nothing was sent",
+}
+
+
+def ended(attempt: AttemptRecord) -> str:
+    """How a load has ended, if it has."""
+    return _ENDED.get(attempt.outcome or "", "is under way")
+
+
+def version_meaning(state: VersionState) -> str:
+    """What a version's state says of it."""
+    match state:
+        case VersionState.ANNOUNCED:
+            return "nobody has looked at its files yet"
+        case VersionState.SETTLING:
+            return "it is being written, as far as anyone can tell"
+        case VersionState.VALIDATING:
+            return "its files are being checked"
+        case VersionState.SEALED:
+            return "its files were checked and are good"
+        case VersionState.RETIRED:
+            return "nobody needs it: its files are being deleted"
+        case VersionState.DELETED:
+            return "its files were deleted"
+        case VersionState.REJECTED:
+            return "its files are not good, and no engine hears of it"
+        case VersionState.UNKNOWN:
+            return "its files could not be read: this is tried again"
+        case VersionState.LOST:
+            return "its files have changed or gone since they were checked"
+        case _:
+            assert_never(state)
+
+
+def engine_meaning(state: EngineState) -> str:
+    """What an engine's state says of it."""
+    match state:
+        case EngineState.PROBING:
+            return "it has not answered yet"
+        case EngineState.IN_SYNC:
+            return "it serves what it should"
+        case EngineState.BEHIND:
+            return "it serves something older than it should"
+        case EngineState.UPDATING:
+            return "it loads a version"
+        case EngineState.VERIFYING:
+            return "it has loaded a version, and its contents are being checked"
+        case EngineState.NACKED:
+            return "it refused the version and is proved untouched: it serves what it served before"
+        case EngineState.TAINTED:
+            return "its contents are unknown"
+        case EngineState.UNREACHABLE:
+            return "it does not answer: it is asked again and again, and brought up to date when it is back"
+        case EngineState.QUARANTINED:
+            return "it could not be repaired: restart it, or ask for a resync"
+        case _:
+            assert_never(state)

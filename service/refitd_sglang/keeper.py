@@ -1,0 +1,178 @@
+"""What a rank has open of trainers' memory: opened once, and kept from one offer to the next.
+
+What an offer says of places is mostly what the last one said. Then nothing is parsed, opened or compared again: a
+thread beside SGLang's loop waits for the interpreter at every step, and a trainer waits for the thread.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from refitd_client.contract.naming import SERVICE_FOLDER
+from refitd_client.handover import lender, secret
+from refitd_client.handover.device import DriverError
+from refitd_client.handover.lent import Borrowed
+from refitd_client.handover.offer import DevicePlace, Layout, Offer, OfferedTensor, OfferRefusedError
+from refitd_client.handover.taking import Taker
+from refitd_sglang.source import SourceRefusedError
+
+if TYPE_CHECKING:
+    from refitd.catalog.evidence import Structure
+    from refitd_sglang.loading import Readied
+
+_LOOK_SECONDS = 1.0  # between two looks whether a trainer is still there
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """Memory of another process, as a file's would be: where it begins."""
+
+    address: int
+
+
+@dataclass(slots=True, eq=False)
+class Opened:
+    """The memory of one trainer that a layout names, and what was found out about it: its tensors as a folder's would
+    be, with the digest of their `inventory`, once they were held against the model, and the copies of a hand-over, once
+    they were made ready.
+    """
+
+    lender: Path
+    layout: Layout
+    structure: "Structure | None" = None
+    inventory: str = ""
+    readied: "Readied | None" = None
+    places: dict[str, DevicePlace] = field(init=False)
+    nbytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.nbytes = sum(tensor.nbytes for tensor in self.layout.tensors)
+        self.places = {
+            tensor.name: tensor.place
+            for tensor in self.layout.tensors
+            if tensor.nbytes and isinstance(tensor.place, DevicePlace)
+        }
+
+    @property
+    def is_on_device(self) -> bool:
+        """Whether any of it is a GPU's."""
+        return bool(self.places)
+
+
+class Keeper:
+    """One rank's. Memory is given back when the next offer does not name it, or soon after its trainer is gone: what
+    somebody holds open is not free, and the next trainer may need it.
+    """
+
+    def __init__(self) -> None:
+        self._taker, self._secret = Taker(), _Secret()
+        self._turn = threading.RLock()
+        self._opened: Opened | None = None
+        self._offer: Offer | None = None
+        self._watching = False
+
+    def borrow(self, root: Path, path: str) -> tuple[Borrowed, Opened]:
+        """Read the offer at a path beneath the root, and take over what it names; the rest is given back.
+
+        Raises:
+            SourceRefusedError: it is none, or not for here. OSError: it is gone, or cannot be read.
+        """
+        with self._turn:
+            try:
+                borrowed = Borrowed(root / path, self._secret.of(root), self._offer)
+                return borrowed, self._take_over(borrowed, (root / path).parent)
+            except (OfferRefusedError, secret.SecretRefusedError) as error:
+                raise SourceRefusedError(str(error)) from error
+
+    def tensor(self, tensor: OfferedTensor) -> Any:
+        """A view of a tensor that the last offer names.
+
+        Raises:
+            SourceRefusedError: it cannot be had here.
+        """
+        with self._turn, _refusing():
+            return self._taker.tensor(tensor)
+
+    def addresses(self, opened: Opened, device: int) -> dict[str, Any] | None:
+        """The allocations that an offer names, seen from a GPU. None where one is in host memory.
+
+        Raises:
+            SourceRefusedError: they cannot be had here.
+        """
+        if len(opened.places) < sum(1 for tensor in opened.layout.tensors if tensor.nbytes):
+            return None
+        with self._turn, _refusing():
+            found = self._taker.addresses({place.allocation for place in opened.places.values()}, device)
+        return {place.handle.hex(): Allocation(found[place.allocation]) for place in opened.places.values()}
+
+    def close(self) -> None:
+        """Give back all."""
+        with self._turn:
+            self._opened = self._offer = None
+            self._taker.keep(None)
+
+    @contextmanager
+    def holding(self, opened: Opened) -> Generator[None]:
+        """While this context lasts nothing is given back.
+
+        Raises:
+            SourceRefusedError: it was given back already.
+        """
+        with self._turn:
+            if self._opened is not opened:
+                raise SourceRefusedError("what the offer names is not what was looked at last")
+            yield
+
+    def _take_over(self, borrowed: Borrowed, folder: Path) -> Opened:
+        """Known is what comes from the same process, which lives and has moved nothing."""
+        opened, offer = self._opened, borrowed.offer
+        if not borrowed.is_lent:
+            raise SourceRefusedError("the offer was withdrawn, or its trainer is gone")
+        if opened is None or opened.layout is not offer.layout or opened.lender != folder:
+            self._opened = self._offer = None
+            self._taker.begin(offer.layout)
+            opened = self._opened = Opened(folder, offer.layout)
+            self._begin_watch()
+        self._offer = offer
+        return opened
+
+    def _begin_watch(self) -> None:
+        if not self._watching:
+            self._watching = True
+            threading.Thread(target=self._watch, name="refitd-lender", daemon=True).start()
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(_LOOK_SECONDS)
+            with self._turn:
+                if self._opened is not None and not lender.is_there(self._opened.lender):
+                    self.close()
+
+
+class _Secret:
+    """A root's, read again when its file is another, or is changed in any way."""
+
+    def __init__(self) -> None:
+        self._seen: tuple[Any, ...] = ()
+        self._read = b""
+
+    def of(self, root: Path) -> bytes:
+        """As `secret.read_secret`."""
+        status = os.lstat(root / SERVICE_FOLDER / secret.NAME)
+        seen = root, status.st_dev, status.st_ino, status.st_mode, status.st_ctime_ns
+        if seen != self._seen:
+            self._read, self._seen = secret.read_secret(root), seen
+        return self._read
+
+
+@contextmanager
+def _refusing() -> Generator[None]:
+    try:
+        yield
+    except (DriverError, OSError, ValueError) as error:
+        raise SourceRefusedError(f"the trainer's memory cannot be read here: {error}") from error

@@ -1,0 +1,330 @@
+"""refitd's plugin in a server in memory: transactions, deltas in place, and weights from a trainer's memory.
+
+What it keeps to is that of `refitd_sglang`: it checks before it writes, answers with what it left behind, and puts back
+what was there where a load fails and that can still be had. `SimBeside` is the service's side of its channel.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from refitd.engine.plugin.beside import Beside
+from refitd.engine.plugin.crew import Launch
+from refitd.engine.plugin.prepared import Preparation, Ready, Refused, Unprepared
+from refitd.engine.port import Files, Offered
+from refitd_client.contract.naming import parse_version_folder, parse_version_id, version_id
+from refitd_sglang.answer import Answer
+from refitd_sglang.transaction import Outcome
+
+from .disk import Make, SimFolder, seen_at, signature_of
+from .fault import DiedError, Fault
+from .offer import SimOffer
+
+if TYPE_CHECKING:
+    from .server import SimServer
+
+RELEASE = "0.1.0"
+BASE = 0  # the content of the start-up weights
+STARTUP = "/models/base"
+_BAD = frozenset({Make.MISSING, Make.SHAPE, Make.FLIPPED})
+_PLAIN = frozenset({Make.PLAIN, Make.HALF})
+
+
+class _RefusedError(Exception):
+    """Before the first write. `needs` as in `Answer`."""
+
+    def __init__(self, reason: str, needs: str = "") -> None:
+        super().__init__(reason)
+        self.needs = needs
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """A version that was looked at: a folder, or an offer. `promised` is what it leads to."""
+
+    path: str
+    version: str
+    promised: int
+    source: SimFolder | SimOffer
+    signature: str
+
+    @property
+    def is_unchanged(self) -> bool:
+        if isinstance(self.source, SimOffer):
+            return self.source.is_lent
+        return signature_of(self.source) == self.signature
+
+
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    """What is served: `base` is what a full version of it would be put back from, None while that has no files."""
+
+    version: str
+    path: str
+    content: int
+    base: SimFolder | None
+    base_content: int
+
+
+class SimPlugin:
+    """One engine's. What it knows is gone with its process."""
+
+    def __init__(self, server: "SimServer") -> None:
+        self._server = server
+        self._prepared: _Way | None = None
+        self.standing: _Standing | None = None
+
+    def restart(self) -> None:
+        """The process is a new one."""
+        self._prepared = self.standing = None
+
+    def lost_track(self) -> None:
+        """Something else than the plugin writes weights."""
+        self.standing = None
+
+    def minds(self, path: str) -> bool:
+        """Whether an update is the plugin's: what has no manifest, copies among it, is SGLang's own."""
+        if path in self._server.disk.folders:
+            return self._server.disk.folders[path].make not in _PLAIN
+        return parse_version_folder(path.rpartition("/")[2]) is not None
+
+    def prepare(self, files: Files) -> None:
+        """Check the version that the service has found good."""
+        way = self._look(files.path)
+        if isinstance(way.source, SimFolder) and way.signature != files.signature:
+            manifest = seen_at(files.path, way.source).structure.manifest
+            if manifest is None or manifest.digest != files.digest:
+                raise _RefusedError("it is another version")
+        self._prepared = way
+
+    def take(self, offered: Offered) -> None:
+        """Look at an offer."""
+        self._follow()
+        if self.standing is not None and self.standing.base is None:
+            raise _RefusedError("what is served came from memory, and has no files yet to be put back from")
+        offer = self._server.disk.offers.get(offered.offer)
+        if offer is None or not offer.is_lent:
+            raise _RefusedError("the offer was withdrawn, or its trainer is gone")
+        if (offer.version, offer.path) != (offered.version, offered.path):
+            raise _RefusedError("the offer is of another version")
+        self._prepared = _Way(offer.path, offer.version, offer.promised, offer, "")
+
+    def forget(self) -> None:
+        """What was prepared is not wanted any more."""
+        self._prepared = None
+
+    async def load(self, path: str, fault: Fault | None) -> Answer:
+        """One update."""
+        if (again := self._again(path)) is not None:
+            return again
+        try:
+            way = self._chosen(path, fault)
+            self._fit(way)
+        except _RefusedError as refused:
+            return Answer(outcome=Outcome.REFUSED, reason=str(refused), needs=refused.needs)
+        return await self._commit(way, fault)
+
+    def _chosen(self, path: str, fault: Fault | None) -> _Way:
+        """What was prepared, or what is there now."""
+        way, self._prepared = self._prepared, None
+        if fault is Fault.REFUSES:
+            raise _RefusedError("it does not like it")
+        if way is None or way.path != path:
+            return self._look(path)
+        if not way.is_unchanged:
+            raise _RefusedError("it is not what it was when it was prepared")
+        return way
+
+    async def _commit(self, way: _Way, fault: Fault | None) -> Answer:
+        server, before, known = self._server, self._server.tensors, self.standing
+        is_delta = isinstance(way.source, SimFolder) and way.source.make is Make.DELTA
+        previous = self._previous() or is_delta  # of a delta it keeps what it overwrites
+        if isinstance(way.source, SimOffer):
+            way.source.readers += 1
+        else:
+            server.reading = way.source
+        try:
+            first = way.source.content
+            server.tensors = (first, first, *before[2:])  # here it is a mixture
+            await asyncio.sleep(server.chance.random() * 0.2)
+            if fault is Fault.DIES:
+                raise DiedError
+            server.tensors = (first, first, way.source.content, way.source.content)
+            await asyncio.sleep(server.chance.random() * 0.05)
+            stands = not isinstance(way.source, SimOffer) or way.source.is_lent
+        finally:
+            if isinstance(way.source, SimOffer):
+                way.source.readers -= 1
+        if fault is Fault.UNCLEAR:
+            self.standing = None
+            return Answer(outcome=Outcome.UNKNOWN, reason="a rank does not answer")
+        if fault is Fault.ROLLBACK or not stands or set(server.tensors) != {way.promised}:
+            return self._restored(before, known, previous, is_delta=is_delta)
+        self.standing = self._after(way)
+        self._count(way)
+        return Answer(outcome=Outcome.SERVED, version=way.version, contents=self.contents, proved=1)
+
+    def _count(self, way: _Way) -> None:
+        """What a run of the simulation has shown."""
+        self._server.disk.counts["taken" if isinstance(way.source, SimOffer) else way.source.make.value] += 1
+
+    @property
+    def contents(self) -> str:
+        """The digest of what is in memory."""
+        return f"{hash(self._server.tensors) & (1 << 128) - 1:032x}"
+
+    def _again(self, path: str) -> Answer | None:
+        """What is served already from a path that it cannot come from again."""
+        held = self.standing
+        if (
+            self._prepared is not None
+            or held is None
+            or held.path != path
+            or set(self._server.tensors) != {held.content}
+        ):
+            return None
+        folder = self._server.disk.folders.get(path)
+        if held.base is not None and (folder is None or folder.make is not Make.DELTA):
+            return None
+        return Answer(outcome=Outcome.SERVED, version=held.version, contents=self.contents)
+
+    def _look(self, path: str) -> _Way:
+        disk = self._server.disk
+        folder = None if disk.hidden else disk.folders.get(path)
+        if folder is None:
+            raise _RefusedError("there is nothing")
+        if folder.make in _BAD or folder.make in _PLAIN:
+            raise _RefusedError("it is not one to load into this model")
+        run, _, name = path.rpartition("/")
+        order = parse_version_folder(name)
+        assert order is not None
+        way = _Way(path, version_id(run, order), folder.content, folder, signature_of(folder))
+        self._fit(way)
+        return way
+
+    def _fit(self, way: _Way) -> None:
+        """A delta is held against what is in memory."""
+        if isinstance(way.source, SimOffer) or way.source.make is not Make.DELTA:
+            return
+        held = self.standing
+        if held is None or set(self._server.tensors) != {held.content}:
+            raise _RefusedError("nothing is known of the weights in memory", "full")
+        base, on, to = (parse_version_id(each or "") for each in (way.source.base, held.version, way.version))
+        assert to is not None
+        leads = way.source.base == held.version
+        if not leads and base is not None and on is not None:
+            leads = base[1].generation == on[1].generation and base[1].step <= on[1].step and on[1] < to[1]
+        if not leads or held.content not in way.source.onto:
+            raise _RefusedError(f"it does not lead from {held.version}", "full")
+
+    def _after(self, way: _Way) -> _Standing:
+        if isinstance(way.source, SimOffer):
+            return _Standing(way.version, way.path, way.promised, None, way.promised)
+        if way.source.make is Make.DELTA and self.standing is not None:
+            return replace(self.standing, version=way.version, path=way.path, content=way.promised)
+        return _Standing(way.version, way.path, way.promised, way.source, way.promised)
+
+    def _follow(self) -> None:
+        """The files of what came from memory, where they have come."""
+        held = self.standing
+        if held is not None and held.base is None and not self._server.disk.hidden:
+            folder = self._server.disk.folders.get(held.path)
+            if folder is not None and folder.make is Make.GOOD:
+                self.standing = replace(held, base=folder)
+
+    def _previous(self) -> bool:
+        """Whether what is served can be put back, as far as can be seen before the first write."""
+        self._follow()
+        if self.standing is not None:
+            return self.standing.base is not None
+        return self._server.path == STARTUP and set(self._server.tensors) == {BASE}
+
+    def _restored(self, before: tuple[int, ...], known: _Standing | None, previous: bool, *, is_delta: bool) -> Answer:
+        """Put back, and held against the fingerprints of before."""
+        held = self.standing if self.standing is not None else known
+        is_whole = is_delta or held is None or held.base is None or held.base.content == held.base_content
+        if previous and is_whole:
+            self._server.tensors = before
+            self._server.disk.counts["restored"] += 1
+            return Answer(outcome=Outcome.RESTORED, reason="the copy failed")
+        self.standing = None
+        return Answer(outcome=Outcome.UNKNOWN, reason="what was there could not be put back")
+
+
+class SimBeside(Beside):
+    """The channel to an engine's plugin, without sockets."""
+
+    def __init__(self, server: "SimServer", alive: Callable[[], bool]) -> None:
+        """`alive` says whether the service's process is there, which speaks."""
+        super().__init__(None, allow_dtype_cast=False)
+        self._server, self._alive = server, alive
+        self._is_there = False
+        self._boot = 0
+
+    @property
+    def release(self) -> str | None:
+        return RELEASE if self._is_there else None
+
+    @property
+    def takes_offers(self) -> bool:
+        return self._is_there
+
+    @property
+    def reason(self) -> str | None:
+        return None if self._is_there else "no plugin speaks for it"
+
+    async def look(self, launch: Launch) -> None:
+        self._is_there, self._boot = self._server.up, self._server.boots
+
+    async def prepare(self, files: Files, within: float) -> Preparation:
+        plugin, fault = self._server.plugin, self._server.faults.pop("prepare", None)
+        if not await self._reached(fault, within) or plugin is None:
+            return Unprepared("a rank does not answer")
+        try:
+            plugin.prepare(files)
+        except _RefusedError as refused:
+            return Refused(str(refused), needs_full=refused.needs == "full")
+        if fault is Fault.CUT_AFTER:
+            plugin.forget()
+            return Unprepared("a rank does not answer")
+        self._waiting = True
+        return Ready()
+
+    async def take(self, offered: Offered, within: float) -> Preparation:
+        plugin, fault = self._server.plugin, self._server.faults.pop("prepare", None)
+        if not await self._reached(fault, within) or plugin is None or fault is Fault.CUT_AFTER:
+            return Refused("a rank does not answer")
+        try:
+            plugin.take(offered)
+        except _RefusedError as refused:
+            return Refused(str(refused))
+        self._waiting = True
+        return Ready()
+
+    async def forget(self) -> None:
+        if self._waiting and self._server.plugin is not None and self._alive():
+            self._waiting = False
+            self._server.plugin.forget()
+
+    async def contents(self) -> list[str]:
+        await asyncio.sleep(self._server.chance.random() * 0.01)
+        plugin = self._server.plugin
+        return [plugin.contents] if plugin is not None and await self._reached(None, 0.0) else [""]
+
+    async def _reached(self, fault: Fault | None, within: float) -> bool:
+        """Whether the very process answers that was greeted."""
+        await asyncio.sleep(within if fault is Fault.SLOW else self._server.chance.random() * 0.02)
+        if not self._alive():
+            raise asyncio.CancelledError
+        if fault is Fault.DIES:
+            self._server.die()
+        lost = fault in {Fault.SLOW, Fault.CUT_BEFORE, Fault.GARBAGE}
+        return self._server.up and self._server.boots == self._boot and not lost
+
+
+def spoken(answer: Answer, path: str, label: str) -> tuple[int, dict[str, Any]]:
+    """The reply to an update, as SGLang sends it: its status and its body."""
+    if answer.outcome is not Outcome.SERVED:
+        return 400, {"success": False, "message": answer.message}
+    return 200, {"success": True, "message": f"{answer.message} Weight version updated to {label}."}

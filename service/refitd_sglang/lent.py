@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from refitd.catalog.evidence import Structure
-from refitd.catalog.header import Header, TensorSpec
 from refitd.catalog.inventory import Reference, compare, inventory_of, listed
 from refitd_client.contract.naming import parse_version_id, version_folder
 from refitd_client.handover.offer import HostPlace, Layout, Offer
+from refitd_client.strict_header import Header, TensorSpec
 from refitd_sglang import driver
 from refitd_sglang.keeper import Keeper, Opened
 from refitd_sglang.source import Place, Source, SourceRefusedError, is_version, mapped

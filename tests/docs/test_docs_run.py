@@ -166,6 +166,16 @@ def run(stage: Stage, script: str) -> tuple[int | str, str]:
     return status, log.read_text(errors="replace")
 
 
+def test_what_is_known_of_pages_is_of_pages_that_there_are() -> None:
+    assert {*GIVENS, IN_RANKS, STARTS_ITS_OWN} <= {name_of(page) for page in PAGES}
+
+
+def test_the_page_that_is_run_in_ranks_shows_nothing_but_python() -> None:
+    shown = [block for page in PAGES if name_of(page) == IN_RANKS for block in blocks_of(page)]
+    assert {block.language for block in shown} == {"python"}
+    assert not any(block.not_run for block in shown)
+
+
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 @pytest.mark.parametrize("page", [page for page in PAGES if runnable(page)], ids=name_of)
 def test_the_commands_of_a_page_do_what_it_says(page: Path, engines: Engines, tmp_path: Path) -> None:

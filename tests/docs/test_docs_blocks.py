@@ -28,7 +28,15 @@ ELSEWHERE = {
     "sbatch": "wants Slurm; tests/e2e/test_deploy_hosts.py runs the job with stand-ins",
     "systemctl": "wants systemd; tests/e2e/test_deploy_hosts.py holds the unit",
 }
-SGLANGS = {"--api-key", "--admin-api-key", "--enable-lora", "--enable-memory-saver", "--lora-paths", "--max-lora-rank"}
+SGLANGS = {
+    "--api-key",
+    "--admin-api-key",
+    "--enable-lora",
+    "--enable-memory-saver",
+    "--lora-paths",
+    "--max-loaded-loras",
+    "--max-lora-rank",
+}
 KNOWN = EXECUTABLE | {"text", "yaml", "json", "mermaid", "{toctree}", "flat", "gap", ""}
 
 

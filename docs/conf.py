@@ -1,9 +1,11 @@
 """How `make docs` builds the site from the pages in this folder: Sphinx, MyST for Markdown, the theme furo.
 
-The pages are plain Markdown, so that they read as well where the repository is browsed; only the lists of contents are
-the site's alone. Links within the site are checked while it is built, and a page that no list names is an error.
+The pages are plain Markdown, so that they read as well where the repository is browsed; the site's contents are made
+from the links of `index.md`. Links within the site are checked while it is built, and a page that is in no list of
+contents is an error.
 """
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,13 +41,24 @@ def _links_to_folders(app: "Sphinx", doctree: "document") -> None:
     """Links to folders are for those who browse the repository; the site has none, and shows their text."""
     for link in list(doctree.findall(pending_xref)):
         page = Path(app.env.doc2path(app.env.docname))
-        if link["reftype"] == "myst" and (page.parent / link["reftarget"]).is_dir():
+        is_page = link["refdomain"] == "doc"
+        if link["reftype"] == "myst" and not is_page and (page.parent / link["reftarget"]).is_dir():
             link.replace_self(link.children)
+
+
+def _contents(_app: "Sphinx", page: str, source: list[str]) -> None:
+    """Each section of the first page is a part of the table of contents."""
+    if page == "index":
+        for section in source[0].split("\n## ")[1:]:
+            pages = re.findall(r"^- \[.+?\]\((.+?)\.md\)", section, re.MULTILINE)
+            lines = ["```{toctree}", ":hidden:", f":caption: {section.partition(chr(10))[0]}", "", *pages, "```"]
+            source[0] += "\n" + "\n".join(lines) + "\n"
 
 
 def setup(app: "Sphinx") -> dict[str, Any]:
     """What this file adds to Sphinx."""
     for name in ("flat", "gap"):  # the vectors of delta-format.md
         app.add_lexer(name, TextLexer)
+    app.connect("source-read", _contents)
     app.connect("doctree-read", _links_to_folders)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -43,6 +43,13 @@ def faults(line: str, *, whole: bool = True) -> Iterator[str]:
                 pass
 
 
+def options() -> set[str]:
+    """Every option of every command."""
+    commands = list(_of_refitd().values())
+    commands += [below for each in commands for below in getattr(each, "commands", {}).values()]
+    return {option for each in commands for one in each.params for option in [*one.opts, *one.secondary_opts]}
+
+
 def _named(words: list[str]) -> Iterator[str]:
     """Files of the repository that are not there."""
     named = (word for word in words if re.match(r"(?:deploy|tests|docs)/", word))

@@ -25,6 +25,10 @@ def train_step(model):
         for weight in model.parameters():
             weight.mul_(0.99)
 """
+HANDED = """\
+from refitd_client import WeightPublisher
+root, run, service_url, steps = "/mnt/weights", "grpo", "http://127.0.0.1:8700", 4
+"""
 SIGNED = """\
 import datetime
 from standardwebhooks.webhooks import Webhook
@@ -65,6 +69,7 @@ GIVENS: Mapping[str, Given] = {
     "docs/single-gpu.md": Given(
         names=MODEL, words={"plan sglang.d1p1t1+d1p1t1": f"plan sglang.d1p1t1+d1p1t1 {GPU}", **THREE_STEPS}
     ),
+    "docs/handover.md": Given(before=SERVICE, names=MODEL + HANDED),
     "docs/security.md": Given(before="mkdir -p /etc/refitd\n"),
     "docs/runbook.md": Given(before=SERVICE + PUBLISHED, words={"--root DIR": "--root /mnt/weights", **RUNNING}),
     "docs/trainers.md": Given(

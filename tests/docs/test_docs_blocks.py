@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from blocks import EXECUTABLE, PAGES, SHELL, Block, blocks_of, lines_of, name_of
-from command_lines import faults
+from command_lines import faults, options
 
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 SHOWN = [block for block in BLOCKS if block.language in EXECUTABLE]
@@ -27,6 +27,15 @@ ELSEWHERE = {
     "python": "starts a server, or SGLang",
     "sbatch": "wants Slurm; tests/e2e/test_deploy_hosts.py runs the job with stand-ins",
     "systemctl": "wants systemd; tests/e2e/test_deploy_hosts.py holds the unit",
+}
+SGLANGS = {
+    "--api-key",
+    "--admin-api-key",
+    "--enable-lora",
+    "--enable-memory-saver",
+    "--lora-paths",
+    "--max-loaded-loras",
+    "--max-lora-rank",
 }
 KNOWN = EXECUTABLE | {"text", "yaml", "json", "mermaid", "{toctree}", "flat", "gap", ""}
 
@@ -68,6 +77,13 @@ def test_no_sentence_shows_a_command_of_a_program_that_nobody_has_thought_of() -
     assert not [
         f"{name_of(page)}: {line}" for page in PAGES for line in inline_of(page) if program_of(line) not in known
     ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_an_option_in_a_sentence_is_one_of_refitd_s_or_says_here_whose_it_is(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    named = set(re.findall(r"`(--[a-z][\w-]*)", text))
+    assert named <= options() | SGLANGS | {"--cpus", "--device"}  # Docker's, and a benchmark's
 
 
 def program_of(line: str) -> str | None:

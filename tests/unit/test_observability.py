@@ -139,19 +139,6 @@ def test_every_alert_has_an_entry_in_the_runbook_and_none_is_left_over() -> None
         assert rule["labels"]["severity"] in {"page", "ticket"}
 
 
-def test_what_the_runbook_says_to_type_is_a_command_with_such_options() -> None:
-    from refitd.cli.app import COMMANDS
-
-    commands = {command.__name__ for group in COMMANDS.values() for command in group} | {"engines"}
-    assert set(re.findall(r"`refitd (\w+)", RUNBOOK)) <= commands
-    assert set(re.findall(r"^refitd (\w+)", RUNBOOK, re.MULTILINE)) <= commands
-    from refitd.settings import Settings
-
-    flags = {flag.replace("-", "_") for flag in re.findall(r"`--([\w-]+)", RUNBOOK)} - {"cpus"}
-    singular = {"engine": "engines", "webhook": "webhooks"}
-    assert {singular.get(flag, flag) for flag in flags} <= Settings.model_fields.keys()
-
-
 def lost(before: Any, after: Any, path: str = "") -> Iterator[str]:
     """What is in one document and not in the other, or otherwise there."""
     if isinstance(before, dict) and isinstance(after, dict):

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from refitd.catalog.catalog import Catalog, CatalogRules
+from refitd.catalog.catalog import Catalog
 from refitd.catalog.files import DiskFiles
 from refitd.catalog.references import References
+from refitd.catalog.rules import CatalogRules
 from refitd.catalog.warm import Warmer
 from refitd.catalog.watch import Watcher, mounts_now, root_file_system
 from refitd.clock import SystemClock

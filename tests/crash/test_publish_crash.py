@@ -6,9 +6,10 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from refitd.catalog.catalog import Catalog, CatalogRules
+from refitd.catalog.catalog import Catalog
 from refitd.catalog.files import DiskFiles
 from refitd.catalog.references import References
+from refitd.catalog.rules import CatalogRules
 from refitd.clock import SystemClock
 from refitd.journal.recovery import open_journal
 from refitd.ledger import Ledger

@@ -115,9 +115,9 @@ MUTANTS = [
     ),
     Mutant(
         "serves a version that failed validation",
-        "service/refitd/catalog/catalog.py",
-        "            case Invalid(code, reason):\n                self._reject(record.id, reason, code)",
-        "            case Invalid(code, reason):\n                self._move(record.id, VersionState.SEALED, reason)",
+        "service/refitd/catalog/judge.py",
+        "Invalid(code, reason):\n                self._verdicts.reject(record.id, reason, code)",
+        "Invalid(code, reason):\n                self._verdicts.move(record.id, VersionState.SEALED, reason)",
         "tests/simulation",
     ),
     Mutant(

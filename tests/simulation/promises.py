@@ -247,7 +247,8 @@ class Promises:
             # A fleet with a canary repairs nobody with what no canary has tried.
             nothing_to_repair_with = not engine.known and repair_with(ledger.goals_of(engine)) is None
             assert not server.paused or nothing_to_repair_with, f"9: left paused: {state}"
-            if target is not None and target.state is VersionState.SEALED:
+            # A delta whose chain of bases is broken can be brought to nobody: engines stay on what they have.
+            if target is not None and target.state is VersionState.SEALED and not ledger.carriage.is_refused(target):
                 assert engine.serving == target.id, f"11: does not serve the target: {state}"
         self._newest_wins()
         self._nothing_leaks()

@@ -16,8 +16,9 @@ from typing import Any
 
 from sqlalchemy.exc import OperationalError
 
-from refitd.catalog.catalog import Catalog, CatalogRules
+from refitd.catalog.catalog import Catalog
 from refitd.catalog.references import References
+from refitd.catalog.rules import CatalogRules
 from refitd.catalog.warm import Warmer
 from refitd.copies.before_load import BeforeLoad
 from refitd.copies.copier import Copier

@@ -6,11 +6,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from refitd.catalog.catalog import Catalog, CatalogRules
+from refitd.catalog.catalog import Catalog
 from refitd.catalog.conventions import Trainer
 from refitd.catalog.files import DiskFiles
 from refitd.catalog.record import VersionRecord
 from refitd.catalog.references import References
+from refitd.catalog.rules import CatalogRules
 from refitd.clock import SystemClock
 from refitd.journal.journal import Journal
 from refitd.ledger import Ledger

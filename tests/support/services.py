@@ -12,9 +12,10 @@ import httpx
 from fastapi import FastAPI
 from pydantic import SecretStr
 
-from refitd.catalog.catalog import Catalog, CatalogRules
+from refitd.catalog.catalog import Catalog
 from refitd.catalog.files import DiskFiles
 from refitd.catalog.references import References
+from refitd.catalog.rules import CatalogRules
 from refitd.catalog.warm import Warmer
 from refitd.clock import SystemClock
 from refitd.copies.before_load import BeforeLoad

@@ -8,7 +8,24 @@ trainer is known to write something last, that is waited for, as long as it take
 
 from dataclasses import dataclass
 
+from refitd.catalog.conventions import recognise
+from refitd.catalog.evidence import Structure
+from refitd.catalog.fault import Code
+
 _ABANDONED_SECONDS = 10.0  # between two looks at a folder that nobody seems to write to any more
+
+# Faults of a checkpoint that may just not have been written to its end.
+_MAY_HEAL = frozenset(
+    {
+        Code.MISSING_FILE,
+        Code.TORN_FILE,
+        Code.NO_WEIGHTS,
+        Code.BAD_INDEX,
+        Code.INDEX_MISMATCH,
+        Code.CHANGED,
+        Code.UNREADABLE,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +68,21 @@ class Hopeless:
     """It will not get complete."""
 
     reason: str
+
+
+def look_of(structure: Structure, *, noticed: bool) -> Look:
+    """What settling has to know. Who announces a checkpoint has written it: then only what may heal is waited for."""
+    fault = structure.faults[0] if structure.faults else None
+    foreign = recognise(structure.path)
+    # Whoever writes a marker last has written all when it is there; on some file systems the rest comes later.
+    said = noticed or (foreign is not None and foreign.marker is not None and structure.awaits is None)
+    proof = fault is not None and fault.code not in _MAY_HEAL
+    return Look(
+        signature=structure.signature,
+        final=structure.has_manifest or (said and proof) or (said and not noticed and fault is None),
+        fault=None if fault is None else fault.reason,
+        awaits=None if noticed else structure.awaits,
+    )
 
 
 def settle(

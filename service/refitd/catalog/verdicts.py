@@ -1,0 +1,83 @@
+"""Verdicts, as they are written down: the state of a version, what was learned of it, and who waited for that."""
+
+from dataclasses import replace
+
+from refitd.catalog.evidence import Evidence, Structure
+from refitd.catalog.fault import Code
+from refitd.catalog.metadata import LIMITS, completed
+from refitd.catalog.record import VersionRecord
+from refitd.catalog.validate import Valid
+from refitd.catalog.waiting import Waiting
+from refitd.ledger import Ledger
+from refitd_client.contract.states import VersionState
+
+
+class Verdicts:
+    """Writes them into the ledger."""
+
+    def __init__(self, ledger: Ledger, waiting: Waiting) -> None:
+        self._ledger = ledger
+        self._waiting = waiting
+
+    def move(self, id_: str, state: VersionState, reason: str | None) -> None:
+        """No verdict yet."""
+        record = self._ledger.versions[id_]
+        if (record.state, record.reason) != (state, reason):
+            self._ledger.put_version(replace(record, state=state, reason=reason))
+
+    def again(self, id_: str) -> None:
+        """What was found out does not count any more: the next look comes at once."""
+        self._waiting.at_once(id_)
+        self.move(id_, VersionState.ANNOUNCED, None)
+
+    def unknown(self, id_: str, reason: str) -> None:
+        """It could not be read: neither good nor bad."""
+        self._waiting.later(id_)
+        self.move(id_, VersionState.UNKNOWN, reason)
+
+    def reject(self, id_: str, reason: str, code: Code | None = None) -> None:
+        """It is bad."""
+        record = self._ledger.versions[id_]
+        self._waiting.forget(id_)
+        rejected = replace(record, state=VersionState.REJECTED, reason=reason, code=code)
+        self._ledger.put_version(rejected, f"rejected: {reason}")
+        self._wake_deltas(id_)
+
+    def seal(self, id_: str, verdict: Valid, evidence: Evidence, took: dict[str, float]) -> None:
+        """It is good. `took` maps stages to milliseconds."""
+        self._waiting.forget_tries(id_)
+        record, seen = self._ledger.versions[id_], evidence.structure
+        metadata, notes = _metadata(record, seen), list(verdict.notes)
+        if metadata is None:
+            notes.append(f"the metadata in refit.json is left out: a version's has at most {LIMITS}")
+        sealed = replace(
+            record,
+            state=VersionState.SEALED,
+            reason=None,
+            bytes=verdict.bytes,
+            digest=verdict.digest,
+            weights=verdict.weights,
+            shards=verdict.shards,
+            inventory=verdict.inventory,
+            fingerprints=verdict.fingerprints,
+            signature=None if seen is None else seen.signature,
+            owned=seen is not None and seen.has_manifest,
+            metadata=record.metadata if metadata is None else metadata,
+            timings=record.timings | took,
+        )
+        self._ledger.put_version(sealed, "; ".join([f"sealed: {verdict.bytes} bytes in good order", *notes]))
+        self._wake_deltas(id_)
+
+    def _wake_deltas(self, base: str) -> None:
+        """Those that wait for a verdict on their base have it."""
+        for version in self._ledger.versions.values():
+            if version.base == base and version.state is VersionState.UNKNOWN:
+                self._waiting.at_once(version.id)
+        self._waiting.bell.ring()
+
+
+def _metadata(record: VersionRecord, seen: Structure | None) -> dict[str, str] | None:
+    """What notice and manifest say together; None where that is too much."""
+    if seen is None or seen.manifest is None:
+        return record.metadata
+    return completed(record.metadata, seen.manifest.metadata)

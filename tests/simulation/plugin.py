@@ -116,6 +116,11 @@ class SimPlugin:
 
     async def load(self, path: str, fault: Fault | None) -> Answer:
         """One update."""
+        answer = await self._load(path, fault)
+        self._server.disk.counts[answer.outcome.value] += 1
+        return answer
+
+    async def _load(self, path: str, fault: Fault | None) -> Answer:
         if (again := self._again(path)) is not None:
             return again
         try:
@@ -162,12 +167,8 @@ class SimPlugin:
         if fault is Fault.ROLLBACK or not stands or set(server.tensors) != {way.promised}:
             return self._restored(before, known, previous, is_delta=is_delta)
         self.standing = self._after(way)
-        self._count(way)
-        return Answer(outcome=Outcome.SERVED, version=way.version, contents=self.contents, proved=1)
-
-    def _count(self, way: _Way) -> None:
-        """What a run of the simulation has shown."""
         self._server.disk.counts["taken" if isinstance(way.source, SimOffer) else way.source.make.value] += 1
+        return Answer(outcome=Outcome.SERVED, version=way.version, contents=self.contents, proved=1)
 
     @property
     def contents(self) -> str:
@@ -246,7 +247,6 @@ class SimPlugin:
         is_whole = is_delta or held is None or held.base is None or held.base.content == held.base_content
         if previous and is_whole:
             self._server.tensors = before
-            self._server.disk.counts["restored"] += 1
             return Answer(outcome=Outcome.RESTORED, reason="the copy failed")
         self.standing = None
         return Answer(outcome=Outcome.UNKNOWN, reason="what was there could not be put back")

@@ -247,8 +247,9 @@ class Promises:
             # A fleet with a canary repairs nobody with what no canary has tried.
             nothing_to_repair_with = not engine.known and repair_with(ledger.goals_of(engine)) is None
             assert not server.paused or nothing_to_repair_with, f"9: left paused: {state}"
-            # A delta whose chain of bases is broken can be brought to nobody: engines stay on what they have.
-            if target is not None and target.state is VersionState.SEALED and not ledger.carriage.is_refused(target):
+            # What a rollback goes to may lose what it stands on, and there is nothing else then.
+            is_possible = target is not None and not ledger.carriage.is_refused(target)
+            if target is not None and target.state is VersionState.SEALED and is_possible:
                 assert engine.serving == target.id, f"11: does not serve the target: {state}"
         self._newest_wins()
         self._nothing_leaks()

@@ -37,6 +37,8 @@ CALLS = (
 )
 WRITTEN = [make for make in Make if make is not Make.DELTA]
 MAKES = st.sampled_from([*[Make.GOOD] * 6, *WRITTEN])
+FAILURES = (Fault.REFUSES, Fault.ROLLBACK, Fault.UNCLEAR, Fault.UNFLUSHED)
+SHOWN = ("good", "delta", "taken", "refused", "restored", "unknown")  # what plugins have loaded, and answered
 ENGINES = st.sampled_from("abc")
 DISK_FAULTS = ("error", "unmounted", "empty", "unreadable", "full", "no room")
 INDEX = st.integers(0, 30)
@@ -65,7 +67,7 @@ class Everything(RuleBasedStateMachine):
 
     recycled: ClassVar[int] = 0
     copied: ClassVar[int] = 0
-    by_plugins: ClassVar[Counter[str]] = Counter()
+    by_plugins: ClassVar[Counter[str]] = Counter()  # see SHOWN
 
     def do(self, act: Callable[[World], None]) -> None:
         Everything.steps += 1
@@ -103,6 +105,22 @@ class Everything(RuleBasedStateMachine):
         """Until the trainer does something else its tensors are lent."""
         self.do(lambda world: world.hand_over())
         self.do(lambda world: world.wait(seconds))
+
+    @rule(
+        name=st.sampled_from("ab"),
+        faults=st.lists(st.sampled_from(FAILURES), min_size=1, max_size=4),
+        hands_over=st.booleans(),
+        seconds=st.sampled_from([0.2, 2.0]),
+    )
+    def loads_fail(self, name: str, faults: list[Fault], hands_over: bool, seconds: float) -> None:
+        """Of versions that come right then."""
+        for fault in faults:
+            self.do(lambda world, fault=fault: world.fault(name, CALLS[0], fault))
+            if hands_over:
+                self.do(lambda world: world.hand_over())
+            else:
+                self.do(lambda world: world.publish_delta(0, announce=True, honest=True))
+            self.do(lambda world: world.wait(seconds))
 
     @rule(announce=st.booleans(), fails=st.sampled_from([False, False, True]))
     def trainer_takes_its_tensors_back(self, announce: bool, fails: bool) -> None:
@@ -220,7 +238,7 @@ def test_every_promise_holds_under_whatever_comes(share: int) -> None:
     assert Everything.steps - before >= min(steps, 10_000)
     assert Everything.recycled - recycled > 100 or steps < 10_000
     assert Everything.copied - copied > 300 or steps < 10_000
-    assert min(Everything.by_plugins[what] for what in ("good", "delta", "taken", "restored")) > 20 or steps < 10_000
+    assert min(Everything.by_plugins[what] for what in SHOWN) > 20 or steps < 10_000
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -55,7 +55,10 @@ class PluggedSglang(SglangServer):
         folders = [*extra, self._site, *(REPOSITORY / name for name in ("client", "service", "tests"))]
         path = os.pathsep.join(str(folder) for folder in folders)
         root = {} if self.root is None else {"REFITD_SGLANG_ROOT": str(self.root)}
-        return super().environment() | {"PYTHONPATH": path, "FAULT_FILE": str(self._fault)} | root | self._variables
+        mine = {"PYTHONPATH": path, "FAULT_FILE": str(self._fault)} | root | self._variables
+        if RELEASE.startswith("0.5.12"):  # its gRPC server takes the port 10000 above, which there may not be
+            mine["SGLANG_GRPC_PORT"] = str(self.port - 10_000)
+        return super().environment() | mine
 
     def fail(self, *faults: str, rank: int = 0) -> None:
         """Let one rank fail: see `support.plugin_faults`."""

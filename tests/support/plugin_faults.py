@@ -5,6 +5,8 @@ delta 3     the fourth piece of the next delta is not written
 loader 3    the loader raises when it has been given three tensors
 rank 1 …    only on that rank
 again …     once more when the old weights are put back
+
+It also lets SGLang compute its checksums on a CPU.
 """
 
 import os
@@ -22,6 +24,7 @@ def register() -> None:
 
     if "FAULT_FILE" not in os.environ or "sglang.srt.managers.scheduler" not in sys.modules:
         return
+    _wait_for_no_gpu()
     from refitd_sglang import feeding, loading, patch
 
     original_replay, original_given, original_write = loading.replay, feeding.Feed._given, patch.HostPatch.write
@@ -40,6 +43,14 @@ def register() -> None:
             self._pieces = pieces
 
     loading.replay, feeding.Feed._given, patch.HostPatch.write = replay, given, write
+
+
+def _wait_for_no_gpu() -> None:
+    """By SGLang's own checksums tests see what an engine holds. Up to 0.5.19 they wait for a GPU, where none is too."""
+    import torch
+
+    if not torch.cuda.is_available():
+        torch.cuda.synchronize = lambda *_: None
 
 
 def _failing(what: str, items: Any) -> Any:

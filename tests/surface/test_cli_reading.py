@@ -53,6 +53,14 @@ class TestStatus:
         summary = answer("status", "--url", service.url, kind=Summary)
         assert [(run.run, run.target.step, run.in_sync, run.engines) for run in summary.runs] == [("exp", 2, 1, 1)]
 
+    def test_what_engines_serve_from_memory_alone_is_the_target_and_says_so(self, service: StandIn) -> None:
+        service.versions = [make_version(5, state=VersionState.ANNOUNCED, in_memory=True), make_version(2)]
+        service.engines = [make_engine("a", version="exp~v000005", step=5, in_memory=True)]
+        shown = refitd("status", "--url", service.url).stdout
+        assert "exp → step 5 (exp~v000005), served by 1 of 1 engines, in memory alone as yet" in shown
+        assert line_with(shown, "2026")[2:5] == ["ANNOUNCED", "in", "memory"]
+        assert line_with(refitd("engines", "--url", service.url).stdout, "IN_SYNC")[3:6] == ["IN_SYNC", "in", "memory"]
+
     def test_a_run_without_a_good_version_is_named(self, service: StandIn) -> None:
         service.versions = [make_version(1, state=VersionState.REJECTED, reason="shape of w")]
         result = refitd("status", "--url", service.url)

@@ -39,7 +39,7 @@ def engines(context: typer.Context, url: Url = None, token_file: TokenFile = Non
 
 def _targets(client: RefitClient, engines: Sequence[Engine]) -> dict[str, Version]:
     runs = {engine.run for engine in engines if engine.run}
-    return look_at_targets(client, runs, {engine.version for engine in engines if engine.version is not None})
+    return look_at_targets(client, runs, engines)
 
 
 @app.command("list", epilog=EXIT_CODES_HELP)

@@ -64,4 +64,5 @@ def run_line(run: RunSummary) -> Text:
     style = "green" if run.engines and run.in_sync == run.engines else "yellow"
     count = (f"{run.in_sync} of {run.engines} engines", style)
     lost = ", whose files are lost: publish a newer step" if run.target.state is VersionState.LOST else ""
-    return Text.assemble(name, f" → step {run.target.step} ({run.target.id}), served by ", count, lost)
+    alone = ", in memory alone as yet" if run.target.in_memory else ""
+    return Text.assemble(name, f" → step {run.target.step} ({run.target.id}), served by ", count, lost, alone)

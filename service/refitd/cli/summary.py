@@ -1,6 +1,6 @@
 """The state of everything at one glance: what `status` gathers, and what it makes of it."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from refitd_client.client import RefitClient
@@ -39,7 +39,7 @@ def look(client: RefitClient, limit: int) -> Summary:
     versions = came_last(client)
     engines = client.engines().items
     names = {version.run for version in versions} | {engine.run for engine in engines if engine.run}
-    targets = look_at_targets(client, names, {engine.version for engine in engines if engine.version is not None})
+    targets = look_at_targets(client, names, engines)
     return Summary(
         url=client.url,
         ready=client.ready(),
@@ -60,19 +60,23 @@ def came_last(client: RefitClient) -> list[Version]:
     return sorted(found, key=lambda version: (version.created_at, version.generation, version.step), reverse=True)
 
 
-def look_at_targets(client: RefitClient, runs: Iterable[str], held: Collection[str]) -> dict[str, Version]:
-    """What the engines of each run should serve, for the runs that have a good version; `held` is what they serve."""
+def look_at_targets(client: RefitClient, runs: Iterable[str], engines: Sequence[Engine]) -> dict[str, Version]:
+    """What the engines of each run should serve, for the runs that have a good version."""
+    held = {engine.version for engine in engines if engine.version is not None}
+    in_memory = {engine.version for engine in engines if engine.version is not None and engine.in_memory}
+    taken = [client.version(version) for version in sorted(in_memory)]
     found: dict[str, Version] = {}
     for run in runs:
         sealed = client.versions(run=run, state=VersionState.SEALED, limit=_LOOK_BACK).items
         lost = client.versions(run=run, state=VersionState.LOST, limit=_LOOK_BACK).items
-        if (target := newest_good([*sealed, *lost], held)) is not None:
+        mine = [version for version in taken if version.run == run]
+        if (target := newest_good([*sealed, *lost, *mine], held)) is not None:
             found[run] = target
     return found
 
 
 def newest_good(versions: Iterable[Version], held: Collection[str]) -> Version | None:
-    """The newest version that was not rolled back from. One whose files are lost stays it while engines serve it."""
+    """The newest version that was not rolled back from. One without good files is it while engines serve it."""
     there = (version for version in versions if version.state is VersionState.SEALED or version.id in held)
     good = (version for version in there if not version.barred)
     return max(good, key=lambda version: (version.generation, version.step), default=None)

@@ -72,7 +72,7 @@ sglang: $(READY) ## run the contract tests against a real SGLang, on the CPU (1.
 
 areal: $(READY) ## run the released AReaL's own client against a facade (1.7 GB the first time)
 	@tests/areal/install .venv-areal
-	@REFITD_AREAL_VENV=.venv-areal $(BIN)/python -m pytest tests -m areal $(ARGS)
+	@REFITD_AREAL_VENV=.venv-areal $(BIN)/python -m pytest tests/e2e -m areal $(ARGS)
 
 plugin-releases: $(READY) ## run the plugin's tests inside older releases of SGLang as well (some minutes for each)
 	@tests/sglang/install .venv-sglang

@@ -22,7 +22,8 @@ from refitd_client.contract.slot import ShardLayout
 from refitd_client.errors import InvalidWeightsError
 from refitd_client.header import Entry
 from refitd_client.source_file import opened
-from refitd_client.staging import StagedFile, Staging
+from refitd_client.staged_file import StagedFile
+from refitd_client.staging import Staging
 
 _COMPANIONS = frozenset({".json", ".txt", ".model", ".jinja", ".tiktoken", ".py"})
 _NO_COMPANIONS = frozenset({MANIFEST_NAME, "trainer_state.json"})

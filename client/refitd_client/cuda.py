@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from refitd_client import bus, pinning
-from refitd_client.staging import StagedShard
+from refitd_client.staged_shard import StagedShard
 from refitd_client.tensors import TensorSource
 
 _PIECE = 32 * 2**20

@@ -26,6 +26,7 @@
 Each survives pickling, because trainers send exceptions between processes.
 """
 
+import errno
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,10 @@ from refitd_client.contract.wire import EngineOnVersion, Problem
 
 if TYPE_CHECKING:
     from refitd_client.publication import Publication
+
+
+NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""What the kernel says where there is no room, or a quota is used up."""
 
 
 class Fault(StrEnum):

@@ -28,7 +28,8 @@ from refitd_client.finite import NO_RULE, rule_of
 from refitd_client.lanes import Lanes, lanes_for
 from refitd_client.proof import PIECE, ShardProof, not_finite
 from refitd_client.shard import Shard
-from refitd_client.staging import StagedShard, Staging
+from refitd_client.staged_shard import StagedShard
+from refitd_client.staging import Staging
 from refitd_client.tensors import HOST, TensorSource
 
 Rest = Callable[[], None]

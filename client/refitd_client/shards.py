@@ -19,7 +19,8 @@ from refitd_client.lanes import in_lanes, lanes_for
 from refitd_client.proof import PIECE, ShardProof
 from refitd_client.sending import Sending
 from refitd_client.shard import Shard
-from refitd_client.staging import StagedShard, Staging
+from refitd_client.staged_shard import StagedShard
+from refitd_client.staging import Staging
 from refitd_client.tensors import HOST, TensorSource
 
 _THREADS_FROM = 8 * 2**20  # bytes that are worth starting threads for

@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from refitd_client import durable
+from refitd_client.contract.naming import STAGING_LOCK
 from refitd_client.contract.slot import ShardLayout, layout_in, layout_of, slots_path
 from refitd_client.lock import Lock, LockHeldError
-
-LOCK_NAME = ".lock"
 
 _log = logging.getLogger("refitd_client")
 
@@ -81,7 +80,7 @@ def _listed(folder: int) -> list[str]:
 
 def _take(slot: Path, target: Path) -> Lock | None:
     try:
-        lock = Lock(slot / LOCK_NAME)
+        lock = Lock(slot / STAGING_LOCK)
     except (OSError, LockHeldError):  # gone meanwhile, or not ours to write in
         return None
     try:
@@ -102,7 +101,7 @@ def _take(slot: Path, target: Path) -> Lock | None:
 def _fault(folder: Path, layout: Sequence[ShardLayout]) -> str | None:
     """Why the folder that was taken is not what its name says, None if it is."""
     sizes = {shard.name: shard.size for shard in layout}
-    names = set(os.listdir(folder)) - {LOCK_NAME}
+    names = set(os.listdir(folder)) - {STAGING_LOCK}
     if names != sizes.keys():
         return f"it holds {', '.join(sorted(names ^ sizes.keys())[:3])} too many or too few"
     device = folder.parent.stat().st_dev

@@ -4,7 +4,8 @@
 
 The model learns the sources of Python's standard library byte by byte, to a loss that shows that it has; its weights
 are rounded to bf16, as checkpoints are. From there it is fine-tuned on the English of Python's own help pages, as
-trainers do it: fp32 masters of the bf16 weights, AdamW, each step cast to bf16 and compared with the step before.
+trainers do it: fp32 masters of the bf16 weights, AdamW, each step cast to bf16 and compared with the step before. And
+once more without masters: weights, gradients and moments in bf16, so that an update that is too small is lost.
 """
 
 import argparse
@@ -28,6 +29,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from transformers.utils import logging
 
 RATES = (1e-6, 1e-5, 1e-4)
+MASTERS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 ADAMW: dict[str, Any] = {"betas": (0.9, 0.999), "weight_decay": 0.01}
 COMMON: dict[str, Any] = {"vocab_size": 256, "num_key_value_heads": 2, "tie_word_embeddings": True}
 SIZES: dict[str, dict[str, Any]] = {
@@ -57,9 +59,13 @@ State = dict[str, torch.Tensor]
 
 @dataclass(slots=True)
 class Run:
-    """One learning rate: shares of all elements, step by step, and losses. `union` changed in any step."""
+    """One learning rate: shares of all elements, step by step, and losses. `union` changed in any step.
+
+    `masters` are what AdamW changes: fp32 copies of the weights, or the bf16 weights themselves.
+    """
 
     rate: float
+    masters: str
     shares: list[float] = field(default_factory=list[float])
     losses: list[float] = field(default_factory=list[float])
     union: float = 0.0
@@ -68,6 +74,7 @@ class Run:
         """What is committed."""
         return {
             "learning_rate": self.rate,
+            "masters": self.masters,
             "first": self.shares[0],
             "median": statistics.median(self.shares),
             "last": self.shares[-1],
@@ -80,7 +87,7 @@ class Run:
 
 
 def main() -> None:
-    """Learn once, fine-tune at each rate."""
+    """Learn once, fine-tune with each kind of masters at each rate."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--steps", type=int, default=50, help="steps of each fine-tuning")
@@ -93,7 +100,7 @@ def main() -> None:
     batch, length = (4, 192) if arguments.size == "small" else (16, 512)
     setting = Setting(size=arguments.size, device=arguments.device, batch=batch, length=length)
     start, learned = _learned(setting, arguments.learning)
-    runs = [_fine_tuned(setting, start, rate, arguments.steps) for rate in RATES]
+    runs = [_fine_tuned(setting, start, Run(rate, kind), arguments.steps) for kind in MASTERS for rate in RATES]
     for run in runs:
         shown = {name: value for name, value in run.as_json().items() if name != "steps"}
         print(json.dumps(shown))
@@ -129,20 +136,20 @@ def _learned(setting: Setting, steps: int) -> tuple[State, dict[str, float]]:
     return state, {"first loss": losses[0], "last loss": statistics.mean(losses[-10:])}
 
 
-def _fine_tuned(setting: Setting, start: State, rate: float, steps: int) -> Run:
-    model = setting.model()
+def _fine_tuned(setting: Setting, start: State, run: Run, steps: int) -> Run:
+    model = setting.model().to(MASTERS[run.masters])
     parameters = dict(model.named_parameters())
     with torch.no_grad():
         for name, tensor in start.items():
             parameters[name].copy_(tensor)  # the masters begin as what the checkpoint holds
-    optimizer = torch.optim.AdamW(parameters.values(), lr=rate, **ADAMW)
+    optimizer = torch.optim.AdamW(parameters.values(), lr=run.rate, **ADAMW)
     batches = _batches(setting, _help(), seed=2)
-    run, before = Run(rate), start
+    before = start
     elements = sum(tensor.numel() for tensor in start.values())
     touched = {name: torch.zeros_like(tensor, dtype=torch.bool) for name, tensor in start.items()}
     for _ in range(steps):
         run.losses.append(_step(model, optimizer, next(batches)))
-        now = {name: parameters[name].detach().to(torch.bfloat16) for name in start}
+        now = {name: parameters[name].detach().to(torch.bfloat16, copy=True) for name in start}
         changed = {name: now[name].view(torch.int16) != before[name].view(torch.int16) for name in start}
         run.shares.append(sum(int(each.sum()) for each in changed.values()) / elements)
         for name, each in changed.items():

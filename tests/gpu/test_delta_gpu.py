@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from refitd_client import WeightPublisher, publisher, reserve, staging
+from refitd_client import WeightPublisher, publisher, reserve, staged_file
 from refitd_client.contract.manifest import parse_manifest
 from refitd_client.contract.states import Kind
 from refitd_client.delta import DeltaRules, apply, compare, read_delta, stream
@@ -40,7 +40,7 @@ def bases(monkeypatch: pytest.MonkeyPatch) -> list[str | Full]:
     found: list[str | Full] = [Full("nothing yet")]
     monkeypatch.setattr(publisher, "ask_base", lambda *_: found[-1])
     monkeypatch.setattr(reserve, "_LEAST", 1)
-    monkeypatch.setattr(staging, "_THREADS_FROM", 1)
+    monkeypatch.setattr(staged_file, "_THREADS_FROM", 1)
     return found
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from refitd_client import NoSpaceError, WeightPublisher, durable, reserve, staging
+from refitd_client import NoSpaceError, WeightPublisher, durable, reserve, staged_file
 from refitd_client.contract import digest
 from refitd_client.contract.digest import FileDigest
 from refitd_client.contract.manifest import parse_manifest
@@ -40,7 +40,7 @@ def named(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     found: list[Path] = []
     real = durable.give_name
     monkeypatch.setattr(reserve, "_LEAST", 1)
-    monkeypatch.setattr(staging, "_THREADS_FROM", 1)
+    monkeypatch.setattr(staged_file, "_THREADS_FROM", 1)
     monkeypatch.setattr(durable, "give_name", lambda fd, path: (real(fd, path), found.append(path)))
     return found
 
@@ -76,8 +76,8 @@ def test_a_delta_in_reserved_room_is_the_same_file(
 ) -> None:
     """Of the size that it should have, whether it takes less than was reserved, or more; and of several blocks."""
     monkeypatch.setattr(digest, "BLOCK", 10_000)
-    monkeypatch.setattr(staging, "_JOB", 10_000)
-    monkeypatch.setattr(staging, "lanes_for", lambda jobs: 4)
+    monkeypatch.setattr(staged_file, "_JOB", 10_000)
+    monkeypatch.setattr(staged_file, "lanes_for", lambda jobs: 4)
     paths = publish(folder, service, [5000, 5100, 300, 90_000, 80_000])
     assert [path.parent.name[:9] for path in named] == [".incoming"] * 4
     sizes = [(path / "weights.refit-delta").stat() for path in paths]

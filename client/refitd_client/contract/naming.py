@@ -13,6 +13,7 @@ ADAPTER_NAME = "adapter_model.safetensors"  # a LoRA adapter's weights and confi
 ADAPTER_CONFIG_NAME = "adapter_config.json"
 DELTA_NAME = "weights.refit-delta"  # an ending that no engine takes for a checkpoint
 INCOMING_PREFIX = ".incoming-"
+STAGING_LOCK = ".lock"  # in a folder that is being written, or a slot that is being taken: held by its publisher
 SERVICE_FOLDER = ".refitd"  # the service's own folder in the root
 
 MAX_RUN_LENGTH = 200

@@ -1,9 +1,9 @@
 """An error of one rank, told on all of them: the same class where a caller may want to tell it apart, and the rank."""
 
-import errno
 import pickle
 
 from refitd_client.errors import (
+    NO_SPACE,
     InvalidWeightsError,
     NoSpaceError,
     PublishError,
@@ -11,8 +11,6 @@ from refitd_client.errors import (
     ServiceError,
     StorageError,
 )
-
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def of_rank(rank: int, error: Exception) -> PublishError:
@@ -25,7 +23,7 @@ def of_rank(rank: int, error: Exception) -> PublishError:
             return NoSpaceError(text, needed=error.needed, free=error.free)
         case RankLostError():
             return RankLostError(text, rank=error.rank)
-        case OSError() if error.errno in _FULL:
+        case OSError() if error.errno in NO_SPACE:
             return NoSpaceError(f"{text}: free some, or let the service keep fewer versions")
         case OSError() | StorageError():
             return StorageError(text)

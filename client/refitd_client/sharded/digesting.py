@@ -15,6 +15,7 @@ import numpy as np
 from refitd_client import header
 from refitd_client.contract.digest import FileDigest
 from refitd_client.contract.manifest import ManifestFile
+from refitd_client.file_bytes import read_at
 from refitd_client.header import Entry
 from refitd_client.proof import PIECE, ShardProof
 from refitd_client.sharded.reading import PIECE_BYTES
@@ -54,7 +55,7 @@ def fingerprinted(path: Path) -> Digested:
     entries = [entry for entry, _ in located]
     with _opened(path) as fd:
         size = os.fstat(fd).st_size
-        head = _read(fd, 0, size - sum(entry.nbytes for entry in entries))
+        head = read_at(fd, size - sum(entry.nbytes for entry in entries), 0)
         proof = ShardProof(head, check_finite=False, fingerprinted=[entry.name for entry in entries])
         for entry, offset in located:
             _prove(fd, entry, offset, proof)
@@ -63,15 +64,8 @@ def fingerprinted(path: Path) -> Digested:
 
 def _prove(fd: int, entry: Entry, offset: int, proof: ShardProof) -> None:
     for begin in range(0, entry.nbytes, PIECE):
-        data = _read(fd, offset + begin, min(PIECE, entry.nbytes - begin))
+        data = read_at(fd, min(PIECE, entry.nbytes - begin), offset + begin)
         proof.add(entry, begin, np.frombuffer(data, np.uint8))
-
-
-def _read(fd: int, offset: int, count: int) -> bytes:
-    data = os.pread(fd, count, offset)
-    if len(data) < count:
-        raise OSError(f"a file became shorter while it was digested: {len(data)} of {count} bytes at byte {offset}")
-    return data
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from refitd.catalog.fault import Code, Fault, shown
 from refitd.catalog.inventory import Inventory
 from refitd_client.contract.manifest import Manifest, TensorsSummary
 from refitd_client.contract.naming import DELTA_NAME, version_id
+from refitd_client.delta.change import elements_of
 from refitd_client.delta.layout import MAX_HEADER_BYTES
 from refitd_client.fingerprint import width_of
 from refitd_client.header import BITS
@@ -36,7 +37,7 @@ class Base:
     def most_bytes(self) -> int:
         """The indices and values of a delta that changes every element: no honest one takes more memory."""
         return sum(
-            _elements(tensor.dtype, tensor.shape) * (8 + width_of(tensor.dtype))
+            elements_of(tensor.dtype, tensor.shape) * (8 + width_of(tensor.dtype))
             for tensor in self.inventory.tensors.values()
             if tensor.dtype in BITS
         )
@@ -134,7 +135,3 @@ def _summary(inventory: Inventory) -> TensorsSummary:
         bytes=sum(prod(tensor.shape) * ALL_BITS[tensor.dtype] // 8 for tensor in tensors),
         dtypes={kind: sum(tensor.dtype == kind for tensor in tensors) for kind in kinds},
     )
-
-
-def _elements(dtype: str, shape: tuple[int, ...]) -> int:
-    return prod(shape) * BITS[dtype] // 8 // width_of(dtype)

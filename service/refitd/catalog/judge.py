@@ -92,7 +92,7 @@ class Judge:
                 await self._validate(record)
 
     def _await_files(self, record: VersionRecord) -> None:
-        """What was handed over has no files yet. Trainers write them in order: what is newer says that none will come."""
+        """What was handed over has no files yet. Trainers write in order: what is newer says that none will come."""
         newer = [version.id for version in self._ledger.versions_of(record.run) if version.order > record.order]
         if newer:
             self._verdicts.reject(record.id, f"its files never came: its trainer went on to {newer[0]}")

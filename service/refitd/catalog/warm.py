@@ -16,6 +16,7 @@ from refitd.catalog.opening import ChangedError, Folder, OpeningRefusedError
 from refitd.root_threads import LOOK_SECONDS, RootThreads
 
 IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
+_STEP = 2**17  # bytes: what Linux reads ahead where nobody has set it otherwise
 
 
 class Warmer:
@@ -47,4 +48,10 @@ class Warmer:
             for name, file in folder.list().items():
                 if name.endswith(".safetensors"):
                     with folder.open(name, file) as fd:
-                        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_WILLNEED)
+                        _read_ahead(fd, file.size)
+
+
+def _read_ahead(fd: int, size: int) -> None:
+    """The kernel takes no more than one read ahead of each such wish, whatever its length (mm/readahead.c)."""
+    for begin in range(0, size, _STEP):
+        os.posix_fadvise(fd, begin, _STEP, os.POSIX_FADV_WILLNEED)

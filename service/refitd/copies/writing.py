@@ -8,7 +8,6 @@ sync of every file, of the folder, of the run's folder
 note: write, sync, rename, sync            from here on it is the version
 """
 
-import errno
 import os
 import time
 from collections.abc import Generator
@@ -27,9 +26,9 @@ from refitd.copies.files import Checkpoint, checkpoint_in, copy_others, fit, rew
 from refitd.copies.trouble import NoRoomError, SourceChangedError
 from refitd.reclaim.handle import below, made, opened, root_at
 from refitd.reclaim.trash import sync
+from refitd_client.errors import NO_SPACE
 
 DELTAS_AT_ONCE = 4
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NOTE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -70,7 +69,7 @@ def write_copy(root: Path, run: int, path: str, job: Job, stop: Event) -> Copy:
             sync(run)
             return _validate(run, folder, path, job)
     except OSError as error:
-        if error.errno in _FULL:
+        if error.errno in NO_SPACE:
             raise NoRoomError(f"there was no room to write a copy to its end: {error.strerror}") from error
         raise
 

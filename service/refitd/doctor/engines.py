@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 
 from refitd.doctor.finding import Check, Finding, Verdict, good
-from refitd.engine.connect import connector
+from refitd.engine.connect import connector, key_files
 from refitd.engine.engines_file import EngineSpec
 from refitd.engine.plugin.crew import NOBODY
 from refitd.engine.port import Reached, Unreached
@@ -56,8 +56,7 @@ async def _ask(roster: Roster, name: str) -> Asked:
         return Asked(name=name, spec=spec, root=root, seen=seen)
     http = Transport(
         spec.url,
-        api_key=spec.api_key_file or settings.engine_key_file,
-        admin_key=spec.admin_key_file or settings.engine_admin_key_file,
+        **key_files(settings, spec),
         guard=roster.guard,
     )
     reply = await http.post(_UPDATE, {}, CALL_SECONDS)

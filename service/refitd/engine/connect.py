@@ -1,6 +1,8 @@
 """From what the operator says of an engine to the adapter that speaks to it."""
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import TypedDict
 
 from refitd.engine.dialing import Guard
 from refitd.engine.engines_file import EngineSpec
@@ -8,6 +10,21 @@ from refitd.engine.port import Engine
 from refitd.engine.sglang.adapter import SglangEngine
 from refitd.engine.sglang.adapters import SglangAdapters
 from refitd.settings import Settings
+
+
+class KeyFiles(TypedDict):
+    """Files with the keys that open an engine for requests, and for changes."""
+
+    api_key: Path | None
+    admin_key: Path | None
+
+
+def key_files(settings: Settings, spec: EngineSpec) -> KeyFiles:
+    """The engine's own, else the service's."""
+    return {
+        "api_key": spec.api_key_file or settings.engine_key_file,
+        "admin_key": spec.admin_key_file or settings.engine_admin_key_file,
+    }
 
 
 def connector(settings: Settings, guard: Guard) -> Callable[[EngineSpec], Engine]:
@@ -22,15 +39,13 @@ def connector(settings: Settings, guard: Guard) -> Callable[[EngineSpec], Engine
                 spec.url,
                 name=settings.lora,
                 keep=settings.lora_keep,
-                api_key=spec.api_key_file or settings.engine_key_file,
-                admin_key=spec.admin_key_file or settings.engine_admin_key_file,
+                **key_files(settings, spec),
                 load_timeout=settings.load_timeout,
                 guard=guard,
             )
         return SglangEngine(
             spec.url,
-            api_key=spec.api_key_file or settings.engine_key_file,
-            admin_key=spec.admin_key_file or settings.engine_admin_key_file,
+            **key_files(settings, spec),
             pause_mode=settings.pause_mode,
             load_timeout=settings.load_timeout,
             guard=guard,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from refitd.engine.address import check_url, engine_id
 from refitd.engine.allow import Address, host_of, parse_allow_list, refusal
-from refitd.engine.connect import connector
+from refitd.engine.connect import connector, key_files
 from refitd.engine.engines_file import EngineSpec, parse_engines
 from refitd.engine.port import Engine, Reached
 from refitd.engine.sglang.transport import Reply, Transport
@@ -56,8 +56,7 @@ class Roster:
         spec, settings = self.specs[name], self.settings
         http = Transport(
             spec.url,
-            api_key=spec.api_key_file or settings.engine_key_file,
-            admin_key=spec.admin_key_file or settings.engine_admin_key_file,
+            **key_files(settings, spec),
             guard=self.guard,
         )
         reply = await http.get("/ready", READY_SECONDS)

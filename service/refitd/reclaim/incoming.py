@@ -19,9 +19,8 @@ from refitd.duration import spoken
 from refitd.reclaim.handle import below, identity_of, made, opened, parts_below
 from refitd.reclaim.outcome import Discarded, Gone, Refused
 from refitd.reclaim.trash import discard
-from refitd_client.contract.naming import INCOMING_PREFIX, SERVICE_FOLDER
+from refitd_client.contract.naming import INCOMING_PREFIX, SERVICE_FOLDER, STAGING_LOCK
 
-LOCK_NAME = ".lock"
 WITHOUT_LOCK = 24  # a folder without a lock must be this many times as old
 MAX_DEPTH = 8
 
@@ -156,7 +155,7 @@ def _locked(folder: int) -> Generator[Lock, None, None]:
     """
     try:
         # Without O_NONBLOCK a FIFO of this name would stop the sweep for ever.
-        handle = os.open(LOCK_NAME, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW, dir_fd=folder)
+        handle = os.open(STAGING_LOCK, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW, dir_fd=folder)
     except FileNotFoundError:
         yield Lock.MISSING
         return

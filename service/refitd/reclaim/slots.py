@@ -28,7 +28,7 @@ from uuid import uuid4
 from refitd.reclaim.handle import below, made, opened, parts_below
 from refitd.reclaim.outcome import Discarded, Gone, Refused, sentence
 from refitd.reclaim.trash import TRASH, condemn, sync
-from refitd_client.contract.naming import MANIFEST_NAME, SERVICE_FOLDER
+from refitd_client.contract.naming import MANIFEST_NAME, SERVICE_FOLDER, STAGING_LOCK
 from refitd_client.contract.shard import MAX_HEADER_BYTES
 from refitd_client.contract.slot import (
     SLOTS,
@@ -44,7 +44,6 @@ from refitd_client.file_bytes import read_at
 
 MAKING = ".making-"
 _SHARD = ".safetensors"
-_LOCK = ".lock"
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
@@ -151,7 +150,7 @@ def _look(mine: int, run: str, name: str) -> Slot:
         return Slot(run=run, name=name, fault="was not put there by this service: it is not deleted", ours=False)
     try:
         with opened(name, mine) as folder:
-            files = [file for file in os.listdir(folder) if file != _LOCK]
+            files = [file for file in os.listdir(folder) if file != STAGING_LOCK]
             size = sum(_status(folder, file).st_size for file in files)
             odd = [file for file in files if not file.endswith(_SHARD)]
     except _NoSlotError as refusal:

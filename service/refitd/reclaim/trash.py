@@ -28,11 +28,11 @@ from uuid import uuid4
 from refitd.reclaim.handle import Identity, below, identity_of, made, opened, parts_below
 from refitd.reclaim.outcome import Discarded, Emptied, Gone, Refused, sentence
 from refitd_client.contract.naming import SERVICE_FOLDER
+from refitd_client.errors import NO_SPACE
 
 TRASH = "trash"
 CAUGHT = "caught-"
 _UNIQUE = re.compile(r"[0-9a-f]{32}")
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _GLANCE = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
@@ -136,7 +136,7 @@ def _box(name: str, trash: int) -> Generator[int, None, None]:
     try:
         os.mkdir(name, 0o700, dir_fd=trash)
     except OSError as error:
-        if error.errno not in _FULL:
+        if error.errno not in NO_SPACE:
             raise
         yield trash
         return

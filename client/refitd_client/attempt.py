@@ -27,6 +27,7 @@ from refitd_client.delta.maker import Offer
 from refitd_client.errors import ServiceProblemError, StorageError
 from refitd_client.handover.handing import Handed, Place
 from refitd_client.handover.lending import Lending, fingerprinted
+from refitd_client.known import name_of
 from refitd_client.means import Means
 from refitd_client.progress import Laps, Progress
 from refitd_client.publication import Publication, StagedPublication
@@ -222,6 +223,8 @@ class Attempt:
                 base=manifest.base,
                 metadata=self.metadata,
                 publish_ms=self._laps.since_begin,
+                digest=manifest.digest,
+                root=name_of(self.means.folder.root),
             ),
             kind=manifest.kind,
             base=manifest.base,

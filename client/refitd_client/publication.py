@@ -71,12 +71,14 @@ class Publication:
             wait_for: `served` or `sealed`.
 
         Returns:
-            What was reached. Outcome `superseded` means that engines serve, or are brought to, something newer.
+            What was reached. Outcome `served` means that engines were proved to serve it; where they have gone on to a
+            newer one and its files are gone, the outcome is `superseded`, as it is where they never were on it.
 
         Raises:
             VersionRejectedError: the checkpoint is bad; the message has the reason.
             VersionLostError: its files have changed or gone.
-            VersionFailedError: it is barred, as versions are that were rolled back from.
+            VersionFailedError: it is barred, as versions are that were rolled back from; or the service means other
+                content by it, as one of another root does.
             EngineFailedError: engines did not take it.
             WaitTimeoutError: the time is up; the rollout goes on. It names the engines that are late.
             ServiceUnreachableError: the service was not there all the time, or none was given to the publisher.
@@ -88,7 +90,7 @@ class Publication:
         while True:
             left = max(0.0, ends - time.monotonic())
             try:
-                return judge(self._ask(wait_for, left, tell=tell), timeout)
+                return judge(self._ask(wait_for, left, tell=tell), timeout, self.digest)
             except ServiceProblemError as error:
                 is_unknown = isinstance(error, NotFoundError)  # its journal was lost, or it has not scanned yet
                 if left <= 0 or not (is_unknown or error.fault is Fault.SERVICE):

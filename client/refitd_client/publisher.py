@@ -30,12 +30,14 @@ from refitd_client.base_model import BaseModel
 from refitd_client.casts import casts
 from refitd_client.connection import connect_to
 from refitd_client.content import Reading
+from refitd_client.contract.naming import Order
 from refitd_client.delta.maker import DeltaMaker
 from refitd_client.delta.plan import DeltaRules
 from refitd_client.delta.served import ask_base
 from refitd_client.errors import RefitError
 from refitd_client.handover import lender
 from refitd_client.handover.handing import Handed
+from refitd_client.known import newest_known
 from refitd_client.mapped import Mappings
 from refitd_client.means import Means
 from refitd_client.progress import Progress
@@ -172,7 +174,7 @@ class WeightPublisher:
             PublishError: this publisher is closed.
         """
         with self._turn:
-            return self._folder.begun(self._folder.place(operator.index(step)))
+            return self._folder.begun(self._placed(operator.index(step)))
 
     @overload
     def publish(
@@ -227,8 +229,8 @@ class WeightPublisher:
         the next call, which waits for the end of the one before it; then nothing of the new step has been written.
 
         A folder's files are cloned or copied, never linked: nothing that the trainer does to its own files or tensors
-        afterwards changes a version. A first step that was published before begins a new generation of the run, which
-        is logged as a warning.
+        afterwards changes a version. A first step that is not above the last of the run begins a new generation, which
+        is logged as a warning. The last is the run's folder's, or the service's, which remembers what was deleted.
 
         Args:
             weights: a state dict of torch tensors or numpy arrays, an `nn.Module` (its parameters and persistent
@@ -261,7 +263,7 @@ class WeightPublisher:
             raise ValueError("handover=True goes with a service_url, and with delta='never'")
         with self._turn:
             self._background.settle()
-            order = self._folder.place(step)
+            order = self._placed(step)
             self._mappings.prune()
             trace = PublishTrace(self._folder.run, step)
             attempt = Attempt(
@@ -279,6 +281,12 @@ class WeightPublisher:
                 return attempt.staged(self._background.begin(attempt.stage(weights)))
             publication = attempt.write(weights)
         return attempt.announce(publication)
+
+    def _placed(self, step: int) -> Order:
+        """The generation and step. The service may know of steps that a root which was emptied does not."""
+        if not self._folder.is_begun and (known := newest_known(self._means.connection, self._folder.run)) is not None:
+            self._folder.heard(known)
+        return self._folder.place(step)
 
     def _handed_over(self, attempt: Attempt, weights: Any) -> StagedPublication:
         if self._means.debt.due:

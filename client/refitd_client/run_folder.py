@@ -67,6 +67,15 @@ class RunFolder:
             raise StepConflictError(f"{self.folder_of(placed)} exists: move it away, or publish a later step")
         return placed
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether this publisher has published."""
+        return self._own is not None
+
+    def heard(self, order: Order) -> None:
+        """The service knows of this version in the run: its name is used up, as if it were still in the folder."""
+        self._found = order if self._found is None else max(self._found, order)
+
     def begun(self, order: Order) -> str | None:
         """That a step which was just placed begins a generation of the run, None where it does not."""
         if self._own is not None or self._found is None or order.generation == self._found.generation:

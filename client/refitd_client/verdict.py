@@ -27,13 +27,21 @@ class Served:
     version: Version
 
 
-def judge(result: WaitResult, waited: float) -> Served:
-    """Return a good end of a wait of `waited` seconds.
+def judge(result: WaitResult, waited: float, digest: str | None = None) -> Served:
+    """Return a good end of a wait of `waited` seconds for what was published with `digest`.
 
     Raises:
-        VersionFailedError, EngineFailedError, WaitTimeoutError: it has not ended, or not well.
+        VersionFailedError, EngineFailedError, WaitTimeoutError: it has not ended, or not well; or the service means
+            other content by the version.
     """
     version = result.version
+    is_other = digest is not None and version.digest is not None and version.digest != digest
+    if is_other and result.outcome is not WaitOutcome.FAILED:
+        raise VersionFailedError(
+            f"the service knows {version.id} with other content ({version.digest}) than was published ({digest}): it "
+            "watches another root, or remembers the run from before its root was emptied; a new publisher begins a "
+            "new generation"
+        )
     match result.outcome:
         case WaitOutcome.SERVED | WaitOutcome.SEALED | WaitOutcome.TAKEN | WaitOutcome.SUPERSEDED:
             return Served(outcome=result.outcome, engines=version.engines, version=version)

@@ -17,6 +17,7 @@ class Kind(Enum):
     PATH_UNREADABLE = ("path-unreadable", 422, "The directory cannot be read")
     VERSION_CONFLICT = ("version-conflict", 409, "The step has been published with other content")
     VERSION_NOT_GOOD = ("version-not-good", 409, "The version cannot be served")
+    OTHER_ROOT = ("other-root", 409, "The service watches another root")
     RUN_NOT_FOLLOWED = ("run-not-followed", 409, "No engine follows the run")
     NOTHING_TO_ROLL_BACK = ("nothing-to-roll-back", 409, "There is no earlier good version")
     UNKNOWN_VERSION = ("unknown-version", 404, "No such version")

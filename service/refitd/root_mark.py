@@ -16,10 +16,9 @@ from uuid import uuid4
 
 from refitd.catalog.watch import Mount, mount_of
 from refitd.state_folder import VOLATILE
-from refitd_client.contract.naming import SERVICE_FOLDER
+from refitd_client.contract.naming import ROOT_NAME, SERVICE_FOLDER
 from refitd_client.durable import replace_file
 
-_NAME = "id"
 _LONGEST = 64  # bytes
 
 
@@ -59,7 +58,7 @@ def mark_root(root: Path, known: RootMark | None, *, has_versions: bool, mounts:
 
 def _read(root: Path) -> str | None:
     try:
-        with (root / SERVICE_FOLDER / _NAME).open("rb") as file:
+        with (root / SERVICE_FOLDER / ROOT_NAME).open("rb") as file:
             return file.read(_LONGEST).decode(errors="replace").strip()
     except FileNotFoundError:
         return None
@@ -67,7 +66,7 @@ def _read(root: Path) -> str | None:
 
 def _write(root: Path) -> str:
     name, own = uuid4().hex, root / SERVICE_FOLDER
-    replace_file(own / _NAME, f"{name}\n".encode(), by=own / f"{_NAME}-{name}")
+    replace_file(own / ROOT_NAME, f"{name}\n".encode(), by=own / f"{ROOT_NAME}-{name}")
     return name
 
 
@@ -99,13 +98,13 @@ class RootGuard:
         try:
             found = _read(self._root)
         except OSError as error:
-            return f"{own / _NAME} cannot be read: {error.strerror}"
+            return f"{own / ROOT_NAME} cannot be read: {error.strerror}"
         if found == self._mark.name:
             return None
-        what = f"has no {SERVICE_FOLDER}/{_NAME}" if found is None else "is another root"
+        what = f"has no {SERVICE_FOLDER}/{ROOT_NAME}" if found is None else "is another root"
         return (
             f"{self._root} {what}: {_ADVICE}. Nothing is lost or deleted meanwhile. If it is the right one all the "
-            f"same, or what was in it is gone for good, write {self._mark.name} into {own / _NAME}"
+            f"same, or what was in it is gone for good, write {self._mark.name} into {own / ROOT_NAME}"
         )
 
 

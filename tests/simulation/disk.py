@@ -206,6 +206,17 @@ class SimDisk:
         """A trainer deletes what it wrote."""
         self.folders.pop(path, None)
 
+    def clear(self) -> None:
+        """It is emptied, as one in memory is by a reboot, but for what is said to be the root's own name."""
+        for each in (self.folders, self.slots, self.copies, self.offers):
+            each.clear()
+        self.trash.clear()
+
+    def digest(self, path: str) -> str | None:
+        """The manifest's, as its publisher knows it."""
+        manifest = seen_at(path, self.folders[path]).structure.manifest
+        return None if manifest is None else manifest.digest
+
     def at(self, path: str) -> SimFolder:
         """The folder at a path, as any reader gets it. Raises OSError."""
         if self.fault is not None:

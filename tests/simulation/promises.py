@@ -10,8 +10,9 @@ from refitd.catalog.chain import NoBase, chain_of
 from refitd.catalog.record import VersionRecord
 from refitd.catalog.scan import Listing
 from refitd.rollout.plan import repair_with
+from refitd.surface.versions import wait
 from refitd_client.contract.naming import Order, version_id
-from refitd_client.contract.states import EngineState, VersionState
+from refitd_client.contract.states import EngineState, VersionState, WaitOutcome
 
 from .copies import copy_path
 from .disk import SimFolder
@@ -46,6 +47,8 @@ class Promises:
         self._reached: dict[str, Order] = {}
         self._rewritten: set[str] = set()
         self._served: set[str] = set()
+        self._again: set[str] = set()  # paths where something else was before, and the root was emptied
+        self._taken: dict[str, int] = {}  # version → what was published, by a notice that was answered 2xx
         self._held: set[int] = set()
         self.recycled = 0
         self.copied = 0
@@ -55,6 +58,8 @@ class Promises:
 
     def published(self, path: str, order: Order, folder: SimFolder) -> None:
         """A trainer has written a version."""
+        if path in self._orders:
+            self._again.add(path)
         self._orders[path] = order
         self._paths[version_id(RUN, order)] = path
         if folder.make.is_good:
@@ -65,6 +70,11 @@ class Promises:
         self._orders[path] = order
         self._paths[version_id(RUN, order)] = path
         self._lent.setdefault(path, set()).add(content)
+
+    def taken(self, path: str, order: Order, content: int) -> None:
+        """The notice of a publication was answered 2xx: its trainer may wait for it."""
+        assert path in self._orders
+        self._taken[version_id(RUN, order)] = content
 
     def removed(self, engine: str) -> None:
         """Nobody names it any more: what it serves is nobody's promise."""
@@ -79,6 +89,7 @@ class Promises:
         """The bytes of a version have changed under the service's eyes."""
         folder = self._world.disk.folders[path]
         self._rewritten.add(path)
+        self._taken.pop(version_id(RUN, self._orders[path]), None)  # nobody promises what others write over
         if folder.make.is_good:
             self._contents.setdefault(path, set()).add(folder.content)
 
@@ -168,11 +179,20 @@ class Promises:
         for version in ledger.versions.values():
             if version.state is VersionState.SEALED:
                 assert self._contents.get(version.path), f"2: {version.id} is SEALED and was never good"
+        for version in self._taken:
+            self._is_served_if_a_wait_says_so(version)
         goals = ledger.goals(RUN)
         if goals.target is not None:
             assert not goals.target.barred, f"10: {goals.target.id} is barred and the target"
         for needed in (goals.wanted, goals.loadable, goals.last_good):
             assert needed is None or not needed.in_memory, f"6: {needed.id} has no files, and engines are to load it"
+
+    def _is_served_if_a_wait_says_so(self, version: str) -> None:
+        """3: what a wait calls served was served: those weights, and not some that had the name before."""
+        waited = self._world.ask(wait(version, self._life.service, "served", 0.0))
+        if waited is not None and waited.outcome is WaitOutcome.SERVED:
+            content = self._taken[version]
+            assert content in self._held, f"3: {version} is called served, and no engine ever held {content}"
 
     def hold_now(self) -> None:
         """Several times a second."""
@@ -262,8 +282,9 @@ class Promises:
         ledger = self._life.ledger
         for path, folder in self._world.disk.folders.items():
             record = ledger.versions.get(version_id(RUN, self._orders[path]))
-            assert record is not None or folder.foreign, f"lost: {path} is on the disk and nobody knows it"
-            if record is not None and path not in self._rewritten and folder.make.is_good:
+            is_known = record is not None or folder.foreign or path in self._again
+            assert is_known, f"lost: {path} is on the disk and nobody knows it"
+            if record is not None and path not in self._rewritten | self._again and folder.make.is_good:
                 assert record.state is not VersionState.LOST, f"{record.id} counts as lost, and nobody has touched it"
             if record is None or not folder.make.is_good or record.barred or record.state is not VersionState.SEALED:
                 continue

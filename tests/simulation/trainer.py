@@ -41,7 +41,7 @@ class SimTrainer:
         else:
             self.trained.clear()  # what was written past the publisher it cannot lead on from
         if announce:
-            self.announce(self.step)
+            self._announce_written(order, folder)
 
     def publish_delta(self, back: int, *, announce: bool, honest: bool) -> None:
         """The next step as a delta on what engines serve, or on one that is so far back. A liar's leads nowhere."""
@@ -61,7 +61,19 @@ class SimTrainer:
         self._world.promises.published(path, order, folder)
         self.trained.append((version_id(RUN, order), content))
         if announce:
-            self.announce(self.step, base)
+            self._announce_written(order, folder)
+
+    def _announce_written(self, order: Order, folder: SimFolder) -> None:
+        """As the publisher does it, which knows what it has written, and may wait for it when that is taken."""
+        life = self._world.life
+        if life is None:
+            return
+        path = f"{RUN}/{version_folder(order)}"
+        kind = Kind.FULL if folder.base is None else Kind.DELTA
+        digest = self._world.disk.digest(path)
+        notice = Notice(run=RUN, step=order.step, path=path, kind=kind, base=folder.base, digest=digest)
+        if self._world.call(self._tell(life, notice)) and digest is not None:
+            self._world.promises.taken(path, order, folder.content)
 
     def _served(self) -> str | None:
         """As the publisher asks for it."""
@@ -78,6 +90,15 @@ class SimTrainer:
             path = f"{RUN}/{version_folder(Order(self.generation, self.step - 2))}"
             if path not in self._world.disk.folders and not self._world.promises.was_there(path):
                 self._write(Order(self.generation, self.step - 2), make)
+
+    def begin_again(self, *, asked: bool) -> None:
+        """Its root was emptied, and with it its own record: it begins at step 1. Where it could ask the service it
+        begins a generation, else it uses names again that the service may know.
+        """
+        self.die()
+        if asked:
+            self.generation += 1
+        self.step = 0
 
     def restart(self) -> None:
         """It starts again at an earlier step: a new generation."""

@@ -9,9 +9,10 @@ import asyncio
 import itertools
 import random
 import tempfile
+from collections.abc import Coroutine
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from refitd.journal.journal import JournalError
 from refitd.problem import ProblemError
@@ -28,6 +29,7 @@ from .server import SimServer
 from .trainer import RUN, SimTrainer
 from .virtual_time import VirtualClock, VirtualLoop
 
+AnswerT = TypeVar("AnswerT")
 HEAL_SECONDS = 120.0
 PLUGGED = 0.7  # of the engines
 LOOK_SECONDS = 0.2  # between two looks at what should hold at any time; servers are looked at whenever they change
@@ -132,6 +134,12 @@ class World:
             return True
         return False
 
+    def ask(self, question: Coroutine[Any, Any, AnswerT]) -> AnswerT | None:
+        """A question to the service, None where it is not answered."""
+        with suppress(ProblemError, JournalError, TimeoutError):
+            return self.loop.run_until_complete(asyncio.wait_for(question, 1.0))
+        return None
+
     def kill(self) -> None:
         """SIGKILL to the service."""
         if self.life is not None:
@@ -164,6 +172,12 @@ class World:
         """The trainer deletes a version of its own."""
         if paths := sorted(self.disk.folders):
             self.disk.remove(paths[index % len(paths)])
+
+    def empty_root(self, *, asked: bool) -> None:
+        """Everything in the root is gone, and the trainer begins again; the journal is kept."""
+        self.trainer.take_back(announce=True)
+        self.disk.clear()
+        self.trainer.begin_again(asked=asked)
 
     def rewrite(self, index: int, make: Make) -> None:
         """Other bytes at the same path, whoever reads it."""

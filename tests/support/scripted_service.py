@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from refitd_client.contract.states import Kind, VersionState, WaitOutcome
-from refitd_client.contract.wire import EngineOnVersion, Problem, Version, WaitResult
+from refitd_client.contract.wire import EngineOnVersion, Page, Problem, Version, WaitResult
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,14 @@ Answer = tuple[int, Any]
 
 @dataclass
 class ScriptedService:
-    """Listens on a port of its own. `answer` decides each reply, given all requests so far (the new one last)."""
+    """Listens on a port of its own. `answer` decides each reply, given all requests so far (the new one last).
+
+    What it knows of a run is asked for before a publisher's first step: it knows `newest`, and does not count that.
+    """
 
     answer: Callable[[list[Request]], Answer]
     port: int = 0
+    newest: Version | None = None
     requests: list[Request] = field(default_factory=list)
 
     def __enter__(self) -> Self:
@@ -47,8 +51,11 @@ class ScriptedService:
                 request = Request(
                     self.command, url.path, url.query, self.headers["Authorization"], json.loads(body) if body else None
                 )
-                service.requests.append(request)
-                status, answer = service.answer(service.requests)
+                if (request.method, request.path) == ("GET", "/v1/versions"):
+                    status, answer = 200, Page(items=[] if service.newest is None else [service.newest])
+                else:
+                    service.requests.append(request)
+                    status, answer = service.answer(service.requests)
                 data = msgspec.json.encode(answer)
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")
@@ -85,6 +92,7 @@ def version(
     engines: list[EngineOnVersion] | None = None,
     reason: str | None = None,
     barred: bool = False,
+    digest: str | None = None,
 ) -> Version:
     """Version 1 of run `run`."""
     return Version(
@@ -99,6 +107,7 @@ def version(
         engines=engines or [],
         reason=reason,
         barred=barred,
+        digest=digest,
     )
 
 

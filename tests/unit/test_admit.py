@@ -1,5 +1,9 @@
 """Whether a notice brings a new version."""
 
+from dataclasses import replace
+
+import pytest
+
 from refitd.notice.admit import Conflict, New, Same, Seen, admit
 from refitd_client.contract.naming import Order
 from refitd_client.contract.states import Kind, VersionState
@@ -10,7 +14,7 @@ NOTICE = Notice(run="run", step=7)
 KNOWN = version(7)
 
 
-def seen(**fields: str | None) -> Seen:
+def seen(**fields: str | bool | None) -> Seen:
     defaults = {"path": KNOWN.path, "digest": KNOWN.digest, "signature": KNOWN.signature}
     return Seen(order=Order(1, 7), **(defaults | fields))  # pyright: ignore[reportArgumentType]
 
@@ -43,4 +47,26 @@ def test_another_kind_for_the_same_step_is_a_conflict() -> None:
 
 def test_a_notice_that_is_repeated_after_the_version_was_collected_is_the_same() -> None:
     gone = version(7, state=VersionState.DELETED)
-    assert admit(NOTICE, seen(signature="", digest=None), gone) == Same(gone)
+    assert admit(NOTICE, seen(signature="", digest=None, there=False), gone) == Same(gone)
+    assert admit(replace(NOTICE, digest=gone.digest), seen(there=False), gone) == Same(gone)
+
+
+@pytest.mark.parametrize("digest", [KNOWN.digest, "other"])
+def test_files_where_a_version_was_collected_are_a_conflict_and_not_that_version(digest: str) -> None:
+    found = admit(NOTICE, seen(digest=digest), version(7, state=VersionState.DELETED))
+    assert isinstance(found, Conflict)
+    assert "opens a new generation" in found.reason
+
+
+@pytest.mark.parametrize("state", [VersionState.SEALED, VersionState.LOST, VersionState.RETIRED, VersionState.DELETED])
+@pytest.mark.parametrize("there", [True, False])
+def test_what_was_published_with_another_digest_is_never_the_version_that_is_known(
+    state: VersionState, there: bool
+) -> None:
+    known = version(7, state=state)
+    assert isinstance(admit(replace(NOTICE, digest="other"), seen(there=there), known), Conflict)
+
+
+def test_what_lies_in_the_root_and_was_not_published_there_is_not_taken_for_it() -> None:
+    assert isinstance(admit(replace(NOTICE, digest="other"), seen(), None), Conflict)
+    assert admit(replace(NOTICE, digest=KNOWN.digest), seen(), None) == New()

@@ -2,6 +2,7 @@
 
 import pytest
 
+from refitd.catalog.record import VersionRecord
 from refitd.rollout.served import is_proven, outcome_of
 from refitd_client.contract.states import EngineState, VersionState, WaitOutcome
 from support.records import engine, version
@@ -41,7 +42,26 @@ def test_an_engine_that_may_still_be_paused_does_not_serve_yet() -> None:
 
 
 def test_a_version_that_was_served_once_was_served() -> None:
-    assert outcome_of(version(7, served_at="t", state=VersionState.DELETED), version(9), SERVED, proven=False) is SERVED
+    assert outcome_of(version(7, served_at="t"), version(9), SERVED, proven=False) is SERVED
+
+
+@pytest.mark.parametrize("state", [VersionState.RETIRED, VersionState.DELETED])
+@pytest.mark.parametrize("target", [None, version(6), version(9)])
+@pytest.mark.parametrize("proven", [True, False])
+def test_nothing_is_called_served_by_what_was_collected_since(
+    state: VersionState, target: VersionRecord | None, proven: bool
+) -> None:
+    collected = version(7, served_at="t", state=state)
+    assert outcome_of(collected, target, SERVED, proven=proven) is WaitOutcome.SUPERSEDED
+
+
+def test_what_lost_its_files_is_served_as_long_as_engines_hold_it_and_no_longer() -> None:
+    lost = version(7, served_at="t", state=VersionState.LOST)
+    assert outcome_of(lost, lost, SERVED, proven=True) is SERVED
+    assert outcome_of(lost, lost, SERVED, proven=False) is WaitOutcome.FAILED
+    assert outcome_of(lost, None, SERVED, proven=False) is WaitOutcome.FAILED
+    assert outcome_of(lost, version(6), SERVED, proven=True) is WaitOutcome.FAILED
+    assert outcome_of(lost, version(9), SERVED, proven=True) is WaitOutcome.SUPERSEDED
 
 
 @pytest.mark.parametrize("state", [VersionState.REJECTED, VersionState.LOST])

@@ -15,6 +15,7 @@ DELTA_NAME = "weights.refit-delta"  # an ending that no engine takes for a check
 INCOMING_PREFIX = ".incoming-"
 STAGING_LOCK = ".lock"  # in a folder that is being written, or a slot that is being taken: held by its publisher
 SERVICE_FOLDER = ".refitd"  # the service's own folder in the root
+ROOT_NAME = "id"  # in it: the root's own name, which the service's journal knows
 
 MAX_RUN_LENGTH = 200
 MAX_STEP = 10**12

@@ -28,6 +28,8 @@ class Notice:
     `path` is absolute or relative to the root; without one it is where the SDK would have published the step.
     `allow_missing` and `allow_extra` let the checkpoint have fewer or more tensors than the engines' model.
     `publish_ms` is how long publishing took, in milliseconds: it is shown beside the other stages of the update.
+    `digest` is the manifest's of what was published, and `root` the name that the publisher's root has in its
+    `.refitd/id`, empty where it has none: what is not what lies in the service's root is refused, and not taken for it.
     With kind `handover` the version's files are not there yet: `offer` is the name of the file in the run's folder that
     says in whose memory it lies; or `failed` why the files of what was handed over will never come.
     """
@@ -43,6 +45,8 @@ class Notice:
     allow_extra: bool = False
     metadata: dict[str, str] = field(default_factory=dict[str, str])
     publish_ms: float | None = None
+    digest: str | None = None
+    root: str | None = None
     offer: str | None = None
     failed: str | None = None
 

@@ -24,6 +24,7 @@ from refitd_client.handover.lent import Lent
 from refitd_client.handover.making import Layouts
 from refitd_client.handover.secret import SecretRefusedError, read_secret
 from refitd_client.handover.shared import NotSharedError
+from refitd_client.known import name_of
 from refitd_client.proof import not_finite
 from refitd_client.publication import open_client
 from refitd_client.tensors import TensorSource
@@ -76,7 +77,8 @@ class Place:
         """What is said of it before its files are there."""
         path = f"{self.run}/{version_folder(self.order)}"
         step, metadata = self.order.step, self.metadata
-        return Notice(run=self.run, step=step, path=path, kind=Kind.HANDOVER, metadata=metadata)
+        root = name_of(self.root)
+        return Notice(run=self.run, step=step, path=path, kind=Kind.HANDOVER, metadata=metadata, root=root)
 
     def tell(self, notice: Notice, seconds: float) -> None:
         """Send a notice.

@@ -11,6 +11,8 @@ from refitd_client.contract.wire import Notice
 MAX_BASE = 512
 MAX_PATH = 4096
 MAX_FAILED = 500
+MAX_DIGEST = 200
+MAX_ROOT = 64
 MAX_PUBLISH_MS = 86_400_000.0  # a day
 _OFFER = re.compile(r"\.offer-[0-9a-f]{16}")
 
@@ -26,6 +28,8 @@ def check_caps(notice: Notice) -> None:
         raise ProblemError(Kind.BAD_REQUEST, f"path is longer than {MAX_PATH} characters")
     if notice.base is not None and len(notice.base) > MAX_BASE:
         raise ProblemError(Kind.BAD_REQUEST, f"base is a version's id, of at most {MAX_BASE} characters")
+    if len(notice.digest or "") > MAX_DIGEST or len(notice.root or "") > MAX_ROOT:
+        raise ProblemError(Kind.BAD_REQUEST, f"digest has at most {MAX_DIGEST} characters, and root {MAX_ROOT}")
     if notice.publish_ms is not None and not 0 <= notice.publish_ms <= MAX_PUBLISH_MS:
         raise ProblemError(Kind.BAD_REQUEST, f"publish_ms is between 0 and {MAX_PUBLISH_MS:g} milliseconds")
 

@@ -63,8 +63,12 @@ class Intake:
         id_ = version_id(notice.run, order)
         known = await self._ledger.find(id_)
         if notice.kind is VersionKind.HANDOVER:
+            self._check_root(notice, is_there=True)
             return await self._handed(notice, path, order, self._ledger.versions.get(id_, known))
         seen = await self._look(path, order, known)
+        self._check_root(notice, is_there=seen.there)
+        if not seen.there and known is None:
+            raise self._missing(path)
         # The same notice may have come in, or the watch may have seen the directory, while it was looked at.
         decision = admit(notice, seen, self._ledger.versions.get(id_, known))
         match decision:
@@ -153,18 +157,34 @@ class Intake:
     def _path_of(self, notice: Notice, generation: int) -> str:
         return notice.path or f"{notice.run}/{version_folder(Order(generation, notice.step))}"
 
+    def _check_root(self, notice: Notice, *, is_there: bool) -> None:
+        """A publisher that writes into another root is told so, before its steps are taken for some of this one's.
+
+        Where its root has no name and the version is here all the same, it was named a moment ago.
+        """
+        mark = self._ledger.origin.root
+        if mark is None or notice.root is None or notice.root == mark.name or (notice.root == "" and is_there):
+            return
+        raise ProblemError(
+            Kind.OTHER_ROOT,
+            f"your root is not this service's, which watches {self._root} (as it is called on the service's host): "
+            "publish into that folder, or tell the service that watches yours",
+        )
+
+    def _missing(self, path: str) -> ProblemError:
+        return ProblemError(
+            Kind.PATH_MISSING,
+            f"{self._root / path} is not there: publish first, then announce; paths are as the "
+            f"service sees them, absolute or relative to its root, {self._root}",
+        )
+
     async def _look(self, path: str, order: Order, known: VersionRecord | None) -> Seen:
         """Look at the directory. One that was collected need not be there any more."""
         try:
             found = await self._files.glance(path)
-        except FileNotFoundError as error:
-            if known is not None:
-                return Seen(order=order, path=path, digest=known.digest, signature=known.signature or "")
-            raise ProblemError(
-                Kind.PATH_MISSING,
-                f"{self._root / path} is not there: publish first, then announce; paths are as the "
-                "service sees them, absolute or relative to its root",
-            ) from error
+        except FileNotFoundError:
+            digest, signature = (None, None) if known is None else (known.digest, known.signature)
+            return Seen(order=order, path=path, digest=digest, signature=signature or "", there=False)
         except RootAwayError as error:
             raise ProblemError(Kind.NOT_READY, str(error.strerror)) from error
         except RootHangsError as error:

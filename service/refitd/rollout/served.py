@@ -6,6 +6,7 @@ from refitd.catalog.record import VersionRecord
 from refitd.rollout.record import EngineRecord
 from refitd_client.contract.states import EngineState, VersionState, WaitOutcome
 
+_FILES_GONE = frozenset({VersionState.LOST, VersionState.RETIRED, VersionState.DELETED})
 _HOLDS_UP_NOBODY = frozenset({EngineState.UNREACHABLE, EngineState.QUARANTINED})
 
 
@@ -32,15 +33,17 @@ def outcome_of(
     """How a wait for `version` stands, given the run's target. `wait_for` is SERVED, SEALED or TAKEN.
 
     `proven` says whether the engines serve the target now: what was served once and is rolled back to is on its way.
+    What was served once stays served while its files are there and engines go on to newer versions; of one whose files
+    are gone that is only said while it is the target and proven: its step may have been published again, elsewhere.
     `refused`: it is a delta that cannot be carried out. `offered`: an engine may yet take it from its trainer's memory.
     """
     if wait_for is WaitOutcome.TAKEN:
         return WaitOutcome.PENDING if offered else WaitOutcome.TAKEN
-    returning = wait_for is WaitOutcome.SERVED and target is not None and target.id == version.id and not proven
-    has_files = not version.handed or version.digest is not None
-    if version.served_at is not None and not returning and (wait_for is WaitOutcome.SERVED or has_files):
+    if version.served_at is not None and _holds(version, target, wait_for, proven=proven):
         return wait_for
     match version.state:
+        case VersionState.LOST if version.served_at is not None and _is_overtaken(version, target):
+            return WaitOutcome.SUPERSEDED
         case VersionState.REJECTED | VersionState.LOST:
             return WaitOutcome.FAILED
         case VersionState.RETIRED | VersionState.DELETED:
@@ -53,9 +56,22 @@ def outcome_of(
             return WaitOutcome.PENDING
 
 
+def _holds(version: VersionRecord, target: VersionRecord | None, wait_for: WaitOutcome, *, proven: bool) -> bool:
+    """Whether what was served once still is what is waited for."""
+    if wait_for is WaitOutcome.SEALED:
+        return not version.handed or version.digest is not None
+    if target is not None and target.id == version.id:
+        return proven
+    return version.state not in _FILES_GONE
+
+
+def _is_overtaken(version: VersionRecord, target: VersionRecord | None) -> bool:
+    return target is not None and target.order > version.order
+
+
 def _on_its_way(version: VersionRecord, target: VersionRecord | None) -> WaitOutcome:
     if version.barred:
         return WaitOutcome.FAILED
-    if target is not None and target.order > version.order:
+    if _is_overtaken(version, target):
         return WaitOutcome.SUPERSEDED
     return WaitOutcome.PENDING

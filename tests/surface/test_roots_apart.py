@@ -1,0 +1,164 @@
+"""A trainer and a service that do not mean the same files: no version is taken for another that had its name before."""
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import uvicorn
+
+from refitd.root_mark import mark_root
+from refitd_client import ConflictError, Publication, Served, VersionFailedError, WeightPublisher
+from refitd_client.contract.naming import SERVICE_FOLDER
+from refitd_client.contract.states import VersionState, WaitOutcome
+from support.checkpoints import publish, tensors
+from support.scripted_service import ScriptedService, version, waited
+from support.services import Stage, serving
+
+RUN = "run"
+
+
+@dataclass
+class Job:
+    """A service on a port of its own, and trainers that come one after the other."""
+
+    stage: Stage
+    url: str
+
+    async def trains(self, *steps: int, seed: int = 0, root: Path | None = None) -> list[Publication]:
+        """A trainer publishes these steps, with other weights for another seed, and waits for none."""
+        return await asyncio.to_thread(self._train, root or self.stage.root, steps, seed)
+
+    def _train(self, root: Path, steps: tuple[int, ...], seed: int) -> list[Publication]:
+        with WeightPublisher(root, RUN, self.url) as publisher:
+            return [publisher.publish(tensors(1000 * seed + step), step=step) for step in steps]
+
+    async def waits(self, publication: Publication) -> Served:
+        return await publication.wait_async(10)
+
+    async def serves(self, *steps: int) -> None:
+        """A trainer publishes steps, each is served, and all but the last are collected."""
+        for step in steps:
+            (publication,) = await self.trains(step)
+            assert (await self.waits(publication)).outcome is WaitOutcome.SERVED
+        await self.stage.sweep()
+
+    async def is_emptied(self) -> None:
+        """The root is, as one in memory is by a reboot, and so are the engines. The journal is kept."""
+        shutil.rmtree(self.stage.root / RUN)
+        self.stage.engines["a"].restart()
+        await self.stage.until("run~v000003", lambda record: record.state is VersionState.LOST)
+
+
+@asynccontextmanager
+async def job(tmp_path: Path) -> AsyncIterator[Job]:
+    async with serving(tmp_path, keep_last=1, slots=0) as stage:
+        stage.ledger.is_about(mark_root(stage.root, None, has_versions=False, mounts=""))
+        server = uvicorn.Server(uvicorn.Config(stage.api, port=0, log_level="error", lifespan="off"))
+        task = asyncio.create_task(server.serve())
+        while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
+            await asyncio.sleep(0.005)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        try:
+            yield Job(stage, f"http://127.0.0.1:{port}")
+        finally:
+            server.should_exit = True
+            await task
+
+
+async def test_a_trainer_whose_root_was_emptied_begins_a_generation_and_its_steps_are_served(tmp_path: Path) -> None:
+    """The service remembers what the folder does not. What was collected before, and what was lost, is not mixed up."""
+    async with job(tmp_path) as at:
+        await at.serves(1, 2, 3)
+        await at.is_emptied()
+        for step in (1, 2):
+            (again,) = await at.trains(step, seed=1)
+            served = await at.waits(again)
+            assert (again.version_id, served.outcome) == (f"run~v{step:06d}.g2", WaitOutcome.SERVED)
+            assert [engine.serves for engine in served.engines] == [True]
+            assert served.version.digest == again.digest
+        assert at.stage.engines["a"].path.endswith("v000002.g2")
+
+
+@pytest.mark.parametrize(("step", "state"), [(1, VersionState.DELETED), (3, VersionState.LOST)])
+async def test_a_step_that_is_published_again_after_the_root_was_emptied_is_refused_and_never_called_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, state: VersionState
+) -> None:
+    """By a publisher that could not ask, because the service was not there yet."""
+    monkeypatch.setattr("refitd_client.publisher.newest_known", lambda *_: None)
+    async with job(tmp_path) as at:
+        await at.serves(1, 2, 3)
+        await at.is_emptied()
+        with pytest.raises(ConflictError, match="opens a new generation") as refused:
+            await at.trains(step, seed=1)
+        assert refused.value.publication is not None
+        known = await at.stage.ledger.find(refused.value.publication.version_id)
+        assert known is not None
+        assert known.state is state
+        with pytest.raises(VersionFailedError, match=r"other content|changed or gone"):
+            await at.waits(replace(refused.value.publication, notice_error=None))
+
+
+async def test_folders_that_are_announced_without_a_digest_are_not_taken_for_what_was_collected(tmp_path: Path) -> None:
+    """By a trainer without the SDK."""
+    async with job(tmp_path) as at:
+        await at.serves(1, 2, 3)
+        await at.is_emptied()
+        publish(at.stage.root, RUN, 1, tensors(1001))
+        answer = await at.stage.http.post("/v1/versions", json={"run": RUN, "step": 1})
+        assert (answer.status_code, answer.json()["type"]) == (409, "urn:refitd:problem:version-conflict")
+        waited = await at.stage.http.get("/v1/versions/run~v000001/wait?timeout=0")
+        assert waited.json()["outcome"] == "superseded"
+
+
+@pytest.mark.parametrize("marked", [True, False])
+@pytest.mark.parametrize("step", [1, 3, 9])
+async def test_a_publisher_of_another_root_is_told_so_and_named_the_service_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, marked: bool
+) -> None:
+    """Whether the service knows the step as collected, as served, or not at all."""
+    monkeypatch.setattr("refitd_client.publisher.newest_known", lambda *_: None)
+    other = tmp_path / "other"
+    (other / SERVICE_FOLDER).mkdir(parents=True)
+    if marked:
+        mark_root(other, None, has_versions=False, mounts="")
+    async with job(tmp_path) as at:
+        await at.serves(1, 2, 3)
+        with pytest.raises(ConflictError, match=r"your root is not this service's|not those that were published") as it:
+            await at.trains(step, seed=1, root=other)
+        assert str(at.stage.root) in str(it.value) or (step == 3 and not marked)
+
+
+async def test_a_publisher_that_makes_its_root_is_told_which_one_the_service_watches(tmp_path: Path) -> None:
+    async with job(tmp_path) as at:
+        with pytest.raises(ConflictError, match="your root is not this service's, which watches") as told:
+            await at.trains(1, root=tmp_path / "nosuchroot")
+        assert str(at.stage.root) in str(told.value)
+
+
+def test_a_wait_never_calls_other_content_served(tmp_path: Path) -> None:
+    """Whatever the service says of a version of that name."""
+    answers = (202, version()), waited(WaitOutcome.SERVED, digest="of something else")
+    with ScriptedService(lambda requests: answers[requests[-1].method == "GET"]) as service:
+        with WeightPublisher(tmp_path, RUN, service.url) as publisher:
+            publication = publisher.publish({"a": np.zeros(1, np.float32)}, step=1)
+        with pytest.raises(VersionFailedError, match=r"other content \(of something else\)"):
+            publication.wait(5)
+    (notice, _) = service.requests
+    assert (notice.body["digest"], notice.body["root"]) == (publication.digest, "")
+
+
+def test_a_publisher_goes_on_after_what_the_service_remembers(tmp_path: Path) -> None:
+    """Above it in the same generation, else in the next one; what is in the folder counts as well."""
+    weights = {"a": np.zeros(1, np.float32)}
+    with ScriptedService(lambda _: (202, version()), newest=replace(version(), generation=2, step=7)) as service:
+        for step, id_ in ((8, "run~v000008.g2"), (8, "run~v000008.g3"), (9, "run~v000009.g3")):
+            with WeightPublisher(tmp_path, RUN, service.url) as publisher:
+                begun = publisher.begins(step)
+                publication = publisher.publish(weights, step=step)
+            assert publication.version_id == id_
+            assert (begun is None) is (id_ != "run~v000008.g3")

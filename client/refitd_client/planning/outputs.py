@@ -1,5 +1,6 @@
 """A plan as what people paste: SGLang's flags, environment lines, and keys of an AReaL configuration. Pure."""
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 
 from refitd_client.planning.allocation import Parallel
@@ -62,6 +63,14 @@ def areal_patch(transport: Transport, made: Sequence[Change]) -> dict[str, objec
         if (key := AREAL_KEYS.get(change.setting)) is not None:
             _set(patch, key, change.value)
     return patch
+
+
+def with_keys(patch: Mapping[str, object], keys: Mapping[str, object]) -> Mapping[str, object]:
+    """The patch with more of AReaL's keys, which are dotted."""
+    more = copy.deepcopy(dict(patch))
+    for key, value in keys.items():
+        _set(more, key, value)
+    return more
 
 
 def areal_yaml(patch: Mapping[str, object], depth: int = 0) -> str:

@@ -47,6 +47,7 @@ def plan(
     gpus: Sequence[Gpu] | None = None,
     shared_files: bool = True,
     plugin: bool | None = None,
+    areal: bool = False,
     model: ModelSource | None = None,
     **settings: Any,
 ) -> Plan:
@@ -67,6 +68,7 @@ def plan(
         gpus: the GPUs of a node, with their UUIDs, in place of what the driver says.
         shared_files: whether trainer and engines see the same root.
         plugin: whether refitd is installed in SGLang's environment; else whether this one has both.
+        areal: the trainer is AReaL, which hands refitd the folders that it has written (`refitd areal`).
         model: a model's folder, or its configuration. Without it no memory is planned.
         settings: of trainer and engine: the fields of `refitd_client.planning.job.Job`.
 
@@ -83,7 +85,7 @@ def plan(
     )
     job, of_job = job_of(settings)
     placement = place(wanted, machine)
-    now = _situation(wanted, placement, machine, job, plugin=has_plugin() if plugin is None else plugin)
+    now = _situation(wanted, placement, machine, job, plugin=has_plugin() if plugin is None else plugin, areal=areal)
     choice = choose(now)
     check_host(host_memory, machine.nodes)
     shape, of_model = _model(model)
@@ -150,7 +152,9 @@ def _model(source: ModelSource | None) -> tuple[Model | None, list[str]]:
     return read_model(Path(source))
 
 
-def _situation(wanted: Allocation, placement: Placement, machine: Machine, job: Job, *, plugin: bool) -> Situation:
+def _situation(
+    wanted: Allocation, placement: Placement, machine: Machine, job: Job, *, plugin: bool, areal: bool
+) -> Situation:
     if job.lora_rank is not None and not machine.shared_files:
         raise PlanRefusedError(
             "adapters reach SGLang by files alone, and the engines do not see the trainer's files: share a folder"
@@ -167,6 +171,7 @@ def _situation(wanted: Allocation, placement: Placement, machine: Machine, job: 
         lora=job.lora_rank is not None,
         expandable_segments=job.expandable_segments,
         plugin=plugin,
+        areal=areal,
     )
 
 

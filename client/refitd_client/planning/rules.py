@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from refitd_client.planning.situation import Situation
-from refitd_client.planning.transport import Transport, hinders_handover, no_broadcast
+from refitd_client.planning.transport import Transport, hinders_handover, no_broadcast, no_deltas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +62,16 @@ RULES: tuple[Rule, ...] = (
         reason=_where_they_are,
     ),
     Rule(
+        name="in-full",
+        transport=Transport.DISK,
+        applies=lambda now: no_broadcast(now) is not None and no_deltas(now) is not None,
+        reason=lambda now: f"{no_broadcast(now)}; files on a shared root go everywhere; {no_deltas(now)}",
+    ),
+    Rule(
         name="colocated",
         transport=Transport.DISK_DELTA,
         applies=lambda now: now.colocated,
-        reason=lambda now: f"{no_broadcast(now)}, no process group; files on a shared root go everywhere",
+        reason=lambda now: f"{no_broadcast(now)}; files on a shared root go everywhere",
     ),
     Rule(
         name="duplicate-device",

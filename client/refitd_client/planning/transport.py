@@ -23,6 +23,9 @@ class Transport(StrEnum):
     GLOO = "gloo"
 
 
+_FOLDERS = "AReaL hands whole folders over, which refitd publishes in full"
+
+
 def no_broadcast(now: Situation) -> str | None:
     """Why NCCL cannot broadcast; None where it can. Outside the update group ranks may share GPUs."""
     if now.lora:
@@ -41,6 +44,8 @@ def hinders_handover(now: Situation) -> str | None:
         return "the engines do not see the trainer's files: what is handed over is offered by one, and its files follow"
     if now.nodes > 1:
         return "it needs one host, and the job lies on several"
+    if now.areal:
+        return _FOLDERS
     if not now.whole:
         return "it needs a trainer of one rank, which holds every tensor whole"
     if now.devices > 1:
@@ -52,15 +57,24 @@ def hinders_handover(now: Situation) -> str | None:
     return None if now.plugin else "it needs refitd's plugin inside SGLang (say --plugin where it is)"
 
 
+def no_deltas(now: Situation) -> str | None:
+    """Why what changed cannot be published alone; None where it can."""
+    if now.lora:
+        return "adapters are small: they go whole"
+    if now.areal:
+        return _FOLDERS
+    if not now.whole:
+        return "the trainer's ranks hold parts, and publish them together in full (ShardedPublisher has no deltas)"
+    return None
+
+
 def hinders(transport: Transport, now: Situation) -> str | None:
     """Why a way cannot be gone in this situation; None where it can."""
     match transport:
         case Transport.DISK:
             return None if now.shared_files else "the engines do not see the trainer's files"
         case Transport.DISK_DELTA:
-            if now.lora:
-                return "adapters are small: they go whole"
-            return None if now.shared_files else "the engines do not see the trainer's files"
+            return no_deltas(now) if now.shared_files else "the engines do not see the trainer's files"
         case Transport.HANDOVER:
             return hinders_handover(now)
         case Transport.NCCL:

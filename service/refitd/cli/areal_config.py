@@ -36,10 +36,15 @@ _SWITCHES, _SHARES, _WORDS = {"gradient_checkpointing"}, {"mem_fraction_static"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
-    """Arguments of `plan()`, and what had to be assumed for them."""
+    """Arguments of `plan()`, and what had to be assumed for them.
+
+    `patch` are keys that have to be otherwise for refitd, whatever the plan is, and `advice` says why.
+    """
 
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
     assumed: tuple[str, ...] = ()
+    patch: Mapping[str, str] = field(default_factory=dict[str, str])
+    advice: tuple[str, ...] = ()
 
 
 def read_areal(file: Path, given: Collection[str] = ()) -> Read:
@@ -56,12 +61,23 @@ def read_areal(file: Path, given: Collection[str] = ()) -> Read:
     if not isinstance(tree, dict):
         raise ValueError(f"{file} is no AReaL configuration: it is no mapping")  # noqa: TRY004 - of what was typed
     config = _Config(file, cast("Mapping[str, Any]", tree))
-    settings: dict[str, Any] = {}
+    settings: dict[str, Any] = {"areal": True}
     for each in (_plain(config), _allocation(config), _rollouts(config), _micro_batch(config), _trainer(config)):
         settings |= each
     settings |= {} if "model" in given else _model(config)
     kept = {name: value for name, value in settings.items() if name not in given}
-    return Read(settings=kept, assumed=tuple(config.assumed))
+    sharing = _colocated_by(config)
+    return Read(
+        settings=kept,
+        assumed=tuple(config.assumed),
+        patch={f"{key}.type": "separation" for key in sharing},
+        advice=tuple(
+            f"AReaL: {key}.type has to be separation: with colocation it takes the engines' memory away and gives it "
+            "back at each step, which 'refitd areal' answers with 409. Both can be on one GPU all the same, each with "
+            "its share of the memory: start the engines yourself (docs/trainers.md)"
+            for key in sharing
+        ),
+    )
 
 
 class _Config:
@@ -148,22 +164,25 @@ def _allocation(config: _Config) -> dict[str, Any]:
     said = [str(part) for part in parts if part is not None and ":" in str(part)]
     if len(said) != len(parts):
         return {}
-    if not _is_colocated(config):
+    if not _colocated_by(config):
         return {"allocation": "+".join(said)}
     config.assumed.append(
-        "scheduling_strategy is colocation: engine and trainer are planned with all of their memory at a time; AReaL "
-        "would take turns, which 'refitd areal' does not carry through"
+        "scheduling_strategy is colocation: engine and trainer are planned on the same GPUs, with all of their memory "
+        "at a time"
     )
     return {"allocation": "|".join(said)}
 
 
-def _is_colocated(config: _Config) -> bool:
-    """Whether trainer and engines get the same GPUs, as AReaL's trainer decides it (`_is_actor_rollout_colocated`)."""
+def _colocated_by(config: _Config) -> list[str]:
+    """The keys by which trainer and engines get the same GPUs, as AReaL's trainer decides it
+    (`_is_actor_rollout_colocated`); none where they do not.
+    """
+    found: list[str] = []
     for one, other in (("actor", "rollout"), ("rollout", "actor")):
         strategy = f"{one}.scheduling_strategy"
         if config.get(f"{strategy}.type") == "colocation" and config.get(f"{strategy}.target") == other:
-            return True
-    return False
+            found.append(strategy)
+    return found
 
 
 def _rollouts(config: _Config) -> dict[str, Any]:

@@ -157,6 +157,7 @@ def plan(
     from refitd.cli.areal_config import Read, kv_cache_bytes, read_areal
     from refitd.cli.plan_shown import shown
     from refitd_client import plan as made
+    from refitd_client.planning.outputs import with_keys
 
     with speaking(json=json) as out:
         said = {name: value for name, value in given.items() if value is not None}
@@ -164,7 +165,12 @@ def plan(
             said["kv_cache_bytes"] = kv_cache_bytes("--kv-cache-dtype", kv_cache_dtype)
         of_file = Read() if areal is None else read_areal(areal, said)
         found = made(**{**of_file.settings, **said})
-        found = replace(found, assumptions=(*found.assumptions, *of_file.assumed))
+        found = replace(
+            found,
+            assumptions=(*found.assumptions, *of_file.assumed),
+            advice=(*found.advice, *of_file.advice),
+            areal=with_keys(found.areal, of_file.patch),
+        )
         out.show(found, *shown(found))
         if found.memory is not None and not found.memory.fits:
             raise typer.Exit(ExitCode.FAILED)

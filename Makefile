@@ -97,7 +97,7 @@ docs: $(DOCS) ## build the documentation into build/docs: every warning and ever
 docs-links: $(DOCS) ## ask every page elsewhere that the documentation links to whether it is there (needs the network)
 	@$(BIN)/sphinx-build -b linkcheck -q docs build/docs-links
 
-reference: $(READY) ## write the pages of settings, commands and API in docs/reference anew, from the code
+reference: $(READY) ## write the pages of settings, commands, API and SDK in docs/reference anew, from the code
 	@PYTHONPATH=docs $(BIN)/python -m generate
 
 clean: ## remove what these verbs made: environments and caches

@@ -1,16 +1,17 @@
-"""docs/reference is what the code says of itself: settings, commands, API."""
+"""docs/reference is what the code says of itself: settings, commands, API, SDK."""
 
 from pathlib import Path
 
 import pytest
 
+import refitd_client
 from generate import pages
 from refitd.cli.app import COMMANDS
 from refitd.cli.flags import variable
 from refitd.settings import Settings
 
 PAGES = pages()
-NAMES = ("settings", "cli", "api")
+NAMES = ("settings", "cli", "api", "sdk")
 TREE = Path(__file__).parents[2]
 
 
@@ -23,8 +24,11 @@ def test_nobody_wrote_a_page_of_the_reference_by_hand() -> None:
     assert sorted((TREE / "docs/reference").iterdir()) == sorted(PAGES)
 
 
-def test_every_setting_command_and_route_is_there() -> None:
-    settings, cli, api = (next(text for path, text in PAGES.items() if path.name == f"{name}.md") for name in NAMES)
+def test_every_setting_command_route_and_public_name_is_there() -> None:
+    settings, cli, api, sdk = (
+        next(text for path, text in PAGES.items() if path.name == f"{name}.md") for name in NAMES
+    )
     assert all(f"`{variable(name)}` |" in settings for name in Settings.model_fields)
     assert all(f"### refitd {each.__name__}\n" in cli for panel in COMMANDS.values() for each in panel)
+    assert [name for name in refitd_client.__all__ if f"### {name}\n" not in sdk and f"`{name}` |" not in sdk] == []
     assert all(f"### {route}\n" in api for route in ("POST /v1/versions", "GET /v1/events", "GET /metrics"))

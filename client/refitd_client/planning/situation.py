@@ -9,7 +9,7 @@ class Situation:
 
     `group` is the size of the update group; `doubled` the device that two of its ranks are on, None where none is;
     `devices` the number of devices in the job; `nodes` those that hold any of it; `whole`: the trainer has one rank,
-    which holds every tensor whole; `plugin`: refitd is installed in SGLang's environment; `areal`: the trainer is AReaL,
+    which holds every tensor whole; `plugin`: refitd is in SGLang's environment; `areal`: the trainer is AReaL,
     which hands refitd the folders that it has written.
     """
 

@@ -15,7 +15,6 @@ in the files; the rest is done by one thread, in order.
 """
 
 import logging
-import operator
 import os
 import threading
 import weakref
@@ -43,7 +42,7 @@ from refitd_client.means import Means
 from refitd_client.progress import Progress
 from refitd_client.publication import Publication, StagedPublication
 from refitd_client.reserve import Reserve
-from refitd_client.run_folder import RunFolder
+from refitd_client.run_folder import RunFolder, step_of
 from refitd_client.tracing import PublishTrace
 from refitd_client.trainer_names import Rename
 
@@ -174,7 +173,7 @@ class WeightPublisher:
             PublishError: this publisher is closed.
         """
         with self._turn:
-            return self._folder.begun(self._placed(operator.index(step)))
+            return self._folder.begun(self._placed(step_of(step)))
 
     @overload
     def publish(
@@ -254,7 +253,7 @@ class WeightPublisher:
             ServiceProblemError: the service refuses the notice, as for a wrong token. The version stands all the
                 same, and is the error's `publication`. A service that is down raises nothing: see `notice_error`.
         """
-        step = operator.index(step)
+        step = step_of(step)
         if block not in {"committed", "staged"}:
             raise ValueError(f"block is {block!r}: it is 'committed' or 'staged'")
         if delta not in {"auto", "never"}:

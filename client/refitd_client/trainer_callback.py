@@ -5,8 +5,8 @@
 
 It publishes after every `every`-th step and whenever the trainer saves. Where the weights are DTensors (FSDP2, tensor
 parallel) all ranks publish their parts; otherwise rank 0 publishes, whose weights are whole. A training that goes on
-from a checkpoint begins a new generation of the run by itself, because it publishes a step again. Of a model that peft
-wraps the adapter is published, for a service that was started with `--lora NAME`.
+from a checkpoint before the last step that was published begins a new generation of the run by itself. Of a model that
+peft wraps the adapter is published, for a service that was started with `--lora NAME`.
 """
 
 import logging

@@ -72,9 +72,9 @@ def _line(error: type[RefitError]) -> list[str]:
 
 def _error(error: type[RefitError]) -> tuple[str, str, str]:
     return (
-        "– " * (len(_line(error)) - 1) + code(error.__name__),
+        "· " * (len(_line(error)) - 1) + code(error.__name__),
         _fault(error),
-        prose((error.__doc__ or "").replace("\n\n", " ")),
+        prose(error.__doc__ or ""),
     )
 
 

@@ -1,6 +1,5 @@
 """`ShardedPublisher`: every rank of a trainer publishes its part, and one version comes of it."""
 
-import operator
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ from refitd_client.contract.naming import version_folder, version_id
 from refitd_client.errors import PublishError
 from refitd_client.publication import Publication
 from refitd_client.publisher import WeightPublisher
+from refitd_client.run_folder import step_of
 from refitd_client.sharded.crew import Crew
 from refitd_client.sharded.description import Sharded
 from refitd_client.sharded.follower import Follower
@@ -160,7 +160,7 @@ class ShardedPublisher:
             ServiceProblemError: the service refuses the notice. The version stands all the same.
         """
         self._crew.require_whole()
-        step = operator.index(step)
+        step = step_of(step)
         try:
             opening = self._follower.open(weights, step, sharded or {})
             if self._lead is not None:

@@ -78,6 +78,13 @@ class Content:
         return header.summary([entry for entries in self.weights.tensors.values() for entry in entries])
 
 
+_WRAPPED = (
+    "the model is wrapped by peft, and its names are no engine's: publish its adapter (model.save_pretrained(DIR), "
+    "then publish(DIR), to a service with --lora NAME; RefitCallback does both), or the whole model "
+    "(model.merge_and_unload())"
+)
+
+
 def _nothing_yet() -> SameTensors[tuple[TensorShards, bytes]]:
     return SameTensors()
 
@@ -111,6 +118,8 @@ class Reading:
                 return Content(weights=checkpoint, index=b"", companions=own, claims=Claims(kind=Kind.LORA))
             return self._content(checkpoint, shard.index_json(checkpoint.tensors), checkpoint.companions)
         if torch_tensors.is_module(weights):
+            if self.rename is None and hasattr(weights, "peft_config"):
+                raise InvalidWeightsError(_WRAPPED)
             second = torch_tensors.tied_patterns(weights)
             return self._tensors(torch_tensors.module_state(weights), second)
         if isinstance(weights, Mapping):

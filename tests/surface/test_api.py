@@ -334,3 +334,15 @@ async def test_a_root_that_vanished_is_not_ready(tmp_path: Path) -> None:
             while (await stage.http.get("/readyz")).status_code != 503:
                 await stage.ledger.bell.after(stage.ledger.bell.count, within=0.02)
         assert (await stage.http.get("/healthz")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind", "says"),
+    [({"lora": "actor"}, "full", "save_pretrained"), ({}, "lora", "--lora NAME"), ({"copies": 0}, "delta", "'full'")],
+)
+async def test_a_kind_that_is_not_carried_out_is_refused_with_what_to_do(
+    tmp_path: Path, settings: dict[str, Any], kind: str, says: str
+) -> None:
+    async with serving(tmp_path, **settings) as stage:
+        answer = await stage.http.post("/v1/versions", json={"run": "run", "step": 1, "kind": kind, "base": "x"})
+        assert (answer.status_code, says in answer.json()["detail"]) == (422, True), answer.json()

@@ -336,3 +336,16 @@ def test_a_hook_that_raises_stops_the_publication(publisher: WeightPublisher, tm
     with pytest.raises(CancelledError):
         publisher.publish({"a": torch.ones(3)}, step=1, progress=cancel)
     assert published.versions(tmp_path / "root" / "run") == published.leftovers(tmp_path / "root" / "run") == []
+
+
+def test_a_model_that_peft_wraps_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    """Its names are no engine's. Whoever renames them knows that."""
+    model = torch.nn.Linear(2, 2)
+    model.peft_config = {}  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
+    with (
+        WeightPublisher(tmp_path, "run") as publisher,
+        pytest.raises(InvalidWeightsError, match=r"save_pretrained\(DIR\).*merge_and_unload"),
+    ):
+        publisher.publish(model, step=1)
+    with WeightPublisher(tmp_path, "run", rename=lambda name: f"model.{name}") as publisher:
+        assert publisher.publish(model, step=1).path.is_dir()

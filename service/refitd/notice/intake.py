@@ -89,14 +89,22 @@ class Intake:
             raise ProblemError(Kind.BAD_NAME, str(error)) from error
         check_caps(notice)
         if notice.kind not in self._kinds:
-            raise ProblemError(
-                Kind.UNSUPPORTED_KIND,
-                f"kind {notice.kind.value!r} is not carried out by this service: publish {self._kind.value!r} ones",
-            )
+            said = f"kind {notice.kind.value!r} is not carried out by this service"
+            raise ProblemError(Kind.UNSUPPORTED_KIND, f"{said}: {self._instead(notice.kind)}")
         if notice.kind is VersionKind.DELTA and notice.base is None:
             raise ProblemError(Kind.BAD_REQUEST, "a delta names its base: say the id of the version that it leads from")
         check_handover(notice)
         self._check_followed(notice.run)
+
+    def _instead(self, kind: VersionKind) -> str:
+        if self._kind is VersionKind.LORA:
+            return (
+                "it was started with --lora, and its versions are adapters: publish the folder that peft saves "
+                "(model.save_pretrained(DIR)), or start it without --lora"
+            )
+        if kind is VersionKind.LORA:
+            return "start it with --lora NAME, or publish whole weights (model.merge_and_unload())"
+        return f"publish {self._kind.value!r} ones"
 
     async def _handed(
         self, notice: Notice, path: str, order: Order, known: VersionRecord | None

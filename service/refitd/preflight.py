@@ -19,7 +19,7 @@ def check_start(settings: Settings) -> None:
     Raises:
         ValueError: the engines file or the base model cannot be used; one line for each.
     """
-    checks: tuple[Callable[[Settings], str | None], ...] = (_engines_file, _base_model)
+    checks: tuple[Callable[[Settings], str | None], ...] = (_engines_file, base_model_fault)
     if faults := [fault for check in checks if (fault := check(settings)) is not None]:
         raise ValueError("\n".join(faults))
 
@@ -46,7 +46,8 @@ def _engines_file(settings: Settings) -> str | None:
     return None
 
 
-def _base_model(settings: Settings) -> str | None:
+def base_model_fault(settings: Settings) -> str | None:
+    """Why the base model cannot be used; None where it can, or none is named."""
     path = settings.base_model
     if path is None:
         return None

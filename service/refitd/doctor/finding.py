@@ -18,6 +18,7 @@ class Check(StrEnum):
 
     ROOT = "root"
     EVENTS = "events"
+    BASE_MODEL = "base-model"
     SPACE = "space"
     ROOT_CLOCK = "root-clock"
     TOKEN = "token"  # noqa: S105 - the name of a check

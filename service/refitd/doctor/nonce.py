@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from refitd_client.contract.naming import SERVICE_FOLDER
+from refitd_client.errors import NO_SPACE
 
 NONCE_NAME = "nonce"
 
@@ -20,7 +21,11 @@ class Nonce:
 
 
 class RootUnusableError(Exception):
-    """The root cannot be probed; the message says why."""
+    """The root cannot be probed; the message says why. `is_full`: for want of room alone."""
+
+    def __init__(self, text: str, *, is_full: bool = False) -> None:
+        super().__init__(text)
+        self.is_full = is_full
 
 
 @contextmanager
@@ -41,7 +46,9 @@ def probed(root: Path) -> Generator[Nonce]:
             folder.mkdir(mode=0o755)
             (folder / NONCE_NAME).write_text(nonce.text)
         except OSError as error:
-            raise RootUnusableError(f"{folder.parent} cannot be written: {error.strerror}") from error
+            raise RootUnusableError(
+                f"{folder.parent} cannot be written: {error.strerror}", is_full=error.errno in NO_SPACE
+            ) from error
         yield nonce
     finally:
         with suppress(OSError):

@@ -19,6 +19,18 @@ def judge_root(facts: RootFacts, settings: Settings) -> Iterator[Finding]:
     yield _space(facts, settings, subject)
 
 
+def judge_base_model(settings: Settings, fault: str | None) -> Iterator[Finding]:
+    """The model that checkpoints are held against, where one is named: a start with it is refused for the same."""
+    if settings.base_model is None:
+        return
+    subject = str(settings.base_model)
+    if fault is None:
+        yield good(Check.BASE_MODEL, subject, "can be read: checkpoints are held against its tensors")
+    else:
+        fix = "name the folder of the model that the engines serve"
+        yield Finding(check=Check.BASE_MODEL, subject=subject, verdict=Verdict.FAILED, text=fault, fix=fix)
+
+
 def _events(facts: RootFacts, settings: Settings, subject: str) -> Finding:
     polls = settings.watch is Watch.POLL or (settings.watch is Watch.AUTO and wants_polling(facts.kind))
     if polls:
@@ -31,7 +43,7 @@ def _events(facts: RootFacts, settings: Settings, subject: str) -> Finding:
 
 
 def _clock(facts: RootFacts, subject: str) -> Finding:
-    text = f"the file system's clock differs by {facts.skew:+.1f} s"
+    text = f"the file system's clock differs by {round(facts.skew, 1) + 0.0:+.1f} s"  # and not by -0.0
     if abs(facts.skew) <= SKEW_SECONDS:
         return good(Check.ROOT_CLOCK, subject, text)
     fix = "have the file server and this host follow one time server (NTP)"
@@ -61,4 +73,7 @@ def _space(facts: RootFacts, settings: Settings, subject: str) -> Finding:
 
 
 def _gb(size: int) -> str:
-    return f"{size / 1e9:.1f} GB"
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if size >= unit:
+            return f"{size / unit:.1f} {name}"
+    return f"{size} bytes"

@@ -63,7 +63,6 @@ class Intake:
         id_ = version_id(notice.run, order)
         known = await self._ledger.find(id_)
         if notice.kind is VersionKind.HANDOVER:
-            self._check_root(notice, is_there=True)
             return await self._handed(notice, path, order, self._ledger.versions.get(id_, known))
         seen = await self._look(path, order, known)
         self._check_root(notice, is_there=seen.there)
@@ -82,6 +81,7 @@ class Intake:
                 assert_never(decision)
 
     def _check(self, notice: Notice) -> None:
+        self._check_root(notice, is_there=True)
         try:
             check_run(notice.run)
             check_step(notice.step)

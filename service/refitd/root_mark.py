@@ -65,9 +65,39 @@ def _read(root: Path) -> str | None:
 
 
 def _write(root: Path) -> str:
-    name, own = uuid4().hex, root / SERVICE_FOLDER
-    replace_file(own / ROOT_NAME, f"{name}\n".encode(), by=own / f"{ROOT_NAME}-{name}")
+    name = uuid4().hex
+    _name(root / SERVICE_FOLDER, name)
     return name
+
+
+def _name(own: Path, name: str) -> None:
+    replace_file(own / ROOT_NAME, f"{name}\n".encode(), by=own / f"{ROOT_NAME}-{name}")
+
+
+class RootRefusedError(Exception):
+    """A folder is not taken for the root of a journal; the message says why."""
+
+
+def adopt(root: Path, mark: RootMark) -> bool:
+    """Give a folder the name that a journal knows, at somebody's word; whether it had to be given. Blocks.
+
+    Raises:
+        RootRefusedError: it is no folder, or has a name of its own: that is another service's root.
+        OSError: it cannot be written.
+    """
+    if not root.is_dir():
+        raise RootRefusedError(f"{root} is no folder: mount its file system, or create it")
+    found, own = _read(root), root / SERVICE_FOLDER
+    if found == mark.name:
+        return False
+    if found is not None:
+        raise RootRefusedError(
+            f"{root} is another service's root, with a name of its own: give that service's --state, or take "
+            f"{own / ROOT_NAME} away first if it is no one's any more"
+        )
+    own.mkdir(mode=0o770, exist_ok=True)
+    _name(own, mark.name)
+    return True
 
 
 class RootGuard:
@@ -102,9 +132,11 @@ class RootGuard:
         if found == self._mark.name:
             return None
         what = f"has no {SERVICE_FOLDER}/{ROOT_NAME}" if found is None else "is another root"
+        first = "" if found is None else f"take {own / ROOT_NAME} away, and "
         return (
             f"{self._root} {what}: {_ADVICE}. Nothing is lost or deleted meanwhile. If it is the right one all the "
-            f"same, or what was in it is gone for good, write {self._mark.name} into {own / ROOT_NAME}"
+            f"same, or what was in it is gone for good, {first}run 'refitd adopt --root {self._root}' (with the "
+            "service's --state, if it has one)"
         )
 
 

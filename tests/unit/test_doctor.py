@@ -268,6 +268,8 @@ OTHER_ROOT = {
 @pytest.mark.parametrize("is_owned", [True, False])
 def test_a_service_of_another_root_at_the_port_is_found(job: list[str], sglang: ScriptedSglang, is_owned: bool) -> None:
     """Whether this root has a service of its own elsewhere or none: trainers would announce to that one."""
+    (Path(job[1]) / ".refitd").mkdir()
+    mark_root(Path(job[1]), None, has_versions=False, mounts="")
     with ExitStack() as stack:
         service = stack.enter_context(serve(answer(409, OTHER_ROOT)))
         if is_owned:
@@ -277,6 +279,17 @@ def test_a_service_of_another_root_at_the_port_is_found(job: list[str], sglang: 
     assert code == 1
     assert "/other" in found["lock", "failed"]["text"]
     assert "--port" in found["lock", "failed"]["fix"]
+
+
+def test_a_service_at_the_port_of_a_root_that_never_had_one_is_another_s(
+    job: list[str], sglang: ScriptedSglang
+) -> None:
+    """Whatever it says of the notice, such as that no engine follows the run."""
+    with serve(answer(409, {"type": "urn:refitd:problem:run-not-followed"})) as service:
+        port = service.url.rpartition(":")[2]
+        code, found = examined(*job, "--engine", sglang.url, "--port", port)
+    assert code == 1
+    assert "none has ever run on this one" in found["lock", "failed"]["text"]
 
 
 async def test_a_service_knows_whether_who_asks_is_of_its_root(tmp_path: Path) -> None:

@@ -9,10 +9,12 @@ from refitd.catalog.files import DiskFiles, RootAwayError, Unreadable
 from refitd.catalog.scan import Listing, ListingFailed
 from refitd.catalog.watch import Mount
 from refitd.fsck.held import still
+from refitd.journal.recovery import open_journal
 from refitd.ownership import owned
-from refitd.root_mark import RootGuard, RootMark, mark_root, recognise
+from refitd.root_mark import RootGuard, RootMark, RootRefusedError, adopt, mark_root, recognise
 from refitd_client.contract.naming import SERVICE_FOLDER
 from support.checkpoints import publish, tensors
+from support.command_line import answer, refitd
 from support.services import serving
 
 KNOWN = RootMark(name="known", mount="/weights")
@@ -76,7 +78,7 @@ def test_a_root_gets_a_name_once_and_keeps_it(root: Path) -> None:
 def test_what_lies_in_the_place_of_the_root_is_named_with_what_to_do_until_the_root_is_back(root: Path) -> None:
     mark, guard = marked(root), RootGuard(root, marked(root))
     exchange(root)
-    assert all(word in (guard() or "") for word in ("has no .refitd/id", "unmounted", mark.name))
+    assert all(word in (guard() or "") for word in ("has no .refitd/id", "unmounted", "refitd adopt"))
     assert mark_root(root, mark, has_versions=True, mounts="/dev/x / ext4 rw 0 0\n") == mark
     assert not (root / SERVICE_FOLDER / "id").exists()
     marked(root)
@@ -85,13 +87,35 @@ def test_what_lies_in_the_place_of_the_root_is_named_with_what_to_do_until_the_r
     assert guard() is None
 
 
-def test_the_name_can_be_written_by_hand_where_the_root_is_the_right_one(root: Path) -> None:
+def test_a_root_that_was_emptied_is_adopted_by_word_and_another_s_is_not(root: Path) -> None:
     mark = marked(root)
-    (root / SERVICE_FOLDER / "id").unlink()
+    shutil.rmtree(root)
     guard = RootGuard(root, mark)
+    with pytest.raises(RootRefusedError, match="is no folder"):
+        adopt(root, mark)
+    root.mkdir()
     assert guard() is not None
-    (root / SERVICE_FOLDER / "id").write_text(mark.name)
-    assert guard() is None
+    assert [adopt(root, mark), adopt(root, mark)] == [True, False]
+    assert guard() is None, "a service that runs goes on by itself"
+    exchange(root)
+    other = marked(root)
+    with pytest.raises(RootRefusedError, match="another service's root"):
+        adopt(root, mark)
+    assert RootGuard(root, other)() is None
+
+
+async def test_the_command_takes_the_name_from_the_journal(tmp_path: Path) -> None:
+    root, state = tmp_path / "root", tmp_path / "state"
+    (root / SERVICE_FOLDER).mkdir(parents=True)
+    state.mkdir()
+    flags = ["--root", str(root), "--state", str(state)]
+    assert "is no journal" in refitd("adopt", *flags).output
+    open_journal(state, root).close()
+    assert "already" in refitd("adopt", *flags).output
+    shutil.rmtree(root)
+    root.mkdir()
+    assert answer("adopt", *flags) == {"root": str(root), "adopted": True}
+    assert answer("adopt", *flags)["adopted"] is False
 
 
 def test_a_root_that_comes_late_is_locked_when_it_comes(root: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from refitd.cli import engines
+from refitd.cli.adopt import adopt
 from refitd.cli.areal import areal
 from refitd.cli.demo import demo
 from refitd.cli.doctor import doctor
@@ -56,7 +57,7 @@ def refitd(version: Version = False) -> None:
 
 
 COMMANDS: Mapping[str, tuple[Callable[..., None], ...]] = {
-    "Run it": (plan, doctor, serve, areal, demo, fsck),
+    "Run it": (plan, doctor, serve, areal, demo, fsck, adopt),
     "Look": (status, top, versions, explain, wait, webhooks),
     "Change": (publish, rollback, pause, resume, pin, unpin, reclaim),
 }

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from refitd.discovery.memory import Named
-from refitd.doctor.door import ask_service, is_refitd, judge_door
+from refitd.doctor.door import ask_service, is_refitd, judge_door, judge_stranger
 from refitd.doctor.engines import Asked, ask_engines, judge_engine
 from refitd.doctor.finding import Check, Finding, Verdict
 from refitd.doctor.gpus import gpus_of, judge_gpus, look_at_gpus
@@ -79,7 +79,8 @@ async def _check(settings: Settings, root: Path, nonce: Nonce, *, nccl: bool, tr
     findings += [*judge_service(settings, journal, running)]
     answered = await ask_service(settings)
     if running is not None or is_refitd(answered):  # one may be there that is another root's
-        findings.append(judge_door(settings, answered))
+        strange = None if running is not None else await asyncio.to_thread(judge_stranger, settings, answered)
+        findings.append(strange or judge_door(settings, answered))
     findings += [*judge_places(answers), *_none(asked)]
     for one in asked:
         findings += await asyncio.to_thread(_of_engine, nonce, one, processes[one.name], journal)

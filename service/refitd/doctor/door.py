@@ -47,6 +47,18 @@ def _url(settings: Settings) -> str:
     return f"http://[{host}]:{settings.port}" if ":" in host else f"http://{host}:{settings.port}"
 
 
+def judge_stranger(settings: Settings, reply: Reply | NoReply) -> Finding | None:
+    """Of a root that no service has ever given a name: one that answers all the same is another root's."""
+    if not is_refitd(reply) or name_of(settings.root.resolve()) != "":
+        return None
+    return _of_another_root(settings, "the service there is of another root: none has ever run on this one")
+
+
+def _of_another_root(settings: Settings, text: str) -> Finding:
+    fix = f"give doctor and trainers the --host and --port of the service of {settings.root}, or name its --root"
+    return Finding(check=Check.LOCK, subject=_url(settings), verdict=Verdict.FAILED, text=text, fix=fix)
+
+
 def judge_door(settings: Settings, reply: Reply | NoReply) -> Finding:
     """What the answer means."""
     subject = _url(settings)
@@ -54,9 +66,8 @@ def judge_door(settings: Settings, reply: Reply | NoReply) -> Finding:
         text, fix = f"the service that runs does not answer there: {reply.reason}", "give doctor its --host and --port"
         return Finding(check=Check.TOKEN, subject=subject, verdict=Verdict.UNKNOWN, text=text, fix=fix)
     if _kind(reply).endswith(":other-root"):
-        text = f"the service there is of another root: {(reply.data or {}).get('detail', '')}"
-        fix = f"give doctor and trainers the --host and --port of the service of {settings.root}, or name its --root"
-        return Finding(check=Check.LOCK, subject=subject, verdict=Verdict.FAILED, text=text, fix=fix)
+        said = (reply.data or {}).get("detail", "")
+        return _of_another_root(settings, f"the service there is of another root: {said}")
     if reply.status in _INCOMPLETE or _kind(reply).endswith(":run-not-followed"):
         return good(Check.TOKEN, subject, "the service that runs takes notices with this token, or without one")
     if reply.status in _UNAUTHORISED:

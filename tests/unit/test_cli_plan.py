@@ -1,13 +1,15 @@
 """`refitd plan`: the same plan for people and for machines, and errors that can be mended."""
 
+import re
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from refitd.cli.areal_config import read_areal
+from refitd_client.planning.changes import KNOBS
 from support.command_line import answer, refitd
-from support.planning_page import CONFIGS
+from support.planning_page import CASES, CONFIGS, PAGE
 
 A40 = ["--gpus-per-node", "1", "--gpu-memory", "44.42", "--mem-fraction-static", "0.8", "--context-length", "4096"]
 
@@ -184,3 +186,61 @@ def test_the_help_has_the_defaults() -> None:
     shown = " ".join(refitd("plan", "--help").stdout.split())
     for default in ("[bf16]", "[adamw]", "[10240]", "[flashinfer]", "[512]", "[auto]"):
         assert default in shown
+
+
+def test_the_page_has_the_command_of_a_row(tmp_path: Path) -> None:
+    """As it stands there, but for the model's place: it gives what the row says."""
+    command = re.search(r"^refitd (plan .*?--max.*?)$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    assert command is not None
+    (tmp_path / "config.json").write_bytes(msgspec.json.encode(CONFIGS["Qwen2.5-1.5B"]))
+    words = command[1].replace("\\\n", " ").replace("/models/Qwen2.5-1.5B", str(tmp_path)).split()
+    row = next(case for case in CASES if (case.gpu, case.model) == ("RTX 4090", "Qwen2.5-1.5B")).plan()
+    made = msgspec.json.decode(refitd(*words, "--json").stdout)
+    assert row.memory is not None
+    assert row.memory.changes is not None
+    assert made["memory"]["processes"] == [msgspec.to_builtins(each) for each in row.memory.processes]
+    assert made["memory"]["changes"] == [msgspec.to_builtins(each) for each in row.memory.changes]
+
+
+def test_what_changes_the_learning_comes_last_and_says_so(model: list[str]) -> None:
+    assert [knob.setting for knob in KNOBS][-2:] == ["batch_size", "max_new_tokens"]
+    assert ["learns otherwise" in knob.costs for knob in KNOBS] == [False] * (len(KNOBS) - 2) + [True] * 2
+    small = ["--gpus-per-node", "1", "--gpu-memory", "12", "--mem-fraction-static", "0.4", "--gradient-checkpointing"]
+    rest = ["--context-length", "4096", "--micro-batch-tokens", "8192", "--batch-size", "64", "--samples", "8"]
+    made = msgspec.json.decode(refitd("plan", "sglang.d1+d1", *small, *rest, *model, "--json").stdout)
+    changed = [each["setting"] for each in made["memory"]["changes"]]
+    assert "micro_batch_tokens" in changed
+    assert "batch_size" not in changed
+
+
+def test_a_plan_says_of_what_its_costs_are_and_how_the_service_is_started(model: list[str]) -> None:
+    shown = " ".join(refitd("plan", "sglang.d1p1t1+d1p1t1", *A40, *model).stdout.split())
+    assert "3.09 GB, one H200" in shown
+    assert "refitd serve --root DIR --engine URL --base-model MODEL" in shown
+
+
+def test_flags_of_what_does_not_fit_are_not_called_changed(model: list[str]) -> None:
+    tiny = ["--gpus-per-node", "1", "--gpu-memory", "2", "--context-length", "4096"]
+    shown = refitd("plan", "sglang.d1p1t1+d1p1t1", *tiny, *model)
+    assert shown.exit_code == 1
+    assert "No set of the changes" in shown.stdout
+    assert "with the changes" not in shown.stdout
+    assert "adamw8bit" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["sglang:d1+d1", "--gpus-per-node", "1", "--model", "Qwen/Qwen2.5-7B"], "not a name on a hub"),
+        (["--areal", "nofile.yaml"], "--areal: nofile.yaml cannot be read"),
+        (["--areal", "acter.yaml", "--gpus-per-node", "1"], "acter is no part of AReaL's: actor?"),
+    ],
+)
+def test_a_slip_is_told_from_what_was_meant(
+    flags: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "acter.yaml").write_text("acter: {backend: 'fsdp:d1'}\nrollout: {backend: 'sglang:d1'}\n")
+    shown = refitd("plan", *flags)
+    assert shown.exit_code == 2
+    assert says in " ".join(shown.output.split())

@@ -1,9 +1,10 @@
 """The smallest set of changes that makes a job fit, and what each saves. Pure.
 
-Sets are tried by size, and among sets of one size in the order of `KNOBS`, so that what costs least comes first; those
-that leave the KV cache room for all requests at once before those that make some of them wait. Those that starve it,
-so that most requests wait, come after all others: one setting more is the smaller price. Within a set each knob is
-turned as far as it goes; where that fits, each is turned back as far as the job still fits.
+Sets are tried by size, and among sets of one size in the order of `KNOBS`, so that what costs least comes first, and
+what changes the learning itself (how many prompts a step, how long the answers) last; those that leave the KV cache
+room for all requests at once before those that make some of them wait. Those that starve it, so that most requests
+wait, come after all others: one setting more is the smaller price. Within a set each knob is turned as far as it goes;
+where that fits, each is turned back as far as the job still fits.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -70,16 +71,6 @@ KNOBS: tuple[Knob, ...] = (
     ),
     Knob(setting="mem_fraction_static", levels=_fractions, costs="a smaller KV cache"),
     Knob(
-        setting="batch_size",
-        levels=lambda job, _: _halves(job.batch_size, 1),
-        costs="fewer prompts a step",
-    ),
-    Knob(
-        setting="max_new_tokens",
-        levels=lambda job, _: _halves(job.max_new_tokens, _LEAST_ANSWER),
-        costs="shorter answers",
-    ),
-    Knob(
         setting="micro_batch_tokens",
         levels=lambda job, _: _powers_below(job.micro_batch_tokens, max(_LEAST_MICRO_BATCH, job.sequence_tokens)),
         costs="more, smaller micro-batches",
@@ -93,6 +84,16 @@ KNOBS: tuple[Knob, ...] = (
         setting="expandable_segments",
         levels=lambda job, _: [] if job.expandable_segments else [True],
         costs="no hand-over by CUDA IPC",
+    ),
+    Knob(
+        setting="batch_size",
+        levels=lambda job, _: _halves(job.batch_size, 1),
+        costs="fewer prompts a step: it learns otherwise",
+    ),
+    Knob(
+        setting="max_new_tokens",
+        levels=lambda job, _: _halves(job.max_new_tokens, _LEAST_ANSWER),
+        costs="shorter answers: it learns otherwise",
     ),
 )
 

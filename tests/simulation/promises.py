@@ -10,7 +10,6 @@ from refitd.catalog.chain import NoBase, chain_of
 from refitd.catalog.record import VersionRecord
 from refitd.catalog.scan import Listing
 from refitd.rollout.plan import repair_with
-from refitd.rollout.target import last_good
 from refitd_client.contract.naming import Order, version_id
 from refitd_client.contract.states import EngineState, VersionState
 
@@ -19,8 +18,7 @@ from .disk import SimFolder
 from .server import BASE, SimServer
 
 if TYPE_CHECKING:
-    from .life import Life
-    from .world import World
+    from .world import Life, World
 
 RUN = "run"
 
@@ -115,24 +113,19 @@ class Promises:
         assert record is not None, f"7: {path} is not in the journal"
         goals = life.ledger.goals(record.run)
         assert not record.pinned, f"6: {path} is pinned"
-        for needed in (self._last_good, goals.loadable):
+        for needed in (goals.last_good, goals.loadable):
             assert needed is None or needed.id != record.id, f"6: {path} is the target or the last good version"
         for engine in life.ledger.engines.values():
             if engine.serving == record.id and engine.unreachable_since is None:
                 raise AssertionError(f"6: {engine.id} serves {path}")
         self._is_no_base(record)
 
-    @property
-    def _last_good(self) -> VersionRecord | None:
-        """What was served last. What a copy still holds of an older one can be loaded as well, and is no promise."""
-        return last_good(self._life.ledger.versions_of(RUN))
-
     def _is_no_base(self, record: VersionRecord) -> None:
         """6: what a version that may be needed stands on."""
         ledger = self._life.ledger
         goals = ledger.goals(RUN)
         serving = [ledger.versions.get(e.serving or "") for e in ledger.engines.values() if e.unreachable_since is None]
-        for needed in (goals.wanted, goals.loadable, self._last_good, *serving):
+        for needed in (goals.wanted, goals.loadable, goals.last_good, *serving):
             link = needed
             while link is not None and link.state is VersionState.SEALED and link.base is not None:
                 assert link.base != record.id, f"6: {record.id} is the base of {link.id}, which is needed"

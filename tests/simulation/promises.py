@@ -18,8 +18,7 @@ from .disk import SimFolder
 from .server import BASE, SimServer
 
 if TYPE_CHECKING:
-    from .life import Life
-    from .world import World
+    from .world import Life, World
 
 RUN = "run"
 

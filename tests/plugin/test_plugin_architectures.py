@@ -53,6 +53,8 @@ NEVER_REPLAYED = {("gemma2", "0.5.16"), ("gemma2", "0.5.19")}  # its loader comp
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_replay_and_a_delta_leave_what_a_stock_load_leaves(architecture: str, models: Path, tmp_path: Path) -> None:
+    if (architecture, RELEASE) == ("gemma2", "0.5.12.post1"):
+        pytest.skip("its logits are computed by a triton kernel there, also on a CPU")
     pair = [make(tmp_path / f"{seed}", architecture, seed, models / "model_a") for seed in (1, 2)]
     derived = DERIVED.get(architecture, 0)
     third = change(pair[0], tmp_path / "3", 3, but="norm" if derived else "nothing")

@@ -1,13 +1,17 @@
 """refitd's plugin in a server in memory: transactions, deltas in place, and weights from a trainer's memory.
 
 What it keeps to is that of `refitd_sglang`: it checks before it writes, answers with what it left behind, and puts back
-what was there where a load fails and that can still be had. `beside.py` is the service's side of its channel.
+what was there where a load fails and that can still be had. `SimBeside` is the service's side of its channel.
 """
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from refitd.engine.plugin.beside import Beside
+from refitd.engine.plugin.crew import Launch
+from refitd.engine.plugin.prepared import Preparation, Ready, Refused, Unprepared
 from refitd.engine.port import Files, Offered
 from refitd_client.contract.naming import parse_version_folder, parse_version_id, version_id
 from refitd_sglang.answer import Answer
@@ -20,13 +24,14 @@ from .offer import SimOffer
 if TYPE_CHECKING:
     from .server import SimServer
 
+RELEASE = "0.1.0"
 BASE = 0  # the content of the start-up weights
 STARTUP = "/models/base"
 _BAD = frozenset({Make.MISSING, Make.SHAPE, Make.FLIPPED})
 _PLAIN = frozenset({Make.PLAIN, Make.HALF})
 
 
-class RefusedError(Exception):
+class _RefusedError(Exception):
     """Before the first write. `needs` as in `Answer`."""
 
     def __init__(self, reason: str, needs: str = "") -> None:
@@ -90,19 +95,19 @@ class SimPlugin:
         if isinstance(way.source, SimFolder) and way.signature != files.signature:
             manifest = seen_at(files.path, way.source).structure.manifest
             if manifest is None or manifest.digest != files.digest:
-                raise RefusedError("it is another version")
+                raise _RefusedError("it is another version")
         self._prepared = way
 
     def take(self, offered: Offered) -> None:
         """Look at an offer."""
         self._follow()
         if self.standing is not None and self.standing.base is None:
-            raise RefusedError("what is served came from memory, and has no files yet to be put back from")
+            raise _RefusedError("what is served came from memory, and has no files yet to be put back from")
         offer = self._server.disk.offers.get(offered.offer)
         if offer is None or not offer.is_lent:
-            raise RefusedError("the offer was withdrawn, or its trainer is gone")
+            raise _RefusedError("the offer was withdrawn, or its trainer is gone")
         if (offer.version, offer.path) != (offered.version, offered.path):
-            raise RefusedError("the offer is of another version")
+            raise _RefusedError("the offer is of another version")
         self._prepared = _Way(offer.path, offer.version, offer.promised, offer, "")
 
     def forget(self) -> None:
@@ -121,7 +126,7 @@ class SimPlugin:
         try:
             way = self._chosen(path, fault)
             self._fit(way)
-        except RefusedError as refused:
+        except _RefusedError as refused:
             return Answer(outcome=Outcome.REFUSED, reason=str(refused), needs=refused.needs)
         return await self._commit(way, fault)
 
@@ -129,11 +134,11 @@ class SimPlugin:
         """What was prepared, or what is there now."""
         way, self._prepared = self._prepared, None
         if fault is Fault.REFUSES:
-            raise RefusedError("it does not like it")
+            raise _RefusedError("it does not like it")
         if way is None or way.path != path:
             return self._look(path)
         if not way.is_unchanged:
-            raise RefusedError("it is not what it was when it was prepared")
+            raise _RefusedError("it is not what it was when it was prepared")
         return way
 
     async def _commit(self, way: _Way, fault: Fault | None) -> Answer:
@@ -189,9 +194,9 @@ class SimPlugin:
         disk = self._server.disk
         folder = None if disk.hidden else disk.folders.get(path)
         if folder is None:
-            raise RefusedError("there is nothing")
+            raise _RefusedError("there is nothing")
         if folder.make in _BAD or folder.make in _PLAIN:
-            raise RefusedError("it is not one to load into this model")
+            raise _RefusedError("it is not one to load into this model")
         run, _, name = path.rpartition("/")
         order = parse_version_folder(name)
         assert order is not None
@@ -205,14 +210,14 @@ class SimPlugin:
             return
         held = self.standing
         if held is None or set(self._server.tensors) != {held.content}:
-            raise RefusedError("nothing is known of the weights in memory", "full")
+            raise _RefusedError("nothing is known of the weights in memory", "full")
         base, on, to = (parse_version_id(each or "") for each in (way.source.base, held.version, way.version))
         assert to is not None
         leads = way.source.base == held.version
         if not leads and base is not None and on is not None:
             leads = base[1].generation == on[1].generation and base[1].step <= on[1].step and on[1] < to[1]
         if not leads or held.content not in way.source.onto:
-            raise RefusedError(f"it does not lead from {held.version}", "full")
+            raise _RefusedError(f"it does not lead from {held.version}", "full")
 
     def _after(self, way: _Way) -> _Standing:
         if isinstance(way.source, SimOffer):
@@ -245,6 +250,77 @@ class SimPlugin:
             return Answer(outcome=Outcome.RESTORED, reason="the copy failed")
         self.standing = None
         return Answer(outcome=Outcome.UNKNOWN, reason="what was there could not be put back")
+
+
+class SimBeside(Beside):
+    """The channel to an engine's plugin, without sockets."""
+
+    def __init__(self, server: "SimServer", alive: Callable[[], bool]) -> None:
+        """`alive` says whether the service's process is there, which speaks."""
+        super().__init__(None, allow_dtype_cast=False)
+        self._server, self._alive = server, alive
+        self._is_there = False
+        self._boot = 0
+
+    @property
+    def release(self) -> str | None:
+        return RELEASE if self._is_there else None
+
+    @property
+    def takes_offers(self) -> bool:
+        return self._is_there
+
+    @property
+    def reason(self) -> str | None:
+        return None if self._is_there else "no plugin speaks for it"
+
+    async def look(self, launch: Launch) -> None:
+        self._is_there, self._boot = self._server.up, self._server.boots
+
+    async def prepare(self, files: Files, within: float) -> Preparation:
+        plugin, fault = self._server.plugin, self._server.faults.pop("prepare", None)
+        if not await self._reached(fault, within) or plugin is None:
+            return Unprepared("a rank does not answer")
+        try:
+            plugin.prepare(files)
+        except _RefusedError as refused:
+            return Refused(str(refused), needs_full=refused.needs == "full")
+        if fault is Fault.CUT_AFTER:
+            plugin.forget()
+            return Unprepared("a rank does not answer")
+        self._waiting = True
+        return Ready()
+
+    async def take(self, offered: Offered, within: float) -> Preparation:
+        plugin, fault = self._server.plugin, self._server.faults.pop("prepare", None)
+        if not await self._reached(fault, within) or plugin is None or fault is Fault.CUT_AFTER:
+            return Refused("a rank does not answer")
+        try:
+            plugin.take(offered)
+        except _RefusedError as refused:
+            return Refused(str(refused))
+        self._waiting = True
+        return Ready()
+
+    async def forget(self) -> None:
+        if self._waiting and self._server.plugin is not None and self._alive():
+            self._waiting = False
+            self._server.plugin.forget()
+
+    async def contents(self) -> list[str]:
+        await asyncio.sleep(self._server.chance.random() * 0.01)
+        plugin = self._server.plugin
+        return [plugin.contents] if plugin is not None and await self._reached(None, 0.0) else [""]
+
+    async def _reached(self, fault: Fault | None, within: float) -> bool:
+        """Whether the very process answers that was greeted."""
+        await asyncio.sleep(within if fault is Fault.SLOW else self._server.chance.random() * 0.02)
+        if not self._alive():
+            raise asyncio.CancelledError
+        if fault is Fault.DIES:
+            self._server.die()
+        lost = fault in {Fault.SLOW, Fault.CUT_BEFORE, Fault.GARBAGE}
+        return self._server.up and self._server.boots == self._boot and not lost
 
 
 def spoken(answer: Answer, path: str, label: str) -> tuple[int, dict[str, Any]]:

@@ -19,8 +19,7 @@ from .disk import SimFolder
 from .server import BASE, SimServer
 
 if TYPE_CHECKING:
-    from .life import Life
-    from .world import World
+    from .world import Life, World
 
 RUN = "run"
 

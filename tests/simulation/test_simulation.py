@@ -81,7 +81,7 @@ class Everything(RuleBasedStateMachine):
 
     @rule(make=MAKES, announce=st.booleans(), seconds=st.sampled_from([0.0, 0.2, 2.0]))
     def publish(self, make: Make, announce: bool, seconds: float) -> None:
-        self.do(lambda world: world.trainer.publish(make, announce=announce))
+        self.do(lambda world: world.publish(make, announce=announce))
         self.do(lambda world: world.wait(seconds))
 
     @rule(
@@ -91,19 +91,19 @@ class Everything(RuleBasedStateMachine):
         seconds=st.sampled_from([0.0, 0.01, 0.2, 2.0]),
     )
     def publish_a_delta(self, back: int, announce: bool, honest: bool, seconds: float) -> None:
-        self.do(lambda world: world.trainer.publish_delta(back, announce=announce, honest=honest))
+        self.do(lambda world: world.publish_delta(back, announce=announce, honest=honest))
         self.do(lambda world: world.wait(seconds))
 
     @rule(steps=st.integers(2, 5), seconds=st.sampled_from([0.1, 0.5, 2.0]))
     def train_on(self, steps: int, seconds: float) -> None:
         for _ in range(steps):
-            self.do(lambda world: world.trainer.publish_delta(0, announce=True, honest=True))
+            self.do(lambda world: world.publish_delta(0, announce=True, honest=True))
             self.do(lambda world: world.wait(seconds))
 
     @rule(seconds=st.sampled_from([0.0, 0.05, 0.2, 2.0]))
     def hand_over(self, seconds: float) -> None:
         """Until the trainer does something else its tensors are lent."""
-        self.do(lambda world: world.trainer.hand_over())
+        self.do(lambda world: world.hand_over())
         self.do(lambda world: world.wait(seconds))
 
     @rule(
@@ -117,18 +117,18 @@ class Everything(RuleBasedStateMachine):
         for fault in faults:
             self.do(lambda world, fault=fault: world.fault(name, CALLS[0], fault))
             if hands_over:
-                self.do(lambda world: world.trainer.hand_over())
+                self.do(lambda world: world.hand_over())
             else:
-                self.do(lambda world: world.trainer.publish_delta(0, announce=True, honest=True))
+                self.do(lambda world: world.publish_delta(0, announce=True, honest=True))
             self.do(lambda world: world.wait(seconds))
 
     @rule(announce=st.booleans(), fails=st.sampled_from([False, False, True]))
     def trainer_takes_its_tensors_back(self, announce: bool, fails: bool) -> None:
-        self.do(lambda world: world.trainer.take_back(announce=announce, fails=fails))
+        self.do(lambda world: world.take_back(announce=announce, fails=fails))
 
     @rule()
     def trainer_dies_and_comes_back(self) -> None:
-        self.do(lambda world: world.trainer.die())
+        self.do(lambda world: world.kill_trainer())
 
     @rule(named=st.sampled_from([True, True, False]), seconds=st.sampled_from([0.0, 0.1, 2.0]))
     def engine_is_added_or_removed(self, named: bool, seconds: float) -> None:
@@ -137,15 +137,15 @@ class Everything(RuleBasedStateMachine):
 
     @rule()
     def publish_out_of_order(self) -> None:
-        self.do(lambda world: world.trainer.publish_late(Make.GOOD))
+        self.do(lambda world: world.publish_late(Make.GOOD))
 
     @rule()
     def trainer_restarts_and_reuses_steps(self) -> None:
-        self.do(lambda world: world.trainer.restart())
+        self.do(lambda world: world.restart_trainer())
 
     @rule(back=st.integers(0, 3))
     def same_notice_again(self, back: int) -> None:
-        self.do(lambda world: world.trainer.announce(max(1, world.trainer.step - back)))
+        self.do(lambda world: world.announce(max(1, world.step - back)))
 
     @rule()
     def roll_back(self) -> None:
@@ -194,7 +194,7 @@ class Everything(RuleBasedStateMachine):
         """And what was there before is published again, with other contents."""
         self.do(lambda world: world.empty_root(asked=asked))
         for _ in range(steps):
-            self.do(lambda world: world.trainer.publish(Make.GOOD, announce=announce))
+            self.do(lambda world: world.publish(Make.GOOD, announce=announce))
             self.do(lambda world: world.wait(seconds))
 
     @rule(index=INDEX, make=MAKES)
@@ -261,9 +261,9 @@ def story(seed: int) -> list[str]:
     try:
         for _ in range(20):
             if chance.random() < 0.5:
-                world.trainer.publish(chance.choice([Make.GOOD, Make.GOOD, *WRITTEN]), announce=chance.random() < 0.5)
+                world.publish(chance.choice([Make.GOOD, Make.GOOD, *WRITTEN]), announce=chance.random() < 0.5)
             else:
-                world.trainer.publish_delta(chance.choice([0, 0, 1, 2]), announce=True, honest=True)
+                world.publish_delta(chance.choice([0, 0, 1, 2]), announce=True, honest=True)
             world.fault(chance.choice("ab"), chance.choice(CALLS), chance.choice(list(Fault)))
             world.wait(chance.random() * 3)
             if chance.random() < 0.2:

@@ -9,30 +9,171 @@ import asyncio
 import itertools
 import random
 import tempfile
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from refitd.journal.journal import JournalError
+from sqlalchemy.exc import OperationalError
+
+from refitd.catalog.catalog import Catalog
+from refitd.catalog.references import References
+from refitd.catalog.rules import CatalogRules
+from refitd.catalog.warm import Warmer
+from refitd.copies.before_load import BeforeLoad
+from refitd.copies.copier import Copier
+from refitd.engine.engines_file import EngineSpec
+from refitd.engine.sglang.adapter import SglangEngine
+from refitd.journal.journal import Journal, JournalError
+from refitd.journal.writes import Write
+from refitd.ledger import Ledger
+from refitd.notice.intake import Intake
 from refitd.problem import ProblemError
+from refitd.reclaim.collector import Collector, LedgerFacts
+from refitd.rollout.canary import CanaryChecks
+from refitd.rollout.conductor import Conductor
+from refitd.rollout.fleet import Fleet
 from refitd.rollout.strategy import Strategy, StrategyName
 from refitd.settings import Settings
+from refitd.surface.context import Service
+from refitd.surface.present import present_engine
 from refitd.surface.versions import pin, rollback, unpin
-from refitd_client.contract.wire import NewEngine, Rollback
+from refitd_client.contract.naming import Order, parse_version_folder, version_folder, version_id
+from refitd_client.contract.states import Kind
+from refitd_client.contract.wire import NewEngine, Notice, Rollback
+from refitd_client.delta.plan import last_served
 
-from .disk import Make, SimDisk
+from .copies import SimCopies
+from .disk import Make, SimDisk, SimFiles, SimFolder, SimFolders, templates
 from .fault import Fault
-from .life import ADDED, Life, url_of
+from .offer import SimOffer
+from .plugin import SimBeside
 from .promises import Promises
-from .server import SimServer
-from .trainer import RUN, SimTrainer
+from .server import MOUNT, SimServer, SimTransport
 from .virtual_time import VirtualClock, VirtualLoop
 
 AnswerT = TypeVar("AnswerT")
+RUN = "run"
+ADDED = "c"  # the engine that the API adds and removes
+LOAD_TIMEOUT = 30.0
 HEAL_SECONDS = 120.0
 PLUGGED = 0.7  # of the engines
+TAKEN_SECONDS = 20.0  # a trainer's patience
+BACK_SECONDS = 10.0  # in which an engine that copies is to have ended
 LOOK_SECONDS = 0.2  # between two looks at what should hold at any time; servers are looked at whenever they change
+
+
+def url_of(name: str) -> str:
+    """Where a server is."""
+    return f"http://{name}:1"
+
+
+class _Engine(SglangEngine):
+    def __init__(self, server: SimServer, life: "Life") -> None:
+        super().__init__(SimTransport.url, load_timeout=LOAD_TIMEOUT)
+        if server.plugged:
+            self._beside = SimBeside(server, lambda: life.alive)
+        self._http = SimTransport(server, lambda: life.alive)  # type: ignore[assignment]
+
+
+class _Journal(Journal):
+    """A journal whose process can be killed, and whose disk can be full."""
+
+    def __init__(self, folder: Path, life: "Life") -> None:
+        super().__init__(folder)
+        self._life = life
+
+    async def _commit_queued(self) -> None:
+        if self._life.alive:  # else not even what it would do on its way out
+            await super()._commit_queued()
+
+    def _commit(self, batch: list[Write]) -> Exception | None:
+        if not self._life.alive or self._life.world.journal_full:
+            return OperationalError("", {}, Exception("database or disk is full"))
+        return super()._commit(batch)
+
+
+class Life:
+    """One process of the service, from its start to its kill."""
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.alive = True
+        self.journal = _Journal(world.state, self)
+        self.ledger = Ledger(self.journal, world.clock, world.strategy)
+        settings = world.settings
+        files = SimFiles(world.disk, self._pause)
+        self.catalog = Catalog(self.ledger, files, _Base(self.ledger), CatalogRules.of(settings))
+        facts = LedgerFacts(self.ledger, files)
+        copies = SimCopies(world.disk, self._pause, world.promises.before_copying)
+        self.copier = Copier(self.ledger, facts, copies, most=settings.copies)
+        warmer = Warmer(world.state, lambda: "tmpfs")
+        before_load = BeforeLoad(self.catalog.check, self.copier, warmer, self.ledger.carriage)
+        self.fleet = Fleet(
+            self.ledger,
+            root=MOUNT,
+            urls=[url_of(name) for name in world.servers if name != ADDED],
+            engines_file=None,
+            probe_interval=settings.probe_interval,
+            connect=self._connect,
+            check=before_load.check,
+            chance=random.Random(world.chance.random()),
+        )
+        promises = world.promises
+        folders = SimFolders(world.disk, self._pause, promises.before_discard, promises.before_recycling)
+        self.swept = SimFiles(world.disk, self._pause)
+        self.collector = Collector(self.ledger, self.swept, folders, settings, self.copier)
+        self.intake = Intake(self.ledger, files, Path(MOUNT), self.catalog.nudge)
+        self.conductor = Conductor(self.ledger, default_run=None, quorum=1)
+        self.canaries = CanaryChecks(self.ledger, [self.fleet.trial])
+        self.service = Service(
+            settings=settings,
+            ledger=self.ledger,
+            intake=self.intake,
+            fleet=self.fleet,
+            sweeper=self.collector.sweeper,
+            copier=self.copier,
+        )
+        self._task = world.loop.create_task(self._run())
+
+    def _connect(self, spec: EngineSpec) -> _Engine:
+        return _Engine(self.world.servers[spec.url.removeprefix("http://").removesuffix(":1")], self)
+
+    async def _pause(self) -> None:
+        """The time that a look at the disk takes. A dead process looks at nothing."""
+        await asyncio.sleep(self.world.chance.random() * 0.003)
+        if not self.alive:
+            raise asyncio.CancelledError
+
+    async def _run(self) -> None:
+        await self.copier.survey()
+        async with asyncio.TaskGroup() as group:
+            parts = (self.catalog, self.conductor, self.canaries, self.collector, self.copier, self.fleet)
+            for part in (self.journal, *parts):
+                group.create_task(part.run())
+
+    async def kill(self) -> None:
+        """SIGKILL."""
+        self.alive = False
+        self._task.cancel()
+        with suppress(asyncio.CancelledError, BaseExceptionGroup):
+            await self._task
+        self.journal.close()
+
+    def check(self) -> None:
+        """A service that has ended by itself has crashed."""
+        if self._task.done():
+            self._task.result()
+
+
+class _Base(References):
+    """The model that checkpoints are held against, without a disk."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(ledger, None)
+
+    async def of(self, run: str) -> Any:
+        return templates()[0]
 
 
 class World:
@@ -64,8 +205,10 @@ class World:
             )
             for name in ("a", "b", ADDED)
         }
+        self.lent: SimOffer | None = None
+        self.generation, self.step = 1, 0
+        self.trained: list[tuple[str, int]] = []  # what the trainer that runs now has published, with its contents
         self._contents = itertools.count(1)
-        self.trainer = SimTrainer(self, self._contents)
         self.life: Life | None = Life(self)
         self.log: list[str] = []
 
@@ -94,21 +237,171 @@ class World:
             if self.life is not None:
                 self.life.check()
 
+    def publish(self, make: Make, *, announce: bool) -> None:
+        """The next step comes into its place."""
+        self.take_back(announce=announce)
+        self.step += 1
+        order = Order(self.generation, self.step)
+        folder = self._write(order, make)
+        if make is Make.GOOD:
+            self.trained.append((version_id(RUN, order), folder.content))
+        else:
+            self.trained.clear()  # what was written past the publisher it cannot lead on from
+        if announce:
+            self._announce_written(order, folder)
+
+    def publish_delta(self, back: int, *, announce: bool, honest: bool) -> None:
+        """The next step as a delta on what engines serve, or on one that is so far back. A liar's leads nowhere."""
+        self.take_back(announce=announce)
+        base = self._served() if back == 0 else self.trained[-back][0] if len(self.trained) >= back else None
+        names = [name for name, _ in self.trained]
+        if base not in names:
+            self.publish(Make.GOOD, announce=announce)
+            return
+        self.step += 1
+        order = Order(self.generation, self.step)
+        path, content = f"{RUN}/{version_folder(order)}", next(self._contents)
+        folder = self.disk.put(path, Make.DELTA, content)
+        folder.base = base
+        if honest:
+            folder.onto = frozenset(content for _, content in self.trained[names.index(base) :])
+        self.promises.published(path, order, folder)
+        self.trained.append((version_id(RUN, order), content))
+        if announce:
+            self._announce_written(order, folder)
+
+    def _announce_written(self, order: Order, folder: SimFolder) -> None:
+        """As the publisher does it, which knows what it has written, and may wait for it when that is taken."""
+        if self.life is None:
+            return
+        path = f"{RUN}/{version_folder(order)}"
+        kind = Kind.FULL if folder.base is None else Kind.DELTA
+        digest = self.disk.digest(path)
+        notice = Notice(run=RUN, step=order.step, path=path, kind=kind, base=folder.base, digest=digest)
+        if self._call(self._tell(self.life, notice)) and digest is not None:
+            self.promises.taken(path, order, folder.content)
+
+    def _served(self) -> str | None:
+        """As the publisher asks for it."""
+        if self.life is None:
+            return None
+        ledger = self.life.ledger
+        found = last_served([present_engine(each, ledger) for each in ledger.engines.values()], RUN)
+        return found if isinstance(found, str) else None
+
+    def publish_late(self, make: Make) -> None:
+        """A step that is older than the newest, out of order."""
+        self.take_back(announce=True)
+        if self.step > 2:
+            path = f"{RUN}/{version_folder(Order(self.generation, self.step - 2))}"
+            if path not in self.disk.folders and not self.promises.was_there(path):
+                self._write(Order(self.generation, self.step - 2), make)
+
+    def restart_trainer(self) -> None:
+        """It starts again at an earlier step: a new generation."""
+        self.kill_trainer()
+        self.generation += 1
+        self.step = self.step // 2
+        self.trained.clear()
+
+    def empty_root(self, *, asked: bool) -> None:
+        """Everything in the root is gone, the trainer's own record as well; the journal is kept. It begins at step 1:
+        in a new generation where it could ask the service, else with names that the service may know.
+        """
+        self.take_back(announce=True)
+        self.disk.clear()
+        self.kill_trainer()
+        if asked:
+            self.generation += 1
+        self.step = 0
+
+    def hand_over(self) -> None:
+        """The next step is offered from the trainer's memory. Where the service does not hear of it, it is written."""
+        self.take_back(announce=True)
+        self.step += 1
+        order = Order(self.generation, self.step)
+        path, content = f"{RUN}/{version_folder(order)}", next(self._contents)
+        name = f".offer-{content:016x}"
+        self.lent = SimOffer(f"{RUN}/{name}", version_id(RUN, order), path, content, content)
+        self.disk.offers[self.lent.name] = self.lent
+        self.trained.clear()  # no delta leads on from it
+        self.promises.lent(path, order, content)
+        life, notice = self.life, Notice(run=RUN, step=order.step, path=path, kind=Kind.HANDOVER, offer=name)
+        told = life is not None and self._call(self._tell(life, notice))
+        if not told:
+            self.take_back(announce=True)
+
+    def take_back(self, *, announce: bool, fails: bool = False) -> None:
+        """The trainer waits for engines, has its tensors back, and goes on with them; the files follow, or fail."""
+        offer = self.lent
+        if offer is None:
+            return
+        self._until(lambda: not self._is_offered(offer), TAKEN_SECONDS)
+        offer.is_lent = False
+        self._until(lambda: not offer.readers, BACK_SECONDS)
+        offer.content = next(self._contents)
+        self.lent = None
+        step = parse_version_folder(offer.path.rpartition("/")[2])
+        assert step is not None
+        if fails:
+            life, notice = self.life, Notice(run=RUN, step=step.step, path=offer.path, kind=Kind.HANDOVER, failed="EIO")
+            if life is not None:
+                self._call(self._tell(life, notice))
+            return
+        self._write(step, Make.GOOD, offer.promised)
+        if announce:
+            self.announce(step.step)
+
+    def kill_trainer(self) -> None:
+        """It dies, and its memory with it."""
+        if self.lent is not None:
+            self.lent.is_lent, self.lent.content = False, next(self._contents)
+            self.lent = None
+        self.trained.clear()
+
+    async def _tell(self, life: Life, notice: Notice) -> None:
+        record, _ = await life.intake.take(notice)
+        self.promises.noticed(record.id)
+
+    def _is_offered(self, offer: SimOffer) -> bool:
+        if self.life is None:
+            return False
+        record = self.life.ledger.versions.get(offer.version)
+        return record is not None and self.life.ledger.is_offered(record)
+
+    def _until(self, done: Callable[[], bool], seconds: float) -> None:
+        end = self.loop.time() + seconds
+        while not done() and self.loop.time() < end:
+            self.wait(0.05)
+
+    def _write(self, order: Order, make: Make, content: int | None = None) -> SimFolder:
+        path = f"{RUN}/{version_folder(order)}"
+        content = next(self._contents) if content is None else content
+        folder = self.disk.recycle(path, make, content) or self.disk.put(path, make, content)
+        self.promises.published(path, order, folder)
+        return folder
+
+    def announce(self, step: int, base: str | None = None) -> None:
+        """A notice; what is answered with 2xx is remembered as promised."""
+        if self.life is not None:
+            kind = Kind.FULL if base is None else Kind.DELTA
+            self._call(self._tell(self.life, Notice(run=RUN, step=step, kind=kind, base=base)))
+
     def roll_back(self) -> None:
         """An operator has seen enough of the newest version."""
         if self.life is not None:
-            self.call(rollback(Rollback(run=RUN), self.life.service))
+            self._call(rollback(Rollback(run=RUN), self.life.service))
 
     def pin(self, index: int, *, pinned: bool) -> None:
         """Keep a version, or let it go."""
         if self.life is not None and (versions := sorted(self.life.ledger.versions)):
             change = pin if pinned else unpin
-            self.call(change(versions[index % len(versions)], self.life.service))
+            self._call(change(versions[index % len(versions)], self.life.service))
 
     def sweep(self) -> None:
         """Somebody asks for a reclaim."""
         if self.life is not None:
-            self.call(self.life.collector.sweeper.run())
+            self._call(self.life.collector.sweeper.run())
 
     def resync(self, name: str) -> None:
         """An operator asks for a load, and may be told that it would go backwards."""
@@ -127,7 +420,7 @@ class World:
                 self.life.fleet.remove(f"{ADDED}:1")
                 self.promises.removed(f"{ADDED}:1")
 
-    def call(self, request: Any) -> bool:
+    def _call(self, request: Any) -> bool:
         """A request to the service: whether it was answered. It may be refused, and it may never be answered."""
         with suppress(ProblemError, JournalError, OSError, TimeoutError):
             self.loop.run_until_complete(asyncio.wait_for(request, 1.0))
@@ -173,12 +466,6 @@ class World:
         if paths := sorted(self.disk.folders):
             self.disk.remove(paths[index % len(paths)])
 
-    def empty_root(self, *, asked: bool) -> None:
-        """Everything in the root is gone, and the trainer begins again; the journal is kept."""
-        self.trainer.take_back(announce=True)
-        self.disk.clear()
-        self.trainer.begin_again(asked=asked)
-
     def rewrite(self, index: int, make: Make) -> None:
         """Other bytes at the same path, whoever reads it."""
         paths = sorted(self.disk.folders)
@@ -215,7 +502,7 @@ class World:
 
     def heal(self) -> None:
         """Everything works again, and time passes: then everything must be as it should."""
-        self.trainer.take_back(announce=True)
+        self.take_back(announce=True)
         self.heal_disk()
         for server in self.servers.values():
             server.faults.clear()

@@ -176,6 +176,20 @@ MUTANTS = [
         '            self.close_attempt(replace(attempt, outcome="TAINTED"))\n',
         "tests/crash/test_rollout_crash.py",
     ),
+    Mutant(
+        "takes what is published again for what was collected",
+        "service/refitd/notice/admit.py",
+        "if known.state is VersionState.DELETED and seen.there:",
+        "if False:",
+        "tests/unit/test_admit.py",
+    ),
+    Mutant(
+        "calls served what no engine has any more",
+        "service/refitd/rollout/served.py",
+        "return version.state not in _FILES_GONE",
+        "return True",
+        "tests/unit/test_served.py",
+    ),
 ]
 
 

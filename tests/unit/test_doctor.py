@@ -1,6 +1,7 @@
 """`refitd doctor`: what it finds, what it proves, and what it says it cannot know."""
 
 import errno
+import logging
 import os
 import time
 from collections.abc import Iterator
@@ -443,3 +444,14 @@ def test_versions_of_any_layout_are_measured_and_the_clock_before_the_wait_for_e
     whole = (tmp_path / "run/weight_v000001/model.safetensors").stat().st_size
     assert (seen.version, seen.held) == (whole, whole + 7)
     assert abs(seen.skew) < 0.1
+
+
+def test_an_observer_that_is_stopped_with_events_on_their_way_says_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """watchdog calls that an error, and prints it where nobody has set logging up, as in this command."""
+    with probed(tmp_path) as nonce:
+        look_at_root(tmp_path, nonce, None)
+    logging.getLogger("watchdog.observers.inotify").error("called when the thread is inactive")
+    assert "inactive" not in capfd.readouterr().err
+    assert not logging.getLogger("watchdog.observers.inotify").isEnabledFor(logging.ERROR)

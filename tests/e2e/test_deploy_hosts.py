@@ -62,6 +62,15 @@ def test_the_unit_may_write_where_its_root_is() -> None:
     assert f"RequiresMountsFor={root}\n" in UNIT
 
 
+def test_the_units_token_is_a_file_that_trainers_read_too_and_that_can_be_exchanged_under_it() -> None:
+    """A credential would be a copy as of the start."""
+    (file,) = re.findall(r"REFITD_TOKEN_FILE=(\S+)", "\n".join(re.findall(r"^Environment=.*", UNIT, re.MULTILINE)))
+    (group,) = re.findall(r"^Group=(.*)$", UNIT, re.MULTILINE)
+    assert f"install -m 0640 -g {group} /dev/stdin {file}\n" in UNIT
+    assert f"install -d -g {group} -m 2775 /srv/weights" in UNIT
+    assert "LoadCredential=" not in re.sub(r"^#.*$", "", UNIT, flags=re.MULTILINE)
+
+
 def test_shellcheck_finds_nothing_in_any_script() -> None:
     """The job, and what sets up environments: every file of the tree that a shell reads."""
     folders = ("deploy", "tests", ".ci")

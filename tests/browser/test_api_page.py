@@ -11,10 +11,12 @@ from support.services import serving
 pytestmark = [pytest.mark.browser]
 
 
-async def test_the_page_of_the_api_needs_nothing_but_the_service(page: Page, tmp_path: Path) -> None:
+async def test_the_dashboard_leads_to_the_page_of_the_api_which_needs_nothing_but_the_service(
+    page: Page, tmp_path: Path
+) -> None:
     async with serving(tmp_path) as stage, listening(stage.api) as server:
-        await page.goto(f"http://127.0.0.1:{server.port}/docs")
-        await expect(page.get_by_role("heading", name="refitd")).to_be_visible()
+        await page.goto(f"http://127.0.0.1:{server.port}/")
+        await page.get_by_role("link", name="API").click()
         await page.locator("[data-path='/v1/engines']").first.click()
         await page.get_by_role("button", name="Try it out").click()
         await page.get_by_role("button", name="Execute").click()

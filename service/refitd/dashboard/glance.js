@@ -13,7 +13,7 @@ export function header({ link, heardAt }) {
   return html`<h1>refitd</h1>
     <p class="link ${link.state}">${mark(link.state)}<span>${told(link, heardAt)}</span></p>
     ${tokenButton()}
-    <a href="/openapi.json">API</a>`;
+    <a href="/docs">API</a>`;
 }
 
 function told(link, heardAt) {

@@ -1,6 +1,7 @@
 """What an operator looks at and does through the API: the overview, the log, loads of a version, pausing rollouts."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,27 @@ async def test_a_rollback_is_carried_out_while_rollouts_are_paused(tmp_path: Pat
             while stage.engines["a"].label != "1":
                 await stage.ledger.bell.after(stage.ledger.bell.count, within=0.05)
         assert stage.ledger.rollouts["run"].paused_since is not None
+
+
+async def test_a_rollback_with_nowhere_to_go_offers_what_was_never_served(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage:
+        await stage.served(1)
+        answer = await stage.http.post("/v1/rollback", json={"run": "run"})
+        assert answer.status_code == 409
+        assert answer.json()["detail"].endswith(
+            "before run~v000001 was served and is still there, and no other good one is"
+        )
+        await paused(stage)
+        for step in (2, 3):
+            publish(stage.root, "run", step, tensors(step))
+            await stage.until(f"run~v00000{step}", lambda record: record.state is VersionState.SEALED)
+        one = replace(stage.ledger.versions["run~v000001"], state=VersionState.DELETED)
+        stage.ledger.put_version(one)
+        answer = await stage.http.post("/v1/rollback", json={"run": "run"})
+        assert (
+            "good, but never served: run~v000002. Name one: 'refitd rollback run --to run~v000002'"
+            in answer.json()["detail"]
+        )
 
 
 async def test_a_pause_outlives_a_restart_of_the_service(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from refitd.cli.summary import Summary, newest_good
 from refitd_client.contract.states import EngineState, VersionState
 from refitd_client.contract.wire import Engine, Explanation, Faults, Page, Problem, Version
 from support.command_line import answer, refitd
-from support.stand_in_service import StandIn, make_engine, make_version, on_version, stand_in
+from support.stand_in_service import StandIn, make_engine, make_run, make_version, on_version, stand_in
 
 
 @pytest.fixture
@@ -60,6 +60,14 @@ class TestStatus:
         assert "exp → step 5 (exp~v000005), served by 1 of 1 engines, in memory alone as yet" in shown
         assert line_with(shown, "2026")[2:5] == ["ANNOUNCED", "in", "memory"]
         assert line_with(refitd("engines", "--url", service.url).stdout, "IN_SYNC")[3:6] == ["IN_SYNC", "in", "memory"]
+
+    def test_a_pause_is_seen_and_what_ends_it(self, service: StandIn) -> None:
+        service.versions, service.engines = [make_version(2)], [make_engine()]
+        service.runs = [make_run(paused_since="2026-11-21T12:00:00Z")]
+        shown = refitd("status", "--url", service.url).stdout
+        assert "served by 1 of 1 engines, paused since 2026-11-21T12:00:00Z: refitd resume exp" in shown
+        summary = answer("status", "--url", service.url, kind=Summary)
+        assert [run.paused_since for run in summary.runs] == ["2026-11-21T12:00:00Z"]
 
     def test_a_run_without_a_good_version_is_named(self, service: StandIn) -> None:
         service.versions = [make_version(1, state=VersionState.REJECTED, reason="shape of w")]

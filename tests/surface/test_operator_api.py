@@ -4,10 +4,14 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from refitd.journal.journal import JournalError
 from refitd_client.contract.states import VersionState
+from refitd_client.contract.wire import WaitResult
+from refitd_client.errors import WaitTimeoutError
+from refitd_client.verdict import judge
 from support.checkpoints import publish, tensors
 from support.services import Stage, serving
 
@@ -91,10 +95,15 @@ async def test_paused_rollouts_bring_no_engine_to_a_newer_version_until_they_are
         assert (await paused(stage))["paused_since"] is not None
         publish(stage.root, "run", 2, tensors(2))
         await stage.until("run~v000002", lambda record: record.state is VersionState.SEALED)
-        said = (await stage.http.get("/v1/explain/a:1")).json()["sentences"]
-        assert any("paused" in sentence for sentence in said)
+        for subject in ("a:1", "run~v000002"):
+            said = (await stage.http.get(f"/v1/explain/{subject}")).json()["sentences"]
+            assert any("paused since" in sentence and "'refitd resume run'" in sentence for sentence in said)
         found = (await stage.http.get("/v1/versions/run~v000002/wait?timeout=0.3")).json()
         assert found["outcome"] == "pending"
+        with pytest.raises(WaitTimeoutError, match=r"a:1 is BEHIND \(rollouts of run are paused: refitd resume run\)"):
+            judge(msgspec.convert(found, WaitResult), 0.3)
+        (engine,) = (await stage.http.get("/v1/engines")).json()["items"]
+        assert engine["reason"] == "rollouts of run are paused: refitd resume run"
         assert stage.engines["a"].label == "1"
         assert (await paused(stage, "resume"))["paused_since"] is None
         await stage.until("run~v000002", lambda record: record.served_at is not None)

@@ -65,4 +65,6 @@ def run_line(run: RunSummary) -> Text:
     count = (f"{run.in_sync} of {run.engines} engines", style)
     lost = ", whose files are lost: publish a newer step" if run.target.state is VersionState.LOST else ""
     alone = ", in memory alone as yet" if run.target.in_memory else ""
-    return Text.assemble(name, f" → step {run.target.step} ({run.target.id}), served by ", count, lost, alone)
+    paused = "" if run.paused_since is None else f", paused since {run.paused_since}: refitd resume {run.run}"
+    told = (render.sentence(paused, "yellow"), lost, alone)
+    return Text.assemble(name, f" → step {run.target.step} ({run.target.id}), served by ", count, *told)

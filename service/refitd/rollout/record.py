@@ -119,3 +119,8 @@ class RolloutRecord:
     check: CheckState = CheckState.PENDING
     reason: str | None = None
     paused_since: str | None = None
+
+    @property
+    def why_paused(self) -> str | None:
+        """Why no engine of the run goes to anything newer, and what ends that; None while rollouts go on."""
+        return None if self.paused_since is None else f"rollouts of {self.run} are paused: refitd resume {self.run}"

@@ -185,6 +185,7 @@ def _present(service: Service, record: VersionRecord) -> Version:
     return present_version(
         record,
         ledger.engines.values(),
+        rollout=ledger.rollouts.get(record.run),
         refused=ledger.carriage.refused.get(record.id),
         waits_for=None if copier is None else copier.why_waiting(record),
     )

@@ -41,6 +41,10 @@ _HINTS: Mapping[ExitCode, str] = {
 }
 
 
+# The service was told of a path beneath the root, so that is not the root that it watches.
+_LOOKED_ELSEWHERE = frozenset({"path-missing", "path-outside-root"})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
     """How a command ends that failed."""
@@ -91,11 +95,15 @@ def _code_of(error: ServiceProblemError) -> ExitCode:
 
 
 def _with_what_stands(error: ServiceProblemError) -> Problem:
-    """The problem; where a version was published all the same, with its path."""
+    """The problem; where a version was published all the same, with its path, and whether the service will find it."""
     if (publication := error.publication) is None:
         return error.problem
     stands = f"{publication.version_id} is on disk at {publication.path} all the same"
-    return replace(error.problem, detail=f"{error.problem.detail}; {stands}: the service finds it by watching")
+    if error.problem.slug in _LOOKED_ELSEWHERE:
+        finds = "the service watches another root and never finds it: publish with the --root of 'refitd serve'"
+    else:
+        finds = "a service that watches that root finds it by itself"
+    return replace(error.problem, detail=f"{error.problem.detail}; {stands}: {finds}")
 
 
 def _failure(code: ExitCode, slug: str, title: str, status: int, error: Exception) -> Failure:

@@ -1,30 +1,43 @@
-"""Structured logs: for people on a terminal, one JSON object a line for programs. They go to stderr."""
+"""Structured logs: for people on a terminal, one JSON object a line for programs. They go to stderr.
+
+Where they are JSON, all that the service prints is: what libraries log, and the line on stdout that says that it is
+ready, since both streams often end in one file.
+"""
 
 import logging
 import os
 import sys
 
 import structlog
+from structlog.typing import Processor
 
 
 def configure_logs(how: str) -> None:
     """Set up structlog. `how` is "console", "json", or "auto": console where stderr is a terminal."""
     terminal = sys.stderr.isatty()
     console = how == "console" or (how == "auto" and terminal)
-    renderer = (
+    renderer: Processor = (
         structlog.dev.ConsoleRenderer(colors=terminal and not os.environ.get("NO_COLOR"))
         if console
         else structlog.processors.JSONRenderer()
     )
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+    ]
     structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            renderer,
-        ],
+        processors=[*shared, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    finish = [structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer]
+    handler.setFormatter(structlog.stdlib.ProcessorFormatter(processors=finish, foreign_pre_chain=shared))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+
+
+def announce(event: str) -> None:
+    """Say on stdout what whoever started the service waits for, as a line of the log."""
+    structlog.wrap_logger(structlog.PrintLogger(sys.stdout)).info(event)

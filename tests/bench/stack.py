@@ -40,7 +40,7 @@ def _addresses(child: "subprocess.Popen[str]", ready: str, count: int, log: Path
     if child.stdout is None:
         raise RuntimeError("no output to wait for")
     for line in child.stdout:
-        found += re.findall(rf"{ready} ready on (\S+)", line)
+        found += re.findall(rf'{ready} ready on ([^\s"]+)', line)
         if len(found) == count:
             return found
     raise RuntimeError(f"{ready} ended before it was ready:\n{log.read_text()[-2000:]}")

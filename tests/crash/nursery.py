@@ -3,6 +3,7 @@
 import json
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -67,7 +68,8 @@ class Nursery:
         self._process.stdin.flush()
         pid = int(self._next("born"))
         said = self._line()
-        url = said.removeprefix("refitd ready on ") if said.startswith("refitd ready on ") else None
+        ready = re.search(r'refitd ready on ([^\s"]+)', said)
+        url = None if ready is None else ready[1]
         if url is None:
             assert said == f"ended {-signal.SIGKILL}", f"{said}\n{self.tail()}"
         return Newborn(pid, url, log)

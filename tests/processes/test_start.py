@@ -1,5 +1,6 @@
 """`refitd serve` as a process, where it cannot start or starts with a setting that is probably a slip."""
 
+import json
 import signal
 import socket
 import subprocess
@@ -29,9 +30,11 @@ def test_a_canary_that_is_no_engine_is_warned_of_once(tmp_path: Path) -> None:
     strategy = ("--strategy", "canary", "--canary", "nobody")
     with serve(tmp_path / "root", "--port", "0", "--engine", "http://127.0.0.1:1", *strategy) as process:
         assert process.stdout is not None
-        assert process.stdout.readline().startswith("refitd ready on ")
+        ready = json.loads(process.stdout.readline())
+        assert ready["event"].startswith("refitd ready on http://127.0.0.1:")
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=60)
     warnings = [line for line in err.splitlines() if "no engine is called nobody (--canary), but 127.0.0.1:1" in line]
+    assert all(json.loads(line)["event"] for line in err.splitlines()), "both streams may go to one file"
     assert len(warnings) == 1
     assert '"level": "warning"' in warnings[0]

@@ -10,6 +10,7 @@ from typing import cast
 import uvicorn
 from fastapi import FastAPI
 
+from refitd.logs import announce
 from refitd.surface.connection import Connection, Patience, protocol
 
 PATIENCE = Patience()
@@ -17,7 +18,7 @@ CLOSE_SECONDS = 2  # what an open event stream gets when the service stops
 
 
 class Server(uvicorn.Server):
-    """Prints one line when it listens, with the port that it got. Clients get what `patience` allows them."""
+    """Says on stdout when it listens, with the port that it got. Clients get what `patience` allows them."""
 
     look_ticks = 10  # uvicorn ticks ten times a second
 
@@ -64,4 +65,4 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             port = self.servers[0].sockets[0].getsockname()[1]
-            print(f"refitd ready on http://{self.config.host}:{port}", flush=True)
+            announce(f"refitd ready on http://{self.config.host}:{port}")

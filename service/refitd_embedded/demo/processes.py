@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Self
 
-READY = re.compile(r" ready on (http://\S+)$", re.MULTILINE)
+READY = re.compile(r" ready on (http://[^\s\"]+)")  # in a line of its own, or in a line of a log in JSON
 START_SECONDS = 60.0
 STOP_SECONDS = 15.0
 LOOK_SECONDS = 0.05

@@ -255,3 +255,10 @@ async def test_a_service_that_is_not_there_yet_is_waited_for(page: Page, tmp_pat
         await page.unroute("**/v1/overview")
         await expect(page.locator("header .link")).to_have_text("live")
         await expect(page.locator(".run h2")).to_contain_text("Nothing has been published yet.")
+
+
+async def test_while_nothing_is_published_only_engines_that_answer_are_said_to_wait(page: Page, tmp_path: Path) -> None:
+    async with serving(tmp_path, names=("a", "b")) as stage, listening(stage.api) as server:
+        stage.engines["b"].down = True
+        await opened(page, server)
+        await expect(page.locator(".run p")).to_contain_text("1 engine waits, 1 is UNREACHABLE.")

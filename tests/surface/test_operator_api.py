@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from refitd.journal.journal import JournalError
-from refitd_client.contract.states import VersionState
+from refitd_client.contract.states import EngineState, VersionState
 from refitd_client.contract.wire import WaitResult
 from refitd_client.errors import WaitTimeoutError
 from refitd_client.verdict import judge
@@ -120,6 +120,23 @@ async def test_an_engine_that_restarts_while_rollouts_are_paused_gets_the_last_g
         async with asyncio.timeout(10):
             while stage.engines["a"].label != "1":
                 await stage.ledger.bell.after(stage.ledger.bell.count, within=0.05)
+
+
+async def test_of_an_engine_that_is_away_only_what_it_served_is_said(tmp_path: Path) -> None:
+    async with serving(tmp_path, names=("a", "b")) as stage:
+        stage.engines["b"].down = True
+        id_ = await stage.served(1)
+        stage.engines["a"].down = True
+        async with asyncio.timeout(10):
+            while stage.ledger.engines["a:1"].state is not EngineState.UNREACHABLE:
+                await stage.ledger.bell.after(stage.ledger.bell.count, within=0.05)
+        said = (await stage.http.get("/v1/explain/a:1")).json()["sentences"]
+        assert f"It served {id_} when it was last reached; the target of run run is {id_}." in said
+        said = (await stage.http.get(f"/v1/explain/{id_}")).json()["sentences"]
+        assert "Engine a:1 served it when it was last reached." in said
+        decisions = {name: (await stage.http.get(f"/v1/log?subject={name}:1")).json()["items"] for name in "ab"}
+        assert decisions["a"][0]["text"] == f"UNREACHABLE: served {id_} when it was last reached (connection refused)"
+        assert "UNREACHABLE: has not been reached yet (connection refused)" in [line["text"] for line in decisions["b"]]
 
 
 async def test_a_rollback_is_carried_out_while_rollouts_are_paused(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def _on_engines(record: VersionRecord, ledger: Ledger) -> list[str]:
         sentences.append(_paused(rollout))
     for engine in engines:
         if engine.serving == record.id:
-            sentences.append(f"Engine {engine.id} serves it.")
+            sentences.append(f"Engine {engine.id} {engine.serves('it')}.")
         elif target is not None and target.id == record.id:
             sentences.append(f"Engine {engine.id} does not serve it yet: it is {_state_of(engine)}.")
     return sentences
@@ -86,7 +86,9 @@ def explain_engine(engine: EngineRecord, ledger: Ledger) -> list[str]:
     serving = engine.serving or ("its start-up weights" if engine.known else "contents that nobody can vouch for")
     if engine.plugin is not None or engine.stock_reason is not None:
         sentences.append(f"It {engine.how_it_loads}.")
-    sentences.append(f"It serves {serving}; the target of run {engine.run} is {target.id if target else 'none yet'}.")
+    sentences.append(
+        f"It {engine.serves(serving)}; the target of run {engine.run} is {target.id if target else 'none yet'}."
+    )
     held = ledger.versions.get(engine.serving or "")
     if held is not None and held.in_memory:
         sentences.append(f"It has that from its trainer's memory. {_without_files(held, ledger)}")

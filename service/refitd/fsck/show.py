@@ -30,7 +30,7 @@ def summary(report: Report) -> Text:
     """The report in one line."""
     repaired = sum(finding.repaired for finding in report.findings)
     did = f"{repaired} repaired, " if repaired else ""
-    asked = "" if report.asked else " No engine was asked."
+    asked = "" if report.asked else " No engine was asked: --engine URL or --engines-file asks them too."
     if not report.open:
         return Text(f"{did}nothing disagrees.{asked}", style="bold green")
     count = len(report.open)

@@ -86,9 +86,8 @@ def explain_engine(engine: EngineRecord, ledger: Ledger) -> list[str]:
     serving = engine.serving or ("its start-up weights" if engine.known else "contents that nobody can vouch for")
     if engine.plugin is not None or engine.stock_reason is not None:
         sentences.append(f"It {engine.how_it_loads}.")
-    sentences.append(
-        f"It {engine.serves(serving)}; the target of run {engine.run} is {target.id if target else 'none yet'}."
-    )
+    wanted = "none yet" if target is None else target.id
+    sentences.append(f"It {engine.serves(serving)}; the target of run {engine.run} is {wanted}.")
     held = ledger.versions.get(engine.serving or "")
     if held is not None and held.in_memory:
         sentences.append(f"It has that from its trainer's memory. {_without_files(held, ledger)}")

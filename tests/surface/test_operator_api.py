@@ -122,6 +122,20 @@ async def test_an_engine_that_restarts_while_rollouts_are_paused_gets_the_last_g
                 await stage.ledger.bell.after(stage.ledger.bell.count, within=0.05)
 
 
+async def test_who_asks_for_a_run_or_for_nothing_there_is_told_what_to_ask_for(tmp_path: Path) -> None:
+    async with serving(tmp_path, run="exp/trial") as stage:
+        publish(stage.root, "exp/trial", 1, tensors(1))
+        await stage.until("exp~trial~v000001", lambda record: record.state is VersionState.SEALED)
+        answer = await stage.http.get("/v1/explain/exp%2Ftrial")
+        assert (answer.status_code, answer.json()["detail"]) == (
+            404,
+            "exp/trial is a run, and neither a version nor an engine: 'refitd explain exp~trial~v000001' explains its "
+            "target, 'refitd versions --run exp/trial' lists its versions",
+        )
+        answer = await stage.http.get("/v1/explain/run~v000099")
+        assert answer.json()["detail"].endswith("'refitd versions' and 'refitd engines' list what there is")
+
+
 async def test_of_an_engine_that_is_away_only_what_it_served_is_said(tmp_path: Path) -> None:
     async with serving(tmp_path, names=("a", "b")) as stage:
         stage.engines["b"].down = True

@@ -137,7 +137,7 @@ class TestVersions:
     def test_the_rest_of_the_list_is_pointed_to(self, service: StandIn) -> None:
         service.versions = [make_version(step) for step in range(3)]
         result = refitd("versions", "--url", service.url, "--limit", "2")
-        assert "--cursor 2" in result.stderr
+        assert result.stderr == "there are more: --limit N, or --cursor 2\n"
         page = answer("versions", "--url", service.url, "--limit", "2", "--cursor", "2", kind=Page[Version])
         assert [version.step for version in page.items] == [0]
 

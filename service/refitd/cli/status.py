@@ -12,7 +12,9 @@ from refitd.cli.output import speaking
 from refitd.cli.summary import RunSummary, Summary, look
 from refitd_client.contract.states import VersionState
 
-Limit = Annotated[int, typer.Option("--limit", min=1, max=100, help="How many of the newest versions to list")]
+Limit = Annotated[
+    int, typer.Option("--limit", metavar="N", min=1, max=100, help="How many of the newest versions to list")
+]
 
 
 def status(limit: Limit = 5, url: Url = None, token_file: TokenFile = None, json: Json = False) -> None:

@@ -20,8 +20,8 @@ def service() -> Iterator[StandIn]:
         yield state
 
 
-def as_text(shown: object) -> str:
-    console = Console(width=300)
+def as_text(shown: object, width: int = 300) -> str:
+    console = Console(width=width)
     with console.capture() as capture:
         console.print(shown)
     return capture.get()
@@ -58,7 +58,7 @@ class TestStatus:
         service.engines = [make_engine("a", version="exp~v000005", step=5, in_memory=True)]
         shown = refitd("status", "--url", service.url).stdout
         assert "exp → step 5 (exp~v000005), served by 1 of 1 engines, in memory alone as yet" in shown
-        assert line_with(shown, "2026")[2:5] == ["ANNOUNCED", "in", "memory"]
+        assert line_with(shown, "12:00:00Z")[2:5] == ["ANNOUNCED", "in", "memory"]
         assert line_with(refitd("engines", "--url", service.url).stdout, "IN_SYNC")[3:6] == ["IN_SYNC", "in", "memory"]
 
     def test_a_pause_is_seen_and_what_ends_it(self, service: StandIn) -> None:
@@ -125,7 +125,8 @@ class TestVersions:
             "3.1",
             "GB",
             "1/2",
-            "2026-11-21T12:00:00Z",
+            "11-21",
+            "12:00:00Z",
             "-",
         ]
         assert lines[3].endswith("missing tensor lm_head.weight")
@@ -163,6 +164,37 @@ class TestVersions:
         both = {"FORCE_COLOR": "1", "NO_COLOR": "1"}
         assert green not in refitd("versions", "--url", service.url, env=both).stdout
         assert "\x1b" not in refitd("versions", "--url", service.url).stdout
+
+
+class TestEightyColumns:
+    """What a terminal has by default."""
+
+    LONG = "tensor model.layers.3.mlp.up_proj.weight in model.safetensors has 1 non-finite value (NaN or infinity)"
+
+    def shown(self, *versions: Version, width: int = 80) -> list[str]:
+        return as_text(render.versions_table(versions), width).splitlines()
+
+    def test_an_id_is_whole_and_a_long_reason_stands_beneath_its_row(self) -> None:
+        bad = make_version(21, run="exp/trial", state=VersionState.REJECTED, reason=self.LONG)
+        lines = self.shown(bad, make_version(20, run="exp/trial", pinned=True, reason="short"))
+        assert max(map(len, lines)) <= 80
+        assert lines[2].split() == ["exp~trial~v000021", "21", "REJECTED", "3.1", "GB", "-", "11-21", "12:00:00Z"]
+        assert " ".join(" ".join(lines[3:5]).split()) == self.LONG
+        assert lines[3].startswith("    tensor")
+        assert lines[5].endswith("11-21 12:00:00Z  short")
+
+    def test_a_row_that_is_wider_still_breaks_no_word(self) -> None:
+        long = make_version(21, run="a-run-with-quite-a-long-name/and-a-trial", pinned=True, barred=True)
+        lines = self.shown(long)
+        assert long.id in lines[2]
+        assert " ".join(lines[2:]).split()[1:6] == ["21", "SEALED", "pinned", "barred", "3.1"]
+        assert lines[-1] == "    barred: rolled back from"
+
+    def test_lines_are_not_filled_up(self) -> None:
+        bad = make_version(21, state=VersionState.REJECTED, reason=self.LONG)
+        assert all(line == line.rstrip() for line in self.shown(bad, make_version(20), width=1000))
+        engines = [make_engine("a", reason=self.LONG), make_engine("b", reason="short")]
+        assert all(line == line.rstrip() for line in as_text(render.engines_table(engines, {}), 1000).splitlines())
 
 
 class TestEngines:

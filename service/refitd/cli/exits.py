@@ -41,6 +41,9 @@ _HINTS: Mapping[ExitCode, str] = {
 }
 
 
+_MAY_ONLY_LOOK = (
+    "The token that was sent may only look: say the --token-file, or set the REFITD_TOKEN, of the other one."
+)
 # The service was told of a path beneath the root, so that is not the root that it watches.
 _LOOKED_ELSEWHERE = frozenset({"path-missing", "path-outside-root"})
 
@@ -55,7 +58,7 @@ class Failure:
     @property
     def hint(self) -> str | None:
         """What a person could try next."""
-        return _HINTS.get(self.code)
+        return _MAY_ONLY_LOOK if self.problem.slug == "insufficient-scope" else _HINTS.get(self.code)
 
 
 def failure_of(error: RefitError | ValueError | OSError) -> Failure:

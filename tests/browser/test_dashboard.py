@@ -1,6 +1,7 @@
 """The dashboard in a real Chromium, against the real service with engines in memory."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -75,9 +76,14 @@ async def test_a_rejected_version_says_why(page: Page, tmp_path: Path) -> None:
         del weights["layer.1.weight"]
         publish(stage.root, "run", 2, weights)
         await stage.rejected("run~v000002")
+        timed = replace(stage.ledger.versions["run~v000002"], timings={"publish": 12.0, "validate": 3.0})
+        stage.ledger.put_version(timed)  # as one that its trainer has announced
         await opened(page, server)
         await expect(page.locator(".run li").first).to_contain_text("Step 2 is REJECTED")
         await expect(page.locator(".run li").first).to_contain_text("layer.1.weight")
+        row = page.locator("table.updates tbody tr").first
+        await expect(row).to_contain_text("15 ms")
+        await expect(row.locator(".stages")).to_contain_text("layer.1.weight")
 
 
 async def test_an_action_is_asked_about_and_escape_changes_nothing(page: Page, tmp_path: Path) -> None:

@@ -203,6 +203,18 @@ def test_what_was_found_of_the_plugin_is_said(
     assert plugin_answers(asked) is (plugin is not None)
 
 
+def test_what_serve_would_refuse_is_found(job: list[str], tmp_path: Path) -> None:
+    code, found = examined(*job, "--base-model", str(tmp_path / "root"))
+    assert code == 1
+    assert "--base-model (REFITD_BASE_MODEL)" in found["settings", "failed"]["text"]
+
+
+def test_a_trainer_that_is_no_process_is_a_slip(job: list[str]) -> None:
+    result = refitd("doctor", *job, "--trainer-pid", "999999999")
+    assert result.exit_code == 2
+    assert "--trainer-pid 999999999: there is no such process on this host" in result.stderr
+
+
 def test_an_engine_that_is_not_there_is_one_finding(job: list[str]) -> None:
     code, found = examined(*job, "--engine", "http://127.0.0.1:1")
     assert code == 1

@@ -16,7 +16,7 @@ from refitd.doctor.libraries import judge_releases, nccl_of
 from refitd.doctor.nccl import judge_nccl
 from refitd.doctor.nonce import Nonce, RootUnusableError, probed
 from refitd.doctor.places import ask_places, judge_places
-from refitd.doctor.processes import LocalProcess, environment_of, family_of, local_process
+from refitd.doctor.processes import LocalProcess, environment_of, family_of, is_running, local_process
 from refitd.doctor.root_facts import look_at_root
 from refitd.doctor.root_verdicts import judge_root
 from refitd.doctor.service import judge_service
@@ -46,8 +46,10 @@ async def check(settings: Settings, *, nccl: bool, trainer: int | None) -> Repor
     """Check everything. `nccl`: a broadcast is planned. `trainer` is the trainer's process on this host, if known.
 
     Raises:
-        OSError, ValueError: the engines file, the token file or the lock cannot be used.
+        OSError, ValueError: the engines file, the token file or the lock cannot be used, or there is no such process.
     """
+    if trainer is not None and not is_running(trainer):
+        raise ValueError(f"--trainer-pid {trainer}: there is no such process on this host")
     root = settings.root.resolve()
     try:
         with probed(root) as nonce:

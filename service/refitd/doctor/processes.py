@@ -133,6 +133,11 @@ def environment_of(pid: int) -> Mapping[str, str] | None:
     return {name: value for name, equals, value in (entry.partition("=") for entry in text.split("\0")) if equals}
 
 
+def is_running(pid: int) -> bool:
+    """Whether there is such a process here."""
+    return (PROC / str(pid)).exists()
+
+
 def family_of(pid: int) -> set[int]:
     """A process and all that it started."""
     parents = {other: _parent(other) for other in _pids()}

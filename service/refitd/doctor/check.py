@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from refitd.discovery.memory import Named
-from refitd.doctor.door import ask_service, judge_door
+from refitd.doctor.door import ask_service, judge_door, stranger_at_door
 from refitd.doctor.engines import Asked, ask_engines, judge_engine
 from refitd.doctor.finding import Check, Finding, Verdict
 from refitd.doctor.gpus import gpus_of, judge_gpus, look_at_gpus
@@ -70,7 +70,10 @@ async def _check(settings: Settings, root: Path, nonce: Nonce, *, nccl: bool, tr
     asked = await ask_engines(roster_of(settings, journal.engines, found))
     processes = {one.name: await asyncio.to_thread(local_process, one.spec.url) for one in asked}
     findings = [*judge_root(facts, settings), *judge_service(settings, journal, running)]
-    if running is not None:
+    stranger = await asyncio.to_thread(stranger_at_door, settings, running)
+    if stranger is not None:
+        findings.append(stranger)
+    elif running is not None:
         findings.append(judge_door(settings, await ask_service(settings)))
     findings += [*judge_places(answers), *_none(asked)]
     for one in asked:

@@ -72,6 +72,12 @@ def is_engine(command: Sequence[str]) -> bool:
     return _ENGINES.fullmatch(_program(command)) is not None
 
 
+def is_service(pid: int) -> bool:
+    """Whether a process here is a `refitd serve`."""
+    command = command_of(pid)
+    return PurePath(_program(command)).name == "refitd" and "serve" in command
+
+
 def _program(command: Sequence[str]) -> str:
     """What runs: the module or the script, where it is Python that runs it."""
     first, *words = command or [""]

@@ -122,6 +122,18 @@ def test_a_bad_areal_configuration_is_named(tmp_path: Path, text: str, names: st
     assert names in shown.output
 
 
+def test_an_areal_configuration_that_is_not_there_is_named(tmp_path: Path) -> None:
+    shown = refitd("plan", "--areal", str(tmp_path / "none.yaml"))
+    assert shown.exit_code == 2
+    assert shown.stderr == f"--areal {tmp_path / 'none.yaml'} cannot be read: No such file or directory\n"
+
+
+def test_a_section_that_is_nearly_one_is_asked_about(tmp_path: Path) -> None:
+    (tmp_path / "grpo.yaml").write_text("acter: {path: x}\nvalid_dataset: {}\nsaver: {}\nref: {}\n")
+    (slip,) = [each for each in read_areal(tmp_path / "grpo.yaml").assumed if "meant" in each]
+    assert slip == "grpo.yaml has acter, which says nothing here: is actor meant?"
+
+
 def test_newer_areal_configurations_name_each_backend(tmp_path: Path) -> None:
     (tmp_path / "grpo.yaml").write_text("rollout: {backend: 'sglang:d4'}\nactor: {backend: 'fsdp:d4'}\n")
     made = answer("plan", "--areal", str(tmp_path / "grpo.yaml"), "--gpus-per-node", "8")

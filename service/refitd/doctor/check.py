@@ -19,7 +19,7 @@ from refitd.doctor.places import ask_places, judge_places
 from refitd.doctor.processes import LocalProcess, environment_of, family_of, is_running, local_process
 from refitd.doctor.root_facts import look_at_root
 from refitd.doctor.root_verdicts import judge_root
-from refitd.doctor.service import judge_service
+from refitd.doctor.service import judge_service, judge_settings
 from refitd.doctor.sharing import judge_sharing, sighting
 from refitd.engine.port import Unreached
 from refitd.fsck.facts import JournalFacts
@@ -55,8 +55,8 @@ async def check(settings: Settings, *, nccl: bool, trainer: int | None) -> Repor
         with probed(root) as nonce:
             findings = await _check(settings, root, nonce, nccl=nccl, trainer=trainer)
     except RootUnusableError as error:
-        fix = "create it, give this user and the trainer's a common group, or name another with --root"
-        findings = [Finding(check=Check.ROOT, subject=str(root), verdict=Verdict.FAILED, text=str(error), fix=fix)]
+        unusable = Finding(check=Check.ROOT, subject=str(root), verdict=Verdict.FAILED, text=str(error), fix=error.fix)
+        findings = [unusable, *await _without_root(settings)]
     return Report(root=str(root), findings=tuple(findings))
 
 
@@ -82,6 +82,12 @@ async def _check(settings: Settings, root: Path, nonce: Nonce, *, nccl: bool, tr
     if nccl:
         findings += await asyncio.to_thread(lambda: list(_of_nccl(processes, trainer)))
     return findings
+
+
+async def _without_root(settings: Settings) -> list[Finding]:
+    """What can be said all the same: whether engines are there, and can be driven."""
+    asked = await ask_engines(roster_of(settings, {}, set()))
+    return [*judge_settings(settings), *_none(asked), *(each for one in asked for each in judge_engine(one))]
 
 
 def _of_engine(nonce: Nonce, asked: Asked, process: LocalProcess | None, journal: JournalFacts) -> list[Finding]:

@@ -15,14 +15,15 @@ from refitd.settings import LOOPBACK, Settings
 
 def judge_service(settings: Settings, journal: JournalFacts, running: str | None) -> Iterator[Finding]:
     """Settings, token, journal and lock. `running` says who holds the root's lock, None where nobody does."""
-    yield from _refused(settings)
+    yield from judge_settings(settings)
     yield from _tokens(settings)
     yield _journal(journal)
     text = "no service runs on this root" if running is None else f"a service runs on this root ({running})"
     yield good(Check.LOCK, str(settings.root), text)
 
 
-def _refused(settings: Settings) -> Iterator[Finding]:
+def judge_settings(settings: Settings) -> Iterator[Finding]:
+    """What a start would be refused for."""
     fix = "'refitd serve' does not start with it: name what is meant"
     for fault in faults_of(settings):
         yield Finding(check=Check.SETTINGS, subject="service", verdict=Verdict.FAILED, text=fault, fix=fix)

@@ -30,7 +30,7 @@ def configure_logs(how: str) -> None:
     structlog.configure(
         processors=[*shared, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),  # a line and its end in one write
     )
     handler = logging.StreamHandler(sys.stderr)
     finish = [structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer]
@@ -40,4 +40,4 @@ def configure_logs(how: str) -> None:
 
 def announce(event: str) -> None:
     """Say on stdout what whoever started the service waits for, as a line of the log."""
-    structlog.wrap_logger(structlog.PrintLogger(sys.stdout)).info(event)
+    structlog.wrap_logger(structlog.WriteLogger(sys.stdout)).info(event)

@@ -11,7 +11,7 @@ from refitd_client import WeightPublisher
 from refitd_sglang.transaction import Outcome
 from support.architectures import ARCHITECTURES, change, make
 from support.forged import write_delta
-from support.plugged import PluggedSglang, ask
+from support.plugged import RELEASE, PluggedSglang, ask
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 
@@ -46,8 +46,15 @@ def delta(root: Path, step: int, base: int, before: Path, after: Path) -> Path:
     return folder
 
 
+BY_PLAN = ((0, "load"), (1, "replay"), (0, "replay"), (2, "delta"), (1, "replay"))
+BY_LOADER = ((0, "load"), (1, "load"), (0, "load"))
+NEVER_REPLAYED = {("gemma2", "0.5.16"), ("gemma2", "0.5.19")}  # its loader computes there from what it finds
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_replay_and_a_delta_leave_what_a_stock_load_leaves(architecture: str, models: Path, tmp_path: Path) -> None:
+    if (architecture, RELEASE) == ("gemma2", "0.5.12.post1"):
+        pytest.skip("its logits are computed by a triton kernel there, also on a CPU")
     pair = [make(tmp_path / f"{seed}", architecture, seed, models / "model_a") for seed in (1, 2)]
     derived = DERIVED.get(architecture, 0)
     third = change(pair[0], tmp_path / "3", 3, but="norm" if derived else "nothing")
@@ -56,11 +63,15 @@ def test_a_replay_and_a_delta_leave_what_a_stock_load_leaves(architecture: str, 
     with PluggedSglang(tmp_path, pair[0], root=tmp_path / "root", TORCHDYNAMO_DISABLE="1") as server:
         stock = stock_states(server, *pair, third)
         assert len({checksum for checksum, _ in stock}) == 3
-        for number, how in ((0, "load"), (1, "replay"), (0, "replay"), (2, "delta"), (1, "replay")):
+        for number, how in BY_LOADER if (architecture, RELEASE) in NEVER_REPLAYED else BY_PLAN:
             answer = server.update(published[number])
             assert (answer.outcome, answer.how) == (Outcome.SERVED, how)
             assert (server.checksum, server.generate()) == stock[number]
         plan = ask(server.sockets[0], do="hello")["plan"]
+        if (architecture, RELEASE) in NEVER_REPLAYED:
+            assert plan["reason"] == "the loader reads weights that it has not loaded"
+            assert server.update(published[2]).needs == "full"
+            return
     assert (plan["replays"], plan["proven"], plan["loader"]) == (True, True, derived)
 
 

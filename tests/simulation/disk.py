@@ -293,6 +293,9 @@ class SimFiles:
         await self._pause()
         return seen_at(path, self._disk.at(path)).structure
 
+    async def glance(self, path: str) -> Structure:
+        return await self.structure(path)
+
     async def examine(self, path: str, reference: Reference | Base | None, options: Options) -> Evidence:
         await self._pause()
         before = signature_of(self._disk.at(path))

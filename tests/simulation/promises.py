@@ -116,8 +116,8 @@ class Promises:
         assert not record.pinned, f"6: {path} is pinned"
         for needed in (goals.last_good, goals.loadable):
             assert needed is None or needed.id != record.id, f"6: {path} is the target or the last good version"
-        good = last_good(life.ledger.versions_of(record.run))
-        back = None if good is None else last_good_before(life.ledger.versions_of(record.run), good)
+        good = last_good(life.ledger.versions_of(RUN))
+        back = None if good is None else last_good_before(life.ledger.versions_of(RUN), good)
         assert back is None or back.id != record.id, f"10: a rollback goes to {path}"
         for engine in life.ledger.engines.values():
             if engine.serving == record.id and engine.unreachable_since is None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from threading import Event
 
+import numpy as np
 import pytest
 
 from refitd.catalog import contents, examine, layout
@@ -14,6 +15,7 @@ from refitd.catalog.fault import Code
 from refitd.catalog.inventory import Reference
 from refitd.catalog.reference import read_reference
 from refitd.catalog.validate import Invalid, Options, Unknown, Valid, Verdict, validate
+from refitd_client import WeightPublisher
 from refitd_client.contract.naming import INDEX_NAME, MANIFEST_NAME, Order
 from support.rawfiles import EMBED, HEAD, NORM, bf16, f32, manifest_for, model, one_file, raw, shard_name, sharded
 
@@ -284,6 +286,18 @@ def test_a_look_tells_what_is_not_complete_yet(root: Path) -> None:
     seen = examine.structure(root, PATH)
     assert (seen.reason, seen.has_manifest) == (None, False)
     assert seen.signature == examine.signature(root, PATH)
+
+
+def test_a_glance_says_whose_version_it_is_and_reads_neither_index_nor_headers(tmp_path: Path) -> None:
+    with WeightPublisher(tmp_path, "run") as publisher:
+        folder = publisher.publish({"w": np.zeros(3, np.float32)}, step=1).path
+    before = examine.structure(tmp_path, PATH)
+    for path in folder.iterdir():
+        if path.name != "refit.json":
+            path.write_text("no header")
+    seen = examine.glance(tmp_path, PATH)
+    assert (seen.manifest, seen.has_manifest, seen.faults) == (before.manifest, True, ())
+    assert seen.signature == examine.signature(tmp_path, PATH) != before.signature
 
 
 def test_a_look_does_not_read_weights(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

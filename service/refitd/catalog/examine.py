@@ -75,6 +75,19 @@ def structure(root: Path, path: str) -> Structure:
         return _nothing(path, Fault(Code.NOT_REGULAR, str(error)))
 
 
+def glance(root: Path, path: str) -> Structure:
+    """As `structure`, and no more of it than whose version it is and what it looks like from outside.
+
+    Neither index nor headers are read: to parse hundreds of tensors takes some milliseconds of the interpreter, for
+    which a reply may have to wait while a version is read by many threads.
+    """
+    try:
+        with Folder(root, path) as folder:
+            return _Look(folder, path).glance()
+    except OpeningRefusedError as error:
+        return _nothing(path, Fault(Code.NOT_REGULAR, str(error)))
+
+
 def _awaited(root: Path, path: str) -> str | None:
     """What the trainer whose folder it is writes last, where that is not there yet."""
     foreign = recognise(path)
@@ -145,6 +158,10 @@ class _Look:
         self._listing = folder.list()
         self._faults: list[Fault] = []
 
+    def glance(self) -> Structure:
+        """Read the manifest alone."""
+        return self._without_headers(self._manifest())
+
     def structure(self) -> Structure:
         """Read manifest, index and headers, and hold them against each other."""
         manifest = self._manifest()
@@ -171,12 +188,15 @@ class _Look:
     def _delta(self, manifest: Manifest) -> Structure:
         """A delta has no index and no headers: the tensors that it speaks of are its base's."""
         self._faults += islice(check_files(manifest, self._listing), _MOST_OF_A_KIND)
+        return self._without_headers(manifest)
+
+    def _without_headers(self, manifest: Manifest | None) -> Structure:
         return Structure(
             path=self._path,
             signature=self._folder.signature(self._listing),
             files={name: file for name, file in self._listing.items() if file.is_regular},
             manifest=manifest,
-            has_manifest=True,
+            has_manifest=MANIFEST_NAME in self._listing,
             headers={},
             inventory=Inventory({}),
             faults=tuple(self._faults),

@@ -11,7 +11,7 @@ from typing import Protocol
 from refitd.catalog.conventions import Trainer
 from refitd.catalog.delta import Base
 from refitd.catalog.evidence import Evidence, Structure
-from refitd.catalog.examine import examine, signature, structure
+from refitd.catalog.examine import examine, glance, signature, structure
 from refitd.catalog.inventory import Reference
 from refitd.catalog.opening import OpeningRefusedError
 from refitd.catalog.scan import Listing, ListingFailed, scan
@@ -40,6 +40,10 @@ class Files(Protocol):
 
     async def structure(self, path: str) -> Structure:
         """Look without reading weights. Raises OSError."""
+        ...
+
+    async def glance(self, path: str) -> Structure:
+        """The same without index and headers: whose version it is, and what it looks like from outside."""
         ...
 
     async def examine(self, path: str, reference: Reference | Base | None, options: Options) -> Evidence:
@@ -110,12 +114,19 @@ class DiskFiles:
 
     async def structure(self, path: str) -> Structure:
         """See `Files`."""
-        return await self._threads.run(f"looking at {path}", partial(self._structure, path), within=LOOK_SECONDS)
+        return await self._look(structure, path)
 
-    def _structure(self, path: str) -> Structure:
-        if (fault := self._guard()) is not None:
-            raise RootAwayError(errno.ENODEV, fault)
-        return structure(self._root, path)
+    async def glance(self, path: str) -> Structure:
+        """See `Files`."""
+        return await self._look(glance, path)
+
+    async def _look(self, look: Callable[[Path, str], Structure], path: str) -> Structure:
+        def guarded() -> Structure:
+            if (fault := self._guard()) is not None:
+                raise RootAwayError(errno.ENODEV, fault)
+            return look(self._root, path)
+
+        return await self._threads.run(f"looking at {path}", guarded, within=LOOK_SECONDS)
 
     async def examine(self, path: str, reference: Reference | Base | None, options: Options) -> Evidence:
         """See `Files`."""

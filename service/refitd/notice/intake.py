@@ -156,7 +156,7 @@ class Intake:
     async def _look(self, path: str, order: Order, known: VersionRecord | None) -> Seen:
         """Look at the directory. One that was collected need not be there any more."""
         try:
-            found = await self._files.structure(path)
+            found = await self._files.glance(path)
         except FileNotFoundError as error:
             if known is not None:
                 return Seen(order=order, path=path, digest=known.digest, signature=known.signature or "")

@@ -247,7 +247,7 @@ class TestPublish:
         result = refitd(*self.publish(checkpoint, "--url", service.url))
         assert result.exit_code == 1
         assert missing in result.stderr
-        assert "the service watches another root and never finds it" in result.stderr
+        assert "where that is another folder the service never finds it" in result.stderr
 
     def test_a_step_that_would_begin_a_generation_is_taken_for_a_slip(self, service: StandIn, checkpoint: Path) -> None:
         assert refitd(*self.publish(checkpoint, "--url", service.url)).stderr == ""

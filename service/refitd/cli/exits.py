@@ -44,7 +44,7 @@ _HINTS: Mapping[ExitCode, str] = {
 _MAY_ONLY_LOOK = (
     "The token that was sent may only look: say the --token-file, or set the REFITD_TOKEN, of the other one."
 )
-# The service was told of a path beneath the root, so that is not the root that it watches.
+# The service was told of a path beneath the root: either its root is another one, or it does not see the files yet.
 _LOOKED_ELSEWHERE = frozenset({"path-missing", "path-outside-root"})
 
 
@@ -103,7 +103,7 @@ def _with_what_stands(error: ServiceProblemError) -> Problem:
         return error.problem
     stands = f"{publication.version_id} is on disk at {publication.path} all the same"
     if error.problem.slug in _LOOKED_ELSEWHERE:
-        finds = "the service watches another root and never finds it: publish with the --root of 'refitd serve'"
+        finds = "where that is another folder the service never finds it: publish with the --root of 'refitd serve'"
     else:
         finds = "a service that watches that root finds it by itself"
     return replace(error.problem, detail=f"{error.problem.detail}; {stands}: {finds}")

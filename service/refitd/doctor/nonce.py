@@ -10,6 +10,8 @@ from pathlib import Path
 from refitd_client.contract.naming import SERVICE_FOLDER
 
 NONCE_NAME = "nonce"
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+_SHARED = "create it, give this user and the trainer's a common group, or name another with --root"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,10 +20,6 @@ class Nonce:
 
     path: str  # relative to the root
     text: str
-
-
-_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
-_SHARED = "create it, give this user and the trainer's a common group, or name another with --root"
 
 
 class RootUnusableError(Exception):

@@ -25,6 +25,13 @@ def test_one_gpu_gets_a_plan_with_reasons(model: list[str]) -> None:
         assert word in shown.stdout
 
 
+def test_where_nothing_makes_it_fit_there_are_no_changes_to_speak_of(model: list[str]) -> None:
+    assert "SGLang, with the changes" in refitd("plan", "sglang.d1p1t1+d1p1t1", *A40, *model).stdout
+    shown = refitd("plan", "sglang:d1|fsdp:d1", "--gpus-per-node", "1", "--gpu-memory", "1", *model).stdout
+    assert "No set of the changes" in shown
+    assert "with the changes" not in shown
+
+
 def test_it_is_one_json_document(model: list[str]) -> None:
     shown = refitd("plan", "sglang.d1p1t1+d1p1t1", *A40, *model, "--json")
     document = msgspec.json.decode(shown.stdout)

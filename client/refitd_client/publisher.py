@@ -15,7 +15,6 @@ in the files; the rest is done by one thread, in order.
 """
 
 import logging
-import operator
 import os
 import threading
 import weakref
@@ -30,6 +29,7 @@ from refitd_client.base_model import BaseModel
 from refitd_client.casts import casts
 from refitd_client.connection import connect_to
 from refitd_client.content import Reading
+from refitd_client.contract.naming import whole_step
 from refitd_client.delta.maker import DeltaMaker
 from refitd_client.delta.plan import DeltaRules
 from refitd_client.delta.served import ask_base
@@ -172,7 +172,7 @@ class WeightPublisher:
             PublishError: this publisher is closed.
         """
         with self._turn:
-            return self._folder.begun(self._folder.place(operator.index(step)))
+            return self._folder.begun(self._folder.place(whole_step(step)))
 
     @overload
     def publish(
@@ -252,7 +252,7 @@ class WeightPublisher:
             ServiceProblemError: the service refuses the notice, as for a wrong token. The version stands all the
                 same, and is the error's `publication`. A service that is down raises nothing: see `notice_error`.
         """
-        step = operator.index(step)
+        step = whole_step(step)
         if block not in {"committed", "staged"}:
             raise ValueError(f"block is {block!r}: it is 'committed' or 'staged'")
         if delta not in {"auto", "never"}:

@@ -68,6 +68,7 @@ def test_help_shows_options_for_machines_and_the_exit_codes(command: list[str]) 
     shown = refitd(*command, "--help").output
     assert "--json" in shown
     assert "Exit codes: 0 done" in shown
+    assert "<bool>" not in shown, "a switch takes no value"
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in {"pin", "unpin"}])

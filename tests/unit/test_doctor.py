@@ -1,5 +1,6 @@
 """`refitd doctor`: what it finds, what it proves, and what it says it cannot know."""
 
+import errno
 import os
 import time
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from refitd.doctor.finding import Check, Finding, Verdict
 from refitd.doctor.gpus import judge_gpus
 from refitd.doctor.libraries import judge_releases, version_of
 from refitd.doctor.nccl import judge_nccl
-from refitd.doctor.nonce import Nonce, probed
+from refitd.doctor.nonce import Nonce, RootUnusableError, probed
 from refitd.doctor.processes import LocalProcess, is_engine, listener
 from refitd.doctor.root_facts import RootFacts, look_at_root
 from refitd.doctor.root_verdicts import judge_root
@@ -203,6 +204,18 @@ def test_what_was_found_of_the_plugin_is_said(
     assert plugin_answers(asked) is (plugin is not None)
 
 
+def test_what_serve_would_refuse_is_found(job: list[str], tmp_path: Path) -> None:
+    code, found = examined(*job, "--base-model", str(tmp_path / "root"))
+    assert code == 1
+    assert "--base-model (REFITD_BASE_MODEL)" in found["settings", "failed"]["text"]
+
+
+def test_a_trainer_that_is_no_process_is_a_slip(job: list[str]) -> None:
+    result = refitd("doctor", *job, "--trainer-pid", "999999999")
+    assert result.exit_code == 2
+    assert "--trainer-pid 999999999: there is no such process on this host" in result.stderr
+
+
 def test_an_engine_that_is_not_there_is_one_finding(job: list[str]) -> None:
     code, found = examined(*job, "--engine", "http://127.0.0.1:1")
     assert code == 1
@@ -210,13 +223,26 @@ def test_an_engine_that_is_not_there_is_one_finding(job: list[str]) -> None:
     assert not [check for check, _ in found if check in {"shared-files", "changes", "hub"}]
 
 
-def test_a_root_that_is_not_there_or_cannot_be_written_is_named(tmp_path: Path) -> None:
-    code, found = examined("--root", str(tmp_path / "nowhere"))
+def test_a_root_that_is_not_there_or_cannot_be_written_is_named_and_engines_are_looked_at(
+    tmp_path: Path, sglang: ScriptedSglang
+) -> None:
+    code, found = examined("--root", str(tmp_path / "nowhere"), "--engine", sglang.url)
     assert code == 1
     assert "is no folder" in found["root", "failed"]["text"]
+    assert ("reachable", "ok") in found
     (tmp_path / "root").mkdir()
     (tmp_path / "root" / ".refitd").write_text("a file in the way")
     assert "cannot be written" in examined("--root", str(tmp_path / "root"))[1]["root", "failed"]["text"]
+
+
+def test_a_root_without_room_wants_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    with pytest.raises(RootUnusableError, match="No space left") as refused, probed(tmp_path):
+        pass
+    assert refused.value.fix == "make room there"
 
 
 def test_a_token_that_everybody_can_read_and_a_corrupt_journal_are_found(job: list[str], tmp_path: Path) -> None:

@@ -24,7 +24,8 @@ def read_model(folder: Path) -> tuple[Model, list[str]]:
     try:
         config = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except OSError as error:
-        raise PlanRefusedError(f"--model: {path} cannot be read: {error.strerror}") from error
+        what = "name the model's folder on this machine"
+        raise PlanRefusedError(f"--model: {path} cannot be read ({error.strerror}): {what}") from error
     except msgspec.DecodeError as error:
         raise PlanRefusedError(f"--model: {path} is no JSON object: {error}") from error
     return model_of(config, str(path))

@@ -6,8 +6,9 @@ number, a word or true and false is refused.
 """
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,6 +25,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "train_dataset.batch_size": 1,
     "actor.gradient_checkpointing": False,
 }
+_SECTIONS = frozenset({"actor", "rollout", "sglang", "gconfig", "train_dataset", "cluster", "allocation_mode"})
 _LORA_RANK = 32
 _ALL_OF_IT = 2**30  # tokens: no micro-batch is larger
 _PRECISIONS: Mapping[str, str] = {"float32": "mixed", "fp32": "mixed", "bfloat16": "bf16", "bf16": "bf16"}
@@ -46,22 +48,32 @@ def read_areal(file: Path, given: Collection[str] = ()) -> Read:
     """The arguments that a configuration gives, but for those that are `given` otherwise.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is no AReaL configuration, or a value cannot be one; the message names the key.
+        ValueError: it cannot be read, is no AReaL configuration, or a value cannot be one; the message names the key.
     """
     try:
         tree = yaml.safe_load(file.read_text())
+    except OSError as error:
+        raise ValueError(f"--areal {file} cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{file} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(tree, dict):
         raise ValueError(f"{file} is no AReaL configuration: it is no mapping")  # noqa: TRY004 - of what was typed
     config = _Config(file, cast("Mapping[str, Any]", tree))
+    config.assumed += _slips(file, cast("Mapping[str, Any]", tree))
     settings: dict[str, Any] = {}
     for each in (_plain(config), _allocation(config), _rollouts(config), _micro_batch(config), _trainer(config)):
         settings |= each
     settings |= {} if "model" in given else _model(config)
     kept = {name: value for name, value in settings.items() if name not in given}
     return Read(settings=kept, assumed=tuple(config.assumed))
+
+
+def _slips(file: Path, tree: Mapping[str, Any]) -> Iterator[str]:
+    """Sections whose names are nearly those that are read: AReaL has many more, which say nothing here."""
+    for name in tree:
+        missing = _SECTIONS - tree.keys()
+        for meant in get_close_matches(str(name), missing, 1, 0.8) if name not in _SECTIONS else ():
+            yield f"{file.name} has {name}, which says nothing here: is {meant} meant?"
 
 
 class _Config:

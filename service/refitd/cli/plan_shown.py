@@ -101,7 +101,8 @@ def _gpus(same: Sequence[PlannedProcess]) -> str:
 
 
 def _settings(plan: Plan) -> Iterator[RenderableType]:
-    changed = "" if plan.memory is None or plan.memory.fits else ", with the changes"
+    memory = plan.memory
+    changed = ", with the changes" if memory is not None and not memory.fits and memory.changes is not None else ""
     yield sentence(f"\nSGLang{changed}", "bold")
     yield sentence(f"  {' '.join(plan.sglang_flags)}")
     yield sentence("Environment", "bold")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from refitd.discovery.memory import Named
-from refitd.doctor.door import ask_service, judge_door
+from refitd.doctor.door import ask_service, judge_door, stranger_at_door
 from refitd.doctor.engines import Asked, ask_engines, judge_engine
 from refitd.doctor.finding import Check, Finding, Verdict
 from refitd.doctor.gpus import gpus_of, judge_gpus, look_at_gpus
@@ -16,10 +16,10 @@ from refitd.doctor.libraries import judge_releases, nccl_of
 from refitd.doctor.nccl import judge_nccl
 from refitd.doctor.nonce import Nonce, RootUnusableError, probed
 from refitd.doctor.places import ask_places, judge_places
-from refitd.doctor.processes import LocalProcess, environment_of, family_of, local_process
+from refitd.doctor.processes import LocalProcess, environment_of, family_of, is_running, local_process
 from refitd.doctor.root_facts import look_at_root
 from refitd.doctor.root_verdicts import judge_root
-from refitd.doctor.service import judge_service
+from refitd.doctor.service import judge_service, judge_settings
 from refitd.doctor.sharing import judge_sharing, sighting
 from refitd.engine.port import Unreached
 from refitd.fsck.facts import JournalFacts
@@ -46,15 +46,17 @@ async def check(settings: Settings, *, nccl: bool, trainer: int | None) -> Repor
     """Check everything. `nccl`: a broadcast is planned. `trainer` is the trainer's process on this host, if known.
 
     Raises:
-        OSError, ValueError: the engines file, the token file or the lock cannot be used.
+        OSError, ValueError: the engines file, the token file or the lock cannot be used, or there is no such process.
     """
+    if trainer is not None and not is_running(trainer):
+        raise ValueError(f"--trainer-pid {trainer}: there is no such process on this host")
     root = settings.root.resolve()
     try:
         with probed(root) as nonce:
             findings = await _check(settings, root, nonce, nccl=nccl, trainer=trainer)
     except RootUnusableError as error:
-        fix = "create it, give this user and the trainer's a common group, or name another with --root"
-        findings = [Finding(check=Check.ROOT, subject=str(root), verdict=Verdict.FAILED, text=str(error), fix=fix)]
+        unusable = Finding(check=Check.ROOT, subject=str(root), verdict=Verdict.FAILED, text=str(error), fix=error.fix)
+        findings = [unusable, *await _without_root(settings)]
     return Report(root=str(root), findings=tuple(findings))
 
 
@@ -68,7 +70,10 @@ async def _check(settings: Settings, root: Path, nonce: Nonce, *, nccl: bool, tr
     asked = await ask_engines(roster_of(settings, journal.engines, found))
     processes = {one.name: await asyncio.to_thread(local_process, one.spec.url) for one in asked}
     findings = [*judge_root(facts, settings), *judge_service(settings, journal, running)]
-    if running is not None:
+    stranger = await asyncio.to_thread(stranger_at_door, settings, running)
+    if stranger is not None:
+        findings.append(stranger)
+    elif running is not None:
         findings.append(judge_door(settings, await ask_service(settings)))
     findings += [*judge_places(answers), *_none(asked)]
     for one in asked:
@@ -77,6 +82,12 @@ async def _check(settings: Settings, root: Path, nonce: Nonce, *, nccl: bool, tr
     if nccl:
         findings += await asyncio.to_thread(lambda: list(_of_nccl(processes, trainer)))
     return findings
+
+
+async def _without_root(settings: Settings) -> list[Finding]:
+    """What can be said all the same: whether engines are there, and can be driven."""
+    asked = await ask_engines(roster_of(settings, {}, set()))
+    return [*judge_settings(settings), *_none(asked), *(each for one in asked for each in judge_engine(one))]
 
 
 def _of_engine(nonce: Nonce, asked: Asked, process: LocalProcess | None, journal: JournalFacts) -> list[Finding]:

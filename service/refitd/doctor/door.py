@@ -1,11 +1,13 @@
-"""Whether the service that runs takes the token that these settings have.
+"""Whether the service at the settings' address is that of the root, and takes the token that these settings have.
 
 It is told of a version that names nothing: the token is looked at first, and then the notice is refused as incomplete.
+Whose service it is, processes of this host tell: who listens there, and who holds the root's lock.
 """
 
 from ipaddress import ip_address
 
 from refitd.doctor.finding import Check, Finding, Verdict, good
+from refitd.doctor.processes import is_service, listener
 from refitd.engine.sglang.transport import NoReply, Reply, Transport
 from refitd.settings import Settings
 
@@ -31,6 +33,28 @@ def _url(settings: Settings) -> str:
     if at.is_unspecified:
         host = "127.0.0.1" if at.version == 4 else "::1"
     return f"http://[{host}]:{settings.port}" if ":" in host else f"http://{host}:{settings.port}"
+
+
+def stranger_at_door(settings: Settings, running: str | None) -> Finding | None:
+    """That a service of another root listens there, as far as this host shows. `running` holds the lock of this one."""
+    there, owner = listener(_url(settings)), _pid_of(running)
+    if there is None or there == owner or not is_service(there):
+        return None
+    if running is not None and (owner is None or not is_service(owner)):
+        return None  # a process of another host or container, whose number says nothing here
+    whose = "none runs on this root" if running is None else f"{running} is the one of this root"
+    return Finding(
+        check=Check.LOCK,
+        subject=_url(settings),
+        verdict=Verdict.FAILED,
+        text=f"the service that listens there (pid {there}) is of another root: {whose}",
+        fix="it would never find what is published here: name its --root, or the --port of this root's service",
+    )
+
+
+def _pid_of(running: str | None) -> int | None:
+    number = (running or "").removeprefix("pid ")
+    return int(number) if number.isdigit() else None
 
 
 def judge_door(settings: Settings, reply: Reply | NoReply) -> Finding:

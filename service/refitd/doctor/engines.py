@@ -106,7 +106,8 @@ def _changes(name: str, reply: Reply | NoReply) -> Finding:
     if reply.status in _INCOMPLETE:
         return good(Check.CHANGES, name, "the key opens changes")
     if reply.status in _UNAUTHORISED:
-        text, fix = f"the key does not open changes ({reply.status})", "set --engine-admin-key-file"
+        text = f"the key that it got, if any, does not open changes ({reply.status})"
+        fix = "--engine-admin-key-file holds its --admin-api-key"
     elif reply.status in _NO_ROUTE:
         text = f"it has no {_UPDATE} ({reply.status}): a gateway or another front end"
         fix = "name each engine's own address: gateways have no routes for weights"
@@ -120,7 +121,7 @@ def _clock(name: str, skew: float | None) -> Finding:
     if skew is None:
         text = "it does not tell its time"
         return Finding(check=Check.ENGINE_CLOCK, subject=name, verdict=Verdict.UNKNOWN, text=text)
-    text = f"its clock differs by {skew:+.0f} s"
+    text = f"its clock differs by {round(skew) + 0:+} s"
     if abs(skew) <= SKEW_SECONDS:
         return good(Check.ENGINE_CLOCK, name, text)
     fix = "have its host and this one follow one time server (NTP): logs and events cannot be put in order"

@@ -20,6 +20,7 @@ class Check(StrEnum):
     EVENTS = "events"
     SPACE = "space"
     ROOT_CLOCK = "root-clock"
+    SETTINGS = "settings"
     TOKEN = "token"  # noqa: S105 - the name of a check
     JOURNAL = "journal"
     LOCK = "lock"

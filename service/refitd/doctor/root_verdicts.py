@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from refitd.catalog.watch import wants_polling
+from refitd.cli.render import size
 from refitd.doctor.finding import Check, Finding, Verdict, good
 from refitd.doctor.root_facts import EVENT_SECONDS, RootFacts
 from refitd.settings import Settings, Watch
@@ -31,7 +32,7 @@ def _events(facts: RootFacts, settings: Settings, subject: str) -> Finding:
 
 
 def _clock(facts: RootFacts, subject: str) -> Finding:
-    text = f"the file system's clock differs by {facts.skew:+.1f} s"
+    text = f"the file system's clock differs by {round(facts.skew, 1) + 0.0:+.1f} s"
     if abs(facts.skew) <= SKEW_SECONDS:
         return good(Check.ROOT_CLOCK, subject, text)
     fix = "have the file server and this host follow one time server (NTP)"
@@ -49,16 +50,12 @@ def _space(facts: RootFacts, settings: Settings, subject: str) -> Finding:
     needed, there = kept * facts.version, facts.free + facts.held
     of_deltas = f", {copies} copies for deltas" if copies else ""
     text = (
-        f"{kept} {what} of {_gb(facts.version)} ({settings.keep_last} kept, {settings.slots} slots, 1 being written"
-        f"{of_deltas}) take {_gb(needed)}; there are {_gb(there)}"
+        f"{kept} {what} of {size(facts.version)} ({settings.keep_last} kept, {settings.slots} slots, 1 being written"
+        f"{of_deltas}) take {size(needed)}; there are {size(there)}"
     )
     if settings.disk_budget is not None and needed > settings.disk_budget:
-        text, there = f"{text}, and --disk-budget is {_gb(settings.disk_budget)}", settings.disk_budget
+        text, there = f"{text}, and --disk-budget is {size(settings.disk_budget)}", settings.disk_budget
     if needed <= there:
         return good(Check.SPACE, subject, text)
     fix = "make room, or keep fewer: --keep-last, --slots" + (", --copies or --copies-folder" if copies else "")
     return Finding(check=Check.SPACE, subject=subject, verdict=Verdict.FAILED, text=text, fix=fix)
-
-
-def _gb(size: int) -> str:
-    return f"{size / 1e9:.1f} GB"

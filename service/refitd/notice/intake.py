@@ -162,8 +162,8 @@ class Intake:
                 return Seen(order=order, path=path, digest=known.digest, signature=known.signature or "")
             raise ProblemError(
                 Kind.PATH_MISSING,
-                f"{self._root / path} is not there: publish first, then announce; paths are as the "
-                "service sees them, absolute or relative to its root",
+                f"{self._root / path} is not there: publish into this service's root, {self._root}, and then announce; "
+                "paths are as the service sees them, absolute or relative to its root",
             ) from error
         except RootAwayError as error:
             raise ProblemError(Kind.NOT_READY, str(error.strerror)) from error

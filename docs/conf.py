@@ -22,6 +22,8 @@ html_title = "refitd"
 html_theme = "furo"
 html_copy_source = False
 html_favicon = "../service/refitd/dashboard/icon.svg"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 
 extensions = ["myst_parser", "sphinxcontrib.mermaid"]
 exclude_patterns = ["generate"]

@@ -29,7 +29,7 @@ from refitd_client.base_model import BaseModel
 from refitd_client.casts import casts
 from refitd_client.connection import connect_to
 from refitd_client.content import Reading
-from refitd_client.contract.naming import Order
+from refitd_client.contract.naming import Order, whole_step
 from refitd_client.delta.maker import DeltaMaker
 from refitd_client.delta.plan import DeltaRules
 from refitd_client.delta.served import ask_base
@@ -42,7 +42,7 @@ from refitd_client.means import Means
 from refitd_client.progress import Progress
 from refitd_client.publication import Publication, StagedPublication
 from refitd_client.reserve import Reserve
-from refitd_client.run_folder import RunFolder, step_of
+from refitd_client.run_folder import RunFolder
 from refitd_client.tracing import PublishTrace
 from refitd_client.trainer_names import Rename
 
@@ -173,7 +173,7 @@ class WeightPublisher:
             PublishError: this publisher is closed.
         """
         with self._turn:
-            return self._folder.begun(self._placed(step_of(step)))
+            return self._folder.begun(self._placed(whole_step(step)))
 
     @overload
     def publish(
@@ -253,7 +253,7 @@ class WeightPublisher:
             ServiceProblemError: the service refuses the notice, as for a wrong token. The version stands all the
                 same, and is the error's `publication`. A service that is down raises nothing: see `notice_error`.
         """
-        step = step_of(step)
+        step = whole_step(step)
         if block not in {"committed", "staged"}:
             raise ValueError(f"block is {block!r}: it is 'committed' or 'staged'")
         if delta not in {"auto", "never"}:

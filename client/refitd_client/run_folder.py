@@ -1,6 +1,5 @@
 """A run's folder, held by one publisher at a time: what was published in it, and where the next step goes."""
 
-import operator
 import os
 from pathlib import Path
 
@@ -108,18 +107,6 @@ class RunFolder:
     def taken_back(self, order: Order) -> None:
         """A version had its name for a moment: whoever has seen it takes no other for it, so its step begins anew."""
         self._found, self._own = order, None
-
-
-def step_of(step: object) -> int:
-    """A trainer's step as a number, such as one of numpy's.
-
-    Raises:
-        TypeError: it is none.
-    """
-    try:
-        return operator.index(step)  # pyright: ignore[reportArgumentType]
-    except TypeError:
-        raise TypeError(f"step is {step!r}: it is a whole number") from None
 
 
 def _checked(run: str) -> str:

@@ -19,9 +19,14 @@ def check_start(settings: Settings) -> None:
     Raises:
         ValueError: the engines file or the base model cannot be used; one line for each.
     """
-    checks: tuple[Callable[[Settings], str | None], ...] = (_engines_file, base_model_fault)
-    if faults := [fault for check in checks if (fault := check(settings)) is not None]:
+    if faults := faults_of(settings):
         raise ValueError("\n".join(faults))
+
+
+def faults_of(settings: Settings) -> list[str]:
+    """What a start would be refused for."""
+    checks: tuple[Callable[[Settings], str | None], ...] = (_engines_file, _base_model)
+    return [fault for check in checks if (fault := check(settings)) is not None]
 
 
 def stranger(settings: Settings, known: Collection[str]) -> str | None:
@@ -46,8 +51,7 @@ def _engines_file(settings: Settings) -> str | None:
     return None
 
 
-def base_model_fault(settings: Settings) -> str | None:
-    """Why the base model cannot be used; None where it can, or none is named."""
+def _base_model(settings: Settings) -> str | None:
     path = settings.base_model
     if path is None:
         return None

@@ -152,7 +152,12 @@ class Settings(BaseSettings):
     )
     read_token_file: Path | None = Field(default=None, description="File with that token, or several")
 
-    keep_last: int = Field(default=3, ge=1, description="Good versions of each run to keep, newest first")
+    keep_last: int = Field(
+        default=3,
+        ge=1,
+        description="Good versions of each run to keep, newest first, besides what a rollback goes to "
+        "(1: nothing to go back to)",
+    )
     keep_every: int = Field(default=0, ge=0, description="Keep each version whose step divides by this (0: none)")
     reclaim_foreign: bool = Field(
         default=False,

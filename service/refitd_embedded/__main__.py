@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line, load the checkpoint, serve until told to stop; the exit status."""
     arguments = _parser().parse_args(argv)
     if any(importlib.util.find_spec(name) is None for name in EXTRA):
-        return _fail("refitd_embedded needs its extra: pip install 'refitd[embedded]'")
+        return _fail("refitd_embedded needs its extra: pip install '.[embedded]' in its clone")
     import torch
 
     from refitd_embedded.weights import CheckpointError

@@ -23,7 +23,7 @@ from support.servers import RefitdServer
 from support.services import Stage, serving
 
 WRITE, READ = "opens-everything", "opens-what-looks"
-LOOKS = ["/v1/versions", "/v1/engines", "/v1/reclaim/plan", "/v1/explain/x", "/v1/events", "/metrics", "/openapi.json"]
+LOOKS = ["/v1/versions", "/v1/engines", "/v1/reclaim/plan", "/v1/explain/x", "/v1/events", "/metrics"]
 
 
 def bearer(token: str) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """The dashboard in a real Chromium, against the real service with engines in memory."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -75,9 +76,14 @@ async def test_a_rejected_version_says_why(page: Page, tmp_path: Path) -> None:
         del weights["layer.1.weight"]
         publish(stage.root, "run", 2, weights)
         await stage.rejected("run~v000002")
+        timed = replace(stage.ledger.versions["run~v000002"], timings={"publish": 12.0, "validate": 3.0})
+        stage.ledger.put_version(timed)  # as one that its trainer has announced
         await opened(page, server)
         await expect(page.locator(".run li").first).to_contain_text("Step 2 is REJECTED")
         await expect(page.locator(".run li").first).to_contain_text("layer.1.weight")
+        row = page.locator("table.updates tbody tr").first
+        await expect(row).to_contain_text("15 ms")
+        await expect(row.locator(".stages")).to_contain_text("layer.1.weight")
 
 
 async def test_an_action_is_asked_about_and_escape_changes_nothing(page: Page, tmp_path: Path) -> None:
@@ -139,12 +145,16 @@ async def test_the_token_is_asked_for_and_kept_for_this_tab_alone(page: Page, tm
         await stage.served(1)
         await page.goto(f"http://127.0.0.1:{server.port}/")
         dialog = page.get_by_role("dialog", name="The service wants a token")
+        await expect(dialog).to_contain_text("the one that the service was started with")
+        await dialog.get_by_label("Token").fill("other")
+        await page.keyboard.press("Enter")
+        await expect(dialog).to_contain_text("is not known to the service")
         await dialog.get_by_label("Token").fill("read")
         await page.keyboard.press("Enter")
         await expect(page.locator("header .link")).to_have_text("live")
         await page.get_by_role("button", name="Pause rollouts").click()
         await page.get_by_role("button", name="Pause", exact=True).click()
-        await expect(dialog).to_contain_text("send the write token")  # the read token does not open this
+        await expect(dialog).to_contain_text("The token that you gave may only look")
         await dialog.get_by_label("Token").fill("write")
         await page.keyboard.press("Enter")
         await expect(page.locator(".notice")).to_contain_text("paused")
@@ -255,3 +265,10 @@ async def test_a_service_that_is_not_there_yet_is_waited_for(page: Page, tmp_pat
         await page.unroute("**/v1/overview")
         await expect(page.locator("header .link")).to_have_text("live")
         await expect(page.locator(".run h2")).to_contain_text("Nothing has been published yet.")
+
+
+async def test_while_nothing_is_published_only_engines_that_answer_are_said_to_wait(page: Page, tmp_path: Path) -> None:
+    async with serving(tmp_path, names=("a", "b")) as stage, listening(stage.api) as server:
+        stage.engines["b"].down = True
+        await opened(page, server)
+        await expect(page.locator(".run p")).to_contain_text("1 engine waits, 1 is UNREACHABLE.")

@@ -71,7 +71,10 @@ GIVENS: Mapping[str, Given] = {
     ),
     "docs/handover.md": Given(before=SERVICE, names=MODEL + HANDED),
     "docs/security.md": Given(before="mkdir -p /etc/refitd\n"),
-    "docs/runbook.md": Given(before=SERVICE + PUBLISHED, words={"--root DIR": "--root /mnt/weights", **RUNNING}),
+    "docs/runbook.md": Given(
+        before=SERVICE + PUBLISHED,
+        words={"--root DIR": "--root /mnt/weights", "--engine URL": "--engine http://127.0.0.1:30000", **RUNNING},
+    ),
     "docs/trainers.md": Given(
         before="mkdir -p /data/run/exp/trial /tmp/areal/name_resolve/$USER/exp/trial /data/checkpoints\n"
         "cp -rL /models/tiny /data/run/exp/trial/weight_update\n",

@@ -47,5 +47,13 @@ def test_a_link_leads_to_a_file_and_a_heading_that_are_there(page: Path) -> None
     assert not broken
 
 
+def test_a_page_is_called_in_the_list_of_pages_as_it_calls_itself() -> None:
+    """The site's sidebar has the pages' own titles, its first page those of the list."""
+    index = TREE / "docs/index.md"
+    listed = re.findall(r"^- \[(.+?)\]\((.+?\.md)\)", index.read_text(), re.MULTILINE)
+    titles = {path: _HEADING.findall((index.parent / path).read_text())[0] for _, path in listed}
+    assert {path: title for title, path in listed} == titles
+
+
 def test_the_checks_see_links() -> None:
     assert sum(1 for page in PAGES for _ in links_of(page)) > 100

@@ -28,6 +28,16 @@ def test_prometheus_takes_its_configuration_and_the_rules() -> None:
 
 
 @needs_promtool
+def test_prometheus_takes_the_job_for_a_cluster(tmp_path: Path) -> None:
+    """But for its finding of pods: Debian's promtool is built without Kubernetes."""
+    configuration = yaml.safe_load((FOLDER / "kubernetes.yml").read_text())
+    assert configuration["scrape_configs"][0].pop("kubernetes_sd_configs")
+    (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(configuration))
+    done = run("check", "config", "--syntax-only", tmp_path / "prometheus.yml")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs_promtool
 def test_each_alert_fires_when_it_should_and_not_before() -> None:
     done = run("test", "rules", FOLDER / "rules.test.yml")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -43,6 +53,17 @@ def test_a_slip_in_a_rule_does_not_pass_its_tests(slip: tuple[str, str], tmp_pat
     (tmp_path / "rules.yml").write_text(rules.replace(*slip))
     (tmp_path / "rules.test.yml").write_text((FOLDER / "rules.test.yml").read_text())
     assert run("test", "rules", tmp_path / "rules.test.yml").returncode != 0
+
+
+def test_the_head_s_sed_makes_links_of_all_runbook_entries(tmp_path: Path) -> None:
+    copy = tmp_path / "rules.yml"
+    copy.write_text((FOLDER / "rules.yml").read_text())
+    (command,) = re.findall(r"^#   (sed .*)$", copy.read_text(), re.MULTILINE)
+    subprocess.run(["sh", "-c", command], cwd=tmp_path, check=True)
+    rules = [rule for group in yaml.safe_load(copy.read_text())["groups"] for rule in group["rules"]]
+    for rule in rules:
+        assert rule["annotations"]["runbook_url"].endswith(f"/runbook.html#{rule['alert'].lower()}")
+        assert "runbook" not in rule["annotations"]
 
 
 def test_every_alert_has_a_test_that_it_fires_and_one_that_it_does_not() -> None:

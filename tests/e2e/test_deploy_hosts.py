@@ -62,6 +62,15 @@ def test_the_unit_may_write_where_its_root_is() -> None:
     assert f"RequiresMountsFor={root}\n" in UNIT
 
 
+def test_the_units_token_is_a_file_that_trainers_read_too_and_that_can_be_exchanged_under_it() -> None:
+    """A credential would be a copy as of the start."""
+    (file,) = re.findall(r"REFITD_TOKEN_FILE=(\S+)", "\n".join(re.findall(r"^Environment=.*", UNIT, re.MULTILINE)))
+    (group,) = re.findall(r"^Group=(.*)$", UNIT, re.MULTILINE)
+    assert f"install -m 0640 -g {group} /dev/stdin {file}\n" in UNIT
+    assert f"install -d -g {group} -m 2775 /srv/weights" in UNIT
+    assert "LoadCredential=" not in re.sub(r"^#.*$", "", UNIT, flags=re.MULTILINE)
+
+
 def test_shellcheck_finds_nothing_in_any_script() -> None:
     """The job, and what sets up environments: every file of the tree that a shell reads."""
     folders = ("deploy", "tests", ".ci")
@@ -75,7 +84,7 @@ def test_shellcheck_finds_nothing_in_any_script() -> None:
 
 def test_the_jobs_flags_are_refitds() -> None:
     subprocess.run(["bash", "-n", JOB], check=True)
-    (command,) = re.findall(r"^refitd (serve .*?) 2>", JOB.read_text(), re.MULTILINE | re.DOTALL)
+    (command,) = re.findall(r"^ *refitd (serve .*?) 2>", JOB.read_text(), re.MULTILINE | re.DOTALL)
     flags = {word for word in command.split() if word.startswith("--")}
     assert flags <= {flag(name) for name in Settings.model_fields}
 
@@ -94,28 +103,37 @@ sys.exit(7)
 """
 
 
-def test_the_job_runs_the_service_and_the_trainer_and_ends_as_the_trainer_does(tmp_path: Path) -> None:
-    """Slurm is two stand-ins here; shell, service and trainer are real."""
-    words = {
-        "scontrol": "printf 'trainer\\nengine-1\\nengine-2\\n'",
-        "srun": "exec sleep 100",
-        "refitd": f'exec {sys.executable} -m refitd "$@"',
+REFITD = f'exec {sys.executable} -m refitd "$@"'
+FAILS_ONCE = f"[ -e failed ] || {{ touch failed; exit 9; }}\n{REFITD}"
+
+
+def run_job(tmp_path: Path, refitd: str, trainer: str) -> "subprocess.CompletedProcess[str]":
+    """Slurm is two stand-ins here, `refitd` a script that may start the real one; shell and trainer are real."""
+    slurm, venv = tmp_path / "slurm", tmp_path / "venv"
+    commands = {
+        slurm / "scontrol": "printf 'trainer\\nengine-1\\nengine-2\\n'",
+        slurm / "srun": 'echo "$@" >> started; exec sleep 100',
+        venv / "bin/refitd": refitd,
+        venv / "bin/activate": f"PATH={venv}/bin:$PATH",
     }
-    for name, script in words.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
-        (tmp_path / name).chmod(0o755)
+    for path, script in commands.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
     (tmp_path / "job").write_text(JOB.read_text().replace("8700", str(free_port())))
     environment = {
-        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "PATH": f"{slurm}:{os.environ['PATH']}",
+        "VENV": str(venv),
         "MODEL": str(write_model(tmp_path / "model")),
         "RUN": "grpo",
+        "SGLANG_ARGS": "--mem-fraction-static 0.4",
         "SLURM_SUBMIT_DIR": str(tmp_path),
         "SLURM_JOB_ID": "1",
         "SLURM_JOB_NODELIST": "n[1-3]",
         "TMPDIR": str(tmp_path),
     }
-    done = subprocess.run(
-        ["bash", tmp_path / "job", sys.executable, "-c", TRAINER],
+    return subprocess.run(
+        ["bash", tmp_path / "job", sys.executable, "-c", trainer],
         cwd=tmp_path,
         env=os.environ | environment,
         capture_output=True,
@@ -123,10 +141,25 @@ def test_the_job_runs_the_service_and_the_trainer_and_ends_as_the_trainer_does(t
         check=False,
         timeout=100,
     )
+
+
+def test_the_job_runs_the_service_and_the_trainer_and_ends_as_the_trainer_does(tmp_path: Path) -> None:
+    done = run_job(tmp_path, FAILS_ONCE, TRAINER)
     log = (tmp_path / "refitd-1.log").read_text()
     assert done.returncode == 7, done.stderr + log
     assert "engines: ['http://engine-1:30000', 'http://engine-2:30000'] grpo" in done.stdout
+    assert "refitd has ended with exit status 9: refitd-1.log says why" in done.stderr, "it was started again"
     assert '"event": "stopped"' in log
+    assert (tmp_path / "started").read_text().count(" --mem-fraction-static 0.4\n") == 2
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith("tmp.")], "the keys are gone"
+
+
+def test_a_service_that_does_not_stay_up_ends_the_job_and_its_trainer(tmp_path: Path) -> None:
+    done = run_job(tmp_path, "echo no >&2; exit 9", "import time; time.sleep(90)")
+    assert done.returncode == 143
+    assert done.stderr.count("refitd has ended with exit status 9") == 3
+    assert "refitd does not stay up: the job ends" in done.stderr
+    assert (tmp_path / "refitd-1.log").read_text() == "no\n" * 3
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("tmp.")], "the keys are gone"
 
 

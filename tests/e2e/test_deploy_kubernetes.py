@@ -19,6 +19,8 @@ from support.checkpoints import write_model
 FOLDER = Path(__file__).parents[2] / "deploy/kubernetes"
 NAMES = ("fleet", "sidecar")
 RELEASES = ("1.29", "1.33")  # native sidecars are on by default since 1.29
+SECRETS = ("write", "read", "engines")
+SAMPLES = FOLDER / "samples"
 Document = dict[str, Any]
 
 
@@ -103,7 +105,7 @@ def test_refitd_starts_with_these_settings(name: str, tmp_path: Path, monkeypatc
     _, container = refitd(name)
     model = write_model(tmp_path / "models/model")
     places = {"/data": tmp_path, "/state": tmp_path, "/models/model": model}
-    for secret in ("write", "read"):
+    for secret in SECRETS:
         (tmp_path / secret).write_text(secret)
     for variable in container["env"]:
         if "value" in variable:
@@ -142,7 +144,8 @@ def test_volumes_claims_and_secrets_that_are_named_are_there(name: str) -> None:
         assert named <= claims
     told = (FOLDER / name / "kustomization.yaml").read_text()
     ((_, secret),) = [(v["name"], v["secret"]) for v in refitd(name)[0]["volumes"] if "secret" in v]
-    assert f"create secret generic {secret['secretName']} --from-literal=write=" in told
+    assert f"create secret generic {secret['secretName']} " in told
+    assert tuple(re.findall(r"--from-literal=(\w+)=", told)) == SECRETS
     assert secret["defaultMode"] == 0o440
 
 
@@ -191,3 +194,80 @@ def test_engines_read_the_root_where_refitd_has_it() -> None:
                 (mount,) = [each for each in container["volumeMounts"] if each["mountPath"] == "/data"]
                 assert mount["readOnly"] is True
                 assert pod is not None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_are_changed_with_a_key_that_refitd_alone_has_beside_the_engine(name: str) -> None:
+    """Pods that may ask for tokens reach the same port, and a network policy knows no routes."""
+    (engine,) = [container for _, container in containers(name) if container["name"] == "sglang"]
+    (key,) = [each for each in engine["env"] if each["name"] == "ADMIN_KEY"]
+    assert key["valueFrom"]["secretKeyRef"] == {"name": "refitd-tokens", "key": "engines"}
+    assert engine["args"][-2:] == ["--admin-api-key", "$(ADMIN_KEY)"]
+    settings = {variable["name"]: variable.get("value") for variable in refitd(name)[1]["env"]}
+    assert settings["REFITD_ENGINE_ADMIN_KEY_FILE"] == "/run/secrets/refitd/engines"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_models_can_be_filled(name: str) -> None:
+    """A volume that is made for the claim is empty: somebody has to be able to write to it once."""
+    (models,) = [each for each in of_kind(name, "PersistentVolumeClaim") if each["metadata"]["name"] == "models"]
+    assert models["spec"]["accessModes"] == ["ReadWriteMany"]
+
+
+def sample(name: str) -> Document:
+    return yaml.safe_load((SAMPLES / f"{name}.yaml").read_text())
+
+
+@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("name", ["owner", "models", "trainer"])
+def test_every_sample_fits_the_schemas_and_the_claims_of_both_layouts(name: str, release: str) -> None:
+    kubernetes_validate.validate(sample(name), release, strict=True)
+    pod = sample(name)["spec"]["template"]["spec"]
+    named = {v["persistentVolumeClaim"]["claimName"] for v in pod["volumes"] if "persistentVolumeClaim" in v}
+    for layout in NAMES:
+        assert named <= {claim["metadata"]["name"] for claim in of_kind(layout, "PersistentVolumeClaim")}
+    (container,) = pod["containers"]
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+    assert container["securityContext"]["allowPrivilegeEscalation"] is False
+
+
+def test_the_sample_of_a_trainer_is_let_in_and_can_publish() -> None:
+    template = sample("trainer")["spec"]["template"]
+    for layout in NAMES:
+        rules = [rule for policy in of_kind(layout, "NetworkPolicy") for rule in policy["spec"]["ingress"]]
+        let_in = [who for rule in rules for who in rule["from"]]
+        assert {"podSelector": {"matchLabels": {"refitd/publishes": "true"}}} in let_in
+    assert template["metadata"]["labels"]["refitd/publishes"] == "true"
+    user, (container,) = template["spec"]["securityContext"], template["spec"]["containers"]
+    root = {m["name"]: m for m in container["volumeMounts"]}["weights"]
+    assert (user["runAsGroup"], user["fsGroup"]) == (10001, 10001)
+    assert (root["mountPath"], root.get("readOnly")) == ("/data", None)
+    assert "umask 002" in container["command"][-1]
+    settings = {variable["name"]: variable["value"] for variable in container["env"]}
+    (service,) = [each for each in of_kind("fleet", "Service") if each["metadata"]["name"] == "refitd"]
+    assert settings["REFITD_URL"] == f"http://refitd:{service['spec']['ports'][0]['port']}"
+    (secret,) = [volume["secret"] for volume in template["spec"]["volumes"] if "secret" in volume]
+    assert secret["items"] == [{"key": "write", "path": "write"}]
+    assert settings["REFITD_TOKEN_FILE"] == "/run/secrets/refitd/write"
+
+
+def test_the_owner_s_command_gives_a_root_to_the_group_that_all_share(tmp_path: Path) -> None:
+    pod = sample("owner")["spec"]["template"]["spec"]
+    *shell, script = pod["containers"][0]["command"]
+    mine = script.replace("/data", str(tmp_path)).replace("10001", str(tmp_path.stat().st_gid))
+    subprocess.run([*shell, mine], check=True)
+    assert oct(tmp_path.stat().st_mode & 0o7777) == "0o2775"
+    assert "chgrp 10001 " in script
+    assert refitd("fleet")[0]["securityContext"]["fsGroup"] == 10001
+
+
+def test_whoever_measures_brings_the_read_token() -> None:
+    for name in NAMES:
+        assert "prometheus.io" not in json.dumps(documents(name)), "annotations bring no token"
+    (endpoint,) = sample("monitor")["spec"]["podMetricsEndpoints"]
+    assert endpoint["authorization"]["credentials"] == {"name": "refitd-tokens", "key": "read"}
+    (job,) = yaml.safe_load((FOLDER.parent / "prometheus/kubernetes.yml").read_text())["scrape_configs"]
+    assert job["authorization"]["credentials_file"].endswith("refitd-tokens/read")
+    for ports in (refitd(name)[1]["ports"] for name in NAMES):
+        assert [port["containerPort"] for port in ports] == [endpoint["portNumber"]]
+    assert job["relabel_configs"][0]["regex"] == f"refitd;{endpoint['portNumber']}"

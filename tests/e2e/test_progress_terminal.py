@@ -19,6 +19,7 @@ REFITD = (sys.executable, "-m", "refitd")
 
 def test_publishing_shows_bytes_and_what_is_waited_for(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model")
+    (tmp_path / "root").mkdir()
     with stand_in() as service:
         service.versions = [make_version(1, run="run", engines=[on_version(make_engine("slow", step=None))])]
         service.outcomes = [WaitOutcome.PENDING]
@@ -63,6 +64,7 @@ def keep_a_journal_of(root: Path, state: Path) -> None:
 @pytest.mark.parametrize("command", ["publish", "reclaim"])
 def test_a_script_gets_the_answer_and_nothing_else(command: str, tmp_path: Path) -> None:
     model = write_model(tmp_path / "model")
+    (tmp_path / "root").mkdir()
     words = {
         "publish": ("publish", str(model), "--root", str(tmp_path / "root"), "--run", "run", "--step", "1"),
         "reclaim": ("reclaim", "--yes"),

@@ -67,7 +67,7 @@ def test_without_the_extra_it_says_what_to_install(
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     assert main(["--model-path", "somewhere"]) == 2
-    assert capsys.readouterr().err == "refitd_embedded needs its extra: pip install 'refitd[embedded]'\n"
+    assert capsys.readouterr().err == "refitd_embedded needs its extra: pip install '.[embedded]' in its clone\n"
 
 
 @pytest.mark.parametrize(

@@ -37,19 +37,19 @@ def test_the_bare_sdk_says_in_one_line_what_to_install(package: str) -> None:
     done = run_without(package, "status")
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr == "refitd: this command needs the service extra: pip install 'refitd[service]'\n"
+    assert done.stderr == "refitd: this command needs the service extra: pip install '.[service]' in its clone\n"
 
 
 def test_serve_without_its_web_framework_says_the_same(tmp_path: object) -> None:
     done = run_without("fastapi", "serve", "--root", str(tmp_path), "--port", "0")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "refitd: this command needs the service extra: pip install 'refitd[service]'\n"
+    assert done.stderr == "refitd: this command needs the service extra: pip install '.[service]' in its clone\n"
 
 
 def test_a_demo_without_torch_asks_for_the_other_extra() -> None:
     done = run_without("torch", "demo", "--steps", "1")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "refitd: this command needs the embedded extra: pip install 'refitd[embedded]'\n"
+    assert done.stderr == "refitd: this command needs the embedded extra: pip install '.[embedded]' in its clone\n"
 
 
 def test_a_missing_part_of_refitd_is_a_bug_and_not_an_extra() -> None:
@@ -68,6 +68,7 @@ def test_help_shows_options_for_machines_and_the_exit_codes(command: list[str]) 
     shown = refitd(*command, "--help").output
     assert "--json" in shown
     assert "Exit codes: 0 done" in shown
+    assert "<bool>" not in shown, "a switch takes no value"
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in {"pin", "unpin"}])

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from support.command_line import refitd
+
 
 def serve(root: Path, *flags: str) -> "subprocess.Popen[str]":
     root.mkdir()
@@ -38,3 +40,19 @@ def test_a_canary_that_is_no_engine_is_warned_of_once(tmp_path: Path) -> None:
     assert all(json.loads(line)["event"] for line in err.splitlines()), "both streams may go to one file"
     assert len(warnings) == 1
     assert '"level": "warning"' in warnings[0]
+
+
+def test_doctor_finds_out_that_the_service_at_its_port_is_of_another_root(tmp_path: Path) -> None:
+    """Versions that are published into this root would be announced to a service that never finds them."""
+    (tmp_path / "other").mkdir()
+    with serve(tmp_path / "root", "--port", "0") as process:
+        assert process.stdout is not None
+        port = json.loads(process.stdout.readline())["event"].rpartition(":")[2]
+        places = ("--state", str(tmp_path / "none"), "--port", port, "--json")
+        stray = refitd("doctor", "--root", str(tmp_path / "other"), *places)
+        right = refitd("doctor", "--root", str(tmp_path / "root"), *places)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+    (found,) = [each for each in json.loads(stray.stdout)["findings"] if each["verdict"] == "failed"]
+    assert f"(pid {process.pid}) is of another root: none runs on this root" in found["text"]
+    assert not [each for each in json.loads(right.stdout)["findings"] if each["verdict"] == "failed"]

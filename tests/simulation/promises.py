@@ -10,6 +10,7 @@ from refitd.catalog.chain import NoBase, chain_of
 from refitd.catalog.record import VersionRecord
 from refitd.catalog.scan import Listing
 from refitd.rollout.plan import repair_with
+from refitd.rollout.target import last_good, last_good_before
 from refitd.surface.versions import wait
 from refitd_client.contract.naming import Order, version_id
 from refitd_client.contract.states import EngineState, VersionState, WaitOutcome
@@ -126,6 +127,9 @@ class Promises:
         assert not record.pinned, f"6: {path} is pinned"
         for needed in (goals.last_good, goals.loadable):
             assert needed is None or needed.id != record.id, f"6: {path} is the target or the last good version"
+        good = last_good(life.ledger.versions_of(RUN))
+        back = None if good is None else last_good_before(life.ledger.versions_of(RUN), good)
+        assert back is None or back.id != record.id, f"10: a rollback goes to {path}"
         for engine in life.ledger.engines.values():
             if engine.serving == record.id and engine.unreachable_since is None:
                 raise AssertionError(f"6: {engine.id} serves {path}")

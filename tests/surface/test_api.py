@@ -90,6 +90,7 @@ async def test_a_bad_notice_gets_its_own_problem_document(
         assert problem["type"] == f"urn:refitd:problem:{slug}"
         assert problem["status"] == status
         assert problem["detail"]
+        assert slug != "path-missing" or f"publish into this service's root, {stage.root}," in problem["detail"]
         assert stage.ledger.versions == {}
 
 

@@ -119,6 +119,13 @@ class TestTokens:
         assert result.exit_code == 4
         assert msgspec.json.decode(result.stdout, type=Problem).slug == "unauthorized"
 
+    def test_a_token_that_may_only_look_is_not_asked_for_again(self, service: StandIn) -> None:
+        scope = "urn:refitd:problem:insufficient-scope"
+        service.trouble = Problem(type=scope, title="No", status=403, detail="the token only opens what looks")
+        result = refitd("pin", "exp~v000001", "--url", service.url, env={"REFITD_TOKEN": "read"})
+        assert result.exit_code == 4
+        assert "The token that was sent may only look" in result.stderr
+
     def test_a_token_comes_from_a_file_or_the_environment(self, service: StandIn, tmp_path: Path) -> None:
         service.token, service.versions = "secret", [make_version(1)]
         good, bad = tmp_path / "good", tmp_path / "bad"

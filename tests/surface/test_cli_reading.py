@@ -11,7 +11,7 @@ from refitd.cli.summary import Summary, newest_good
 from refitd_client.contract.states import EngineState, VersionState
 from refitd_client.contract.wire import Engine, Explanation, Faults, Page, Problem, Version
 from support.command_line import answer, refitd
-from support.stand_in_service import StandIn, make_engine, make_version, on_version, stand_in
+from support.stand_in_service import StandIn, make_engine, make_run, make_version, on_version, stand_in
 
 
 @pytest.fixture
@@ -20,8 +20,8 @@ def service() -> Iterator[StandIn]:
         yield state
 
 
-def as_text(shown: object) -> str:
-    console = Console(width=300)
+def as_text(shown: object, width: int = 300) -> str:
+    console = Console(width=width)
     with console.capture() as capture:
         console.print(shown)
     return capture.get()
@@ -58,8 +58,16 @@ class TestStatus:
         service.engines = [make_engine("a", version="exp~v000005", step=5, in_memory=True)]
         shown = refitd("status", "--url", service.url).stdout
         assert "exp → step 5 (exp~v000005), served by 1 of 1 engines, in memory alone as yet" in shown
-        assert line_with(shown, "2026")[2:5] == ["ANNOUNCED", "in", "memory"]
+        assert line_with(shown, "12:00:00Z")[2:5] == ["ANNOUNCED", "in", "memory"]
         assert line_with(refitd("engines", "--url", service.url).stdout, "IN_SYNC")[3:6] == ["IN_SYNC", "in", "memory"]
+
+    def test_a_pause_is_seen_and_what_ends_it(self, service: StandIn) -> None:
+        service.versions, service.engines = [make_version(2)], [make_engine()]
+        service.runs = [make_run(paused_since="2026-11-21T12:00:00Z")]
+        shown = refitd("status", "--url", service.url).stdout
+        assert "served by 1 of 1 engines, paused since 2026-11-21T12:00:00Z: refitd resume exp" in shown
+        summary = answer("status", "--url", service.url, kind=Summary)
+        assert [run.paused_since for run in summary.runs] == ["2026-11-21T12:00:00Z"]
 
     def test_a_run_without_a_good_version_is_named(self, service: StandIn) -> None:
         service.versions = [make_version(1, state=VersionState.REJECTED, reason="shape of w")]
@@ -117,7 +125,8 @@ class TestVersions:
             "3.1",
             "GB",
             "1/2",
-            "2026-11-21T12:00:00Z",
+            "11-21",
+            "12:00:00Z",
             "-",
         ]
         assert lines[3].endswith("missing tensor lm_head.weight")
@@ -129,7 +138,7 @@ class TestVersions:
     def test_the_rest_of_the_list_is_pointed_to(self, service: StandIn) -> None:
         service.versions = [make_version(step) for step in range(3)]
         result = refitd("versions", "--url", service.url, "--limit", "2")
-        assert "--cursor 2" in result.stderr
+        assert result.stderr == "there are more: --limit N, or --cursor 2\n"
         page = answer("versions", "--url", service.url, "--limit", "2", "--cursor", "2", kind=Page[Version])
         assert [version.step for version in page.items] == [0]
 
@@ -155,6 +164,37 @@ class TestVersions:
         both = {"FORCE_COLOR": "1", "NO_COLOR": "1"}
         assert green not in refitd("versions", "--url", service.url, env=both).stdout
         assert "\x1b" not in refitd("versions", "--url", service.url).stdout
+
+
+class TestEightyColumns:
+    """What a terminal has by default."""
+
+    LONG = "tensor model.layers.3.mlp.up_proj.weight in model.safetensors has 1 non-finite value (NaN or infinity)"
+
+    def shown(self, *versions: Version, width: int = 80) -> list[str]:
+        return as_text(render.versions_table(versions), width).splitlines()
+
+    def test_an_id_is_whole_and_a_long_reason_stands_beneath_its_row(self) -> None:
+        bad = make_version(21, run="exp/trial", state=VersionState.REJECTED, reason=self.LONG)
+        lines = self.shown(bad, make_version(20, run="exp/trial", pinned=True, reason="short"))
+        assert max(map(len, lines)) <= 80
+        assert lines[2].split() == ["exp~trial~v000021", "21", "REJECTED", "3.1", "GB", "-", "11-21", "12:00:00Z"]
+        assert " ".join(" ".join(lines[3:5]).split()) == self.LONG
+        assert lines[3].startswith("    tensor")
+        assert lines[5].endswith("11-21 12:00:00Z  short")
+
+    def test_a_row_that_is_wider_still_breaks_no_word(self) -> None:
+        long = make_version(21, run="a-run-with-quite-a-long-name/and-a-trial", pinned=True, barred=True)
+        lines = self.shown(long)
+        assert long.id in lines[2]
+        assert " ".join(lines[2:]).split()[1:6] == ["21", "SEALED", "pinned", "barred", "3.1"]
+        assert lines[-1] == "    barred: rolled back from"
+
+    def test_lines_are_not_filled_up(self) -> None:
+        bad = make_version(21, state=VersionState.REJECTED, reason=self.LONG)
+        assert all(line == line.rstrip() for line in self.shown(bad, make_version(20), width=1000))
+        engines = [make_engine("a", reason=self.LONG), make_engine("b", reason="short")]
+        assert all(line == line.rstrip() for line in as_text(render.engines_table(engines, {}), 1000).splitlines())
 
 
 class TestEngines:

@@ -33,7 +33,7 @@ def service() -> Iterator[StandIn]:
 
 def drawn(glance: Glance, height: int | None = None, width: int = 100) -> str:
     out = StringIO()
-    Console(file=out, width=width, color_system=None).print(screen(glance, height))
+    Console(file=out, width=width, color_system=None).print(screen(glance, height, width))
     return out.getvalue()
 
 
@@ -88,6 +88,21 @@ def test_it_fits_into_the_terminal_and_shows_trouble_first(height: int) -> None:
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_a_narrow_terminal_cuts_lines_and_breaks_none(width: int) -> None:
     assert max(len(line) for line in drawn(many(3), 30, width).splitlines()) <= width
+
+
+def test_at_eighty_columns_numbers_are_whole_and_bars_give_way() -> None:
+    glance = many(3)
+    glance.versions[0] = make_version(100_000, pinned=True, timings=TIMINGS)  # type: ignore[index]
+    reason = "http://127.0.0.1:39097 cannot be reached: [Errno 111] Connect call failed"
+    glance.overview.engines[0] = make_engine("gpu-000", state=EngineState.UNREACHABLE, step=100_000, reason=reason)
+    lines = drawn(glance, width=80).splitlines()
+    assert max(map(len, lines)) <= 80
+    (row,) = [line for line in lines if line.startswith("100,000")]
+    assert row.split()[:3] == ["100,000", "SEALED", "pinned"]
+    assert row.endswith(f"{span(400.0)}        -  3.1 GB")
+    (engine,) = [line for line in lines if line.startswith("gpu-000")]
+    assert engine.split()[1:3] == ["UNREACHABLE", "100,000"]
+    assert engine.endswith("…")
 
 
 def test_a_service_that_is_lost_is_said_above_what_was_last_known() -> None:

@@ -185,6 +185,7 @@ class TestPublish:
         folder.mkdir()
         save_file({"w": np.ones((4, 4), np.float32)}, folder / "model.safetensors")
         (folder / "config.json").write_text("{}")
+        (tmp_path / "root").mkdir()
         return folder
 
     def publish(self, checkpoint: Path, *more: str) -> tuple[str, ...]:
@@ -216,6 +217,7 @@ class TestPublish:
         assert result.exit_code == 0, result.output
         assert (checkpoint.parent / "root/exp/trial/v000007/refit.json").is_file()
         assert "the service was not told" in result.stderr
+        assert f"one that watches {checkpoint.parent / 'root'} finds the version by itself" in result.stderr
 
     @pytest.mark.parametrize("json", [False, True])
     def test_a_wrong_token_does_not_undo_it_and_where_it_is_is_said(
@@ -227,7 +229,25 @@ class TestPublish:
         path = checkpoint.parent / "root/exp/trial/v000007"
         assert (path / "refit.json").is_file()
         said = msgspec.json.decode(result.stdout, type=Problem).detail if json else result.stderr
-        assert f"exp~trial~v000007 is on disk at {path} all the same: the service finds it by watching" in said
+        finds = "a service that watches that root finds it by itself"
+        assert f"exp~trial~v000007 is on disk at {path} all the same: {finds}" in said
+
+    def test_a_root_that_is_not_there_is_refused_and_not_made(self, service: StandIn, checkpoint: Path) -> None:
+        (checkpoint.parent / "root").rmdir()
+        result = refitd(*self.publish(checkpoint, "--url", service.url))
+        assert result.exit_code == 2
+        assert "root is no folder: it is the one that the service watches ('refitd serve --root')" in result.stderr
+        assert not (checkpoint.parent / "root").exists()
+
+    def test_a_root_that_the_service_does_not_watch_is_said_to_be_another(
+        self, service: StandIn, checkpoint: Path
+    ) -> None:
+        missing = "/srv/weights/exp/trial/v000007 is not there"
+        service.trouble = Problem(type="urn:refitd:problem:path-missing", title="No", status=422, detail=missing)
+        result = refitd(*self.publish(checkpoint, "--url", service.url))
+        assert result.exit_code == 1
+        assert missing in result.stderr
+        assert "where that is another folder the service never finds it" in result.stderr
 
     def test_a_step_that_would_begin_a_generation_is_taken_for_a_slip(self, service: StandIn, checkpoint: Path) -> None:
         assert refitd(*self.publish(checkpoint, "--url", service.url)).stderr == ""

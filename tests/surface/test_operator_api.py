@@ -1,12 +1,17 @@
 """What an operator looks at and does through the API: the overview, the log, loads of a version, pausing rollouts."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from refitd.journal.journal import JournalError
-from refitd_client.contract.states import VersionState
+from refitd_client.contract.states import EngineState, VersionState
+from refitd_client.contract.wire import WaitResult
+from refitd_client.errors import WaitTimeoutError
+from refitd_client.verdict import judge
 from support.checkpoints import publish, tensors
 from support.services import Stage, serving
 
@@ -90,10 +95,15 @@ async def test_paused_rollouts_bring_no_engine_to_a_newer_version_until_they_are
         assert (await paused(stage))["paused_since"] is not None
         publish(stage.root, "run", 2, tensors(2))
         await stage.until("run~v000002", lambda record: record.state is VersionState.SEALED)
-        said = (await stage.http.get("/v1/explain/a:1")).json()["sentences"]
-        assert any("paused" in sentence for sentence in said)
+        for subject in ("a:1", "run~v000002"):
+            said = (await stage.http.get(f"/v1/explain/{subject}")).json()["sentences"]
+            assert any("paused since" in sentence and "'refitd resume run'" in sentence for sentence in said)
         found = (await stage.http.get("/v1/versions/run~v000002/wait?timeout=0.3")).json()
         assert found["outcome"] == "pending"
+        with pytest.raises(WaitTimeoutError, match=r"a:1 is BEHIND \(rollouts of run are paused: refitd resume run\)"):
+            judge(msgspec.convert(found, WaitResult), 0.3)
+        (engine,) = (await stage.http.get("/v1/engines")).json()["items"]
+        assert engine["reason"] == "rollouts of run are paused: refitd resume run"
         assert stage.engines["a"].label == "1"
         assert (await paused(stage, "resume"))["paused_since"] is None
         await stage.until("run~v000002", lambda record: record.served_at is not None)
@@ -112,6 +122,37 @@ async def test_an_engine_that_restarts_while_rollouts_are_paused_gets_the_last_g
                 await stage.ledger.bell.after(stage.ledger.bell.count, within=0.05)
 
 
+async def test_who_asks_for_a_run_or_for_nothing_there_is_told_what_to_ask_for(tmp_path: Path) -> None:
+    async with serving(tmp_path, run="exp/trial") as stage:
+        publish(stage.root, "exp/trial", 1, tensors(1))
+        await stage.until("exp~trial~v000001", lambda record: record.state is VersionState.SEALED)
+        answer = await stage.http.get("/v1/explain/exp%2Ftrial")
+        assert (answer.status_code, answer.json()["detail"]) == (
+            404,
+            "exp/trial is a run, and neither a version nor an engine: 'refitd explain exp~trial~v000001' explains its "
+            "target, 'refitd versions --run exp/trial' lists its versions",
+        )
+        answer = await stage.http.get("/v1/explain/run~v000099")
+        assert answer.json()["detail"].endswith("'refitd versions' and 'refitd engines' list what there is")
+
+
+async def test_of_an_engine_that_is_away_only_what_it_served_is_said(tmp_path: Path) -> None:
+    async with serving(tmp_path, names=("a", "b")) as stage:
+        stage.engines["b"].down = True
+        id_ = await stage.served(1)
+        stage.engines["a"].down = True
+        async with asyncio.timeout(10):
+            while stage.ledger.engines["a:1"].state is not EngineState.UNREACHABLE:
+                await stage.ledger.bell.after(stage.ledger.bell.count, within=0.05)
+        said = (await stage.http.get("/v1/explain/a:1")).json()["sentences"]
+        assert f"It served {id_} when it was last reached; the target of run run is {id_}." in said
+        said = (await stage.http.get(f"/v1/explain/{id_}")).json()["sentences"]
+        assert "Engine a:1 served it when it was last reached." in said
+        decisions = {name: (await stage.http.get(f"/v1/log?subject={name}:1")).json()["items"] for name in "ab"}
+        assert decisions["a"][0]["text"] == f"UNREACHABLE: served {id_} when it was last reached (connection refused)"
+        assert "UNREACHABLE: has not been reached yet (connection refused)" in [line["text"] for line in decisions["b"]]
+
+
 async def test_a_rollback_is_carried_out_while_rollouts_are_paused(tmp_path: Path) -> None:
     async with serving(tmp_path) as stage:
         await stage.served(1)
@@ -122,6 +163,27 @@ async def test_a_rollback_is_carried_out_while_rollouts_are_paused(tmp_path: Pat
             while stage.engines["a"].label != "1":
                 await stage.ledger.bell.after(stage.ledger.bell.count, within=0.05)
         assert stage.ledger.rollouts["run"].paused_since is not None
+
+
+async def test_a_rollback_with_nowhere_to_go_offers_what_was_never_served(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage:
+        await stage.served(1)
+        answer = await stage.http.post("/v1/rollback", json={"run": "run"})
+        assert answer.status_code == 409
+        assert answer.json()["detail"].endswith(
+            "before run~v000001 was served and is still there, and no other good one is"
+        )
+        await paused(stage)
+        for step in (2, 3):
+            publish(stage.root, "run", step, tensors(step))
+            await stage.until(f"run~v00000{step}", lambda record: record.state is VersionState.SEALED)
+        one = replace(stage.ledger.versions["run~v000001"], state=VersionState.DELETED)
+        stage.ledger.put_version(one)
+        answer = await stage.http.post("/v1/rollback", json={"run": "run"})
+        assert (
+            "good, but never served: run~v000002. Name one: 'refitd rollback run --to run~v000002'"
+            in answer.json()["detail"]
+        )
 
 
 async def test_a_pause_outlives_a_restart_of_the_service(tmp_path: Path) -> None:

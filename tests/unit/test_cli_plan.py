@@ -27,6 +27,13 @@ def test_one_gpu_gets_a_plan_with_reasons(model: list[str]) -> None:
         assert word in shown.stdout
 
 
+def test_where_nothing_makes_it_fit_there_are_no_changes_to_speak_of(model: list[str]) -> None:
+    assert "SGLang, with the changes" in refitd("plan", "sglang.d1p1t1+d1p1t1", *A40, *model).stdout
+    shown = refitd("plan", "sglang:d1|fsdp:d1", "--gpus-per-node", "1", "--gpu-memory", "1", *model).stdout
+    assert "No set of the changes" in shown
+    assert "with the changes" not in shown
+
+
 def test_it_is_one_json_document(model: list[str]) -> None:
     shown = refitd("plan", "sglang.d1p1t1+d1p1t1", *A40, *model, "--json")
     document = msgspec.json.decode(shown.stdout)
@@ -124,6 +131,18 @@ def test_a_bad_areal_configuration_is_named(tmp_path: Path, text: str, names: st
     shown = refitd("plan", "sglang:d1+d1", "--gpus-per-node", "1", "--areal", str(tmp_path / "grpo.yaml"))
     assert shown.exit_code == 2
     assert names in shown.output
+
+
+def test_an_areal_configuration_that_is_not_there_is_named(tmp_path: Path) -> None:
+    shown = refitd("plan", "--areal", str(tmp_path / "none.yaml"))
+    assert shown.exit_code == 2
+    assert shown.stderr == f"--areal {tmp_path / 'none.yaml'} cannot be read: No such file or directory\n"
+
+
+def test_a_section_that_is_nearly_one_is_asked_about(tmp_path: Path) -> None:
+    (tmp_path / "grpo.yaml").write_text("acter: {path: x}\nvalid_dataset: {}\nsaver: {}\nref: {}\n")
+    (slip,) = [each for each in read_areal(tmp_path / "grpo.yaml").assumed if "meant" in each]
+    assert slip == "grpo.yaml has acter, which says nothing here: is actor meant?"
 
 
 def test_newer_areal_configurations_name_each_backend(tmp_path: Path) -> None:
@@ -226,21 +245,3 @@ def test_flags_of_what_does_not_fit_are_not_called_changed(model: list[str]) -> 
     assert "No set of the changes" in shown.stdout
     assert "with the changes" not in shown.stdout
     assert "adamw8bit" in shown.stdout
-
-
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        (["sglang:d1+d1", "--gpus-per-node", "1", "--model", "Qwen/Qwen2.5-7B"], "not a name on a hub"),
-        (["--areal", "nofile.yaml"], "--areal: nofile.yaml cannot be read"),
-        (["--areal", "acter.yaml", "--gpus-per-node", "1"], "acter is no part of AReaL's: actor?"),
-    ],
-)
-def test_a_slip_is_told_from_what_was_meant(
-    flags: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "acter.yaml").write_text("acter: {backend: 'fsdp:d1'}\nrollout: {backend: 'sglang:d1'}\n")
-    shown = refitd("plan", *flags)
-    assert shown.exit_code == 2
-    assert says in " ".join(shown.output.split())

@@ -1,11 +1,9 @@
 """`refitd doctor`: what it finds, what it proves, and what it says it cannot know."""
 
 import errno
-import logging
 import os
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from email.utils import formatdate
 from ipaddress import ip_address
@@ -30,10 +28,9 @@ from refitd.doctor.root_verdicts import judge_root
 from refitd.doctor.sharing import Sighting, judge_sharing, plugin_answers
 from refitd.engine.engines_file import EngineSpec
 from refitd.engine.plugin.crew import NOBODY
-from refitd.engine.port import Reached, Unreached
+from refitd.engine.port import Reached
 from refitd.engine.sglang.transport import Reply
 from refitd.fsck.roster import roster_of
-from refitd.ownership import owned
 from refitd.root_mark import mark_root
 from refitd.settings import Settings
 from refitd_client.known import name_of
@@ -210,6 +207,18 @@ def test_what_was_found_of_the_plugin_is_said(
     assert plugin_answers(asked) is (plugin is not None)
 
 
+def test_what_serve_would_refuse_is_found(job: list[str], tmp_path: Path) -> None:
+    code, found = examined(*job, "--base-model", str(tmp_path / "root"))
+    assert code == 1
+    assert "--base-model (REFITD_BASE_MODEL)" in found["settings", "failed"]["text"]
+
+
+def test_a_trainer_that_is_no_process_is_a_slip(job: list[str]) -> None:
+    result = refitd("doctor", *job, "--trainer-pid", "999999999")
+    assert result.exit_code == 2
+    assert "--trainer-pid 999999999: there is no such process on this host" in result.stderr
+
+
 def test_an_engine_that_is_not_there_is_one_finding(job: list[str]) -> None:
     code, found = examined(*job, "--engine", "http://127.0.0.1:1")
     assert code == 1
@@ -217,14 +226,26 @@ def test_an_engine_that_is_not_there_is_one_finding(job: list[str]) -> None:
     assert not [check for check, _ in found if check in {"shared-files", "changes", "hub"}]
 
 
-def test_a_root_that_is_not_there_or_cannot_be_written_is_named(tmp_path: Path) -> None:
-    code, found = examined("--root", str(tmp_path / "nowhere"), "--engine", "http://127.0.0.1:1")
+def test_a_root_that_is_not_there_or_cannot_be_written_is_named_and_engines_are_looked_at(
+    tmp_path: Path, sglang: ScriptedSglang
+) -> None:
+    code, found = examined("--root", str(tmp_path / "nowhere"), "--engine", sglang.url)
     assert code == 1
-    assert ("reachable", "failed") in found, "the engines are looked at all the same"
     assert "is no folder" in found["root", "failed"]["text"]
+    assert ("reachable", "ok") in found
     (tmp_path / "root").mkdir()
     (tmp_path / "root" / ".refitd").write_text("a file in the way")
     assert "cannot be written" in examined("--root", str(tmp_path / "root"))[1]["root", "failed"]["text"]
+
+
+def test_a_root_without_room_wants_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    with pytest.raises(RootUnusableError, match="No space left") as refused, probed(tmp_path):
+        pass
+    assert refused.value.fix == "make room there"
 
 
 def test_a_token_that_everybody_can_read_and_a_corrupt_journal_are_found(job: list[str], tmp_path: Path) -> None:
@@ -247,113 +268,6 @@ def facts(**other: Any) -> RootFacts:
 
 def judged(settings: Settings, **other: Any) -> dict[str, Finding]:
     return {finding.check: finding for finding in judge_root(facts(**other), settings)}
-
-
-def test_a_base_model_that_a_start_would_refuse_is_found(job: list[str], tmp_path: Path) -> None:
-    for model in (tmp_path / "nosuch", Path(job[1])):
-        code, found = examined(*job, "--base-model", str(model))
-        assert code == 1
-        assert "--base-model" in found["base-model", "failed"]["text"]
-        assert ("space", "ok") in found, "by the version that is there"
-    good = write_model(tmp_path / "base")
-    code, found = examined(*job, "--base-model", str(good))
-    assert (code, ("base-model", "ok") in found) == (0, True)
-
-
-OTHER_ROOT = {
-    "type": "urn:refitd:problem:other-root",
-    "detail": "your root is not this service's, which watches /other",
-}
-
-
-@pytest.mark.parametrize("is_owned", [True, False])
-def test_a_service_of_another_root_at_the_port_is_found(job: list[str], sglang: ScriptedSglang, is_owned: bool) -> None:
-    """Whether this root has a service of its own elsewhere or none: trainers would announce to that one."""
-    (Path(job[1]) / ".refitd").mkdir()
-    mark_root(Path(job[1]), None, has_versions=False, mounts="")
-    with ExitStack() as stack:
-        service = stack.enter_context(serve(answer(409, OTHER_ROOT)))
-        if is_owned:
-            stack.enter_context(owned(Path(job[1])))
-        port = service.url.rpartition(":")[2]
-        code, found = examined(*job, "--engine", sglang.url, "--port", port)
-    assert code == 1
-    assert "/other" in found["lock", "failed"]["text"]
-    assert "--port" in found["lock", "failed"]["fix"]
-
-
-def test_a_service_at_the_port_of_a_root_that_never_had_one_is_another_s(
-    job: list[str], sglang: ScriptedSglang
-) -> None:
-    """Whatever it says of the notice, such as that no engine follows the run."""
-    with serve(answer(409, {"type": "urn:refitd:problem:run-not-followed"})) as service:
-        port = service.url.rpartition(":")[2]
-        code, found = examined(*job, "--engine", sglang.url, "--port", port)
-    assert code == 1
-    assert "none has ever run on this one" in found["lock", "failed"]["text"]
-
-
-async def test_a_service_knows_whether_who_asks_is_of_its_root(tmp_path: Path) -> None:
-    """What doctor asks it changes nothing."""
-    other = tmp_path / "other"
-    other.mkdir()
-    async with serving(tmp_path, run="first") as stage:
-        for root in (stage.root, other):
-            (root / ".refitd").mkdir(exist_ok=True)
-            mark = mark_root(root, None, has_versions=False, mounts="")
-            stage.ledger.is_about(mark) if root == stage.root else None
-        for root, is_other in ((stage.root, False), (other, True)):
-            body = {"run": "refitd-doctor", "step": 0, "root": name_of(root)}
-            told = await stage.http.post("/v1/versions", json=body)
-            reply = Reply(status=told.status_code, text="", data=told.json())
-            judged = judge_door(Settings(root=root), reply)
-            assert judged.verdict is (Verdict.FAILED if is_other else Verdict.OK), judged
-            assert (str(stage.root) in judged.text) is is_other
-        assert not stage.ledger.versions
-
-
-@pytest.mark.parametrize(
-    ("reason", "key", "fix"),
-    [
-        ("http://e wants a key for /model_info: set --engine-key-file", None, "--engine-key-file FILE"),
-        ("http://e wants a key for /model_info: set --engine-key-file", Path("/k"), "the engine's own key"),
-        ("http://e/model_info answered 404: Not Found", None, "another server"),
-        ("http://e cannot be reached: refused", None, "start it"),
-        ("10.0.0.2 is not allowed: name it with --engine-allow", None, "--engine-allow"),
-    ],
-)
-def test_an_engine_that_cannot_be_driven_has_the_fix_for_its_own_fault(reason: str, key: Path | None, fix: str) -> None:
-    (found,) = judge_engine(Asked(name="e", spec=SPEC, root="/mnt", seen=Unreached(reason=reason), api_key=key))
-    assert fix in str(found.fix)
-    assert key is None or str(key) in found.text, "a key that was given is not asked for again"
-
-
-def test_an_admin_key_that_is_not_taken_is_named(tmp_path: Path) -> None:
-    reply = Reply(status=403, text="", data=None)
-    asked = Asked(name="e", spec=SPEC, root="/mnt", seen=SEEN, change=reply, admin_key=tmp_path / "admin")
-    found = {each.check: each for each in judge_engine(asked)}[Check.CHANGES]
-    assert str(tmp_path / "admin") in found.text
-
-
-def test_a_trainer_that_is_not_there_is_refused(job: list[str]) -> None:
-    shown = refitd("doctor", *job, "--trainer-pid", str(2**22 + 1))
-    assert (shown.exit_code, "no such process" in shown.output) == (2, True)
-
-
-def test_small_models_have_their_size_and_not_nothing() -> None:
-    text = judged(Settings(root=Path("/root"), disk_budget=7_000_000), version=1_300_000)["space"].text
-    assert "1.3 MB" in text
-    assert "--disk-budget is 7.0 MB" in text
-
-
-def test_a_full_root_is_to_be_made_room_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "mkdir", full)
-    with pytest.raises(RootUnusableError) as caught, probed(tmp_path):
-        pass
-    assert caught.value.is_full
 
 
 def test_room_is_held_against_what_is_kept() -> None:
@@ -446,12 +360,19 @@ def test_versions_of_any_layout_are_measured_and_the_clock_before_the_wait_for_e
     assert abs(seen.skew) < 0.1
 
 
-def test_an_observer_that_is_stopped_with_events_on_their_way_says_nothing(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """watchdog calls that an error, and prints it where nobody has set logging up, as in this command."""
-    with probed(tmp_path) as nonce:
-        look_at_root(tmp_path, nonce, None)
-    logging.getLogger("watchdog.observers.inotify").error("called when the thread is inactive")
-    assert "inactive" not in capfd.readouterr().err
-    assert not logging.getLogger("watchdog.observers.inotify").isEnabledFor(logging.ERROR)
+async def test_a_service_knows_whether_who_asks_is_of_its_root(tmp_path: Path) -> None:
+    """Also where no process shows it. What doctor asks it changes nothing."""
+    other = tmp_path / "other"
+    async with serving(tmp_path, run="first") as stage:
+        for root in (other, stage.root):
+            (root / ".refitd").mkdir(parents=True, exist_ok=True)
+            mark = mark_root(root, None, has_versions=False, mounts="")
+        stage.ledger.is_about(mark)
+        for root, is_other in ((stage.root, False), (other, True)):
+            body = {"run": "refitd-doctor", "step": 0, "root": name_of(root)}
+            told = await stage.http.post("/v1/versions", json=body)
+            reply = Reply(status=told.status_code, text="", data=told.json())
+            judged = judge_door(Settings(root=root), reply)
+            assert judged.verdict is (Verdict.FAILED if is_other else Verdict.OK), judged
+            assert (str(stage.root) in judged.text) is is_other
+        assert not stage.ledger.versions

@@ -1,8 +1,6 @@
 """Where a step goes: order is by (generation, step), and no name is ever used twice."""
 
-import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -167,12 +165,3 @@ def test_a_damaged_record_is_named_and_not_guessed_around(tmp_path: Path) -> Non
     record.unlink()
     assert newest_in(tmp_path / "run") == Order(1, 1)
     _publish(tmp_path, 2)
-
-
-@pytest.mark.parametrize("step", ["5", 5.0, None])
-def test_a_step_that_is_no_whole_number_is_refused_by_its_name(tmp_path: Path, step: Any) -> None:
-    with (
-        WeightPublisher(tmp_path, "run") as publisher,
-        pytest.raises(TypeError, match=re.escape(f"step is {step!r}: it is a whole number")),
-    ):
-        publisher.publish({}, step=step)

@@ -89,6 +89,29 @@ def test_the_newest_is_not_called_good_where_it_was_rolled_back_from() -> None:
     assert newest.reasons[0] == "newest version on disk of run exp, though it was rolled back from"
 
 
+def test_what_engines_served_before_stays_however_many_came_after_it_that_none_served() -> None:
+    """An engine is killed while it serves 26; when it is back, on 29, a rollback has somewhere to go."""
+    versions = [version(step, served_at="t" if step in (25, 26, 29) else None) for step in range(25, 30)]
+    verdicts = decide(versions)
+    assert kept_steps(verdicts) == [26, 27, 28, 29]
+    assert verdicts[1].reasons == ("engines of run exp served it before the current one: a rollback goes to it",)
+    assert kept_steps(decide([*versions, version(30, served_at="t")])) == [28, 29, 30]
+    assert kept_steps(decide(versions, KeepRules(last=1))) == [29], "who keeps one has nothing to go back to"
+
+
+def test_what_a_rollback_goes_to_is_given_up_last_for_the_disk_budget() -> None:
+    versions = [version(step, served_at="t" if step in (1, 4) else None) for step in (1, 2, 3, 4)]
+    assert kept_steps(decide(versions, KeepRules(disk_budget=20))) == [1, 4]
+    assert kept_steps(decide(versions, KeepRules(disk_budget=10))) == [4]
+
+
+def test_what_was_rolled_back_from_is_none_of_the_newest() -> None:
+    versions = [version(step, barred=step in (4, 5)) for step in range(1, 7)]
+    verdicts = decide(versions)
+    assert kept_steps(verdicts) == [2, 3, 6]
+    assert verdicts[4].reasons == ("run exp was rolled back from it, and nobody needs it",)
+
+
 def test_a_pin_keeps() -> None:
     verdict, _ = decide([version(1, pinned=True), version(2)], KeepRules(last=1))
     assert verdict.keep

@@ -1,5 +1,6 @@
 """Names of runs and versions."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from refitd_client.contract.naming import (
     parse_version_id,
     version_folder,
     version_id,
+    whole_step,
 )
 
 orders = st.builds(Order, generation=st.integers(1, 999), step=st.integers(0, 10**12))
@@ -52,3 +54,9 @@ def test_a_run_that_could_leave_its_folder_is_refused(run: str) -> None:
 @pytest.mark.parametrize("run", ["demo", "exp/trial", "Qwen2.5-1.5B_grpo", "a/b/c"])
 def test_ordinary_runs_are_fine(run: str) -> None:
     assert check_run(run) == run
+
+
+def test_a_step_that_is_no_integer_is_named() -> None:
+    assert whole_step(np.int64(5)) == 5
+    with pytest.raises(TypeError, match="step is '5': it is a whole number"):
+        whole_step("5")  # type: ignore[arg-type]

@@ -3,7 +3,15 @@
 import pytest
 
 from refitd.rollout.carriage import Carriage
-from refitd.rollout.target import choose_target, last_good, last_good_before, loadable, skipped_between, to_bar
+from refitd.rollout.target import (
+    choose_target,
+    last_good,
+    last_good_before,
+    loadable,
+    skipped_between,
+    to_bar,
+    unserved_before,
+)
 from refitd_client.contract.states import Kind, VersionState
 from support.records import version
 
@@ -72,6 +80,11 @@ def test_a_rollback_goes_to_the_last_good_version_and_not_to_one_that_no_engine_
 def test_a_rollback_never_goes_to_a_version_whose_files_are_lost() -> None:
     lost = version(6, served_at="t", state=VersionState.LOST)
     assert last_good_before([version(7), lost, version(5, served_at="t")], version(7)) == version(5, served_at="t")
+
+
+def test_what_was_never_served_is_offered_to_who_wants_to_go_back_newest_first() -> None:
+    others = [version(3, state=VersionState.LOST), version(2, barred=True), version(4, served_at="t"), version(9)]
+    assert unserved_before([version(5), version(6), *others], version(8)) == [version(6), version(5)]
 
 
 def test_what_has_to_be_finished_stays_the_target_as_long_as_it_is_good() -> None:

@@ -4,8 +4,10 @@ A version is (run, generation, step). Its directory is `v000123`, or `v000123.g2
 its id is one URL-safe word made of both. Order is by (generation, step) and never by clocks.
 """
 
+import operator
 import re
 from dataclasses import dataclass
+from typing import SupportsIndex
 
 MANIFEST_NAME = "refit.json"
 INDEX_NAME = "model.safetensors.index.json"
@@ -58,6 +60,18 @@ def check_run(run: str) -> str:
         if _VERSION.fullmatch(segment):
             raise NameRefusedError(f"run {run!r} has a part that looks like a version directory ({segment})")
     return run
+
+
+def whole_step(step: SupportsIndex) -> int:
+    """A step as a trainer counts it, which may be an integer of NumPy's.
+
+    Raises:
+        TypeError: it is no integer.
+    """
+    try:
+        return operator.index(step)
+    except TypeError:
+        raise TypeError(f"step is {step!r}: it is a whole number") from None
 
 
 def check_step(step: int) -> int:

@@ -1,6 +1,6 @@
 """zstd for deltas that go over a network, and the order of bytes in which it does best.
 
-zstd comes with Python from 3.14 on (`compression.zstd`), before that with `pip install refitd[wire]`. Bytes are sorted
+zstd comes with Python from 3.14 on (`compression.zstd`), before that with the extra `wire`. Bytes are sorted
 by their place in the element first: sign and exponent of weights repeat, the low bits of the mantissa do not.
 """
 
@@ -58,7 +58,7 @@ def _decompressed(data: bytes, size: int) -> bytes:
 def _needed() -> "_Zstandard | _Builtin":
     library = _library()
     if library is None:
-        raise DeltaRefusedError("is compressed by zstd, which is not installed: pip install 'refitd[wire]'")
+        raise DeltaRefusedError("is compressed by zstd, which is not installed: refitd's extra 'wire' brings it")
     return library
 
 

@@ -9,7 +9,7 @@
     changes               what would make it fit              planner           all of it: `plan()`
 
 Everything but `nvml`, `surroundings` and the reading of a `config.json` is pure. Allocation strings need a parser
-library, the driver's account of its GPUs a binding: `pip install 'refitd[plan]'`.
+library, the driver's account of its GPUs a binding: refitd's extra `plan`.
 """
 
 from refitd_client.planning.machine import Gpu

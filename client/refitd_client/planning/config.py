@@ -24,10 +24,8 @@ def read_model(folder: Path) -> tuple[Model, list[str]]:
     try:
         config = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except OSError as error:
-        raise PlanRefusedError(
-            f"--model: {path} cannot be read ({error.strerror}): it is a folder on this machine with the model's "
-            f"{CONFIG_NAME}, and not a name on a hub"
-        ) from error
+        what = "name the model's folder on this machine"
+        raise PlanRefusedError(f"--model: {path} cannot be read ({error.strerror}): {what}") from error
     except msgspec.DecodeError as error:
         raise PlanRefusedError(f"--model: {path} is no JSON object: {error}") from error
     return model_of(config, str(path))

@@ -80,7 +80,7 @@ def _parser() -> "Lark":
     try:
         from lark import Lark
     except ImportError as error:
-        raise PlanRefusedError("allocation strings need a parser: pip install 'refitd[plan]'") from error
+        raise PlanRefusedError("allocation strings need a parser: refitd's extra 'plan' brings it") from error
     return Lark(GRAMMAR, parser="lalr", maybe_placeholders=True)
 
 

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from refitd_client.casts import casts
 from refitd_client.connection import Connection, connect_to
-from refitd_client.contract.naming import version_folder, version_id
+from refitd_client.contract.naming import version_folder, version_id, whole_step
 from refitd_client.errors import PublishError
 from refitd_client.publication import Publication
 from refitd_client.publisher import WeightPublisher
-from refitd_client.run_folder import step_of
 from refitd_client.sharded.crew import Crew
 from refitd_client.sharded.description import Sharded
 from refitd_client.sharded.follower import Follower
@@ -160,7 +159,7 @@ class ShardedPublisher:
             ServiceProblemError: the service refuses the notice. The version stands all the same.
         """
         self._crew.require_whole()
-        step = step_of(step)
+        step = whole_step(step)
         try:
             opening = self._follower.open(weights, step, sharded or {})
             if self._lead is not None:

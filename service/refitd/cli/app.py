@@ -13,7 +13,7 @@ from refitd.cli.demo import demo
 from refitd.cli.doctor import doctor
 from refitd.cli.exits import EXIT_CODES_HELP
 from refitd.cli.fsck import fsck
-from refitd.cli.help import help_of
+from refitd.cli.help import Command, Group, help_of
 from refitd.cli.plan import plan
 from refitd.cli.publish import publish
 from refitd.cli.reclaim import reclaim
@@ -26,6 +26,7 @@ from refitd.cli.webhooks import webhooks
 
 app = typer.Typer(
     name="refitd",
+    cls=Group,
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,  # a traceback is for a bug report, and locals could hold a token
@@ -64,5 +65,6 @@ COMMANDS: Mapping[str, tuple[Callable[..., None], ...]] = {
 EPILOGS: Mapping[Callable[..., None], str] = {serve: ENGINES_FILE_HELP + EXIT_CODES_HELP}
 for panel, commands in COMMANDS.items():
     for command in commands:
-        app.command(help=help_of(command), epilog=EPILOGS.get(command, EXIT_CODES_HELP), rich_help_panel=panel)(command)
+        epilog = EPILOGS.get(command, EXIT_CODES_HELP)
+        app.command(cls=Command, help=help_of(command), epilog=epilog, rich_help_panel=panel)(command)
 app.add_typer(engines.app, name="engines", rich_help_panel="Look", epilog=EXIT_CODES_HELP)

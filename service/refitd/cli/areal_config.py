@@ -6,7 +6,7 @@ number, a word or true and false is refused.
 """
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -25,11 +25,11 @@ _DEFAULTS: Mapping[str, Any] = {
     "train_dataset.batch_size": 1,
     "actor.gradient_checkpointing": False,
 }
+_SECTIONS = frozenset({"actor", "rollout", "sglang", "gconfig", "train_dataset", "cluster", "allocation_mode"})
 _LORA_RANK = 32
 _ALL_OF_IT = 2**30  # tokens: no micro-batch is larger
 _PRECISIONS: Mapping[str, str] = {"float32": "mixed", "fp32": "mixed", "bfloat16": "bf16", "bf16": "bf16"}
 _OPTIMIZERS: Mapping[str, str] = {"adam": "adamw", "adam_bf16": "adamw", "sgd": "sgd"}
-_PARTS = ("actor", "rollout", "sglang", "gconfig", "train_dataset", "cluster", "allocation_mode")
 _LEFT_OUT = ("ref", "critic", "teacher")
 _REFERENCE = re.compile(r"\$\{([A-Za-z0-9_.]+)\}")
 _MOST_REFERENCES = 16
@@ -58,13 +58,13 @@ def read_areal(file: Path, given: Collection[str] = ()) -> Read:
     try:
         tree = yaml.safe_load(file.read_text())
     except OSError as error:
-        raise ValueError(f"--areal: {file} cannot be read: {error.strerror}") from error
+        raise ValueError(f"--areal {file} cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{file} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(tree, dict):
         raise ValueError(f"{file} is no AReaL configuration: it is no mapping")  # noqa: TRY004 - of what was typed
     config = _Config(file, cast("Mapping[str, Any]", tree))
-    _check_names(config)
+    config.assumed += _slips(file, cast("Mapping[str, Any]", tree))
     settings: dict[str, Any] = {"areal": True}
     for each in (_plain(config), _allocation(config), _rollouts(config), _micro_batch(config), _trainer(config)):
         settings |= each
@@ -84,18 +84,17 @@ def read_areal(file: Path, given: Collection[str] = ()) -> Read:
     )
 
 
-def _check_names(config: "_Config") -> None:
-    """Refuse a part whose name is nearly one of those that are looked at, which is then missing."""
-    missing = [part for part in _PARTS if part not in config.parts]
-    for name in config.parts:
-        if name not in _PARTS and (meant := get_close_matches(name, missing, n=1, cutoff=0.75)):
-            raise ValueError(f"{config.file}: there is no {meant[0]}, and {name} is no part of AReaL's: {meant[0]}?")
+def _slips(file: Path, tree: Mapping[str, Any]) -> Iterator[str]:
+    """Sections whose names are nearly those that are read: AReaL has many more, which say nothing here."""
+    for name in tree:
+        missing = _SECTIONS - tree.keys()
+        for meant in get_close_matches(str(name), missing, 1, 0.8) if name not in _SECTIONS else ():
+            yield f"{file.name} has {name}, which says nothing here: is {meant} meant?"
 
 
 class _Config:
     def __init__(self, file: Path, tree: Mapping[str, Any]) -> None:
         self.file = file
-        self.parts = [str(name) for name in tree]
         self.assumed: list[str] = []
         self._tree = tree
 

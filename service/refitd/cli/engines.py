@@ -7,13 +7,14 @@ import typer
 
 from refitd.cli import render
 from refitd.cli.exits import EXIT_CODES_HELP
+from refitd.cli.help import Command, Group
 from refitd.cli.options import EngineId, Json, TokenFile, Url, connect
 from refitd.cli.output import speaking
 from refitd.cli.summary import look_at_targets
 from refitd_client.client import RefitClient
 from refitd_client.contract.wire import Engine, NewEngine, Version
 
-app = typer.Typer()
+app = typer.Typer(cls=Group)
 
 EngineUrl = Annotated[str, typer.Argument(metavar="URL", help="The engine's own URL, such as http://10.0.0.7:30000")]
 NewId = Annotated[str | None, typer.Option("--id", metavar="ID", help="A name for it; else one is made from its URL")]
@@ -42,7 +43,7 @@ def _targets(client: RefitClient, engines: Sequence[Engine]) -> dict[str, Versio
     return look_at_targets(client, runs, engines)
 
 
-@app.command("list", epilog=EXIT_CODES_HELP)
+@app.command("list", cls=Command, epilog=EXIT_CODES_HELP)
 def list_engines(url: Url = None, token_file: TokenFile = None, json: Json = False) -> None:
     """List engines: what each serves, how far behind it is, and why."""
     with speaking(json=json) as out, connect(url, token_file) as client:
@@ -51,7 +52,7 @@ def list_engines(url: Url = None, token_file: TokenFile = None, json: Json = Fal
         out.show(page, render.engines_table(page.items, targets))
 
 
-@app.command(epilog=EXIT_CODES_HELP)
+@app.command(cls=Command, epilog=EXIT_CODES_HELP)
 def add(
     engine_url: EngineUrl,
     engine_id: NewId = None,
@@ -66,7 +67,7 @@ def add(
         out.show(engine, render.sentence(f"{engine.id} is in: 'refitd explain {engine.id}' says how it gets on."))
 
 
-@app.command(epilog=EXIT_CODES_HELP)
+@app.command(cls=Command, epilog=EXIT_CODES_HELP)
 def remove(engine_id: EngineId, url: Url = None, token_file: TokenFile = None, json: Json = False) -> None:
     """Let an engine go. It goes on serving what it serves."""
     with speaking(json=json) as out, connect(url, token_file) as client:
@@ -74,7 +75,7 @@ def remove(engine_id: EngineId, url: Url = None, token_file: TokenFile = None, j
         out.show({"id": engine_id, "removed": True}, render.sentence(f"{engine_id} is out."))
 
 
-@app.command(epilog=EXIT_CODES_HELP)
+@app.command(cls=Command, epilog=EXIT_CODES_HELP)
 def resync(engine_id: EngineId, url: Url = None, token_file: TokenFile = None, json: Json = False) -> None:
     """Load an engine again, whatever it claims to serve. This ends a quarantine."""
     with speaking(json=json) as out, connect(url, token_file) as client:

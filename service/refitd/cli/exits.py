@@ -41,6 +41,13 @@ _HINTS: Mapping[ExitCode, str] = {
 }
 
 
+_MAY_ONLY_LOOK = (
+    "The token that was sent may only look: say the --token-file, or set the REFITD_TOKEN, of the other one."
+)
+# The service was told of a path beneath the root: either its root is another one, or it does not see the files yet.
+_LOOKED_ELSEWHERE = frozenset({"path-missing", "path-outside-root"})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
     """How a command ends that failed."""
@@ -51,7 +58,7 @@ class Failure:
     @property
     def hint(self) -> str | None:
         """What a person could try next."""
-        return _HINTS.get(self.code)
+        return _MAY_ONLY_LOOK if self.problem.slug == "insufficient-scope" else _HINTS.get(self.code)
 
 
 def failure_of(error: RefitError | ValueError | OSError) -> Failure:
@@ -91,11 +98,15 @@ def _code_of(error: ServiceProblemError) -> ExitCode:
 
 
 def _with_what_stands(error: ServiceProblemError) -> Problem:
-    """The problem; where a version was published all the same, with its path."""
+    """The problem; where a version was published all the same, with its path, and whether the service will find it."""
     if (publication := error.publication) is None:
         return error.problem
     stands = f"{publication.version_id} is on disk at {publication.path} all the same"
-    return replace(error.problem, detail=f"{error.problem.detail}; {stands}: the service finds it by watching")
+    if error.problem.slug in _LOOKED_ELSEWHERE:
+        finds = "where that is another folder the service never finds it: publish with the --root of 'refitd serve'"
+    else:
+        finds = "a service that watches that root finds it by itself"
+    return replace(error.problem, detail=f"{error.problem.detail}; {stands}: {finds}")
 
 
 def _failure(code: ExitCode, slug: str, title: str, status: int, error: Exception) -> Failure:

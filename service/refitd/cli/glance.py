@@ -3,16 +3,16 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from refitd.cli import render
+from refitd.cli.table import Table
 from refitd_client.contract.states import EngineState, Standing
 from refitd_client.contract.wire import Engine, Event, Overview, RunGlance, Version
 
-BAR = 32  # characters
+BAR = 32  # characters, where there is room
+_LEAST_BAR = 8
 # Lines around each part: an empty one, the table's head, and what stands below it.
 _ENGINES_FRAME, _UPDATES_FRAME, _EVENTS_FRAME = 4, 4, 1
 _SMALL = 10  # lines that engines have for themselves
@@ -28,6 +28,7 @@ STAGES: Mapping[str, tuple[str, str]] = {
     "resume": ("R", "green"),
 }
 _OTHER = ("?", "dim")
+_NUMBERS = frozenset({"STEP", "TOOK", "ENGINES", "SIZE"})
 _STANDINGS: Mapping[Standing, tuple[str, str]] = {
     Standing.CURRENT: ("●", "green"),
     Standing.MOVING: ("▶", "yellow"),
@@ -58,8 +59,8 @@ class Glance:
     lost: str | None = None
 
 
-def screen(glance: Glance, height: int | None = None) -> RenderableType:
-    """Everything; within `height` lines where that is given, the most important first."""
+def screen(glance: Glance, height: int | None = None, width: int | None = None) -> RenderableType:
+    """Everything, for `width` columns; within `height` lines where that is given, the most important first."""
     top = [_headline(glance), *_faults(glance.overview)]
     for run in glance.overview.runs or []:
         top += _run(run)
@@ -67,7 +68,7 @@ def screen(glance: Glance, height: int | None = None) -> RenderableType:
     engines, versions, events = _shares(room, len(glance.overview.engines), len(glance.versions), len(glance.events))
     parts: list[RenderableType] = [*top, "", _engines(glance.overview.engines, engines)]
     if versions:
-        parts += ["", _updates(glance.versions[:versions])]
+        parts += ["", _updates(glance.versions[:versions], width)]
     if events:
         parts += ["", *(_event(event) for event in glance.events[:events])]
     return Group(*parts)
@@ -114,7 +115,7 @@ def _engines(engines: Sequence[Engine], most: int) -> RenderableType:
     if not engines:
         return render.sentence("No engines.", "dim")
     ordered = sorted(engines, key=lambda engine: (_NEED.index(engine.state), engine.id))
-    table = _table("ENGINE", "STATE", ">STEP", ">BEHIND", ">LOAD", "WHY")
+    table = Table("ENGINE", "STATE", "STEP", "BEHIND", "LOAD", right={"STEP", "BEHIND", "LOAD"}, words="WHY", cut=True)
     for engine in ordered[:most]:
         load = engine.last_attempt
         table.add_row(
@@ -123,27 +124,34 @@ def _engines(engines: Sequence[Engine], most: int) -> RenderableType:
             render.NOTHING if engine.step is None else f"{engine.step:,}",
             render.NOTHING if engine.behind is None else str(engine.behind),
             render.NOTHING if load is None or load.outcome is None else span(sum(load.timings.values())),
-            render.sentence(engine.reason or ""),
+            words=render.sentence(engine.reason or ""),
         )
     rest = len(engines) - most
     return table if rest <= 0 else Group(table, render.sentence(f"and {rest} more", "dim"))
 
 
-def _updates(versions: Sequence[Version]) -> RenderableType:
+def _updates(versions: Sequence[Version], width: int | None) -> RenderableType:
+    table = _bars(versions, BAR)
+    if width is not None and table.width > width:  # bars give way to numbers
+        table = _bars(versions, max(BAR - (table.width - width), _LEAST_BAR))
+    letters = ", ".join(f"{letter} {name}" for name, (letter, _) in STAGES.items())
+    return Group(table, _line((f"{letters}; in capitals the engine stands still", "dim")))
+
+
+def _bars(versions: Sequence[Version], width: int) -> Table:
     longest = max((sum(version.timings.values()) for version in versions), default=0.0)
-    table = _table(">STEP", "STATE", "UPDATE", ">TOOK", ">ENGINES", ">SIZE")
+    table = Table("STEP", "STATE", "UPDATE", "TOOK", "ENGINES", "SIZE", right=_NUMBERS, cut=True)
     for version in versions:
         took = sum(version.timings.values())
         table.add_row(
             f"{version.step:,}",
             render.version_state(version),
-            bar(version.timings, longest),
+            bar(version.timings, longest, width),
             span(took) if took else render.NOTHING,
             render.engines_on(version),
             render.size(version.bytes),
         )
-    letters = ", ".join(f"{letter} {name}" for name, (letter, _) in STAGES.items())
-    return Group(table, _line((f"{letters}; in capitals the engine stands still", "dim")))
+    return table
 
 
 def bar(timings: Mapping[str, float], longest: float, width: int = BAR) -> Text:
@@ -172,11 +180,3 @@ def span(milliseconds: float) -> str:
 def _event(event: Event) -> Text:
     at = event.at.partition("T")[2].partition(".")[0]
     return _line((f"{at} ", "dim"), render.sentence(event.subject, "cyan"), " ", render.sentence(event.text))
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
-    for column in columns:
-        justify = "right" if column.startswith(">") else "left"
-        table.add_column(column.removeprefix(">"), justify=justify, no_wrap=True, overflow="ellipsis")
-    return table

@@ -105,7 +105,8 @@ def _gpus(same: Sequence[PlannedProcess]) -> str:
 
 
 def _settings(plan: Plan) -> Iterator[RenderableType]:
-    changed = _as_planned(plan.memory)
+    memory = plan.memory
+    changed = ", with the changes" if memory is not None and not memory.fits and memory.changes is not None else ""
     yield sentence(f"\nSGLang{changed}", "bold")
     yield sentence(f"  {' '.join(plan.sglang_flags)}")
     yield sentence("Environment", "bold")
@@ -117,12 +118,6 @@ def _settings(plan: Plan) -> Iterator[RenderableType]:
     if own in BY_FILES:
         yield sentence("refitd", "bold")
         yield sentence(f"  refitd serve --root DIR --engine URL --base-model MODEL{_serve_flags(plan.memory)}")
-
-
-def _as_planned(memory: PlannedMemory | None) -> str:
-    if memory is None or memory.fits:
-        return ""
-    return ", with the changes" if memory.changes is not None else ", as it was asked for: it does not fit"
 
 
 def _serve_flags(memory: PlannedMemory | None) -> str:

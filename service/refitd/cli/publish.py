@@ -88,6 +88,7 @@ def publish(
     refitd publish out/checkpoint-123 --root /shared/weights --run exp/trial --step 123 --wait --timeout 600
     """
     with speaking(json=json) as out:
+        _refuse_strange(root)
         service = connect_to(url, token_file=token_file)
         # What the library would log is said here, once.
         logging.getLogger("refitd_client").addHandler(logging.NullHandler())
@@ -100,7 +101,7 @@ def publish(
             _refuse_slip(publisher.begins(step), new_generation=new_generation)
             report = None if shown is None else _reported(shown)
             publication = publisher.publish(folder, step=step, metadata=_pairs(metadata or ()), progress=report)
-        _remark(out, publication)
+        _remark(out, publication, root)
         outcome = _wait(out, publication, timeout, partial(connect, url, token_file)) if wait else None
         out.show(published(publication, outcome), *_lines(publication, outcome))
 
@@ -126,6 +127,15 @@ def _reported(shown: Bar) -> Callable[[Progress], None]:
     return lambda progress: shown.reach(progress.written, progress.total)
 
 
+def _refuse_strange(root: Path) -> None:
+    """A trainer may be there before the service, and makes the root; at a shell it is a slip, and nobody watches it."""
+    if not root.is_dir():
+        raise ValueError(
+            f"--root {root} is no folder: it is the one that the service watches ('refitd serve --root'); "
+            "make it first if that is meant"
+        )
+
+
 def _refuse_slip(begins: str | None, *, new_generation: bool) -> None:
     """A trainer that starts anew means it; at a shell it may be a slip, and engines would follow it."""
     if begins is not None and not new_generation:
@@ -140,12 +150,13 @@ def _pairs(texts: Sequence[str]) -> dict[str, str]:
     return {key: value for key, _, value in pairs}
 
 
-def _remark(out: Output, publication: Publication) -> None:
+def _remark(out: Output, publication: Publication, root: Path) -> None:
     if publication.begun is not None:
         out.remark(publication.begun)
     if publication.notice_error is not None:
         out.remark(
-            f"the service was not told ({publication.notice_error}); it finds the version by itself when it looks"
+            f"the service was not told ({publication.notice_error}); "
+            f"one that watches {root} finds the version by itself when it looks"
         )
 
 

@@ -1,13 +1,12 @@
 """How versions, engines and plans look to people. Pure: wire types in, Rich renderables out."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import assert_never
 
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
 from refitd.cli.output import clean
+from refitd.cli.table import Table
 from refitd_client.contract.naming import parse_version_id
 from refitd_client.contract.states import DeliveryState, EngineState, VersionState, WaitOutcome
 from refitd_client.contract.wire import Delivery, Engine, EngineOnVersion, Explanation, ReclaimPlan, Version, WaitResult
@@ -46,7 +45,7 @@ _ENGINE_STYLES: Mapping[EngineState, str] = {
 
 def versions_table(versions: Iterable[Version]) -> Table:
     """Versions, one a line."""
-    table = _table("VERSION", "STEP", "STATE", "SIZE", "ENGINES", "SEEN", "WHY", right={"STEP", "SIZE"})
+    table = Table("VERSION", "STEP", "STATE", "SIZE", "ENGINES", "SEEN", right={"STEP", "SIZE"}, words="WHY")
     for version in versions:
         table.add_row(
             _text(version.id),
@@ -54,10 +53,15 @@ def versions_table(versions: Iterable[Version]) -> Table:
             version_state(version),
             size(version.bytes),
             engines_on(version),
-            _text(version.created_at),
-            _text(why(version)),
+            when(version.created_at),
+            words=_text(why(version)),
         )
     return table
+
+
+def when(instant: str) -> str:
+    """Month, day and time of an instant in UTC, which are enough for people. JSON has the whole."""
+    return clean(instant)[5:19].replace("T", " ") + "Z"
 
 
 def why(version: Version) -> str | None:
@@ -93,8 +97,8 @@ def engines_table(engines: Iterable[Engine], targets: Mapping[str, Version]) -> 
     urls = any(_address(engine) != engine.id for engine in engines)
     looked = any(engine.plugin or engine.stock_reason for engine in engines)
     loads = ("LOADS",) if looked else ()
-    columns = ("ENGINE", *(("URL",) if urls else ()), "RUN", "STATE", "STEP", "BEHIND", *loads, "WHY")
-    table = _table(*columns, right={"STEP", "BEHIND"})
+    columns = ("ENGINE", *(("URL",) if urls else ()), "RUN", "STATE", "STEP", "BEHIND", *loads)
+    table = Table(*columns, right={"STEP", "BEHIND"}, words="WHY")
     for engine in engines:
         table.add_row(
             _text(engine.id),
@@ -104,7 +108,7 @@ def engines_table(engines: Iterable[Engine], targets: Mapping[str, Version]) -> 
             NOTHING if engine.step is None else str(engine.step),
             steps_behind(engine, targets.get(engine.run or "")),
             *((how_it_loads(engine),) if looked else ()),
-            _text(engine.reason),
+            words=_text(engine.reason),
         )
     return table
 
@@ -146,11 +150,11 @@ def steps_behind(engine: Engine, target: Version | None) -> str:
 
 def reclaim_table(plan: ReclaimPlan) -> Table:
     """What goes and what stays, and why."""
-    table = _table("", "PATH", "SIZE", "WHY", right={"SIZE"})
+    table = Table("", "PATH", "SIZE", right={"SIZE"}, words="WHY")
     verb = "deleted" if plan.done else "delete"
     for item in sorted(plan.items, key=lambda item: (item.keep, item.path)):
         word = Text("keep", style=_GOOD) if item.keep else Text(verb, style=_BAD)
-        table.add_row(word, _text(item.path), size(item.bytes), _text("; ".join(item.reasons)))
+        table.add_row(word, _text(item.path), size(item.bytes), words=_text("; ".join(item.reasons)))
     return table
 
 
@@ -171,11 +175,11 @@ _DELIVERY_STYLES: Mapping[DeliveryState, str] = {
 
 def deliveries_table(deliveries: Iterable[Delivery]) -> Table:
     """Webhooks, one a line."""
-    table = _table("WHEN", "WHAT", "TO", "STATE", "TRIES", "WHY", right={"TRIES"})
+    table = Table("WHEN", "WHAT", "TO", "STATE", "TRIES", right={"TRIES"}, words="WHY")
     for each in deliveries:
         state = Text(each.state, style=_DELIVERY_STYLES[each.state])
         table.add_row(
-            _text(each.created_at), _text(each.topic), _text(each.to), state, str(each.tries), _text(each.reason)
+            when(each.created_at), _text(each.topic), _text(each.to), state, str(each.tries), words=_text(each.reason)
         )
     return table
 
@@ -217,10 +221,3 @@ def sentence(text: str, style: str = "") -> Text:
 
 def _text(text: str | None) -> Text:
     return Text(clean(text) if text else NOTHING)
-
-
-def _table(*columns: str, right: Collection[str] = ()) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
-    for column in columns:  # an id that is cut cannot be copied: long ones go on in the next line
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
-    return table

@@ -12,7 +12,9 @@ from refitd.cli.output import speaking
 from refitd.cli.summary import RunSummary, Summary, look
 from refitd_client.contract.states import VersionState
 
-Limit = Annotated[int, typer.Option("--limit", min=1, max=100, help="How many of the newest versions to list")]
+Limit = Annotated[
+    int, typer.Option("--limit", metavar="N", min=1, max=100, help="How many of the newest versions to list")
+]
 
 
 def status(limit: Limit = 5, url: Url = None, token_file: TokenFile = None, json: Json = False) -> None:
@@ -65,4 +67,6 @@ def run_line(run: RunSummary) -> Text:
     count = (f"{run.in_sync} of {run.engines} engines", style)
     lost = ", whose files are lost: publish a newer step" if run.target.state is VersionState.LOST else ""
     alone = ", in memory alone as yet" if run.target.in_memory else ""
-    return Text.assemble(name, f" → step {run.target.step} ({run.target.id}), served by ", count, lost, alone)
+    paused = "" if run.paused_since is None else f", paused since {run.paused_since}: refitd resume {run.run}"
+    told = (render.sentence(paused, "yellow"), lost, alone)
+    return Text.assemble(name, f" → step {run.target.step} ({run.target.id}), served by ", count, *told)

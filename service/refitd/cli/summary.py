@@ -14,12 +14,16 @@ _PAGE = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """A run: the version that its engines should serve, how many engines follow it, how many serve that version."""
+    """A run: the version that its engines should serve, how many engines follow it, how many serve that version.
+
+    `paused_since` is when an operator paused its rollouts, None while they go on.
+    """
 
     run: str
     target: Version | None
     engines: int
     in_sync: int
+    paused_since: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +44,12 @@ def look(client: RefitClient, limit: int) -> Summary:
     engines = client.engines().items
     names = {version.run for version in versions} | {engine.run for engine in engines if engine.run}
     targets = look_at_targets(client, names, engines)
+    paused = {run.run: run.paused_since for run in client.overview().runs}
     return Summary(
         url=client.url,
         ready=client.ready(),
         faults=client.faults(),
-        runs=[summarise(run, targets.get(run), engines) for run in sorted(names)],
+        runs=[summarise(run, targets.get(run), engines, paused.get(run)) for run in sorted(names)],
         engines=engines,
         versions=versions[:limit],
     )
@@ -82,10 +87,12 @@ def newest_good(versions: Iterable[Version], held: Collection[str]) -> Version |
     return max(good, key=lambda version: (version.generation, version.step), default=None)
 
 
-def summarise(run: str, target: Version | None, engines: Iterable[Engine]) -> RunSummary:
+def summarise(
+    run: str, target: Version | None, engines: Iterable[Engine], paused_since: str | None = None
+) -> RunSummary:
     """One run."""
     mine = [engine for engine in engines if engine.run == run]
     there = [
         engine for engine in mine if target and engine.version == target.id and engine.state is EngineState.IN_SYNC
     ]
-    return RunSummary(run=run, target=target, engines=len(mine), in_sync=len(there))
+    return RunSummary(run=run, target=target, engines=len(mine), in_sync=len(there), paused_since=paused_since)

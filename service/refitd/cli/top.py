@@ -39,7 +39,7 @@ def top(
         if json:
             out.show(client.overview())
         elif once or not sys.stdout.isatty():
-            out.show(None, screen(look(client)))
+            out.show(None, screen(look(client), width=out.console.width))
         else:
             _watch(client, out, interval)
 
@@ -58,7 +58,7 @@ def _watch(client: RefitClient, out: Output, interval: float) -> None:
     glance = look(client)  # where nobody is there at all, that is the answer
     with Live(screen=True, auto_refresh=False, console=out.console) as live, suppress(KeyboardInterrupt):
         while True:
-            live.update(screen(glance, out.console.height), refresh=True)
+            live.update(screen(glance, out.console.height, out.console.width), refresh=True)
             time.sleep(interval)
             try:
                 glance = look(client)

@@ -9,7 +9,7 @@ from refitd.cli.options import Json, TokenFile, Url, VersionId, connect
 from refitd.cli.output import speaking
 from refitd_client.contract.states import VersionState
 
-Limit = Annotated[int, typer.Option("--limit", min=1, max=500, help="How many to list")]
+Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=500, help="How many to list")]
 Run = Annotated[str | None, typer.Option("--run", metavar="RUN", help="Those of one run only")]
 State = Annotated[VersionState | None, typer.Option("--state", case_sensitive=False, help="Those in one state only")]
 Cursor = Annotated[
@@ -43,7 +43,7 @@ def versions(
         page = client.versions(run, state, limit, cursor)
         out.show(page, render.versions_table(page.items))
         if page.next_cursor is not None and not json:
-            out.remark(f"there are more: --cursor {page.next_cursor}", style="dim")
+            out.remark(f"there are more: --limit N, or --cursor {page.next_cursor}", style="dim")
 
 
 def pin(version_id: VersionId, url: Url = None, token_file: TokenFile = None, json: Json = False) -> None:

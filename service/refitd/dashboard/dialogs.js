@@ -1,7 +1,7 @@
 // Questions: is this meant, and what is the token. Native dialogs: they keep the focus, close on Escape, give it back.
 
 import { html, nothing, render } from "./vendor/lit-html/lit-html.js";
-import { keepToken } from "./api.js";
+import { hasToken, keepToken } from "./api.js";
 
 const place = () => document.getElementById("dialogs");
 
@@ -32,7 +32,7 @@ export function askForToken(problem) {
   return open(
     "The service wants a token",
     (close) => html`<form @submit=${take(close)}>
-      <p class="detail">${problem.message}</p>
+      <p class="detail">${wanted(problem)}</p>
       <label for="token">Token</label>
       <input id="token" name="token" type="password" autocomplete="off" spellcheck="false" required autofocus />
       <p class="hint">It stays in this tab, and is forgotten when the tab is closed.</p>
@@ -43,6 +43,13 @@ export function askForToken(problem) {
     </form>`,
     false,
   );
+}
+
+// What is wanted, for who has a field to put it in: the API speaks of headers.
+function wanted(problem) {
+  if (problem.status === 403) return "The token that you gave may only look, and this changes something: give the one that may.";
+  if (hasToken()) return "The token that you gave is not known to the service: give another one.";
+  return problem.slug === undefined ? problem.message : "It is the one that the service was started with (--token-file, REFITD_TOKEN).";
 }
 
 let asking = Promise.resolve();

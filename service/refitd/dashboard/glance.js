@@ -3,7 +3,7 @@
 import { html, nothing } from "./vendor/lit-html/lit-html.js";
 import * as api from "./api.js";
 import { confirm } from "./dialogs.js";
-import { clock, plural, words } from "./format.js";
+import { clock, count, plural, words } from "./format.js";
 import { act, wantToken } from "./live.js";
 import { mark } from "./marks.js";
 import { change } from "./store.js";
@@ -13,7 +13,7 @@ export function header({ link, heardAt }) {
   return html`<h1>refitd</h1>
     <p class="link ${link.state}">${mark(link.state)}<span>${told(link, heardAt)}</span></p>
     ${tokenButton()}
-    <a href="/openapi.json">API</a>`;
+    <a href="/docs">API</a>`;
 }
 
 function told(link, heardAt) {
@@ -62,9 +62,17 @@ export function glance({ overview }) {
 
 const empty = (overview) => html`<article class="run">
   <h2>${mark("MOVING")}Nothing has been published yet.</h2>
-  <p>${plural(overview.engines.length, "engine")} wait${overview.engines.length === 1 ? "s" : ""}. A trainer publishes
+  <p>${waiting(overview.engines)}. A trainer publishes
     with <code>WeightPublisher</code>, or <code>refitd publish DIR</code>.</p>
 </article>`;
+
+// Who could take a version, and who could not, by state.
+function waiting(engines) {
+  const ready = engines.filter(({ state }) => state === "IN_SYNC").length;
+  const others = Map.groupBy(engines.filter(({ state }) => state !== "IN_SYNC"), ({ state }) => state);
+  const told = [...others].map(([state, { length }]) => `, ${count(length)} ${length === 1 ? "is" : "are"} ${words(state)}`);
+  return `${plural(ready, "engine")} wait${ready === 1 ? "s" : ""}${told.join("")}`;
+}
 
 function run(seen) {
   return html`<article class="run ${seen.standing}">

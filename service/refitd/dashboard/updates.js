@@ -104,11 +104,10 @@ function row(version, open, max, runs, targets) {
     ${isOpen ? detail(version, open, runs ? 8 : 7) : nothing}`;
 }
 
-// What came no further has no stages to show, and a reason.
+// Of what came no further the reason, whatever stages it has behind it: those it shows unfolded.
 function way(version, max) {
-  const stages = stacked(version.timings);
-  const why = version.reason !== null && toneOf(version.state) !== "good";
-  return stages.length === 0 && why
+  const [stages, tone] = [stacked(version.timings), toneOf(version.state)];
+  return version.reason !== null && (tone === "bad" || (tone !== "good" && stages.length === 0))
     ? html`<span class="cut" title=${version.reason}>${version.reason}</span>`
     : bar(stages, max, `Step ${version.step}`);
 }

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from refitd.discovery.memory import Named
-from refitd.doctor.door import ask_service, is_refitd, judge_door, judge_stranger
+from refitd.doctor.door import ask_service, judge_door, stranger_at_door
 from refitd.doctor.engines import Asked, ask_engines, judge_engine
 from refitd.doctor.finding import Check, Finding, Verdict
 from refitd.doctor.gpus import gpus_of, judge_gpus, look_at_gpus
@@ -16,17 +16,16 @@ from refitd.doctor.libraries import judge_releases, nccl_of
 from refitd.doctor.nccl import judge_nccl
 from refitd.doctor.nonce import Nonce, RootUnusableError, probed
 from refitd.doctor.places import ask_places, judge_places
-from refitd.doctor.processes import LocalProcess, environment_of, family_of, local_process
+from refitd.doctor.processes import LocalProcess, environment_of, family_of, is_running, local_process
 from refitd.doctor.root_facts import look_at_root
-from refitd.doctor.root_verdicts import judge_base_model, judge_root
-from refitd.doctor.service import judge_service
+from refitd.doctor.root_verdicts import judge_root
+from refitd.doctor.service import judge_service, judge_settings
 from refitd.doctor.sharing import judge_sharing, sighting
 from refitd.engine.port import Unreached
 from refitd.fsck.facts import JournalFacts
 from refitd.fsck.held import still
 from refitd.fsck.journal_facts import read_journal
 from refitd.fsck.roster import roster_of
-from refitd.preflight import base_model_fault
 from refitd.settings import Settings
 
 
@@ -47,27 +46,22 @@ async def check(settings: Settings, *, nccl: bool, trainer: int | None) -> Repor
     """Check everything. `nccl`: a broadcast is planned. `trainer` is the trainer's process on this host, if known.
 
     Raises:
-        OSError, ValueError: the engines file, the token file or the lock cannot be used.
+        OSError, ValueError: the engines file, the token file or the lock cannot be used, or there is no such process.
     """
+    if trainer is not None and not is_running(trainer):
+        raise ValueError(f"--trainer-pid {trainer}: there is no such process on this host")
     root = settings.root.resolve()
-    if trainer is not None and not await asyncio.to_thread(Path(f"/proc/{trainer}").exists):
-        raise ValueError(f"--trainer-pid is {trainer}: no such process is on this host")
     try:
         with probed(root) as nonce:
             findings = await _check(settings, root, nonce, nccl=nccl, trainer=trainer)
     except RootUnusableError as error:
-        fix = "create it, give this user and the trainer's a common group, or name another with --root"
-        if error.is_full:
-            fix = "make room: nothing can be published; 'refitd reclaim --dry-run' says what is kept there, and why"
-        findings = [Finding(check=Check.ROOT, subject=str(root), verdict=Verdict.FAILED, text=str(error), fix=fix)]
-        findings += await _of_engines_alone(settings)
+        unusable = Finding(check=Check.ROOT, subject=str(root), verdict=Verdict.FAILED, text=str(error), fix=error.fix)
+        findings = [unusable, *await _without_root(settings)]
     return Report(root=str(root), findings=tuple(findings))
 
 
 async def _check(settings: Settings, root: Path, nonce: Nonce, *, nccl: bool, trainer: int | None) -> list[Finding]:
-    model_fault = await asyncio.to_thread(base_model_fault, settings)
-    sized = None if settings.lora or model_fault is not None else settings.base_model
-    facts = await asyncio.to_thread(look_at_root, root, nonce, sized)
+    facts = await asyncio.to_thread(look_at_root, root, nonce, None if settings.lora else settings.base_model)
     with still(root) as running:
         pass  # no longer: a service that starts while the lock is held is refused
     journal = await asyncio.to_thread(read_journal, settings.state_folder, root)
@@ -75,12 +69,12 @@ async def _check(settings: Settings, root: Path, nonce: Nonce, *, nccl: bool, tr
     found = {url for answer in answers if isinstance(answer, Named) for url in answer.urls}
     asked = await ask_engines(roster_of(settings, journal.engines, found))
     processes = {one.name: await asyncio.to_thread(local_process, one.spec.url) for one in asked}
-    findings = [*judge_root(facts, settings), *judge_base_model(settings, model_fault)]
-    findings += [*judge_service(settings, journal, running)]
-    answered = await ask_service(settings)
-    if running is not None or is_refitd(answered):  # one may be there that is another root's
-        strange = None if running is not None else await asyncio.to_thread(judge_stranger, settings, answered)
-        findings.append(strange or judge_door(settings, answered))
+    findings = [*judge_root(facts, settings), *judge_service(settings, journal, running)]
+    stranger = await asyncio.to_thread(stranger_at_door, settings, running)
+    if stranger is not None:
+        findings.append(stranger)
+    elif running is not None:
+        findings.append(judge_door(settings, await ask_service(settings)))
     findings += [*judge_places(answers), *_none(asked)]
     for one in asked:
         findings += await asyncio.to_thread(_of_engine, nonce, one, processes[one.name], journal)
@@ -90,12 +84,10 @@ async def _check(settings: Settings, root: Path, nonce: Nonce, *, nccl: bool, tr
     return findings
 
 
-async def _of_engines_alone(settings: Settings) -> list[Finding]:
-    """What can be said of engines without a root that they could share."""
-    answers = await ask_places(settings)
-    found = {url for answer in answers if isinstance(answer, Named) for url in answer.urls}
-    asked = await ask_engines(roster_of(settings, {}, found))
-    return [*judge_places(answers), *_none(asked), *(finding for one in asked for finding in judge_engine(one))]
+async def _without_root(settings: Settings) -> list[Finding]:
+    """What can be said all the same: whether engines are there, and can be driven."""
+    asked = await ask_engines(roster_of(settings, {}, set()))
+    return [*judge_settings(settings), *_none(asked), *(each for one in asked for each in judge_engine(one))]
 
 
 def _of_engine(nonce: Nonce, asked: Asked, process: LocalProcess | None, journal: JournalFacts) -> list[Finding]:

@@ -1,13 +1,15 @@
-"""Whether the service at the address of these settings is this root's, and takes the token that they have.
+"""Whether the service at the settings' address is that of the root, and takes the token that these settings have.
 
 It is told of a version that there is not, in the root by its name: the token is looked at first, then the name, and
 then the notice is refused because nothing is at its path.
+Whose service it is, processes of this host tell: who listens there, and who holds the root's lock.
 """
 
 import asyncio
 from ipaddress import ip_address
 
 from refitd.doctor.finding import Check, Finding, Verdict, good
+from refitd.doctor.processes import is_service, listener
 from refitd.engine.sglang.transport import NoReply, Reply, Transport
 from refitd.settings import Settings
 from refitd_client.known import name_of
@@ -21,18 +23,8 @@ _INCOMPLETE = frozenset({400, 422})
 async def ask_service(settings: Settings) -> Reply | NoReply:
     """Knock, at the address that the settings have."""
     token = next(iter(settings.tokens().write), None)
-    name = await asyncio.to_thread(name_of, settings.root.resolve())
-    notice = {"run": "refitd-doctor", "step": 0, "root": name}
+    notice = {"run": "refitd-doctor", "step": 0, "root": await asyncio.to_thread(name_of, settings.root.resolve())}
     return await Transport(_url(settings), api_key=token, admin_key=None).post(_ROUTE, notice, CALL_SECONDS)
-
-
-def is_refitd(reply: Reply | NoReply) -> bool:
-    """Whether a service of refitd's has answered."""
-    return isinstance(reply, Reply) and _kind(reply).startswith("urn:refitd:")
-
-
-def _kind(reply: Reply) -> str:
-    return str((reply.data or {}).get("type", ""))
 
 
 def _url(settings: Settings) -> str:
@@ -47,16 +39,26 @@ def _url(settings: Settings) -> str:
     return f"http://[{host}]:{settings.port}" if ":" in host else f"http://{host}:{settings.port}"
 
 
-def judge_stranger(settings: Settings, reply: Reply | NoReply) -> Finding | None:
-    """Of a root that no service has ever given a name: one that answers all the same is another root's."""
-    if not is_refitd(reply) or name_of(settings.root.resolve()) != "":
+def stranger_at_door(settings: Settings, running: str | None) -> Finding | None:
+    """That a service of another root listens there, as far as this host shows. `running` holds the lock of this one."""
+    there, owner = listener(_url(settings)), _pid_of(running)
+    if there is None or there == owner or not is_service(there):
         return None
-    return _of_another_root(settings, "the service there is of another root: none has ever run on this one")
+    if running is not None and (owner is None or not is_service(owner)):
+        return None  # a process of another host or container, whose number says nothing here
+    whose = "none runs on this root" if running is None else f"{running} is the one of this root"
+    return Finding(
+        check=Check.LOCK,
+        subject=_url(settings),
+        verdict=Verdict.FAILED,
+        text=f"the service that listens there (pid {there}) is of another root: {whose}",
+        fix="it would never find what is published here: name its --root, or the --port of this root's service",
+    )
 
 
-def _of_another_root(settings: Settings, text: str) -> Finding:
-    fix = f"give doctor and trainers the --host and --port of the service of {settings.root}, or name its --root"
-    return Finding(check=Check.LOCK, subject=_url(settings), verdict=Verdict.FAILED, text=text, fix=fix)
+def _pid_of(running: str | None) -> int | None:
+    number = (running or "").removeprefix("pid ")
+    return int(number) if number.isdigit() else None
 
 
 def judge_door(settings: Settings, reply: Reply | NoReply) -> Finding:
@@ -65,10 +67,12 @@ def judge_door(settings: Settings, reply: Reply | NoReply) -> Finding:
     if isinstance(reply, NoReply):
         text, fix = f"the service that runs does not answer there: {reply.reason}", "give doctor its --host and --port"
         return Finding(check=Check.TOKEN, subject=subject, verdict=Verdict.UNKNOWN, text=text, fix=fix)
-    if _kind(reply).endswith(":other-root"):
-        said = (reply.data or {}).get("detail", "")
-        return _of_another_root(settings, f"the service there is of another root: {said}")
-    if reply.status in _INCOMPLETE or _kind(reply).endswith(":run-not-followed"):
+    kind = str((reply.data or {}).get("type", ""))
+    if kind.endswith(":other-root"):
+        text = f"the service there is of another root: {(reply.data or {}).get('detail', '')}"
+        fix = "name its --root, or the --port of this root's service"
+        return Finding(check=Check.LOCK, subject=subject, verdict=Verdict.FAILED, text=text, fix=fix)
+    if reply.status in _INCOMPLETE or kind.endswith(":run-not-followed"):
         return good(Check.TOKEN, subject, "the service that runs takes notices with this token, or without one")
     if reply.status in _UNAUTHORISED:
         text = f"the service that runs does not take this token for changes ({reply.status})"

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from pathlib import Path
 
 from refitd.doctor.finding import Check, Finding, Verdict, good
 from refitd.engine.connect import connector, key_files
@@ -30,18 +29,13 @@ _NO_ROUTE = frozenset({404, 405})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What one engine answered. `change` is None where it was not asked, `skew` in seconds where it tells its time.
-
-    The keys are those that it was asked with, or their files.
-    """
+    """What one engine answered. `change` is None where it was not asked, `skew` in seconds where it tells its time."""
 
     name: str
     spec: EngineSpec
     root: str
     seen: Reached | Unreached
     change: Reply | NoReply | None = None
-    api_key: str | Path | None = None
-    admin_key: str | Path | None = None
     skew: float | None = None
 
 
@@ -53,15 +47,20 @@ async def ask_engines(roster: Roster) -> list[Asked]:
 async def _ask(roster: Roster, name: str) -> Asked:
     spec, settings = roster.specs[name], roster.settings
     root = spec.root or settings.path_map or str(settings.root.resolve())
-    engine, keys = connector(settings, roster.guard)(spec), key_files(settings, spec)
+    engine = connector(settings, roster.guard)(spec)
     try:
         seen = await engine.probe()
     finally:
         await engine.aclose()
     if isinstance(seen, Unreached):
-        return Asked(name=name, spec=spec, root=root, seen=seen, **keys)
-    reply = await Transport(spec.url, **keys, guard=roster.guard).post(_UPDATE, {}, CALL_SECONDS)
-    return Asked(name=name, spec=spec, root=root, seen=seen, change=reply, skew=skew_of(reply), **keys)
+        return Asked(name=name, spec=spec, root=root, seen=seen)
+    http = Transport(
+        spec.url,
+        **key_files(settings, spec),
+        guard=roster.guard,
+    )
+    reply = await http.post(_UPDATE, {}, CALL_SECONDS)
+    return Asked(name=name, spec=spec, root=root, seen=seen, change=reply, skew=skew_of(reply))
 
 
 def skew_of(reply: Reply | NoReply) -> float | None:
@@ -77,27 +76,16 @@ def skew_of(reply: Reply | NoReply) -> float | None:
 def judge_engine(asked: Asked) -> Iterator[Finding]:
     """What the answers mean."""
     if isinstance(asked.seen, Unreached):
-        text, fix = _unreached(asked.seen.reason, asked.api_key or asked.admin_key)
-        yield Finding(check=Check.REACHABLE, subject=asked.name, verdict=Verdict.FAILED, text=text, fix=fix)
+        fix = "start it, or correct its URL, its key (--engine-key-file) or --engine-allow"
+        yield Finding(
+            check=Check.REACHABLE, subject=asked.name, verdict=Verdict.FAILED, text=asked.seen.reason, fix=fix
+        )
         return
     yield good(Check.REACHABLE, asked.name, f"SGLang {asked.seen.server_version}, {asked.seen.configuration}")
     yield _plugin(asked.name, asked.seen)
     if asked.change is not None:
-        yield _changes(asked.name, asked.change, asked.admin_key)
+        yield _changes(asked.name, asked.change)
     yield _clock(asked.name, asked.skew)
-
-
-def _unreached(reason: str, key: str | Path | None) -> tuple[str, str]:
-    """Why an engine cannot be driven, and what to do about that."""
-    if "wants a key" in reason and key is not None:
-        return f"it does not take the key in {key}", "put the engine's own key (its --api-key) into that file"
-    if "wants a key" in reason:
-        return reason, "--engine-key-file FILE, with the engine's --api-key in it"
-    if "--engine-allow" in reason:
-        return reason, "name its host with --engine-allow"
-    if "no SGLang server" in reason or " answered " in reason:
-        return reason, "correct its URL: another server is there, or a gateway before the engine"
-    return reason, "start it, or correct its URL"
 
 
 def _plugin(name: str, seen: Reached) -> Finding:
@@ -111,17 +99,15 @@ def _plugin(name: str, seen: Reached) -> Finding:
     return Finding(check=Check.PLUGIN, subject=name, verdict=Verdict.WARNING, text=text, fix=fix)
 
 
-def _changes(name: str, reply: Reply | NoReply, admin_key: str | Path | None) -> Finding:
+def _changes(name: str, reply: Reply | NoReply) -> Finding:
     if isinstance(reply, NoReply):
         fix = "see the engine's log: it answers reads and not this"
         return Finding(check=Check.CHANGES, subject=name, verdict=Verdict.FAILED, text=reply.reason, fix=fix)
     if reply.status in _INCOMPLETE:
         return good(Check.CHANGES, name, "the key opens changes")
     if reply.status in _UNAUTHORISED:
-        text, fix = f"the key does not open changes ({reply.status})", "set --engine-admin-key-file"
-        if admin_key is not None:
-            text = f"the key in {admin_key} does not open changes ({reply.status})"
-            fix = "put the engine's own admin key (its --admin-api-key) into that file of --engine-admin-key-file"
+        text = f"the key that it got, if any, does not open changes ({reply.status})"
+        fix = "--engine-admin-key-file holds its --admin-api-key"
     elif reply.status in _NO_ROUTE:
         text = f"it has no {_UPDATE} ({reply.status}): a gateway or another front end"
         fix = "name each engine's own address: gateways have no routes for weights"
@@ -135,7 +121,7 @@ def _clock(name: str, skew: float | None) -> Finding:
     if skew is None:
         text = "it does not tell its time"
         return Finding(check=Check.ENGINE_CLOCK, subject=name, verdict=Verdict.UNKNOWN, text=text)
-    text = f"its clock differs by {skew:+.0f} s"
+    text = f"its clock differs by {round(skew) + 0:+} s"
     if abs(skew) <= SKEW_SECONDS:
         return good(Check.ENGINE_CLOCK, name, text)
     fix = "have its host and this one follow one time server (NTP): logs and events cannot be put in order"

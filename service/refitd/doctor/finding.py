@@ -18,9 +18,9 @@ class Check(StrEnum):
 
     ROOT = "root"
     EVENTS = "events"
-    BASE_MODEL = "base-model"
     SPACE = "space"
     ROOT_CLOCK = "root-clock"
+    SETTINGS = "settings"
     TOKEN = "token"  # noqa: S105 - the name of a check
     JOURNAL = "journal"
     LOCK = "lock"

@@ -1,5 +1,6 @@
 """A random text in a file of the root, which comes and goes: whoever can say it sees the same files."""
 
+import errno
 import secrets
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
@@ -7,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from refitd_client.contract.naming import SERVICE_FOLDER
-from refitd_client.errors import NO_SPACE
 
 NONCE_NAME = "nonce"
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+_SHARED = "create it, give this user and the trainer's a common group, or name another with --root"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,11 +23,11 @@ class Nonce:
 
 
 class RootUnusableError(Exception):
-    """The root cannot be probed; the message says why. `is_full`: for want of room alone."""
+    """The root cannot be probed; the message says why, `fix` what to do."""
 
-    def __init__(self, text: str, *, is_full: bool = False) -> None:
-        super().__init__(text)
-        self.is_full = is_full
+    def __init__(self, message: str, fix: str = _SHARED) -> None:
+        super().__init__(message)
+        self.fix = fix
 
 
 @contextmanager
@@ -46,9 +48,8 @@ def probed(root: Path) -> Generator[Nonce]:
             folder.mkdir(mode=0o755)
             (folder / NONCE_NAME).write_text(nonce.text)
         except OSError as error:
-            raise RootUnusableError(
-                f"{folder.parent} cannot be written: {error.strerror}", is_full=error.errno in NO_SPACE
-            ) from error
+            fix = "make room there" if error.errno in _NO_ROOM else _SHARED
+            raise RootUnusableError(f"{folder.parent} cannot be written: {error.strerror}", fix) from error
         yield nonce
     finally:
         with suppress(OSError):

@@ -72,6 +72,12 @@ def is_engine(command: Sequence[str]) -> bool:
     return _ENGINES.fullmatch(_program(command)) is not None
 
 
+def is_service(pid: int) -> bool:
+    """Whether a process here is a `refitd serve`."""
+    command = command_of(pid)
+    return PurePath(_program(command)).name == "refitd" and "serve" in command
+
+
 def _program(command: Sequence[str]) -> str:
     """What runs: the module or the script, where it is Python that runs it."""
     first, *words = command or [""]
@@ -131,6 +137,11 @@ def environment_of(pid: int) -> Mapping[str, str] | None:
     except OSError:
         return None
     return {name: value for name, equals, value in (entry.partition("=") for entry in text.split("\0")) if equals}
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is such a process here."""
+    return (PROC / str(pid)).exists()
 
 
 def family_of(pid: int) -> set[int]:

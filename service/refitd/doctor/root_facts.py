@@ -1,6 +1,5 @@
 """The root as this host sees it: written to, watched, and measured."""
 
-import logging
 import shutil
 import threading
 import time
@@ -63,8 +62,6 @@ class _Heard(FileSystemEventHandler):
 
 
 def _tells(nonce: Path) -> bool:
-    # An event that is on its way while the observer is stopped is an error to watchdog, and none here.
-    logging.getLogger("watchdog").setLevel(logging.CRITICAL)
     heard, observer = _Heard(), Observer()
     observer.schedule(heard, str(nonce.parent))
     try:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from refitd.catalog.watch import wants_polling
+from refitd.cli.render import size
 from refitd.doctor.finding import Check, Finding, Verdict, good
 from refitd.doctor.root_facts import EVENT_SECONDS, RootFacts
 from refitd.settings import Settings, Watch
@@ -19,18 +20,6 @@ def judge_root(facts: RootFacts, settings: Settings) -> Iterator[Finding]:
     yield _space(facts, settings, subject)
 
 
-def judge_base_model(settings: Settings, fault: str | None) -> Iterator[Finding]:
-    """The model that checkpoints are held against, where one is named: a start with it is refused for the same."""
-    if settings.base_model is None:
-        return
-    subject = str(settings.base_model)
-    if fault is None:
-        yield good(Check.BASE_MODEL, subject, "can be read: checkpoints are held against its tensors")
-    else:
-        fix = "name the folder of the model that the engines serve"
-        yield Finding(check=Check.BASE_MODEL, subject=subject, verdict=Verdict.FAILED, text=fault, fix=fix)
-
-
 def _events(facts: RootFacts, settings: Settings, subject: str) -> Finding:
     polls = settings.watch is Watch.POLL or (settings.watch is Watch.AUTO and wants_polling(facts.kind))
     if polls:
@@ -43,7 +32,7 @@ def _events(facts: RootFacts, settings: Settings, subject: str) -> Finding:
 
 
 def _clock(facts: RootFacts, subject: str) -> Finding:
-    text = f"the file system's clock differs by {round(facts.skew, 1) + 0.0:+.1f} s"  # and not by -0.0
+    text = f"the file system's clock differs by {round(facts.skew, 1) + 0.0:+.1f} s"
     if abs(facts.skew) <= SKEW_SECONDS:
         return good(Check.ROOT_CLOCK, subject, text)
     fix = "have the file server and this host follow one time server (NTP)"
@@ -61,19 +50,12 @@ def _space(facts: RootFacts, settings: Settings, subject: str) -> Finding:
     needed, there = kept * facts.version, facts.free + facts.held
     of_deltas = f", {copies} copies for deltas" if copies else ""
     text = (
-        f"{kept} {what} of {_gb(facts.version)} ({settings.keep_last} kept, {settings.slots} slots, 1 being written"
-        f"{of_deltas}) take {_gb(needed)}; there are {_gb(there)}"
+        f"{kept} {what} of {size(facts.version)} ({settings.keep_last} kept, {settings.slots} slots, 1 being written"
+        f"{of_deltas}) take {size(needed)}; there are {size(there)}"
     )
     if settings.disk_budget is not None and needed > settings.disk_budget:
-        text, there = f"{text}, and --disk-budget is {_gb(settings.disk_budget)}", settings.disk_budget
+        text, there = f"{text}, and --disk-budget is {size(settings.disk_budget)}", settings.disk_budget
     if needed <= there:
         return good(Check.SPACE, subject, text)
     fix = "make room, or keep fewer: --keep-last, --slots" + (", --copies or --copies-folder" if copies else "")
     return Finding(check=Check.SPACE, subject=subject, verdict=Verdict.FAILED, text=text, fix=fix)
-
-
-def _gb(size: int) -> str:
-    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if size >= unit:
-            return f"{size / unit:.1f} {name}"
-    return f"{size} bytes"

@@ -9,15 +9,24 @@ from refitd.doctor.finding import Check, Finding, Verdict, good
 from refitd.fsck.facts import JournalFacts
 from refitd.journal.condition import Corrupt, Missing, Newer, Sound, Unreadable
 from refitd.journal.schema import SCHEMA_VERSION
+from refitd.preflight import faults_of
 from refitd.settings import LOOPBACK, Settings
 
 
 def judge_service(settings: Settings, journal: JournalFacts, running: str | None) -> Iterator[Finding]:
-    """Token, journal and lock. `running` says who holds the root's lock, None where nobody does."""
+    """Settings, token, journal and lock. `running` says who holds the root's lock, None where nobody does."""
+    yield from judge_settings(settings)
     yield from _tokens(settings)
     yield _journal(journal)
     text = "no service runs on this root" if running is None else f"a service runs on this root ({running})"
     yield good(Check.LOCK, str(settings.root), text)
+
+
+def judge_settings(settings: Settings) -> Iterator[Finding]:
+    """What a start would be refused for."""
+    fix = "'refitd serve' does not start with it: name what is meant"
+    for fault in faults_of(settings):
+        yield Finding(check=Check.SETTINGS, subject="service", verdict=Verdict.FAILED, text=fault, fix=fix)
 
 
 def _tokens(settings: Settings) -> Iterator[Finding]:

@@ -4,11 +4,10 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
 from refitd.cli.output import clean
+from refitd.cli.table import Table
 from refitd.doctor.check import Report
 from refitd.doctor.finding import Verdict
 
@@ -21,14 +20,12 @@ _STYLES: Mapping[Verdict, str] = {
 
 
 def findings_table(report: Report) -> Table:
-    """One line a finding."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
-    for column in ("", "CHECK", "SUBJECT", "FOUND", "TO DO"):
-        table.add_column(column, overflow="fold")
+    """One line a finding, with what to do behind an arrow."""
+    table = Table("", "CHECK", "SUBJECT", words="FOUND → TO DO")
     for finding in report.findings:
         verdict = Text(finding.verdict, style=_STYLES[finding.verdict])
-        words = (finding.check, finding.subject, finding.text, finding.fix or "-")
-        table.add_row(verdict, *(Text(clean(word)) for word in words))
+        told = finding.text if finding.fix is None else f"{finding.text} → {finding.fix}"
+        table.add_row(verdict, clean(finding.check), clean(finding.subject), words=clean(told))
     return table
 
 

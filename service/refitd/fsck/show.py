@@ -2,11 +2,10 @@
 
 from typing import Any
 
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
 from refitd.cli.output import clean
+from refitd.cli.table import Table
 from refitd.fsck.check import Report
 from refitd.fsck.finding import Finding, Severity
 
@@ -17,12 +16,10 @@ def findings_table(report: Report) -> Table | str:
     """Findings, one a line, the worst first; nothing where there are none."""
     if not report.findings:
         return ""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
-    for column in ("", "WHAT", "SUBJECT", "FOUND", "TO DO"):
-        table.add_column(column, overflow="fold")
+    table = Table("", "WHAT", "SUBJECT", words="FOUND → TO DO")
     for finding in report.findings:
-        kind, subject, text = Text(finding.kind), Text(clean(finding.subject)), Text(clean(finding.text))
-        table.add_row(_word(finding), kind, subject, text, Text(clean(_to_do(finding))))
+        told = finding.text if finding.repaired else f"{finding.text} → {_to_do(finding)}"
+        table.add_row(_word(finding), finding.kind, clean(finding.subject), words=clean(told))
     return table
 
 
@@ -30,7 +27,7 @@ def summary(report: Report) -> Text:
     """The report in one line."""
     repaired = sum(finding.repaired for finding in report.findings)
     did = f"{repaired} repaired, " if repaired else ""
-    asked = "" if report.asked else " No engine was asked."
+    asked = "" if report.asked else " No engine was asked: --engine URL or --engines-file asks them too."
     if not report.open:
         return Text(f"{did}nothing disagrees.{asked}", style="bold green")
     count = len(report.open)
@@ -57,6 +54,4 @@ def _word(finding: Finding) -> Text:
 
 
 def _to_do(finding: Finding) -> str:
-    if finding.repaired:
-        return "-"
     return finding.advice if finding.outcome is None else f"not repaired: {finding.outcome}"

@@ -8,12 +8,14 @@ The rules, the strongest first. A version that no rule keeps is dropped.
        A trainer's own folder (`catalog/conventions.py`) stays as long as its trainer leaves it there.
     3  A lease or a pin keeps. The last good version of a run has a lease. The newest SEALED of a run keeps itself.
     4  The newest `last` SEALED of a run, and those whose step divides by `every`, stay, unless the run was restarted
-       at or before their step: the newer generation replaces them.
+       at or before their step: the newer generation replaces them. What was rolled back from is none of the newest.
+       So does what a rollback would go to, however many came after it that no engine served; but not with `last` 1.
     5  REJECTED and LOST are evidence: they stay for `rejected_for` seconds.
     6  What a kept version needs stays with it: the base of a delta, and whatever has its folder in, around or on it.
     7  Over the disk budget, what only 4 and 5 keep goes: evidence, then every Nth, then the last ones, oldest first,
-       until it fits. The newest piece of evidence of a run stays. If it still does not fit, the verdicts say so.
-       Copies for deltas take of the budget, and are not given up for it: engines read them.
+       and what a rollback would go to, until it fits. The newest piece of evidence of a run stays. If it still does
+       not fit, the verdicts say so. Copies for deltas take of the budget, and are not given up for it: engines read
+       them.
 """
 
 from bisect import bisect_left
@@ -30,6 +32,7 @@ from refitd.reclaim.handle import parts_below
 from refitd.reclaim.leases import Lease
 from refitd.reclaim.needs import Need, needs_of
 from refitd.reclaim.rebuild import Withheld
+from refitd.rollout.target import last_good, last_good_before
 from refitd_client.contract.states import VersionState
 
 SPARED = "its folder is its trainer's own: refitd deletes it only with --reclaim-foreign (REFITD_RECLAIM_FOREIGN)"
@@ -198,15 +201,25 @@ def _wishes(versions: Sequence[VersionRecord], rules: KeepRules, ages: Mapping[s
     """Rules 4 and 5."""
     superseded = _superseded(versions)
     sealed = [v for v in versions if v.state is VersionState.SEALED and v.id not in superseded]
-    for run, group in _by_run(sealed):
-        for place, version in enumerate(group):
-            if rules.every and version.order.step % rules.every == 0:
-                yield _Wish(1, version, f"its step divides by {rules.every}")
-            if place < rules.last:
-                yield _Wish(2, version, f"one of the newest {rules.last} good versions of run {run}")
+    for version in sealed:
+        if rules.every and version.order.step % rules.every == 0:
+            yield _Wish(1, version, f"its step divides by {rules.every}")
+    for run, group in _by_run(version for version in sealed if not version.barred):
+        for version in group[: rules.last]:
+            yield _Wish(2, version, f"one of the newest {rules.last} good versions of run {run}")
+    if rules.last > 1:
+        for run, group in _by_run(versions):
+            if (back := _where_back(group)) is not None:
+                yield _Wish(3, back, f"engines of run {run} served it before the current one: a rollback goes to it")
     for version in versions:
         if _is_evidence(version, rules, ages):
             yield _Wish(0, version, _evidence_reason(version, rules, ages))
+
+
+def _where_back(versions: Sequence[VersionRecord]) -> VersionRecord | None:
+    """What engines of a run served before what they serve now. What they serve now has a lease."""
+    current = last_good(versions)
+    return None if current is None else last_good_before(versions, current)
 
 
 def _fit(
@@ -288,6 +301,8 @@ def _why_dropped(version: VersionRecord, rules: KeepRules, *, is_superseded: boo
         return f"{version.state} more than {spoken(rules.rejected_for)} ago, and nobody needs it"
     if version.state is VersionState.RETIRED:
         return "RETIRED: nobody needs it"
+    if version.barred:
+        return f"run {version.run} was rolled back from it, and nobody needs it"
     if is_superseded:
         return f"run {version.run} was restarted at or before step {version.order.step}, and nobody needs it"
     return f"not one of the newest {rules.last} good versions of run {version.run}, and nobody needs it"

@@ -97,5 +97,5 @@ class Entry:
 
 
 def _sentence(engine: EngineRecord) -> str:
-    serving = engine.serving or ("start-up weights" if engine.known else "unknown contents")
-    return f"{engine.state}: serves {serving}" + (f" ({engine.reason})" if engine.reason else "")
+    serves = engine.serves(engine.serving or ("start-up weights" if engine.known else "unknown contents"))
+    return f"{engine.state}: {serves}" + (f" ({engine.reason})" if engine.reason else "")

@@ -83,6 +83,13 @@ class EngineRecord:
         """Each path that its server may name as the model that it serves, and read again."""
         return tuple(path for path in (self.model_path, self.named_before) if path is not None)
 
+    def serves(self, what: str) -> str:
+        """That it serves something, in a sentence without a subject: of one that does not answer, only that it did."""
+        if self.state is not EngineState.UNREACHABLE:
+            return f"serves {what}"
+        is_new = self.known and self.serving is None and self.model_path is None
+        return "has not been reached yet" if is_new else f"served {what} when it was last reached"
+
     @property
     def how_it_loads(self) -> str:
         """Who carries out its loads, in a sentence without a subject."""
@@ -119,3 +126,8 @@ class RolloutRecord:
     check: CheckState = CheckState.PENDING
     reason: str | None = None
     paused_since: str | None = None
+
+    @property
+    def why_paused(self) -> str | None:
+        """Why no engine of the run goes to anything newer, and what ends that; None while rollouts go on."""
+        return None if self.paused_since is None else f"rollouts of {self.run} are paused: refitd resume {self.run}"

@@ -72,6 +72,12 @@ def last_good_before(versions: Iterable[VersionRecord], current: VersionRecord) 
     return last_good(version for version in versions if version.order < current.order)
 
 
+def unserved_before(versions: Iterable[VersionRecord], current: VersionRecord) -> list[VersionRecord]:
+    """Where a rollback could go besides: good versions before `current` that no engine has proved, newest first."""
+    good = (v for v in versions if v.state is VersionState.SEALED and not v.barred and v.served_at is None)
+    return sorted((v for v in good if v.order < current.order), key=lambda version: version.order, reverse=True)
+
+
 def to_bar(versions: Sequence[VersionRecord], goal: VersionRecord) -> list[VersionRecord]:
     """What a rollback bars: all that is newer than its goal, so that the goal becomes the newest."""
     return [version for version in versions if version.order > goal.order and not version.barred]

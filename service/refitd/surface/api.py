@@ -2,7 +2,7 @@
 
 from fastapi import FastAPI
 
-from refitd.surface import engines, errors, health, log, overview, pages, reclaim, rollouts, versions, webhooks
+from refitd.surface import engines, errors, health, log, overview, pages, reclaim, rollouts, swagger, versions, webhooks
 from refitd.surface.auth import Gate
 from refitd.surface.context import Service
 from refitd.surface.document import documented
@@ -20,8 +20,10 @@ def routes() -> FastAPI:
         version="1",
         summary="Keeps inference engines on the trainer's latest weights.",
         redirect_slashes=False,  # a redirect would go wherever the request's Host header says
+        docs_url=None,  # its pages take scripts from other hosts: `swagger.py` has the service's own
+        redoc_url=None,
     )
-    for part in (overview, versions, engines, rollouts, reclaim, log, webhooks, health, pages):
+    for part in (overview, versions, engines, rollouts, reclaim, log, webhooks, health, pages, swagger):
         app.include_router(part.router)
     app.openapi = lambda: documented(app)
     return app

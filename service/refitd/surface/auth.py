@@ -12,13 +12,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from refitd.problem import Kind, ProblemError
 from refitd.settings import Settings
+from refitd.surface import pages, swagger
 from refitd.surface.browser import Sender, intrusion
 from refitd.surface.errors import answer
-from refitd.surface.pages import FILES
 from refitd.tokens import Tokens, TokensRefusedError, is_one_of
 
 HEALTH = frozenset({"/healthz", "/readyz"})  # orchestrators ask these, without a token
-OPEN = HEALTH | FILES.keys()  # and the dashboard's files are what asks people for theirs
+# And what is the same for everyone: the pages, which ask people for their tokens, and the API's document.
+OPEN = HEALTH | pages.FILES.keys() | swagger.PLACES.keys() | {"/openapi.json"}
 LOOKS = frozenset({"GET", "HEAD", "OPTIONS"})
 log = structlog.get_logger("refitd")
 

@@ -3,7 +3,7 @@
 from refitd.catalog.record import VersionRecord
 from refitd.ledger import Ledger
 from refitd.rollout.binding import why_unbound
-from refitd.rollout.record import AttemptRecord, EngineRecord
+from refitd.rollout.record import AttemptRecord, EngineRecord, RolloutRecord
 from refitd.rollout.strategy import has_given_up, released, why_waiting
 from refitd.surface.meaning import ended, engine_meaning, version_meaning
 from refitd_client.contract.states import Kind, VersionState
@@ -66,9 +66,11 @@ def _on_engines(record: VersionRecord, ledger: Ledger) -> list[str]:
     rollout = ledger.rollouts.get(record.run)
     if rollout is not None and rollout.version == record.id and rollout.reason is not None:
         sentences.append(f"Its rollout is {rollout.state}: {rollout.reason}.")
+    if rollout is not None and rollout.paused_since is not None and target is not None and target.id == record.id:
+        sentences.append(_paused(rollout))
     for engine in engines:
         if engine.serving == record.id:
-            sentences.append(f"Engine {engine.id} serves it.")
+            sentences.append(f"Engine {engine.id} {engine.serves('it')}.")
         elif target is not None and target.id == record.id:
             sentences.append(f"Engine {engine.id} does not serve it yet: it is {_state_of(engine)}.")
     return sentences
@@ -84,7 +86,8 @@ def explain_engine(engine: EngineRecord, ledger: Ledger) -> list[str]:
     serving = engine.serving or ("its start-up weights" if engine.known else "contents that nobody can vouch for")
     if engine.plugin is not None or engine.stock_reason is not None:
         sentences.append(f"It {engine.how_it_loads}.")
-    sentences.append(f"It serves {serving}; the target of run {engine.run} is {target.id if target else 'none yet'}.")
+    wanted = "none yet" if target is None else target.id
+    sentences.append(f"It {engine.serves(serving)}; the target of run {engine.run} is {wanted}.")
     held = ledger.versions.get(engine.serving or "")
     if held is not None and held.in_memory:
         sentences.append(f"It has that from its trainer's memory. {_without_files(held, ledger)}")
@@ -111,7 +114,7 @@ def _turn(engine: EngineRecord, target: VersionRecord, ledger: Ledger) -> list[s
     """What the strategy has it wait for."""
     rollout, engines = ledger.rollouts.get(target.run), ledger.engines_of(target.run)
     if rollout is not None and rollout.paused_since is not None:
-        return [f"Rollouts of run {target.run} are paused since {rollout.paused_since}: 'refitd resume {target.run}'."]
+        return [_paused(rollout)]
     if has_given_up(engine, target):
         return [f"It has given {target.id} up after {engine.strikes[target.id]} loads: a resync tries it once more."]
     if engine.id in released(ledger.strategy, target, rollout, engines):
@@ -120,6 +123,10 @@ def _turn(engine: EngineRecord, target: VersionRecord, ledger: Ledger) -> list[s
     if rollout is not None and rollout.version == target.id and rollout.reason is not None:
         sentences.append(f"The rollout is {rollout.state}: {rollout.reason}.")
     return sentences
+
+
+def _paused(rollout: RolloutRecord) -> str:
+    return f"Rollouts of run {rollout.run} are paused since {rollout.paused_since}: 'refitd resume {rollout.run}'."
 
 
 def _state_of(engine: EngineRecord) -> str:

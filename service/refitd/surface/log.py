@@ -10,10 +10,12 @@ from fastapi.responses import StreamingResponse
 
 from refitd.journal import reads
 from refitd.journal.journal import JournalError
+from refitd.ledger import Ledger
 from refitd.problem import Kind, ProblemError
 from refitd.surface.context import ServiceOf
 from refitd.surface.explain import explain_engine, explain_version
 from refitd.surface.feed import Feed, FellBehindError
+from refitd.surface.overview import runs_of
 from refitd.surface.streams import stream_slot
 from refitd.surface.versions import find
 from refitd_client.contract.wire import Event, Explanation, Page, ReclaimPlan
@@ -70,7 +72,7 @@ async def _stream(feed: Feed, position: int) -> AsyncIterator[bytes]:
         log.info("the event stream ends: nothing can be written down now", reason=str(error))
 
 
-@router.get("/explain/{subject}")
+@router.get("/explain/{subject:path}")  # a run's name, which is none of these, may have slashes
 async def explain(subject: str, service: ServiceOf) -> Explanation:
     """Why a version or an engine is where it is, in sentences."""
     if engine := service.ledger.engines.get(subject):
@@ -78,7 +80,7 @@ async def explain(subject: str, service: ServiceOf) -> Explanation:
     try:
         record = await find(service, subject)
     except ProblemError as error:
-        raise ProblemError(Kind.UNKNOWN_ID, f"no version and no engine is called {subject}") from error
+        raise ProblemError(Kind.UNKNOWN_ID, _unknown(subject, service.ledger)) from error
     waits_for = None if service.copier is None else service.copier.why_waiting(record)
     try:
         plan = await service.sweeper.plan()
@@ -88,3 +90,15 @@ async def explain(subject: str, service: ServiceOf) -> Explanation:
     else:
         sentences = explain_version(record, service.ledger, plan, waits_for)
     return Explanation(id=subject, sentences=sentences)
+
+
+def _unknown(subject: str, ledger: Ledger) -> str:
+    """What somebody may have meant who asked for something that is neither a version nor an engine."""
+    if subject not in runs_of(ledger):
+        return (
+            f"no version and no engine is called {subject}: 'refitd versions' and 'refitd engines' list what there is"
+        )
+    target = ledger.goals(subject).target
+    how = f"'refitd versions --run {subject}' lists its versions"
+    aim = "" if target is None else f"'refitd explain {target.id}' explains its target, "
+    return f"{subject} is a run, and neither a version nor an engine: {aim}{how}"

@@ -4,18 +4,26 @@ from collections.abc import Iterable
 
 from refitd.catalog.record import VersionRecord
 from refitd.ledger import Ledger
-from refitd.rollout.record import AttemptRecord, EngineRecord
+from refitd.rollout.record import AttemptRecord, EngineRecord, RolloutRecord
 from refitd_client.contract.naming import parse_version_id
-from refitd_client.contract.states import Kind, VersionState
+from refitd_client.contract.states import EngineState, Kind, VersionState
 from refitd_client.contract.wire import Attempt, Engine, EngineOnVersion, Version
 
 _NOT_GOOD = frozenset({VersionState.REJECTED, VersionState.LOST})
 
 
 def present_version(
-    record: VersionRecord, engines: Iterable[EngineRecord], *, refused: str | None = None, waits_for: str | None = None
+    record: VersionRecord,
+    engines: Iterable[EngineRecord],
+    *,
+    rollout: RolloutRecord | None = None,
+    refused: str | None = None,
+    waits_for: str | None = None,
 ) -> Version:
-    """A version with the engines of its run; of a delta also why it cannot be carried out, or what it waits for."""
+    """A version with the engines of its run, whose newest rollout is `rollout`.
+
+    Of a delta also why it cannot be carried out, or what it waits for.
+    """
     mine = [engine for engine in engines if engine.run == record.run]
     return Version(
         id=record.id,
@@ -34,20 +42,27 @@ def present_version(
         barred=record.barred,
         created_at=record.created_at,
         in_memory=record.in_memory,
-        engines=[_on_version(engine, record) for engine in mine],
+        engines=[_on_version(engine, record, rollout) for engine in mine],
         timings=record.timings,
         metadata=record.metadata,
     )
 
 
-def _on_version(engine: EngineRecord, record: VersionRecord) -> EngineOnVersion:
+def _on_version(engine: EngineRecord, record: VersionRecord, rollout: RolloutRecord | None) -> EngineOnVersion:
     return EngineOnVersion(
         id=engine.id,
         state=engine.state,
         step=_step(engine.serving),
-        reason=engine.reason or _why_not(engine, record),
+        reason=_why(engine, rollout) or _why_not(engine, record),
         serves=engine.known and engine.serving == record.id,
     )
+
+
+def _why(engine: EngineRecord, rollout: RolloutRecord | None) -> str | None:
+    """Why an engine is where it is: what an operator has stopped goes before what it said itself."""
+    if engine.state is EngineState.BEHIND and rollout is not None and rollout.why_paused is not None:
+        return rollout.why_paused
+    return engine.reason
 
 
 def _why_not(engine: EngineRecord, record: VersionRecord) -> str | None:
@@ -82,7 +97,7 @@ def present_engine(record: EngineRecord, ledger: Ledger) -> Engine:
         step=_step(record.serving),
         behind=steps_behind(record, ledger),
         weight_version=record.weight_version,
-        reason=record.reason,
+        reason=_why(record, ledger.rollouts.get(record.run or "")),
         paused=not record.known or record.resume_owed,
         last_attempt=None if record.last_attempt is None else present_attempt(record.last_attempt),
         skipped=record.skipped,

@@ -1,6 +1,7 @@
 """Routes of versions: the notice, lists, waiting, pins, rollback."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -10,12 +11,14 @@ from refitd.catalog.record import VersionRecord
 from refitd.journal import reads
 from refitd.problem import Kind, ProblemError
 from refitd.rollout.served import is_proven, outcome_of
-from refitd.rollout.target import last_good_before, to_bar
+from refitd.rollout.target import last_good_before, to_bar, unserved_before
 from refitd.surface.context import Service, ServiceOf
 from refitd.surface.cursor import decode_cursor, encode_cursor
 from refitd.surface.present import present_attempt, present_version
 from refitd_client.contract.states import VersionState, WaitOutcome
 from refitd_client.contract.wire import Attempt, Notice, Page, Rollback, Version, WaitResult
+
+_NAMED = 5  # versions that a refusal offers; the others it counts
 
 router = APIRouter(prefix="/v1", tags=["versions"])
 
@@ -116,10 +119,7 @@ async def rollback(order: Rollback, service: ServiceOf) -> Version:
         raise ProblemError(Kind.NOTHING_TO_ROLL_BACK, f"run {order.run} has no good version")
     goal = await _goal(service, order) or last_good_before(versions, current)
     if goal is None:
-        raise ProblemError(
-            Kind.NOTHING_TO_ROLL_BACK,
-            f"no version of run {order.run} before {current.id} was served and is still there: name one with 'to'",
-        )
+        raise ProblemError(Kind.NOTHING_TO_ROLL_BACK, _nowhere(current, unserved_before(versions, current)))
     for version in to_bar(versions, goal):
         service.ledger.put_version(replace(version, barred=True), f"barred: run {order.run} rolls back to {goal.id}")
     await service.ledger.durable()
@@ -133,6 +133,18 @@ def _outcome(service: Service, record: VersionRecord, wait_for: WaitOutcome) -> 
     refused = ledger.carriage.is_refused(record)
     offered = ledger.is_offered(record)
     return outcome_of(record, target, wait_for, proven=proven, refused=refused, offered=offered)
+
+
+def _nowhere(current: VersionRecord, unserved: Sequence[VersionRecord]) -> str:
+    told = f"no version of run {current.run} before {current.id} was served and is still there"
+    if not unserved:
+        return f"{told}, and no other good one is"
+    more = f" and {len(unserved) - _NAMED} more" if len(unserved) > _NAMED else ""
+    named = ", ".join(version.id for version in unserved[:_NAMED])
+    return (
+        f"{told}; good, but never served: {named}{more}. "
+        f"Name one: 'refitd rollback {current.run} --to {unserved[0].id}' ('to' in the API)"
+    )
 
 
 async def _goal(service: Service, order: Rollback) -> VersionRecord | None:
@@ -173,6 +185,7 @@ def _present(service: Service, record: VersionRecord) -> Version:
     return present_version(
         record,
         ledger.engines.values(),
+        rollout=ledger.rollouts.get(record.run),
         refused=ledger.carriage.refused.get(record.id),
         waits_for=None if copier is None else copier.why_waiting(record),
     )

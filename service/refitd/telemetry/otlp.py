@@ -29,7 +29,7 @@ def tracing(endpoint: str | None) -> Generator["Tracer | None"]:
         return
     if not all(_is_there(name) for name in _NEEDED):
         raise StartRefusedError(
-            "--otlp-endpoint (REFITD_OTLP_ENDPOINT) needs OpenTelemetry: pip install 'refitd[otel]'"
+            "--otlp-endpoint (REFITD_OTLP_ENDPOINT) needs OpenTelemetry: refitd's extra 'otel' brings it"
         )
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource

@@ -104,7 +104,7 @@ def _fault(reply: Reply | NoReply, url: str, path: str) -> Reply | str:
     if isinstance(reply, NoReply):
         return reply.reason
     if reply.status in {401, 403}:
-        return f"{url} wants a key for {path}: set --engine-key-file"
+        return f"{url} wants a key for {path}, or another one than it got: --engine-key-file holds its --api-key"
     if not reply.ok:
         return f"{url}{path} answered {reply.status}: {message_of(reply)}"
     if reply.data is None:

@@ -15,7 +15,7 @@ from refitd_client.trainer_callback import RefitCallback
 INTRODUCTION = """\
 # Python SDK
 
-What `refitd_client` has for trainers (`pip install refitd`). Importing it imports neither torch nor any part of the
+What `refitd_client` has for trainers. Importing it imports neither torch nor any part of the
 service. How to publish from one process, from all ranks and as deltas is in [publishing](../publishing.md); what a
 trainer's framework needs in [trainers](../trainers.md).
 """

@@ -206,11 +206,14 @@ class SimDisk:
         """A trainer deletes what it wrote."""
         self.folders.pop(path, None)
 
-    def clear(self) -> None:
-        """It is emptied, as one in memory is by a reboot, but for what is said to be the root's own name."""
-        for each in (self.folders, self.slots, self.copies, self.offers):
-            each.clear()
-        self.trash.clear()
+    def clear(self, *, whole: bool) -> None:
+        """All runs are gone; where the `whole` root is, as after a reboot, so is what the service keeps in it."""
+        self.folders.clear()
+        self.offers.clear()
+        if whole:
+            self.slots.clear()
+            self.copies.clear()
+            self.trash.clear()
 
     def digest(self, path: str) -> str | None:
         """The manifest's, as its publisher knows it."""

@@ -189,10 +189,16 @@ class Everything(RuleBasedStateMachine):
     def trainer_deletes_a_version(self, index: int) -> None:
         self.do(lambda world: world.take_away(index))
 
-    @rule(asked=st.booleans(), steps=st.integers(1, 3), announce=st.booleans(), seconds=st.sampled_from([0.1, 2.0]))
-    def root_is_emptied(self, asked: bool, steps: int, announce: bool, seconds: float) -> None:
+    @rule(
+        asked=st.booleans(),
+        whole=st.booleans(),
+        steps=st.integers(1, 3),
+        announce=st.booleans(),
+        seconds=st.sampled_from([0.1, 2.0]),
+    )
+    def root_is_emptied(self, asked: bool, whole: bool, steps: int, announce: bool, seconds: float) -> None:
         """And what was there before is published again, with other contents."""
-        self.do(lambda world: world.empty_root(asked=asked))
+        self.do(lambda world: world.empty_root(asked=asked, whole=whole))
         for _ in range(steps):
             self.do(lambda world: world.publish(Make.GOOD, announce=announce))
             self.do(lambda world: world.wait(seconds))

@@ -304,12 +304,18 @@ class World:
         self.step = self.step // 2
         self.trained.clear()
 
-    def empty_root(self, *, asked: bool) -> None:
-        """Everything in the root is gone, the trainer's own record as well; the journal is kept. It begins at step 1:
+    def empty_root(self, *, asked: bool, whole: bool) -> None:
+        """The runs in the root are gone, the trainer's own record as well; the journal is kept. It begins at step 1:
         in a new generation where it could ask the service, else with names that the service may know.
+
+        A service that runs believes nothing of a root that lost the service's own folder: the whole of it goes while
+        none runs.
         """
         self.take_back(announce=True)
-        self.disk.clear()
+        if whole:
+            self.kill()
+        self.disk.clear(whole=whole)
+        self.start()
         self.kill_trainer()
         if asked:
             self.generation += 1

@@ -100,6 +100,7 @@ class Life:
         self.alive = True
         self.journal = _Journal(world.state, self)
         self.ledger = Ledger(self.journal, world.clock, world.strategy)
+        self.ledger.witnesses.append(world.promises)
         settings = world.settings
         files = SimFiles(world.disk, self._pause)
         self.catalog = Catalog(self.ledger, files, _Base(self.ledger), CatalogRules.of(settings))

@@ -11,7 +11,11 @@ from refitd.catalog.record import VersionRecord
 from refitd.catalog.scan import Listing
 from refitd.rollout.plan import repair_with
 from refitd.rollout.target import last_good, last_good_before
+<<<<<<< HEAD
 from refitd.surface.versions import wait
+=======
+from refitd.telemetry.witness import Silent
+>>>>>>> next
 from refitd_client.contract.naming import Order, version_id
 from refitd_client.contract.states import EngineState, VersionState, WaitOutcome
 
@@ -33,7 +37,7 @@ class _Proof:
     boot: int
 
 
-class Promises:
+class Promises(Silent):
     """What was promised, and whether it holds."""
 
     def __init__(self, world: "World") -> None:
@@ -81,6 +85,11 @@ class Promises:
         self._proofs.pop(engine, None)
         self._reached.pop(engine, None)
 
+    @property
+    def has_lent(self) -> bool:
+        """Whether a trainer has ever offered anything from its memory."""
+        return bool(self._lent)
+
     def _good(self, path: str) -> set[int]:
         """What has ever been there and was good, on disk or in memory."""
         return self._contents.get(path, set()) | self._lent.get(path, set())
@@ -112,6 +121,15 @@ class Promises:
         self._held.update(server.tensors)
         self._computes_whole(server)
 
+    def version_changed(self, before: VersionRecord | None, after: VersionRecord) -> None:
+        """10: what a rollback goes to is not given up, whatever came after it that nobody served."""
+        if before is None or before.state is not VersionState.SEALED or after.state is not VersionState.RETIRED:
+            return
+        versions = [before if each.id == before.id else each for each in self._life.ledger.versions_of(before.run)]
+        good = last_good(versions)
+        back = None if good is None else last_good_before(versions, good)
+        assert back is not before, f"10: a rollback goes to {before.id}"
+
     def before_discard(self, path: str, folder: SimFolder) -> None:
         """6, 7, 8: what a sweep is about to take away."""
         life = self._life
@@ -127,9 +145,6 @@ class Promises:
         assert not record.pinned, f"6: {path} is pinned"
         for needed in (goals.last_good, goals.loadable):
             assert needed is None or needed.id != record.id, f"6: {path} is the target or the last good version"
-        good = last_good(life.ledger.versions_of(RUN))
-        back = None if good is None else last_good_before(life.ledger.versions_of(RUN), good)
-        assert back is None or back.id != record.id, f"10: a rollback goes to {path}"
         for engine in life.ledger.engines.values():
             if engine.serving == record.id and engine.unreachable_since is None:
                 raise AssertionError(f"6: {engine.id} serves {path}")

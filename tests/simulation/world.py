@@ -101,6 +101,7 @@ class Life:
         self.alive = True
         self.journal = _Journal(world.state, self)
         self.ledger = Ledger(self.journal, world.clock, world.strategy)
+        self.ledger.witnesses.append(world.promises)
         settings = world.settings
         files = SimFiles(world.disk, self._pause)
         self.catalog = Catalog(self.ledger, files, _Base(self.ledger), CatalogRules.of(settings))
@@ -306,7 +307,8 @@ class World:
 
     def empty_root(self, *, asked: bool, whole: bool) -> None:
         """The runs in the root are gone, the trainer's own record as well; the journal is kept. It begins at step 1:
-        in a new generation where it could ask the service, else with names that the service may know.
+        in a new generation where it could ask the service, else with names that the service may know. Names that were
+        handed over from memory it has no second time: nothing but its own record tells their contents apart.
 
         A service that runs believes nothing of a root that lost the service's own folder: the whole of it goes while
         none runs.
@@ -317,7 +319,7 @@ class World:
         self.disk.clear(whole=whole)
         self.start()
         self.kill_trainer()
-        if asked:
+        if asked or self.promises.has_lent:
             self.generation += 1
         self.step = 0
 

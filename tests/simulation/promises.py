@@ -11,11 +11,8 @@ from refitd.catalog.record import VersionRecord
 from refitd.catalog.scan import Listing
 from refitd.rollout.plan import repair_with
 from refitd.rollout.target import last_good, last_good_before
-<<<<<<< HEAD
 from refitd.surface.versions import wait
-=======
 from refitd.telemetry.witness import Silent
->>>>>>> next
 from refitd_client.contract.naming import Order, version_id
 from refitd_client.contract.states import EngineState, VersionState, WaitOutcome
 

@@ -189,20 +189,6 @@ class Everything(RuleBasedStateMachine):
     def trainer_deletes_a_version(self, index: int) -> None:
         self.do(lambda world: world.take_away(index))
 
-    @rule(
-        asked=st.booleans(),
-        whole=st.booleans(),
-        steps=st.integers(1, 3),
-        announce=st.booleans(),
-        seconds=st.sampled_from([0.1, 2.0]),
-    )
-    def root_is_emptied(self, asked: bool, whole: bool, steps: int, announce: bool, seconds: float) -> None:
-        """And what was there before is published again, with other contents."""
-        self.do(lambda world: world.empty_root(asked=asked, whole=whole))
-        for _ in range(steps):
-            self.do(lambda world: world.publish(Make.GOOD, announce=announce))
-            self.do(lambda world: world.wait(seconds))
-
     @rule(index=INDEX, make=MAKES)
     def path_is_rewritten(self, index: int, make: Make) -> None:
         self.do(lambda world: world.rewrite(index, make))
@@ -253,6 +239,28 @@ def test_every_promise_holds_under_whatever_comes(share: int) -> None:
     assert Everything.recycled - recycled > 100 or steps < 10_000
     assert Everything.copied - copied > 300 or steps < 10_000
     assert min(Everything.by_plugins[what] for what in SHOWN) > 20 or steps < 10_000
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_a_wait_calls_served_was_served_also_where_the_root_is_emptied(seed: int) -> None:
+    """A trainer waits for what it has published, and not for something that had the name before. Its root is emptied
+    under a journal that is kept; the engines restart or go on, and it could ask the service for its last step or not.
+    """
+    chance = random.Random(seed)
+    world = World(seed, strategy=list(StrategyName)[seed % 3], waits=True)
+    try:
+        for _ in range(4):
+            for _ in range(chance.randint(2, 5)):
+                world.publish(Make.GOOD, announce=True)
+                world.wait(chance.choice([0.1, 2.0, 5.0]))
+                world.sweep()
+            world.empty_root(asked=chance.random() < 0.3, whole=chance.random() < 0.5)
+            if chance.random() < 0.7:
+                world.start_engine(chance.choice("ab"))
+        world.publish(Make.GOOD, announce=True)
+        world.heal()
+    finally:
+        world.close()
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -179,10 +179,11 @@ class _Base(References):
 
 class World:
     """A simulation. Two engines are named by settings, a third comes and goes; each has refitd's plugin or not.
-    Everything that is left to chance follows from `seed`.
+    Everything that is left to chance follows from `seed`. `waits`: the trainer says what it has written, and waits.
     """
 
-    def __init__(self, seed: int, *, strategy: StrategyName = StrategyName.ALL) -> None:
+    def __init__(self, seed: int, *, strategy: StrategyName = StrategyName.ALL, waits: bool = False) -> None:
+        self.waits = waits
         self.chance = random.Random(seed)
         self.loop = VirtualLoop(random.Random(self.chance.random()))
         asyncio.set_event_loop(self.loop)
@@ -249,7 +250,7 @@ class World:
         else:
             self.trained.clear()  # what was written past the publisher it cannot lead on from
         if announce:
-            self._announce_written(order, folder)
+            self._announce_written(order, folder) if self.waits else self.announce(self.step)
 
     def publish_delta(self, back: int, *, announce: bool, honest: bool) -> None:
         """The next step as a delta on what engines serve, or on one that is so far back. A liar's leads nowhere."""
@@ -269,7 +270,7 @@ class World:
         self.promises.published(path, order, folder)
         self.trained.append((version_id(RUN, order), content))
         if announce:
-            self._announce_written(order, folder)
+            self._announce_written(order, folder) if self.waits else self.announce(self.step, base)
 
     def _announce_written(self, order: Order, folder: SimFolder) -> None:
         """As the publisher does it, which knows what it has written, and may wait for it when that is taken."""

@@ -64,7 +64,7 @@ async def serving(engine: Engine, keys: Keys | None = None) -> AsyncIterator[htt
 async def listening(engine: Engine) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a real server on a real port: what a disconnect is, only a connection can say."""
     listener = socket.create_server(("127.0.0.1", 0))
-    server = Server(uvicorn.Config(create_app(engine), log_level="warning", timeout_graceful_shutdown=1))
+    server = Server(uvicorn.Config(create_app(engine), log_config=None, timeout_graceful_shutdown=1))
     running = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}") as client:

@@ -293,7 +293,7 @@ def stand_in() -> Iterator[StandIn]:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         state.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        server = _Server(uvicorn.Config(_app(state), log_level="error", lifespan="off"))
+        server = _Server(uvicorn.Config(_app(state), log_config=None, lifespan="off"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:

@@ -58,7 +58,7 @@ class Job:
 async def job(tmp_path: Path) -> AsyncIterator[Job]:
     async with serving(tmp_path, keep_last=1, slots=0) as stage:
         stage.ledger.is_about(mark_root(stage.root, None, has_versions=False, mounts=""))
-        server = uvicorn.Server(uvicorn.Config(stage.api, port=0, log_level="error", lifespan="off"))
+        server = uvicorn.Server(uvicorn.Config(stage.api, port=0, log_config=None, lifespan="off"))
         task = asyncio.create_task(server.serve())
         while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
             await asyncio.sleep(0.005)

@@ -39,7 +39,7 @@ def test_every_setting_is_placed_in_the_help() -> None:
 
 
 def test_help_shows_every_flag_with_its_description() -> None:
-    shown = " ".join(refitd("serve", "--help", env={"COLUMNS": "250", "TERMINAL_WIDTH": "250"}).output.split())
+    shown = " ".join(refitd("serve", "--help", env={"COLUMNS": "250"}).output.split())
     for name, field in Settings.model_fields.items():
         if name not in SECRETS:
             assert flag(name) in shown
@@ -123,7 +123,7 @@ def test_what_cannot_work_ends_it_at_once_with_one_line(
 
 
 def test_help_shows_an_engines_file(started: list[Settings]) -> None:
-    shown = refitd("serve", "--help", env={"COLUMNS": "120", "TERMINAL_WIDTH": "120"}).output
+    shown = refitd("serve", "--help", env={"COLUMNS": "120"}).output
     lines = [line.strip() for line in ENGINES_FILE_HELP.splitlines() if line.strip()]
     assert len(lines) < 12
     assert all(line in shown for line in lines)

@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from refitd.cli.flags import flag
 from refitd.settings import Settings
 from support.checkpoints import write_model
+from support.servers import free_port
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 UNIT = (DEPLOY / "systemd/refitd.service").read_text()
@@ -161,9 +161,3 @@ def test_a_service_that_does_not_stay_up_ends_the_job_and_its_trainer(tmp_path: 
     assert "refitd does not stay up: the job ends" in done.stderr
     assert (tmp_path / "refitd-1.log").read_text() == "no\n" * 3
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("tmp.")], "the keys are gone"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -196,7 +196,7 @@ def _predicted(size: str, gpu: Gpu, *, recompute: bool) -> Mapping[str, Mapping[
         gpus=[gpu],
         nodes=1,
         plugin=False,
-        model=COMMON | SIZES[size],
+        model={**COMMON, **SIZES[size]},
         loss="eager",
         gradient_checkpointing=recompute,
         micro_batch_tokens=MICRO_BATCH,
@@ -296,7 +296,7 @@ def _generate(url: str) -> None:
 def _compare(size: str, port: int, flags: str, meter: Meter, gpu: Gpu, scratch: Path) -> Iterator[Comparison]:
     folder = scratch / size
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(COMMON | SIZES[size]))
+    (folder / "config.json").write_text(json.dumps({**COMMON, **SIZES[size]}))
     url, log = f"http://127.0.0.1:{port}", folder / "sglang.log"
     server = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(folder), "--host", "127.0.0.1"]
     server += ["--port", str(port), "--load-format", "dummy", "--skip-tokenizer-init"]

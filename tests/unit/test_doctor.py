@@ -4,7 +4,7 @@ import errno
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from email.utils import formatdate
 from ipaddress import ip_address
@@ -15,6 +15,7 @@ import msgspec
 import pytest
 from pydantic import SecretStr
 from watchdog.observers import Observer
+from watchdog.observers.api import BaseObserver
 
 from refitd.doctor import hub
 from refitd.doctor.door import ask_service, judge_door
@@ -384,12 +385,17 @@ def test_an_event_on_its_way_when_the_look_ends_leaves_no_line(
 ) -> None:
     log = logging.getLogger("watchdog.observers.inotify")
 
-    class Late(Observer):
-        def stop(self) -> None:
-            log.error("InotifyEmitter.queue_events() called when the thread is inactive")
-            super().stop()
+    def late() -> BaseObserver:
+        observer = Observer()
 
-    monkeypatch.setattr("refitd.doctor.root_facts.Observer", Late)
+        def stop(end: Callable[[], None] = observer.stop) -> None:
+            log.error("InotifyEmitter.queue_events() called when the thread is inactive")
+            end()
+
+        monkeypatch.setattr(observer, "stop", stop)
+        return observer
+
+    monkeypatch.setattr("refitd.doctor.root_facts.Observer", late)
     with probed(tmp_path) as nonce:
         assert look_at_root(tmp_path, nonce, None).event
     assert caplog.records == []

@@ -4,7 +4,7 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,7 +79,7 @@ def _tells(nonce: Path) -> bool:
 
 
 @contextmanager
-def _stopping() -> Iterator[None]:
+def _stopping() -> Generator[None]:
     """An event that is on its way while an observer is stopped is an error to watchdog, and nothing here."""
     log = logging.getLogger("watchdog.observers.inotify")
     log.addFilter(_is_of_interest)

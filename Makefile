@@ -61,7 +61,7 @@ bench-gpu2: $(READY) ## measure trainer and engine on a GPU each, peers beside (
 	  --out docs/benchmarks/gpu2.json $(ARGS)
 
 bench-plan: ## hold 'refitd plan' against what NVML shows of a real SGLang and a trainer (SGLANG_PYTHON=its Python)
-	@PYTHONPATH=client:service $(SGLANG_PYTHON) tests/bench/gpu_plan.py $(ARGS)
+	@PYTHONPATH=client:service$${PYTHONPATH:+:$$PYTHONPATH} $(SGLANG_PYTHON) tests/bench/gpu_plan.py $(ARGS)
 
 density: $(READY) ## fine-tune a small model and count the weights that change in a step
 	@$(BIN)/python tests/bench/density.py $(ARGS)

@@ -5,7 +5,8 @@
 For each size: a server with random weights starts, 64 requests are sent at once, and a trainer (transformers' Qwen2,
 bf16, AdamW, loss in fp32) runs beside it, storing activations and then recomputing them. Where NVML does not tell
 processes apart (in containers), a process is what the GPU holds more since it was started. Ends with 1 where a
-prediction is off by more than 10 %. It needs SGLang's environment (PYTHONPATH), and stops nothing but what it started.
+prediction is off by more than 10 %. It needs SGLang's environment (PYTHONPATH) and no network, and stops nothing but
+what it started. What was measured so far is in FILE, whatever becomes of the rest.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import json
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -21,7 +23,7 @@ import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -62,6 +64,7 @@ COMMON: Mapping[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+OFFLINE: Mapping[str, str] = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 ENGINE_FLAGS = (
     "--dtype bfloat16 --attention-backend triton --sampling-backend pytorch --grammar-backend none "
     "--disable-cuda-graph --disable-piecewise-cuda-graph --disable-flashinfer-autotune --random-seed 1"
@@ -125,6 +128,7 @@ class Meter:
         self._nvml.nvmlInit()
         self._handle = self._nvml.nvmlDeviceGetHandleByIndex(0)
         self._peak = self._base = self.used()
+        self._ended = threading.Event()
         threading.Thread(target=self._look, daemon=True).start()
 
     def used(self) -> float:
@@ -134,9 +138,16 @@ class Meter:
     def of(self, pid: int) -> float | None:
         """GiB of a process and its children, None where NVML does not tell them apart."""
         family = {pid, *_children(pid)}
-        rows = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
+        try:
+            rows = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
+        except self._nvml.NVMLError:
+            return None
         mine = [row.usedGpuMemory for row in rows if row.pid in family and row.usedGpuMemory]
         return sum(mine) / GIB if mine else None
+
+    def close(self) -> None:
+        """Look no more."""
+        self._ended.set()
 
     def mark(self) -> None:
         """Count from here."""
@@ -161,9 +172,8 @@ class Meter:
                 return
 
     def _look(self) -> None:
-        while True:
+        while not self._ended.wait(0.05):
             self._peak = max(self._peak, self.used())
-            time.sleep(0.05)
 
 
 def _children(pid: int) -> set[int]:
@@ -186,7 +196,7 @@ def _predicted(size: str, gpu: Gpu, *, recompute: bool) -> Mapping[str, Mapping[
         gpus=[gpu],
         nodes=1,
         plugin=False,
-        model=COMMON | SIZES[size],
+        model={**COMMON, **SIZES[size]},
         loss="eager",
         gradient_checkpointing=recompute,
         micro_batch_tokens=MICRO_BATCH,
@@ -214,8 +224,10 @@ def _predicted(size: str, gpu: Gpu, *, recompute: bool) -> Mapping[str, Mapping[
 @contextmanager
 def _started(command: list[str], log: Path, **options: Any) -> Iterator[subprocess.Popen[str]]:
     """A process in a group of its own, which is all that is ever stopped."""
-    with log.open("w") as errors:
-        process = subprocess.Popen(command, stderr=errors, text=True, start_new_session=True, **options)
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(command, stderr=errors, text=True, start_new_session=True, **options) as process,
+    ):
         try:
             yield process
         finally:
@@ -227,13 +239,37 @@ def _started(command: list[str], log: Path, **options: Any) -> Iterator[subproce
                     continue
 
 
+# Its own server is on loopback, whatever proxy the environment names.
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def _check_free(port: int) -> None:
+    """Another server there would be taken for the one that is started."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # who has just ended there is in nobody's way
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise SystemExit(f"port {port} cannot be had ({error.strerror}): choose another, --port") from error
+
+
+def _said(trainer: subprocess.Popen[str], word: str, log: Path) -> list[str]:
+    """The next words of the trainer's that begin with this one; libraries may print what they like in between."""
+    assert trainer.stdout is not None
+    for line in trainer.stdout:
+        words = line.split()
+        if words[:1] == [word]:
+            return words
+    raise SystemExit(f"the trainer ended before it said {word}:\n{log.read_text()[-3000:]}")
+
+
 def _healthy(url: str, process: subprocess.Popen[str], log: Path) -> None:
     until = time.monotonic() + 150
     while time.monotonic() < until:
         if process.poll() is not None:
             break
         try:
-            urllib.request.urlopen(f"{url}/health", timeout=2).close()  # noqa: S310 our own server
+            _OPENER.open(f"{url}/health", timeout=2).close()
         except OSError:
             time.sleep(0.3)
         else:
@@ -251,7 +287,7 @@ def _generate(url: str) -> None:
         request = urllib.request.Request(  # noqa: S310 our own server
             f"{url}/generate", json.dumps(asked).encode(), {"Content-Type": "application/json"}
         )
-        urllib.request.urlopen(request, timeout=60).read()  # noqa: S310 our own server
+        _OPENER.open(request, timeout=120).read()  # the first of a kind waits for its kernels to be compiled
 
     with ThreadPoolExecutor(REQUESTS) as pool:
         list(pool.map(ask, range(REQUESTS)))
@@ -260,34 +296,32 @@ def _generate(url: str) -> None:
 def _compare(size: str, port: int, flags: str, meter: Meter, gpu: Gpu, scratch: Path) -> Iterator[Comparison]:
     folder = scratch / size
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(COMMON | SIZES[size]))
+    (folder / "config.json").write_text(json.dumps({**COMMON, **SIZES[size]}))
     url, log = f"http://127.0.0.1:{port}", folder / "sglang.log"
     server = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(folder), "--host", "127.0.0.1"]
     server += ["--port", str(port), "--load-format", "dummy", "--skip-tokenizer-init"]
     server += ["--mem-fraction-static", str(FRACTION), "--context-length", str(CONTEXT), *shlex.split(flags)]
     trainer = [sys.executable, "-c", TRAINER, str(folder), str(MICRO_BATCH), "store,recompute"]
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    variables = {**os.environ, **OFFLINE}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": variables}
+    _check_free(port)
     meter.settle()
     meter.mark()
     with (
-        _started(server, log, stdout=subprocess.DEVNULL) as engine,
+        _started(server, log, stdout=subprocess.DEVNULL, env=variables) as engine,
         _started(trainer, folder / "trainer.log", **pipes) as training,
     ):
         assert training.stdin is not None
-        assert training.stdout is not None
         _healthy(url, engine, log)
         _generate(url)
         seen = meter.of(engine.pid)
         predicted = _predicted(size, gpu, recompute=False)["generation"]
         yield _told(size, "engine", predicted, seen, meter.more, {})
-        if training.stdout.readline().strip() != "imported":
-            raise SystemExit((folder / "trainer.log").read_text()[-3000:])
+        _said(training, "imported", folder / "trainer.log")
         meter.mark()
         for mode in ("store", "recompute"):
             print(file=training.stdin, flush=True)
-            words = training.stdout.readline().split()
-            if len(words) != 3:
-                raise SystemExit((folder / "trainer.log").read_text()[-3000:])
+            words = _said(training, mode, folder / "trainer.log")
             own = {"allocated": int(words[1]) / GIB, "reserved": int(words[2]) / GIB}
             # PyTorch gives nothing back by itself: what is held now is this mode's peak, not that of the one before.
             held = meter.now
@@ -321,25 +355,38 @@ def _told(
     return found
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Compare all sizes, and say how far off each prediction is."""
     wanted = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    wanted.add_argument("--sizes", default=",".join(SIZES))
+    wanted.add_argument("--sizes", type=_sizes, default=list(SIZES), metavar=",".join(SIZES))
     wanted.add_argument("--port", type=int, default=30_000)
     wanted.add_argument("--engine-flags", default=ENGINE_FLAGS)
     wanted.add_argument("--out", type=Path)
-    given = wanted.parse_args()
+    given = wanted.parse_args(arguments)
     gpus = read_gpus()
     if not gpus:
         raise SystemExit("there is no GPU that NVML can read")
-    meter, found = Meter(), list[Comparison]()
-    with tempfile.TemporaryDirectory(prefix="refitd-plan-", ignore_cleanup_errors=True) as scratch:
-        for size in given.sizes.split(","):
-            found += _compare(size, given.port, given.engine_flags, meter, gpus[0], Path(scratch))
-            _write(given.out, gpus[0], found)
+    found = list[Comparison]()
+    _write(given.out, gpus[0], found)  # now, and not after minutes, if it cannot be
+    with (
+        closing(Meter()) as meter,
+        tempfile.TemporaryDirectory(prefix="refitd-plan-", ignore_cleanup_errors=True) as scratch,
+    ):
+        for size in given.sizes:
+            for one in _compare(size, given.port, given.engine_flags, meter, gpus[0], Path(scratch)):
+                found.append(one)
+                _write(given.out, gpus[0], found)
     worst = max(found, key=lambda one: abs(one.off))
     print(f"the worst of {len(found)}: {worst.size} {worst.process} is off by {worst.off:+.1%} (limit {LIMIT:.0%})")
     return int(abs(worst.off) > LIMIT)
+
+
+def _sizes(text: str) -> list[str]:
+    """Sizes, separated by commas, each once: a folder is made of each."""
+    named = list(dict.fromkeys(text.split(",")))
+    if strange := [name for name in named if name not in SIZES]:
+        raise argparse.ArgumentTypeError(f"{strange[0]!r} is none of {', '.join(SIZES)}")
+    return named
 
 
 def _write(out: Path | None, gpu: Gpu, found: list[Comparison]) -> None:

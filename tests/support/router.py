@@ -30,8 +30,12 @@ class RouterServer(Server):
         return [sys.executable, "-m", "sglang_router.launch_router", *words]
 
     def environment(self) -> dict[str, str]:
-        """Nothing of this tree: the router is a package of its own."""
-        return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        """Nothing of this tree, which it has no part in, and no proxy: its workers are on loopback."""
+        return {
+            name: value
+            for name, value in os.environ.items()
+            if name != "PYTHONPATH" and not name.lower().endswith("_proxy")
+        }
 
     def add(self, engine: EngineServer) -> None:
         """Register an engine. The router lists it when it has looked at it."""
@@ -45,5 +49,5 @@ class RouterServer(Server):
     def _ask(self, method: str, path: str, json: object = None) -> dict[str, str]:
         # It says where it listens right before it does: a connection that is refused is tried again.
         transport = httpx.HTTPTransport(retries=8)
-        with httpx.Client(base_url=self.url, transport=transport, timeout=START_PATIENCE) as http:
+        with httpx.Client(base_url=self.url, transport=transport, timeout=START_PATIENCE, trust_env=False) as http:
             return http.request(method, path, json=json).raise_for_status().json()

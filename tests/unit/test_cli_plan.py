@@ -145,6 +145,17 @@ def test_a_section_that_is_nearly_one_is_asked_about(tmp_path: Path) -> None:
     assert slip == "grpo.yaml has acter, which says nothing here: is actor meant?"
 
 
+def test_a_key_that_is_nearly_one_is_asked_about_and_areal_s_own_are_not(tmp_path: Path) -> None:
+    (tmp_path / "grpo.yaml").write_text(
+        "actor: {gradient_chekpointing: true, mb_spec: {max_tokens_per_mbs: 7, granularity: 1}}\n"
+        "gconfig: {min_new_tokens: 3, max_tokens: 5, greedy: false}\nsglang: {mem_fraction_static: 0.5}\n"
+    )
+    assert [each for each in read_areal(tmp_path / "grpo.yaml").assumed if "meant" in each] == [
+        "grpo.yaml has actor.gradient_chekpointing, which says nothing here: is gradient_checkpointing meant?",
+        "grpo.yaml has actor.mb_spec.max_tokens_per_mbs, which says nothing here: is max_tokens_per_mb meant?",
+    ]
+
+
 def test_newer_areal_configurations_name_each_backend(tmp_path: Path) -> None:
     (tmp_path / "grpo.yaml").write_text("rollout: {backend: 'sglang:d4'}\nactor: {backend: 'fsdp:d4'}\n")
     made = answer("plan", "--areal", str(tmp_path / "grpo.yaml"), "--gpus-per-node", "8")

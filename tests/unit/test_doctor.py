@@ -1,9 +1,10 @@
 """`refitd doctor`: what it finds, what it proves, and what it says it cannot know."""
 
 import errno
+import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from email.utils import formatdate
 from ipaddress import ip_address
@@ -13,6 +14,8 @@ from typing import Any
 import msgspec
 import pytest
 from pydantic import SecretStr
+from watchdog.observers import Observer
+from watchdog.observers.api import BaseObserver
 
 from refitd.doctor import hub
 from refitd.doctor.door import ask_service, judge_door
@@ -375,6 +378,34 @@ def test_versions_of_any_layout_are_measured_and_the_clock_before_the_wait_for_e
     whole = (tmp_path / "run/weight_v000001/model.safetensors").stat().st_size
     assert (seen.version, seen.held) == (whole, whole + 7)
     assert abs(seen.skew) < 0.1
+
+
+def test_an_event_on_its_way_when_the_look_ends_leaves_no_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = logging.getLogger("watchdog.observers.inotify")
+
+    def late() -> BaseObserver:
+        observer = Observer()
+
+        def stop(end: Callable[[], None] = observer.stop) -> None:
+            log.error("InotifyEmitter.queue_events() called when the thread is inactive")
+            end()
+
+        monkeypatch.setattr(observer, "stop", stop)
+        return observer
+
+    monkeypatch.setattr("refitd.doctor.root_facts.Observer", late)
+    with probed(tmp_path) as nonce:
+        assert look_at_root(tmp_path, nonce, None).event
+    assert caplog.records == []
+    log.error("something else")
+    assert len(caplog.records) == 1, "and of others nothing is kept back afterwards"
+
+
+def test_a_base_model_without_weights_says_nothing_of_the_room_that_versions_need(tmp_path: Path) -> None:
+    with probed(tmp_path) as nonce:
+        assert look_at_root(tmp_path, nonce, tmp_path / "nosuch").version is None
 
 
 async def test_a_service_knows_whether_who_asks_is_of_its_root(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ number, a word or true and false is refused.
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -37,6 +37,7 @@ _LEFT_OUT: Mapping[str, str] = {
 }
 _REFERENCE = re.compile(r"\$\{([A-Za-z0-9_.]+)\}")
 _MOST_REFERENCES = 16
+_SAME_WORD = 0.9  # a letter or two: AReaL has min_new_tokens beside max_new_tokens
 _SWITCHES, _SHARES, _WORDS = {"gradient_checkpointing"}, {"mem_fraction_static"}, {"attention_backend"}
 
 
@@ -73,6 +74,7 @@ def read_areal(file: Path, given: Collection[str] = ()) -> Read:
     for each in (_plain(config), _allocation(config), _rollouts(config), _micro_batch(config), _trainer(config)):
         settings |= each
     settings |= {} if "model" in given else _model(config)
+    config.assumed += config.slips()
     kept = {name: value for name, value in settings.items() if name not in given}
     sharing = _colocated_by(config)
     return Read(
@@ -101,18 +103,35 @@ class _Config:
         self.file = file
         self.assumed: list[str] = []
         self._tree = tree
+        self._missing: set[str] = set()
 
     def get(self, key: str) -> Any:
         """The value at a dotted key, None where there is none; references are followed."""
         for _ in range(_MOST_REFERENCES):
-            value: Any = self._tree
-            for name in key.split("."):
-                value = cast("Mapping[str, Any]", value).get(name) if isinstance(value, dict) else None
+            value = self._at(key.split("."))
+            if value is None:
+                self._missing.add(key)
             found = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
             if found is None:
                 return value
             key = found[1]
         raise ValueError(f"{self.file}: {key} refers to itself")
+
+    def _at(self, names: Sequence[str]) -> Any:
+        value: Any = self._tree
+        for name in names:
+            value = cast("Mapping[str, Any]", value).get(name) if isinstance(value, dict) else None
+        return value
+
+    def slips(self) -> list[str]:
+        """Keys that are nearly those that were looked for and are not there."""
+        return [slip for key in sorted(self._missing) for slip in self._slips(*key.rpartition("."))]
+
+    def _slips(self, section: str, _: str, name: str) -> Iterator[str]:
+        beside = self._at(section.split(".")) if section else None
+        names = [str(each) for each in cast("Mapping[Any, Any]", beside)] if isinstance(beside, dict) else []
+        for slip in get_close_matches(name, names, 1, _SAME_WORD):
+            yield f"{self.file.name} has {section}.{slip}, which says nothing here: is {name} meant?"
 
     def default(self, key: str, value: Any) -> Any:
         """AReaL's own value of a key that the file does not have, which is listed."""

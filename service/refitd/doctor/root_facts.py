@@ -1,10 +1,11 @@
 """The root as this host sees it: written to, watched, and measured."""
 
+import logging
 import shutil
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def look_at_root(root: Path, nonce: Nonce, base_model: Path | None) -> RootFacts
         event=_tells(root / nonce.path),
         skew=skew,
         free=shutil.disk_usage(root).free,
-        version=max([*sizes, *([] if base_model is None else [_weights(base_model)])], default=None),
+        version=max([*sizes, *_of_base(base_model)], default=None),
         held=sum(sizes),
     )
 
@@ -72,8 +73,30 @@ def _tells(nonce: Path) -> bool:
         nonce.write_text(nonce.read_text())
         return heard.event.wait(EVENT_SECONDS)
     finally:
-        observer.stop()
-        observer.join()
+        with _stopping():
+            observer.stop()
+            observer.join()
+
+
+@contextmanager
+def _stopping() -> Generator[None]:
+    """An event that is on its way while an observer is stopped is an error to watchdog, and nothing here."""
+    log = logging.getLogger("watchdog.observers.inotify")
+    log.addFilter(_is_of_interest)
+    try:
+        yield
+    finally:
+        log.removeFilter(_is_of_interest)
+
+
+def _is_of_interest(record: logging.LogRecord) -> bool:
+    return "thread is inactive" not in record.getMessage()
+
+
+def _of_base(model: Path | None) -> Iterator[int]:
+    """The size of the model that versions are like, where it has any weights."""
+    if model is not None and (weights := _weights(model)):
+        yield weights
 
 
 def _versions(root: Path) -> Iterator[int]:

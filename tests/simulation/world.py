@@ -37,10 +37,11 @@ from refitd.rollout.strategy import Strategy, StrategyName
 from refitd.settings import Settings
 from refitd.surface.context import Service
 from refitd.surface.present import present_engine
+from refitd.surface.rollouts import pause, resume
 from refitd.surface.versions import pin, rollback, unpin
 from refitd_client.contract.naming import Order, parse_version_folder, version_folder, version_id
 from refitd_client.contract.states import Kind
-from refitd_client.contract.wire import NewEngine, Notice, Rollback
+from refitd_client.contract.wire import NewEngine, Notice, Rollback, Rollouts
 from refitd_client.delta.plan import last_served
 
 from .copies import SimCopies
@@ -401,6 +402,11 @@ class World:
         """An operator has seen enough of the newest version."""
         if self.life is not None:
             self._call(rollback(Rollback(run=RUN), self.life.service))
+
+    def pause_rollouts(self, *, paused: bool) -> None:
+        """An operator lets engines go no further, or lets them go on."""
+        if self.life is not None:
+            self._call((pause if paused else resume)(Rollouts(run=RUN), self.life.service))
 
     def pin(self, index: int, *, pinned: bool) -> None:
         """Keep a version, or let it go."""

@@ -21,7 +21,8 @@ from .disk import SimFolder
 from .server import BASE, SimServer
 
 if TYPE_CHECKING:
-    from .world import Life, World
+    from .life import Life
+    from .world import World
 
 RUN = "run"
 

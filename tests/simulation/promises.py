@@ -21,7 +21,8 @@ from .disk import SimFolder
 from .server import BASE, SimServer
 
 if TYPE_CHECKING:
-    from .world import Life, World
+    from .life import Life
+    from .world import World
 
 RUN = "run"
 
@@ -291,6 +292,15 @@ class Promises(Silent):
         self._nothing_leaks()
         states = " ".join(f"{e.id} {e.state} {e.serving}" for e in ledger.engines.values())
         self.trace.append(f"{self._world.loop.time():.4f} {states}")
+
+    def hold_in_a_pause(self) -> None:
+        """11: while rollouts are paused no engine is left behind the last good version, nor goes on to a newer one."""
+        ledger = self._life.ledger
+        good = ledger.goals(RUN).last_served
+        assert good is not None, "nothing was served before the pause"
+        for engine in ledger.engines.values():
+            state = f"{engine.id} serves {engine.serving} ({engine.state}, {engine.reason}), the last good is {good.id}"
+            assert engine.serving == good.id, f"11: in a pause {state}"
 
     def _newest_wins(self) -> None:
         """The target is the newest good version on the disk that is not barred."""

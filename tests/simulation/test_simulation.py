@@ -263,6 +263,34 @@ def test_what_a_wait_calls_served_was_served_also_where_the_root_is_emptied(seed
         world.close()
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_engines_that_restart_in_a_pause_of_rollouts_are_brought_back_to_what_the_others_serve(seed: int) -> None:
+    """Whether that is full or a delta, and whether they have the plugin; and to what came meanwhile when it is over."""
+    chance = random.Random(seed)
+    world = World(seed, strategy=list(StrategyName)[seed % 3])
+    try:
+        world.publish(Make.GOOD, announce=True)
+        world.wait(5.0)
+        for _ in range(4):
+            for _ in range(chance.randint(0, 3)):
+                world.publish_delta(0, announce=True, honest=True)
+                world.wait(5.0)
+            world.pause_rollouts(paused=True)
+            for _ in range(chance.randint(0, 3)):
+                world.publish_delta(chance.randint(0, 1), announce=True, honest=True)
+            world.start_engine(chance.choice("ab"))
+            if chance.random() < 0.3:
+                world.kill()
+                world.start()
+            world.wait(30.0)
+            world.promises.hold_in_a_pause()
+            world.pause_rollouts(paused=False)
+            world.wait(10.0)
+        world.heal()
+    finally:
+        world.close()
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_one_seed_reproduces_a_run(seed: int) -> None:
     assert story(seed) == story(seed)

@@ -1,8 +1,7 @@
 """The whole service in virtual time, between a made-up disk and made-up engines; what may happen to it; what must hold.
 
 The parts are the product's: catalog, intake, rollout, adapter, sweep, ledger and journal (real SQLite, in a folder in
-memory). Made up are time, the disk and the servers. A kill stops the service dead: nothing of it acts any more, not
-even what it would do on its way out; what the journal had committed is what the next one finds.
+memory). Made up are time, the disk and the servers.
 """
 
 import asyncio
@@ -14,168 +13,34 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy.exc import OperationalError
-
-from refitd.catalog.catalog import Catalog
-from refitd.catalog.references import References
-from refitd.catalog.rules import CatalogRules
-from refitd.catalog.warm import Warmer
-from refitd.copies.before_load import BeforeLoad
-from refitd.copies.copier import Copier
-from refitd.engine.engines_file import EngineSpec
-from refitd.engine.sglang.adapter import SglangEngine
-from refitd.journal.journal import Journal, JournalError
-from refitd.journal.writes import Write
-from refitd.ledger import Ledger
-from refitd.notice.intake import Intake
+from refitd.journal.journal import JournalError
 from refitd.problem import ProblemError
-from refitd.reclaim.collector import Collector, LedgerFacts
-from refitd.rollout.canary import CanaryChecks
-from refitd.rollout.conductor import Conductor
-from refitd.rollout.fleet import Fleet
 from refitd.rollout.strategy import Strategy, StrategyName
 from refitd.settings import Settings
-from refitd.surface.context import Service
 from refitd.surface.present import present_engine
+from refitd.surface.rollouts import pause, resume
 from refitd.surface.versions import pin, rollback, unpin
 from refitd_client.contract.naming import Order, parse_version_folder, version_folder, version_id
 from refitd_client.contract.states import Kind
-from refitd_client.contract.wire import NewEngine, Notice, Rollback
+from refitd_client.contract.wire import NewEngine, Notice, Rollback, Rollouts
 from refitd_client.delta.plan import last_served
 
-from .copies import SimCopies
-from .disk import Make, SimDisk, SimFiles, SimFolder, SimFolders, templates
+from .disk import Make, SimDisk, SimFolder
 from .fault import Fault
+from .life import ADDED, Life, url_of
 from .offer import SimOffer
-from .plugin import SimBeside
 from .promises import Promises
-from .server import MOUNT, SimServer, SimTransport
+from .server import SimServer
 from .virtual_time import VirtualClock, VirtualLoop
 
 AnswerT = TypeVar("AnswerT")
 RUN = "run"
-ADDED = "c"  # the engine that the API adds and removes
-LOAD_TIMEOUT = 30.0
 HEAL_SECONDS = 120.0
 START_SECONDS = 10.0  # SGLang takes longer to start; the service looks several times meanwhile
 PLUGGED = 0.7  # of the engines
 TAKEN_SECONDS = 20.0  # a trainer's patience
 BACK_SECONDS = 10.0  # in which an engine that copies is to have ended
 LOOK_SECONDS = 0.2  # between two looks at what should hold at any time; servers are looked at whenever they change
-
-
-def url_of(name: str) -> str:
-    """Where a server is."""
-    return f"http://{name}:1"
-
-
-class _Engine(SglangEngine):
-    def __init__(self, server: SimServer, life: "Life") -> None:
-        super().__init__(SimTransport.url, load_timeout=LOAD_TIMEOUT)
-        if server.plugged:
-            self._beside = SimBeside(server, lambda: life.alive)
-        self._http = SimTransport(server, lambda: life.alive)  # type: ignore[assignment]
-
-
-class _Journal(Journal):
-    """A journal whose process can be killed, and whose disk can be full."""
-
-    def __init__(self, folder: Path, life: "Life") -> None:
-        super().__init__(folder)
-        self._life = life
-
-    async def _commit_queued(self) -> None:
-        if self._life.alive:  # else not even what it would do on its way out
-            await super()._commit_queued()
-
-    def _commit(self, batch: list[Write]) -> Exception | None:
-        if not self._life.alive or self._life.world.journal_full:
-            return OperationalError("", {}, Exception("database or disk is full"))
-        return super()._commit(batch)
-
-
-class Life:
-    """One process of the service, from its start to its kill."""
-
-    def __init__(self, world: "World") -> None:
-        self.world = world
-        self.alive = True
-        self.journal = _Journal(world.state, self)
-        self.ledger = Ledger(self.journal, world.clock, world.strategy)
-        self.ledger.witnesses.append(world.promises)
-        settings = world.settings
-        files = SimFiles(world.disk, self._pause)
-        self.catalog = Catalog(self.ledger, files, _Base(self.ledger), CatalogRules.of(settings))
-        facts = LedgerFacts(self.ledger, files)
-        copies = SimCopies(world.disk, self._pause, world.promises.before_copying)
-        self.copier = Copier(self.ledger, facts, copies, most=settings.copies)
-        warmer = Warmer(world.state, lambda: "tmpfs")
-        before_load = BeforeLoad(self.catalog.check, self.copier, warmer, self.ledger.carriage)
-        self.fleet = Fleet(
-            self.ledger,
-            root=MOUNT,
-            urls=[url_of(name) for name in world.servers if name != ADDED],
-            engines_file=None,
-            probe_interval=settings.probe_interval,
-            connect=self._connect,
-            check=before_load.check,
-            chance=random.Random(world.chance.random()),
-        )
-        promises = world.promises
-        folders = SimFolders(world.disk, self._pause, promises.before_discard, promises.before_recycling)
-        self.swept = SimFiles(world.disk, self._pause)
-        self.collector = Collector(self.ledger, self.swept, folders, settings, self.copier)
-        self.intake = Intake(self.ledger, files, Path(MOUNT), self.catalog.nudge)
-        self.conductor = Conductor(self.ledger, default_run=None, quorum=1)
-        self.canaries = CanaryChecks(self.ledger, [self.fleet.trial])
-        self.service = Service(
-            settings=settings,
-            ledger=self.ledger,
-            intake=self.intake,
-            fleet=self.fleet,
-            sweeper=self.collector.sweeper,
-            copier=self.copier,
-        )
-        self._task = world.loop.create_task(self._run())
-
-    def _connect(self, spec: EngineSpec) -> _Engine:
-        return _Engine(self.world.servers[spec.url.removeprefix("http://").removesuffix(":1")], self)
-
-    async def _pause(self) -> None:
-        """The time that a look at the disk takes. A dead process looks at nothing."""
-        await asyncio.sleep(self.world.chance.random() * 0.003)
-        if not self.alive:
-            raise asyncio.CancelledError
-
-    async def _run(self) -> None:
-        await self.copier.survey()
-        async with asyncio.TaskGroup() as group:
-            parts = (self.catalog, self.conductor, self.canaries, self.collector, self.copier, self.fleet)
-            for part in (self.journal, *parts):
-                group.create_task(part.run())
-
-    async def kill(self) -> None:
-        """SIGKILL."""
-        self.alive = False
-        self._task.cancel()
-        with suppress(asyncio.CancelledError, BaseExceptionGroup):
-            await self._task
-        self.journal.close()
-
-    def check(self) -> None:
-        """A service that has ended by itself has crashed."""
-        if self._task.done():
-            self._task.result()
-
-
-class _Base(References):
-    """The model that checkpoints are held against, without a disk."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        super().__init__(ledger, None)
-
-    async def of(self, run: str) -> Any:
-        return templates()[0]
 
 
 class World:
@@ -401,6 +266,11 @@ class World:
         """An operator has seen enough of the newest version."""
         if self.life is not None:
             self._call(rollback(Rollback(run=RUN), self.life.service))
+
+    def pause_rollouts(self, *, paused: bool) -> None:
+        """An operator lets engines go no further, or lets them go on."""
+        if self.life is not None:
+            self._call((pause if paused else resume)(Rollouts(run=RUN), self.life.service))
 
     def pin(self, index: int, *, pinned: bool) -> None:
         """Keep a version, or let it go."""

@@ -1,18 +1,18 @@
-"""The hand-over on a GPU: from `publish()` to answers by new, verified weights, beside files in the same run.
+"""From `publish()` to answers by new, verified weights: full versions, deltas, and hand-overs from memory, in one run.
 
-    python tests/bench/gpu_handover.py --models DIR --url URL --root DIR [--out FILE] [--rounds 10]
+    python tests/bench/gpu_handover.py --models DIR --url URL --root DIR [--out FILE] [--rounds 10] [--device 1]
 
 A server was started on DIR/a (Qwen2.5-1.5B's shapes) with the plugin in its environment and REFITD_SGLANG_ROOT=root,
-the root on tmpfs and empty but for `.refitd`. This process is the trainer: it has the weights on that GPU, starts the
-service and publishes. What answers is asked of the engine itself.
+the root on tmpfs and empty but for `.refitd`. This process is the trainer: it has the weights on that GPU, or on
+another, starts the service and publishes. What answers is asked of the engine itself.
 
     answered     from the call of publish() until the service says that the version is served: every engine has proved
                  that it holds it, and generates again. Another process waits for that, and takes the time
     held         until publish() returns: the tensors may change
     sealed       until the version's files are found good
 
-Between two hand-overs the trainer computes for `--between` seconds: the engine opens the files that followed the last
-one meanwhile.
+Between two publications the trainer computes for `--between` seconds: the engine opens the files that followed the
+last one meanwhile. The stages are those that publisher, service and engine report of themselves.
 """
 
 import argparse
@@ -21,10 +21,8 @@ import socket
 import statistics
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +32,17 @@ from safetensors.torch import load_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from in_flight import in_flight, told
+from memory_used import DEVICE, Memory
 from stack import refitd
 
 from refitd_client import RefitClient, WeightPublisher
+from refitd_client.delta import DeltaRules
 from refitd_client.fingerprint.twin import flat_bits
 
-RUN = "bench"
+RUN = "handover"
 PATIENCE = 120.0
+STREAMS, TOKENS = 8, 300  # requests in flight
 Weights = dict[str, Any]
 
 
@@ -54,35 +56,20 @@ def spread(times: list[float]) -> dict[str, Any]:
     }
 
 
-def step_on(weights: Weights) -> None:
-    """A trainer's step, in place: some bits of each tensor change."""
+def medians(samples: list[dict[str, float]]) -> dict[str, float]:
+    """Of each stage that any of them has."""
+    names = {name: None for sample in samples for name in sample}
+    return {name: round(statistics.median(each[name] for each in samples if name in each), 1) for name in names}
+
+
+def step_on(weights: Weights, share: float = 0.01) -> None:
+    """A trainer's step, in place: about so many of all elements move by one unit in the last place."""
     for tensor in weights.values():
-        flat_bits(tensor)[:1000] ^= 1
-    torch.cuda.synchronize()
-
-
-class Memory:
-    """The most of the GPU's memory that was used beside what was at first, as seen from this process."""
-
-    def __init__(self) -> None:
-        self.highest = 0.0
-
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        torch.cuda.empty_cache()
-        free, stop = torch.cuda.mem_get_info()[0], threading.Event()
-
-        def watch() -> None:
-            while not stop.wait(0.002):
-                self.highest = max(self.highest, (free - torch.cuda.mem_get_info()[0]) / 2**20)
-
-        thread = threading.Thread(target=watch)
-        thread.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            thread.join()
+        bits = flat_bits(tensor)
+        at = torch.randint(0, bits.numel(), (max(1, round(bits.numel() * share)),), device=bits.device)
+        bits[at] ^= 1
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 WATCH = """
@@ -91,13 +78,13 @@ from refitd_client import RefitClient
 from refitd_client.errors import NotFoundError
 with RefitClient(sys.argv[1]) as client:
     for line in sys.stdin:
-        while True:
+        version, outcome = line.strip(), "pending"
+        while outcome == "pending":
             try:
-                if client.wait(line.strip(), "served", 60).outcome == "served":
-                    break
+                outcome = client.wait(version, "served", 60).outcome
             except NotFoundError:
                 time.sleep(0.003)
-        print(time.monotonic(), flush=True)
+        print(version, time.monotonic() if outcome == "served" else "nan", flush=True)
 """
 
 
@@ -110,13 +97,15 @@ class Watcher:
 
     def begin(self, version: str) -> None:
         """Wait for this one from now on."""
+        self._version = version
         self._process.stdin.write(f"{version}\n")  # type: ignore[union-attr]
         self._process.stdin.flush()  # type: ignore[union-attr]
         time.sleep(0.2)  # it asks already
 
     def end(self) -> float:
-        """When it was served, by the monotonic clock."""
-        return float(self._process.stdout.readline())  # type: ignore[union-attr]
+        """When it was served, by the monotonic clock; NaN if it never was. An earlier one may have been given up."""
+        lines = (line.split() for line in self._process.stdout)  # type: ignore[union-attr]
+        return next(float(at) for version, at in lines if version == self._version)
 
     def close(self) -> None:
         """End it."""
@@ -129,77 +118,82 @@ class Bench:
 
     def __init__(self, options: argparse.Namespace, url: str) -> None:
         self.options, self.service = options, url
-        self.out: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
-        self.weights: Weights = load_file(options.models / "b" / "model.safetensors", device="cuda")
+        self.out: dict[str, Any] = {"device": DEVICE, "torch": torch.__version__, "trainer's GPU": options.device}
+        device = f"cuda:{options.device}" if DEVICE == "cuda" else DEVICE
+        self.weights: Weights = load_file(options.models / "b" / "model.safetensors", device=device)
         self.step = 0
         self.watcher = Watcher(url)
         self.engine = httpx.Client(base_url=options.url, trust_env=False, timeout=PATIENCE)
 
     def run(self) -> None:
-        """By files, from memory, and by files again, each in the result when it is done."""
+        """By files, as deltas, from memory, and by files again, each in the result when it is done."""
         with (
             RefitClient(self.service) as self.client,
             WeightPublisher(
-                self.options.root, RUN, self.service, base_model=self.options.models / "a", fingerprints=True
+                self.options.root, RUN, self.service, base_model=self.options.models / "a", fingerprints=True,
+                shadow="gpu", delta_rules=DeltaRules(anchor_every=1000),
             ) as self.publisher,
-        ):
+        ):  # fmt: skip
             self.out["bytes"] = sum(tensor.nbytes for tensor in self.weights.values())
-            for part in (self.files, self.memory, self.same, self.under_load):
+            for part in (self.files, self.deltas, self.memory, self.same, self.under_load):
                 try:
                     part()
                 except Exception as error:
                     self.out[f"{part.__name__} FAILED"] = f"{type(error).__name__}: {error}"[:3000]
                 self.options.out.write_text(json.dumps(self.out, indent=1))
+            self.out["engine"] = str(self.client.engines().items[0])[:600]
+            self.options.out.write_text(json.dumps(self.out, indent=1))
         self.watcher.close()
         print(json.dumps(self.out, indent=1))
 
     def files(self) -> None:
-        """By its files, staged: what the trainer waits, and until it is served."""
-        whole, held = [], []
-        for _ in range(4 + self.options.rounds):
-            step_on(self.weights)
-            began = time.perf_counter()
-            publication = self.publisher.publish(self.weights, step=self.next(), block="staged")
-            held.append((time.perf_counter() - began) * 1000)
-            publication.wait(PATIENCE)
-            whole.append((time.perf_counter() - began) * 1000)
-        self.out["files: served ms"] = spread(whole[4:])
-        self.out["files: held ms"] = spread(held[4:])
-        self.out["files: last attempt ms"] = self.attempt()
-        self.out["engine"] = str(self.client.engines().items[0])[:600]
+        """By its files, staged."""
+        self.rounds("files", warm=5, block="staged")
+
+    def deltas(self) -> None:
+        """The same, as what has changed since the version that is served; the first is a full one, to begin from."""
+        self.one(block="staged", delta="auto")
+        self.rounds("delta", warm=3, block="staged", delta="auto")
 
     def memory(self) -> None:
-        """From memory: until engines have answered, until publish returns, until the files are sealed."""
-        answered, held, sealed, stages, handed = [], [], [], [], []
-        extra = Memory()
-        for number in range(3 + self.options.rounds):
+        """From memory; its files follow."""
+        self.rounds("memory", warm=3, handover=True)
+
+    def rounds(self, name: str, *, warm: int, **how: Any) -> None:
+        """So many publications, and the first ones apart from the others."""
+        extra, found = Memory(), []
+        for number in range(warm + self.options.rounds):
             time.sleep(self.options.between)
             step_on(self.weights)
-            with extra.watched():
-                times = self.one(handed)
-            if number >= 3:
-                for some, each in zip((answered, held, sealed), times, strict=True):
-                    some.append(each)
-            stages.append(self.attempt())
-        self.out["memory: answered ms"] = spread(answered)
-        self.out["memory: held ms"] = spread(held)
-        self.out["memory: sealed ms"] = spread(sealed)
-        self.out["memory: attempts ms"] = stages
-        self.out["memory: handed"] = handed
-        self.out["memory: extra GPU MiB"] = round(extra.highest, 1)
+            with extra.watched() if number >= warm else nullcontext():
+                found.append(self.one(**how))
+        for what in ("answered", "held", "sealed"):
+            self.out[f"{name}: {what} ms"] = spread([each[what] for each in found[warm:]])
+        self.out[f"{name}: stages ms"] = medians([each["stages"] for each in found[warm:]])
+        self.out[f"{name}: prepare ms"] = [each["stages"].get("prepare") for each in found]
+        self.out[f"{name}: steps"] = list(range(self.step - self.options.rounds + 1, self.step + 1))
+        self.out[f"{name}: kinds"] = sorted({each["kind"] for each in found})
+        self.out[f"{name}: handed"] = [each["handed"] for each in found] if how.get("handover") else []
+        self.out[f"{name}: extra GPU MiB"] = round(extra.highest, 1)
 
-    def one(self, handed: list[Any]) -> tuple[float, float, float]:
-        """One hand-over, in milliseconds: answered, held, sealed."""
+    def one(self, **how: Any) -> dict[str, Any]:
+        """One publication: milliseconds until it was answered, held and sealed, its stages, and what it was."""
         step = self.next()
         self.watcher.begin(f"{RUN}~v{step:06d}")
         began = time.monotonic()
-        publication = self.publisher.publish(self.weights, step=step, handover=True)
-        held = (time.monotonic() - began) * 1000
-        told = publication.handed
-        handed.append({"engines": told.engines, "reason": told.reason, "ms": dict(told.timings or {})})
+        publication = self.publisher.publish(self.weights, step=step, **how)
+        held = time.monotonic()
         publication.wait(PATIENCE, "sealed")
-        sealed = (time.monotonic() - began) * 1000
-        return (self.watcher.end() - began) * 1000, held, sealed
+        sealed = time.monotonic()
+        answered, handed = self.watcher.end(), publication.handed
+        stages = publication.committed().timings | self.client.version(publication.version_id).timings
+        last = self.client.engines().items[0].last_attempt
+        stages |= {} if last is None else last.timings
+        return {
+            "answered": (answered - began) * 1000, "held": (held - began) * 1000, "sealed": (sealed - began) * 1000,
+            "stages": stages, "kind": publication.committed().kind.value,
+            "handed": handed and {"engines": handed.engines, "reason": handed.reason, "ms": dict(handed.timings or {})},
+        }  # fmt: skip
 
     def same(self) -> None:
         """What was handed over and its files are the same, bit for bit: equal weights come by files."""
@@ -208,30 +202,14 @@ class Bench:
         self.out["same"] = {"answers": before == self.generate(), "contents": contents == self.ask(do="contents")}
 
     def under_load(self) -> None:
-        """Requests in flight through a hand-over: none is lost."""
-        lengths: list[int] = []
-        threads = [
-            threading.Thread(target=lambda n=n: lengths.append(len(self.generate(300, f"story {n}")))) for n in range(8)
-        ]
-        for thread in threads:
-            thread.start()
-        time.sleep(0.5)
-        handed: list[Any] = []
-        step_on(self.weights)
-        times = self.one(handed)
-        for thread in threads:
-            thread.join()
-        self.out["under load"] = {"ms": times, "handed": handed, "attempt": self.attempt(), "lengths": lengths}
-
-    def attempt(self) -> Any:
-        """The stages of the engine's last load."""
-        last = self.client.engines().items[0].last_attempt
-        return (
-            None
-            if last is None
-            else {"version": last.version, "outcome": last.outcome, "reason": last.reason}
-            | {name: round(value, 1) for name, value in last.timings.items()}
-        )
+        """Requests in flight through one of each. The service pauses SGLang before 0.5.21 by `abort`: it ends them."""
+        for name, how in (("files", {"block": "staged"}), ("memory", {"handover": True})):
+            step_on(self.weights)
+            with in_flight(self.options.url, STREAMS, TOKENS) as streams:
+                began = time.perf_counter()
+                found = self.one(**how)
+                window = (began, began + found["answered"] / 1000)
+            self.out[f"under load: {name}"] = found | {"in flight": told(streams, [window], TOKENS)}
 
     def generate(self, tokens: int = 16, text: str = "hello world") -> list[int]:
         """Greedily."""
@@ -262,7 +240,8 @@ def main() -> None:
     parser.add_argument("--root", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=Path("gpu-handover.json"))
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--between", type=float, default=1.0, help="seconds between two hand-overs")
+    parser.add_argument("--between", type=float, default=1.0, help="seconds between two publications")
+    parser.add_argument("--device", type=int, default=0, help="the trainer's GPU; the engine has the first one")
     options = parser.parse_args()
     folder = options.out.absolute().parent
     more = ("--base-model", str(options.models / "a"), "--keep-last", "1")

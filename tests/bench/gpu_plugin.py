@@ -13,9 +13,7 @@ import argparse
 import json
 import shutil
 import sys
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ from safetensors.torch import load_file
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from in_flight import in_flight, told
 from made_delta import RUN, Weights, write_delta
 from memory_used import DEVICE, Memory, gpu_free, host_memory, pinned_copy, scheduler_of
 from plugged_engine import Engine
@@ -36,6 +35,7 @@ from refitd_client.contract.naming import Order, version_folder
 from refitd_client.fingerprint import fingerprints
 
 ROUNDS = 10
+STREAMS, TOKENS = 8, 600  # requests in flight; a server without CUDA graphs takes some 10 s for them
 
 
 class Bench:
@@ -49,6 +49,7 @@ class Bench:
         self.weights: Weights = load_file(options.models / "b" / "model.safetensors", device=DEVICE)
         self.memory = Memory()
         self.step = 0
+        self.turn = 1  # of the two full versions
 
     def run(self) -> None:
         """Step by step, each in the result when it is done."""
@@ -103,6 +104,7 @@ class Bench:
                 answers.append(answer)
                 seen[step].add(answer["contents"])
         self.out["full paused ms"] = spread(times[4:])
+        self.out["full paused in the scheduler ms"] = spread([inside(each) for each in answers[4:]])
         self.out["full stages ms"] = answers[-1]
         self.out["full prepare stages ms"] = stages
         self.out["full prepare ms"] = spread(prepared[4:])
@@ -128,6 +130,7 @@ class Bench:
             times.append(took)
             answers.append(answer)
         self.out["delta 1 % paused ms"] = spread(times[2:])
+        self.out["delta 1 % paused in the scheduler ms"] = spread([inside(each) for each in answers[2:]])
         self.out["delta 1 % first ms"] = round(times[0], 1)
         self.out["delta 1 % stages ms"] = answers[-1]
         self.out["delta 1 % prepare ms"] = spread(prepared[2:])
@@ -166,33 +169,41 @@ class Bench:
         }
 
     def pauses(self) -> None:
-        """SGLang's own pause and continue around an update, idle and under load, and what a stream of tokens sees."""
-        self.out["idle ms"] = self.around(ROUNDS, flush=True)
-        stop, wanted = threading.Event(), 400
-        with ThreadPoolExecutor(9) as pool:
-            running = [pool.submit(self.engine.generate, wanted, f"story {n}") for n in range(8)]
-            stream = pool.submit(self.engine.stall, wanted, stop)
-            time.sleep(1.0)
-            self.out["under load ms"] = self.around(3, flush=False)
-            self.out["requests lost under load"] = sum(len(each.result()) != wanted for each in running)
-            self.out["longest gap in a stream ms"] = round(stream.result(), 1)
+        """Updates between SGLang's own pause and continue, in both modes: idle, and with requests in flight.
 
-    def around(self, rounds: int, *, flush: bool) -> dict[str, Any]:
-        """Pause, update, continue, with deltas."""
-        found: dict[str, list[float]] = {"pause": [], "update": [], "continue": [], "together": []}
-        for _ in range(rounds):
-            folder = self.next_delta(0.01)
-            self.engine.prepare(folder)
-            steps = {
-                "pause": lambda: self.engine.post("/pause_generation", mode="retract"),
-                "update": lambda folder=folder: self.engine.update(folder, flush=flush),
-                "continue": lambda: self.engine.post("/continue_generation", torch_empty_cache=False),
-            }
-            began = time.perf_counter()
-            for name, work in steps.items():
-                found[name].append(timed(work)[0])
-            found["together"].append((time.perf_counter() - began) * 1000)
-        return {name: spread(times) for name, times in found.items()}
+        Full versions come last, since the next delta would not fit them.
+        """
+        for mode in ("retract", "in_place"):
+            self.serve_full()
+            found = self.out[mode] = {}
+            for load in ("nothing", "delta"):
+                found[f"{load}, idle ms"] = summed([self.around(mode, load, flush=True)[0] for _ in range(5)])
+            laps, windows = {}, []
+            with in_flight(self.options.url, STREAMS, TOKENS) as streams:
+                for load in ("nothing", "delta", "delta", "full", "full"):
+                    lap, window = self.around(mode, load, flush=False)
+                    laps.setdefault(load, []).append(lap)
+                    windows.append(window)
+            for load, each in laps.items():
+                found[f"{load}, under load ms"] = summed(each)
+            found["in flight"] = told(streams, windows, TOKENS)
+            found["full, idle ms"] = summed([self.around(mode, "full", flush=True)[0] for _ in range(5)])
+
+    def around(self, mode: str, load: str, *, flush: bool) -> tuple[dict[str, float], tuple[float, float]]:
+        """Pause, update, continue: the milliseconds of each, and from when to when."""
+        self.turn = 3 - self.turn
+        folder = None if load == "nothing" else self.next_delta(0.01) if load == "delta" else self.path(self.turn)
+        if folder is not None:
+            self.engine.prepare(folder, check="headers")
+        work = {
+            "pause": lambda: self.engine.post("/pause_generation", mode=mode),
+            "update": lambda: folder is None or self.engine.update(folder, flush=flush),
+            "continue": lambda: self.engine.post("/continue_generation", torch_empty_cache=False),
+        }
+        began = time.perf_counter()
+        lap = {name: timed(act)[0] for name, act in work.items()}
+        ended = time.perf_counter()
+        return lap | {"together": (ended - began) * 1000}, (began, ended)
 
     def many(self) -> None:
         """Many updates in a row: full, full, delta. Memory after twenty, and at the end."""
@@ -232,6 +243,16 @@ class Bench:
     def path(self, step: int) -> Path:
         """A version's folder."""
         return self.root / RUN / version_folder(Order(1, step))
+
+
+def inside(answer: dict[str, Any]) -> float:
+    """What an update took of the scheduler's loop, by its own stages: those that hold no other."""
+    return sum(answer["ms"].get(stage, 0.0) for stage in ("prepare", "agree", "load", "restore"))
+
+
+def summed(laps: list[dict[str, float]]) -> dict[str, Any]:
+    """Each part of them."""
+    return {name: spread([lap[name] for lap in laps]) for name in laps[0]}
 
 
 def main() -> None:

@@ -2,8 +2,6 @@
 
 import json
 import socket
-import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -29,11 +27,19 @@ class Engine:
 
         SGLang before 0.5.21 dies of a flush while requests wait.
         """
+        success, answer, message = self.told(path, flush=flush)
+        assert success, message
+        return answer
+
+    def told(self, path: Path, *, flush: bool = True) -> tuple[bool, dict[str, Any], str]:
+        """One update, however it ends: whether it went well, what the plugin answers, and what SGLang says."""
         order = {"model_path": str(path), "load_format": "auto", "flush_cache": flush}
         reply = self.post("/update_weights_from_disk", **order).json()
-        assert reply["success"], reply
-        answers = answers_in(reply["message"])
-        return {} if not answers else {name: getattr(answers[0], name) for name in ("how", "contents", "proved", "ms")}
+        told = [
+            {name: getattr(each, name) for name in ("how", "contents", "proved", "needs", "ms")}
+            for each in answers_in(reply["message"])
+        ]
+        return reply["success"], told[0] if told else {}, reply["message"]
 
     def ask(self, **request: Any) -> dict[str, Any]:
         """One request over the channel of every rank at once: the answer of one that refused, or of the slowest."""
@@ -48,25 +54,10 @@ class Engine:
         assert reply["ok"], reply
         return reply
 
-    def generate(self, tokens: int = 16, text: str = "hello world") -> list[int]:
+    def generate(self, tokens: int = 16, text: str = "hello world", **more: Any) -> list[int]:
         """Greedily."""
         params = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
-        return self.post("/generate", text=text, sampling_params=params).json()["output_ids"]
-
-    def stall(self, tokens: int, stop: threading.Event) -> float:
-        """The longest gap between two tokens of one stream, in milliseconds."""
-        params = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
-        body = {"text": "once upon a time", "sampling_params": params, "stream": True}
-        longest, last = 0.0, None
-        with httpx.stream("POST", f"{self._http.base_url}/generate", json=body, timeout=120, trust_env=False) as reply:
-            for line in reply.iter_lines():
-                if not line.startswith("data:"):
-                    continue
-                now = time.perf_counter()
-                longest, last = max(longest, 0.0 if last is None else (now - last) * 1000), now
-                if stop.is_set():
-                    break
-        return longest
+        return self.post("/generate", text=text, sampling_params=params, **more).json()["output_ids"]
 
 
 def ask(path: Path, request: dict[str, Any]) -> dict[str, Any] | None:

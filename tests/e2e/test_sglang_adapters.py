@@ -10,13 +10,11 @@ from threading import Event
 import httpx
 import pytest
 
-from support.adapters import write_adapter
+from support.adapters import FLAGS, write_adapter
 from support.jobs import PATIENCE, PROMPT, Job, running
 from support.servers import API_KEY, KIT, SglangServer
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
-
-LORA = ("--enable-lora", "--lora-backend", "torch_native", "--max-lora-rank", "8", "--lora-target-modules")
 
 
 class LoraServer(SglangServer):
@@ -67,7 +65,7 @@ def answer(engine: SglangServer, adapter: str | None) -> list[int]:
 @pytest.fixture
 def job(models: Path, tmp_path: Path) -> Generator[Job]:
     with (
-        LoraServer(tmp_path, models / "model_a", *LORA, "q_proj", "v_proj") as engine,
+        LoraServer(tmp_path, models / "model_a", *FLAGS) as engine,
         running(tmp_path, engine, "--lora", "actor") as job,
     ):
         yield job

@@ -1,4 +1,4 @@
-"""Small LoRA adapters, in the form in which peft saves them."""
+"""Small LoRA adapters, in the form in which peft saves them, and how SGLang is started to serve them on a CPU."""
 
 import json
 from pathlib import Path
@@ -8,6 +8,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 MODULES = tuple(f"model.layers.{layer}.self_attn.{name}" for layer in (0, 1) for name in ("q_proj", "v_proj"))
+
+FLAGS = (
+    *("--enable-lora", "--lora-backend", "torch_native", "--max-lora-rank", "8"),
+    *("--lora-target-modules", "q_proj", "v_proj"),
+)
 
 
 def write_adapter(folder: Path, model: Path, seed: int, *, rank: int = 4, **config: Any) -> Path:

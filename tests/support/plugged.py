@@ -15,7 +15,7 @@ import httpx
 from refitd.engine.sglang.checksums import digest_of
 from refitd_sglang.answer import Answer, answers_in
 from refitd_sglang.transaction import Outcome
-from support.servers import ADMIN_KEY, API_KEY, SglangServer
+from support.servers import ADMIN_KEY, API_KEY, KIT, SglangServer
 from support.sockets import reach
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -51,6 +51,7 @@ class PluggedSglang(SglangServer):
     def environment(self) -> dict[str, str]:
         real_triton = os.environ.get("REFITD_SGLANG_TRITON")  # tensor parallelism needs it
         extra = [real_triton] if real_triton and "--tp" in self._flags else []
+        extra += [str(KIT / "shims/cpu_pin_memory")] if "--enable-lora" in self._flags else []
         extra += [str(Path(RELEASES).absolute())] if RELEASES else []
         folders = [*extra, self._site, *(REPOSITORY / name for name in ("client", "service", "tests"))]
         path = os.pathsep.join(str(folder) for folder in folders)
@@ -82,10 +83,23 @@ class PluggedSglang(SglangServer):
         assert ok == (answer.outcome is Outcome.SERVED), message
         return answer
 
-    def generate(self, tokens: int = 16) -> list[int]:
-        """What it answers greedily."""
+    def generate(self, tokens: int = 16, adapter: str | None = None) -> list[int]:
+        """What it answers greedily, by one of its adapters or by the model alone."""
         params = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
-        return self._post("/generate", {"input_ids": [5, 6, 7], "sampling_params": params}, API_KEY)["output_ids"]
+        named = {} if adapter is None else {"lora_path": adapter}
+        return self._post("/generate", {"input_ids": [5, 6, 7], "sampling_params": params} | named, API_KEY)[
+            "output_ids"
+        ]
+
+    def load_adapter(self, name: str, path: Path) -> None:
+        """Have it load a LoRA adapter."""
+        reply = self._post("/load_lora_adapter", {"lora_name": name, "lora_path": str(path)}, ADMIN_KEY)
+        assert reply["success"], reply
+
+    def unload_adapter(self, name: str) -> None:
+        """Have it forget one."""
+        reply = self._post("/unload_lora_adapter", {"lora_name": name}, ADMIN_KEY)
+        assert reply["success"], reply
 
     def pause(self) -> None:
         """Retract what runs."""

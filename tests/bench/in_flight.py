@@ -1,0 +1,72 @@
+"""Requests in flight through updates: whether any is lost, and how long the tokens of each wait."""
+
+import json
+import time
+from collections.abc import Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+Window = tuple[float, float]
+"""From when a pause was asked for until the reply to what ended it, in seconds of `time.perf_counter`."""
+
+
+@dataclass(slots=True)
+class Stream:
+    """One request: when something of it came, and how many tokens it had in the end."""
+
+    times: list[float] = field(default_factory=list[float])
+    tokens: int = 0
+
+    def gaps(self) -> list[Window]:
+        """From each arrival to the next."""
+        return list(zip(self.times, self.times[1:], strict=False))
+
+
+@contextmanager
+def in_flight(url: str, count: int, tokens: int) -> Generator[list[Stream]]:
+    """So many streamed requests, begun together, until each has come to its end. All have begun when it yields."""
+    streams = [Stream() for _ in range(count)]
+    with ThreadPoolExecutor(count) as pool:
+        running = [pool.submit(_follow, url, f"story {n}", tokens, stream) for n, stream in enumerate(streams)]
+        while not all(stream.times for stream in streams) and not any(each.done() for each in running):
+            time.sleep(0.01)
+        yield streams
+        for each in running:
+            each.result()
+
+
+def told(streams: Sequence[Stream], windows: Sequence[Window], tokens: int) -> dict[str, Any]:
+    """What became of them. A stall belongs to a window when it has a moment in common with it."""
+    beyond, within, outside = [], [], [0.0]
+    for begin, end in windows:
+        stalls = [
+            after - before for stream in streams for before, after in stream.gaps() if before < end and begin < after
+        ]
+        within.append(max(stalls, default=0.0) * 1000)
+        beyond.append(within[-1] - (end - begin) * 1000)
+    for stream in streams:
+        outside += [b - a for a, b in stream.gaps() if not any(a < end and begin < b for begin, end in windows)]
+    last = max((end for _, end in windows), default=0.0)
+    return {
+        "requests": len(streams),
+        "lost": sum(stream.tokens != tokens for stream in streams),
+        "tokens": [stream.tokens for stream in streams],
+        "in flight after the last update": sum(stream.times[-1] > last for stream in streams),
+        "longest stall ms": [round(each, 1) for each in within],
+        "beyond the pause ms": [round(each, 1) for each in beyond],
+        "longest gap without an update ms": round(max(outside) * 1000, 1),
+    }
+
+
+def _follow(url: str, text: str, tokens: int, stream: Stream) -> None:
+    params = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
+    body = {"text": text, "sampling_params": params, "stream": True}
+    with httpx.stream("POST", f"{url}/generate", json=body, timeout=120, trust_env=False) as reply:
+        for line in reply.raise_for_status().iter_lines():
+            if line.startswith("data: {"):
+                stream.times.append(time.perf_counter())
+                stream.tokens = json.loads(line.removeprefix("data: "))["meta_info"]["completion_tokens"]

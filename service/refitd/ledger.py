@@ -19,8 +19,7 @@ from refitd.journal import reads, writes
 from refitd.journal.journal import Journal
 from refitd.journal.origin import NEW
 from refitd.rollout.carriage import Carriage
-from refitd.rollout.goals import goals_of_engine, goals_of_run, on_the_way
-from refitd.rollout.in_place import step_in_place
+from refitd.rollout.goals import goals_of_engine, goals_of_run, in_place, on_the_way
 from refitd.rollout.offers import Offer, offered_to, takers
 from refitd.rollout.plan import Goals, RefitTo
 from refitd.rollout.record import AttemptRecord, EngineRecord, RolloutRecord
@@ -185,11 +184,10 @@ class Ledger:
         """What one engine is to serve now."""
         if engine.run is None:
             return Goals()
-        rollout, engines, goals = self.rollouts.get(engine.run), self.engines_of(engine.run), self.goals(engine.run)
-        step = None if goals.wanted is None else step_in_place(engine, goals.wanted, self.versions)
-        goals = goals if step is None else replace(goals, loadable=goals.wanted)  # whatever waits for a copy
+        rollout, engines = self.rollouts.get(engine.run), self.engines_of(engine.run)
+        goals = in_place(self.goals(engine.run), engine, self.versions)
         goals = goals_of_engine(goals, engine, self.strategy, rollout, engines)
-        goals = goals if step is None else on_the_way(goals, engine, step)
+        goals = on_the_way(goals, engine, self.versions)
         offer = offered_to(engine, self._offers.get(engine.run), self.versions)
         return goals if offer is None else replace(goals, offered=RefitTo(self.versions[offer.version], offer.path))
 

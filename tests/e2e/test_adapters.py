@@ -80,6 +80,6 @@ def test_what_does_not_fit_the_model_reaches_no_engine(models: Path, tmp_path: P
     wrong = write_adapter(tmp_path / "wrong", models / "model_a", 2, r=8)
     with pytest.raises(VersionRejectedError, match="rank 8 want"):
         job.serve(wrong, 2)
-    with pytest.raises(InvalidRequestError, match="publish 'lora' ones"):
+    with pytest.raises(InvalidRequestError, match="started with --lora, and its versions are adapters"):
         job.publish(models / "model_a", 3)
     assert adapters_of(job.engine) == {"actor-v1": str(job.root / RUN / "v000001")}

@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.main import get_command
 
+from refitd.cli.app import app
+from refitd.cli.help import Group
 from refitd.settings import Settings
 from refitd_embedded.__main__ import _parser as engine_parser
 from refitd_embedded.demo.__main__ import arguments as trainer_arguments
@@ -15,8 +18,8 @@ from refitd_embedded.demo.policy import main as write_model
 
 TREE = Path(__file__).resolve().parents[2]
 ENGINES = ("engine-a", "engine-b", "sglang")
-OURS = ("refitd", "model", "engine-a", "engine-b", "trainer")
-LONG_RUNNING = ("refitd", *ENGINES)
+OURS = ("refitd", "model", "engine-a", "engine-b", "trainer", "areal")
+LONG_RUNNING = ("refitd", "areal", *ENGINES)
 OBSERVERS = ("prometheus", "grafana")
 
 
@@ -44,7 +47,9 @@ def image(service: str) -> str:
 
 def volumes(service: str) -> dict[str, tuple[str, str]]:
     """The mounts of a service: target to (source, mode)."""
-    mounts = [re.fullmatch(r"(\$\{[^}]*\}|[^:]+):([^:]+)(?::(\w+))?", line) for line in services()[service]["volumes"]]
+    place = r"(\$\{[^}]*\}|[^:]+)"
+    mounts = [re.fullmatch(rf"{place}:{place}(?::(\w+))?", line) for line in services()[service]["volumes"]]
+    assert all(mounts), services()[service]["volumes"]
     return {mount[2]: (mount[1], mount[3] or "rw") for mount in mounts if mount}
 
 
@@ -69,7 +74,8 @@ def test_the_folders_that_volumes_are_mounted_on_belong_to_that_user_in_the_imag
     text = image(name)
     made = {folder for line in re.findall(r"install -d -o refitd -g refitd -m \d+ (.+?)(?: \\)?$", text, re.MULTILINE)
             for folder in line.split()}  # fmt: skip
-    assert volumes(name).keys() <= made
+    beside = {target for target, (source, mode) in volumes(name).items() if (source, mode) == (target, "ro")}
+    assert volumes(name).keys() - beside <= made, "what lies beside is a folder of the host's, under its own name"
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -186,10 +192,31 @@ def test_the_model_that_engines_and_trainer_start_on_is_written_where_they_look_
 def test_every_named_volume_is_declared() -> None:
     text = (TREE / "docker-compose.yml").read_text()
     sources = {
-        re.sub(r"\$\{\w+:-(\w+)\}", r"\1", source) for name in services() for source, _ in volumes(name).values()
+        re.sub(r"\$\{\w+:-([\w/]+)\}", r"\1", source) for name in services() for source, _ in volumes(name).values()
     }
-    named = {source for source in sources if not source.startswith("./")}
+    named = {source for source in sources if not source.startswith(("./", "/"))}
     assert named == yaml.safe_load(text)["volumes"].keys()
+
+
+def test_areal_s_facade_waits_behind_a_profile_of_its_own_with_a_command_that_refitd_takes() -> None:
+    assert [name for name, service in services().items() if service.get("profiles") == ["areal"]] == ["areal"]
+    facade = services()["areal"]
+    words = [re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", word) for word in facade["command"]]
+    command = get_command(app)
+    assert isinstance(command, Group)
+    given = command.commands[words[0]].make_context("areal", words[1:]).params
+    assert (given["host"], given["url"]) == ("0.0.0.0", "http://refitd:8700")  # noqa: S104
+    assert given["engine"] == ["http://sglang:30000=31000"]
+    assert facade["ports"] == ["127.0.0.1:${AREAL_PORT:-31000}:31000"]
+    assert ":31000/ping" in facade["healthcheck"]["test"][-1]
+    assert facade["environment"]["REFITD_TOKEN"] == services()["refitd"]["environment"]["REFITD_TOKEN"]
+
+
+def test_areal_s_facade_publishes_into_the_root_and_finds_checkpoints_where_areal_says_they_are() -> None:
+    mounts = volumes("areal")
+    assert mounts["/data"] == volumes("refitd")["/data"]
+    (files,) = mounts.keys() - {"/data"}
+    assert mounts[files] == (files, "ro"), "AReaL names a folder, and deletes it itself"
 
 
 def test_prometheus_and_grafana_wait_behind_a_profile_of_their_own() -> None:

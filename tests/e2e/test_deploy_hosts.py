@@ -9,10 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
+from refitd.cli.app import app
 from refitd.cli.flags import flag
+from refitd.cli.help import Group
 from refitd.settings import Settings
 from support.checkpoints import write_model
+from support.servers import free_port
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 UNIT = (DEPLOY / "systemd/refitd.service").read_text()
@@ -84,9 +88,16 @@ def test_shellcheck_finds_nothing_in_any_script() -> None:
 
 def test_the_jobs_flags_are_refitds() -> None:
     subprocess.run(["bash", "-n", JOB], check=True)
-    (command,) = re.findall(r"^ *refitd (serve .*?) 2>", JOB.read_text(), re.MULTILINE | re.DOTALL)
-    flags = {word for word in command.split() if word.startswith("--")}
-    assert flags <= {flag(name) for name in Settings.model_fields}
+    kept = dict(re.findall(r"^ *keep (\w+) (.*?) &$", JOB.read_text(), re.MULTILINE | re.DOTALL))
+    commands = get_command(app)
+    assert isinstance(commands, Group)
+    known = {
+        "serve": {flag(name) for name in Settings.model_fields},
+        "areal": {word for parameter in commands.commands["areal"].params for word in parameter.opts},
+    }
+    assert kept.keys() == known.keys()
+    for command, words in kept.items():
+        assert {word for word in words.split() if word.startswith("--")} <= known[command]
 
 
 TRAINER = """
@@ -103,11 +114,23 @@ sys.exit(7)
 """
 
 
+FACADES = """
+import os, sys, time, httpx
+left, ends = os.environ["AREAL_LLM_SERVER_ADDRS"].split(","), time.monotonic() + 60
+while left and time.monotonic() < ends:
+    try:
+        answer = httpx.get(f"http://{left[0]}/model_info", timeout=30)
+        print(answer.status_code, "cannot be reached" in answer.text)
+        left.pop(0)
+    except httpx.HTTPError:
+        time.sleep(0.1)
+sys.exit(len(left))
+"""
 REFITD = f'exec {sys.executable} -m refitd "$@"'
 FAILS_ONCE = f"[ -e failed ] || {{ touch failed; exit 9; }}\n{REFITD}"
 
 
-def run_job(tmp_path: Path, refitd: str, trainer: str) -> "subprocess.CompletedProcess[str]":
+def run_job(tmp_path: Path, refitd: str, trainer: str, **more: str) -> "subprocess.CompletedProcess[str]":
     """Slurm is two stand-ins here, `refitd` a script that may start the real one; shell and trainer are real."""
     slurm, venv = tmp_path / "slurm", tmp_path / "venv"
     commands = {
@@ -120,7 +143,7 @@ def run_job(tmp_path: Path, refitd: str, trainer: str) -> "subprocess.CompletedP
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"#!/bin/sh\n{script}\n")
         path.chmod(0o755)
-    (tmp_path / "job").write_text(JOB.read_text().replace("8700", str(free_port())))
+    (tmp_path / "job").write_text(JOB.read_text().replace("8700", str(free_port())).replace("31000", str(free_pair())))
     environment = {
         "PATH": f"{slurm}:{os.environ['PATH']}",
         "VENV": str(venv),
@@ -135,7 +158,7 @@ def run_job(tmp_path: Path, refitd: str, trainer: str) -> "subprocess.CompletedP
     return subprocess.run(
         ["bash", tmp_path / "job", sys.executable, "-c", trainer],
         cwd=tmp_path,
-        env=os.environ | environment,
+        env=os.environ | environment | more,
         capture_output=True,
         text=True,
         check=False,
@@ -148,7 +171,7 @@ def test_the_job_runs_the_service_and_the_trainer_and_ends_as_the_trainer_does(t
     log = (tmp_path / "refitd-1.log").read_text()
     assert done.returncode == 7, done.stderr + log
     assert "engines: ['http://engine-1:30000', 'http://engine-2:30000'] grpo" in done.stdout
-    assert "refitd has ended with exit status 9: refitd-1.log says why" in done.stderr, "it was started again"
+    assert "refitd serve has ended with exit status 9: refitd-1.log says why" in done.stderr, "it was started again"
     assert '"event": "stopped"' in log
     assert (tmp_path / "started").read_text().count(" --mem-fraction-static 0.4\n") == 2
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("tmp.")], "the keys are gone"
@@ -157,13 +180,30 @@ def test_the_job_runs_the_service_and_the_trainer_and_ends_as_the_trainer_does(t
 def test_a_service_that_does_not_stay_up_ends_the_job_and_its_trainer(tmp_path: Path) -> None:
     done = run_job(tmp_path, "echo no >&2; exit 9", "import time; time.sleep(90)")
     assert done.returncode == 143
-    assert done.stderr.count("refitd has ended with exit status 9") == 3
-    assert "refitd does not stay up: the job ends" in done.stderr
+    assert done.stderr.count("refitd serve has ended with exit status 9") == 3
+    assert "refitd serve does not stay up: the job ends" in done.stderr
     assert (tmp_path / "refitd-1.log").read_text() == "no\n" * 3
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("tmp.")], "the keys are gone"
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def test_areal_gets_a_facade_of_each_engine_whose_address_it_is_told(tmp_path: Path) -> None:
+    """The engines are no more than named here, and the facades say so of them."""
+    done = run_job(tmp_path, REFITD, FACADES, AREAL="1")
+    assert done.returncode == 0, done.stderr + (tmp_path / "refitd-1.log").read_text()
+    ready = re.findall(r'{"event":"ready","engine":"(http://engine-\d:30000)"', done.stdout)
+    assert sorted(ready) == ["http://engine-1:30000", "http://engine-2:30000"]
+    assert done.stdout.count("502 True") == 2
+    assert "refitd areal has ended" not in done.stderr
+
+
+def free_pair() -> int:
+    """The first of two ports that nobody has, below those that the system gives to whoever does not choose."""
+    for first in range(21_000, 32_000, 2):
+        try:
+            with socket.socket() as one, socket.socket() as other:
+                one.bind(("127.0.0.1", first))
+                other.bind(("127.0.0.1", first + 1))
+        except OSError:
+            continue
+        return first
+    raise AssertionError("there are no free ports")

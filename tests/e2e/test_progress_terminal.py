@@ -9,7 +9,7 @@ import pytest
 from refitd_client.contract.states import VersionState, WaitOutcome
 from refitd_client.contract.wire import Reclaimable, ReclaimPlan
 from support.checkpoints import publish, tensors, write_model
-from support.stand_in_service import make_engine, make_version, on_version, stand_in
+from support.stand_in_service import make_engine, stand_in
 from support.terminal import terminal
 
 pytestmark = [pytest.mark.e2e]
@@ -21,7 +21,7 @@ def test_publishing_shows_bytes_and_what_is_waited_for(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model")
     (tmp_path / "root").mkdir()
     with stand_in() as service:
-        service.versions = [make_version(1, run="run", engines=[on_version(make_engine("slow", step=None))])]
+        service.engines = [make_engine("slow", step=None)]
         service.outcomes = [WaitOutcome.PENDING]
         words = ("--root", str(tmp_path / "root"), "--run", "run", "--step", "1", "--wait", "--timeout", "30")
         with terminal(*REFITD, "publish", str(model), *words, "--url", service.url) as shown:

@@ -65,19 +65,6 @@ class Subject:
         self.call("/continue_generation", {"torch_empty_cache": False})
 
 
-class Refitd(RefitdServer):
-    """`refitd serve`, started by way of other words: in a namespace, with limits, with another clock."""
-
-    def __init__(
-        self, folder: Path, root: Path, engines: Sequence[str], *flags: str, state: Path, by: Sequence[str]
-    ) -> None:
-        super().__init__(folder, root, engines, *flags, "--state", str(state))
-        self._by = by
-
-    def command(self, port: int) -> Sequence[str]:
-        return [*self._by, *super().command(port)]
-
-
 @dataclass
 class Stand(Job):
     """A job with words for what the faults are about. `root` is as this process sees it."""
@@ -156,7 +143,7 @@ def standing(
     words += ["--base-model", str(subject.models[0]), "--path-map", str(seen), *QUICK, *flags]
     urls = [subject.server.url] if engines is None else engines
     with (
-        Refitd(folder, root, urls, *words, state=state or folder / "state", by=by) as refitd,
+        RefitdServer(folder, root, urls, *words, "--state", str(state or folder / "state"), by=by) as refitd,
         RefitClient(refitd.url, token=TOKEN) as client,
     ):
         stand = Stand(seen, refitd, subject.server, client)

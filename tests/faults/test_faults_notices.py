@@ -72,7 +72,8 @@ def test_a_flood_of_notices_with_slow_engines_is_bounded_and_the_newest_wins(eng
         loads = proxy.count(LOAD)
         assert loads < FLOOD // 3, f"{loads} loads for {FLOOD} versions: old ones were not passed over"
         assert stand.client.wait(id_of(FLOOD // 2)).outcome in {WaitOutcome.SUPERSEDED, WaitOutcome.SERVED}
-        until(lambda: len(stand.folders()) <= 2, "what nobody needs was not collected")
+        # The newest two, and what engines served before: a rollback goes to it.
+        until(lambda: len(stand.folders()) <= 3, "what nobody needs was not collected")
         assert stand.process.memory_info().rss - before < GROWTH
 
 

@@ -80,10 +80,7 @@ class SimCopies:
         return folder.content
 
     def _version(self, record: VersionRecord) -> SimFolder:
-        try:
-            folder = self._disk.at(record.path)
-        except FileNotFoundError as error:
-            raise SourceChangedError(f"{record.id} is gone") from error
+        folder = self._disk.at(record.path)
         if signature_of(folder) != record.signature:
             raise SourceChangedError(f"{record.id} has changed")
         return folder

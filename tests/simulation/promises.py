@@ -303,10 +303,12 @@ class Promises(Silent):
                 assert record.state is not VersionState.LOST, f"{record.id} counts as lost, and nobody has touched it"
             if record is None or not folder.make.is_good or record.barred or record.state is not VersionState.SEALED:
                 continue
-            if record.id in ledger.carriage.refused:
-                self._is_hopeless(record)
-                continue
             target = ledger.goals(RUN).target
+            if record.id in ledger.carriage.refused:
+                # What is older than the target is not tried again before engines need it: they go to newer ones only.
+                if target is None or record.order > target.order:
+                    self._is_hopeless(record)
+                continue
             order = None if target is None else target.order
             assert order is not None, f"{record.id} is good, and there is no target"
             assert order >= record.order, f"{record.id} is newer than the target"

@@ -57,6 +57,7 @@ RUN = "run"
 ADDED = "c"  # the engine that the API adds and removes
 LOAD_TIMEOUT = 30.0
 HEAL_SECONDS = 120.0
+START_SECONDS = 10.0  # SGLang takes longer to start; the service looks several times meanwhile
 PLUGGED = 0.7  # of the engines
 TAKEN_SECONDS = 20.0  # a trainer's patience
 BACK_SECONDS = 10.0  # in which an engine that copies is to have ended
@@ -522,11 +523,19 @@ class World:
                     server.start()
             self.wait(HEAL_SECONDS)
         assert self.life is not None
-        for record in list(self.life.ledger.engines.values()):
-            if record.state.value == "QUARANTINED":
-                self.servers[record.id.removesuffix(":1")].start()  # as an operator would, told by the alert
+        engines = self.life.ledger.engines.values()
+        if given_up := [each.id.removesuffix(":1") for each in engines if each.state.value == "QUARANTINED"]:
+            self._restart(given_up)
         self.wait(HEAL_SECONDS)
         self.promises.hold_in_the_end()
+
+    def _restart(self, names: list[str]) -> None:
+        """As an operator would, told by the alert. One that was not seen to be away is not seen to be a new one."""
+        for name in names:
+            self.servers[name].die()
+        self.wait(START_SECONDS)
+        for name in names:
+            self.servers[name].start()
 
     @property
     def trace(self) -> list[str]:

@@ -1,7 +1,7 @@
 """The main job on real processes: a refitd that keeps an engine on what a trainer publishes, and questions about it."""
 
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -124,9 +124,18 @@ class Job:
 
 @contextmanager
 def running(
-    folder: Path, engine: EngineServer, *flags: str, root: Path | None = None, run: str = RUN, named: bool = True
+    folder: Path,
+    engine: EngineServer,
+    *flags: str,
+    root: Path | None = None,
+    run: str = RUN,
+    named: bool = True,
+    by: Sequence[str] = (),
 ) -> Generator[Job]:
-    """Run a refitd for one engine, which it is told of or has to find, on a root of its own unless one is given."""
+    """Run a refitd for one engine, which it is told of or has to find, on a root of its own unless one is given.
+
+    `by` are words before its command line: see `RefitdServer`.
+    """
     keys = folder / "keys"
     keys.mkdir(exist_ok=True)
     if root is None:
@@ -138,7 +147,7 @@ def running(
         flags = (*flags, flag, str(keys / flag))
     quick = ("--probe-interval", "0.2", "--scan-interval", "0.2", "--settle", "0.2", "--settle-timeout", "2")
     with (
-        RefitdServer(folder, root, [engine.url] if named else [], *quick, *flags) as refitd,
+        RefitdServer(folder, root, [engine.url] if named else [], *quick, *flags, by=by) as refitd,
         RefitClient(refitd.url, token=TOKEN) as client,
     ):
         job = Job(root, refitd, engine, client, run)

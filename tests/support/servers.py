@@ -194,7 +194,7 @@ class SglangServer(EngineServer):
         super().__init__(folder, model, *flags)
         if SGLANG_VENV is None:
             raise ServerError("REFITD_SGLANG_VENV is not set: run `make sglang`")
-        self.port = _free_port()
+        self.port = free_port()
 
     def command(self, port: int) -> Sequence[str]:
         venv = Path(SGLANG_VENV or "").absolute()
@@ -210,17 +210,18 @@ class SglangServer(EngineServer):
 
 
 class RefitdServer(Server):
-    """`refitd serve`."""
+    """`refitd serve`, started by way of other words where there are some: in a namespace, with another clock."""
 
     name = "refitd"
 
-    def __init__(self, folder: Path, root: Path, engines: Sequence[str], *flags: str) -> None:
+    def __init__(self, folder: Path, root: Path, engines: Sequence[str], *flags: str, by: Sequence[str] = ()) -> None:
         super().__init__(folder)
+        self._by = by
         named = [word for url in engines for word in ("--engine", url)]
         self._arguments = ["--root", str(root), "--state", str(folder / "state"), *named, *flags]
 
     def command(self, port: int) -> Sequence[str]:
-        return [sys.executable, "-m", "refitd", "serve", *self._arguments, "--port", str(port)]
+        return [*self._by, sys.executable, "-m", "refitd", "serve", *self._arguments, "--port", str(port)]
 
 
 def _environment() -> dict[str, str]:
@@ -229,7 +230,8 @@ def _environment() -> dict[str, str]:
     return kept | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody has just now, for who cannot be left to choose one."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

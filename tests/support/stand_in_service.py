@@ -191,6 +191,7 @@ def _app(state: StandIn) -> FastAPI:  # noqa: C901 - a table of routes
         state.bodies.append(notice)
         generation = 2 if (notice.path or "").endswith(".g2") else 1
         version = make_version(notice.step, run=notice.run, generation=generation, state=VersionState.ANNOUNCED)
+        version = replace(version, engines=[on_version(engine) for engine in state.engines])
         state.versions.append(version)
         return _say(version, 202)
 

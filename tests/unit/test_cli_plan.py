@@ -188,7 +188,7 @@ def test_what_areal_s_file_does_not_say_is_what_areal_takes(tmp_path: Path) -> N
         "cuda_graphs": False,
     }
     assert any("mem_fraction_static: AReaL takes 0.9" in text for text in read.assumed)
-    assert any("has ref" in text for text in read.assumed)
+    assert any("has ref" in text and "--reference-model" in text for text in read.assumed)
 
 
 def test_a_model_s_name_on_the_hub_is_no_plan_without_memory(tmp_path: Path, model: list[str]) -> None:
@@ -234,7 +234,8 @@ def test_what_changes_the_learning_comes_last_and_says_so(model: list[str]) -> N
 
 def test_a_plan_says_of_what_its_costs_are_and_how_the_service_is_started(model: list[str]) -> None:
     shown = " ".join(refitd("plan", "sglang.d1p1t1+d1p1t1", *A40, *model).stdout.split())
-    assert "3.09 GB, one H200" in shown
+    assert "3.09 GB in bf16, one H200; a version of this job has 0.99 GB: about 0.32 times that" in shown
+    assert answer("plan", "sglang:d1+d1", "--gpus-per-node", "2")["costs_of"] == "3.09 GB in bf16, one H200"
     assert "refitd serve --root DIR --engine URL --base-model MODEL" in shown
 
 

@@ -113,6 +113,26 @@ async def test_where_there_is_no_room_for_a_copy_engines_stay_and_it_is_tried_ag
         await stage.until(two, lambda record: record.served_at is not None)
 
 
+async def test_a_delta_that_was_given_up_is_tried_again_when_it_is_rolled_back_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "SPARE_BYTES", 2**60)
+    monkeypatch.setattr(refusals, "FIRST_SECONDS", 0.1)
+    async with followed(tmp_path) as (stage, trainer):
+        await served(stage, trainer)
+        two = (await trainer.follow()).version_id
+        await stage.until(two, lambda _: two in stage.ledger.carriage.refused)
+        trainer.base = lambda: Full("there is no room for a copy")
+        assert await served(stage, trainer) is Kind.FULL
+        monkeypatch.setattr(files, "SPARE_BYTES", 0)
+        await stage.http.post("/v1/rollback", json={"run": "run", "to": two})
+        async with asyncio.timeout(10):
+            while stage.ledger.versions[two].served_at is None:
+                stage.ledger.bell.ring()  # it looks again when something happens
+                await asyncio.sleep(0.02)
+        assert same(in_folder(stage.engines["a"].path), trainer.history[2])
+
+
 async def test_without_copies_deltas_are_refused_by_kind(tmp_path: Path) -> None:
     """So a publisher makes no more of them."""
     async with followed(tmp_path, copies=0) as (stage, trainer):

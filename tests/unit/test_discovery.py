@@ -2,14 +2,10 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import dns.message
-import dns.rcode
-import dns.rdatatype
-import dns.rrset
 import pytest
 
 from refitd.discovery.areal import ask_areal
@@ -18,6 +14,7 @@ from refitd.discovery.memory import GONE_SECONDS, MOST, Memory, Named, Silent, r
 from refitd.discovery.place import Areal, Dns, PlaceRefusedError, Router, parse_place
 from refitd.discovery.router import ask_router
 from refitd.root_threads import RootThreads
+from support.name_server import Table, naming
 from support.scripted_server import answer, serve
 
 A, B = "http://a:1", "http://b:1"
@@ -138,62 +135,30 @@ async def test_what_is_no_router_s_answer_is_silence(status: int, body: str) -> 
         assert isinstance(await ask_router(router), Silent)
 
 
-class NameServer(asyncio.DatagramProtocol):
-    """Answers from a table; a name that is in none does not exist."""
-
-    def __init__(self, table: dict[tuple[str, str], list[str]]) -> None:
-        self._table = table
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
-
-    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
-        query = dns.message.from_wire(data)
-        (question,) = query.question
-        reply = dns.message.make_response(query)
-        name, kind = str(question.name), dns.rdatatype.to_text(question.rdtype)
-        if records := self._table.get((name, kind)):
-            reply.answer.append(dns.rrset.from_text(name, 1, "IN", kind, *records))
-        elif not any(known == name for known, _ in self._table):
-            reply.set_rcode(dns.rcode.NXDOMAIN)
-        self._transport.sendto(reply.to_wire(), addr)  # pyright: ignore[reportAttributeAccessIssue]
-
-
-@asynccontextmanager
-async def naming(table: dict[tuple[str, str], list[str]]) -> AsyncIterator[Callable[[str, int | None], Dns]]:
-    loop = asyncio.get_running_loop()
-    transport, _ = await loop.create_datagram_endpoint(lambda: NameServer(table), local_addr=("127.0.0.1", 0))
-    server = transport.get_extra_info("sockname")
-    try:
-        yield lambda name, port: Dns(name, port, server)
-    finally:
-        transport.close()
-
-
 async def test_addresses_get_the_port_and_services_have_their_own() -> None:
-    table = {
+    table: Table = {
         ("e.test.", "A"): ["10.0.0.1", "10.0.0.2"],
         ("e.test.", "AAAA"): ["fd00::1"],
         ("_s._tcp.test.", "SRV"): ["0 0 30000 one.test.", "0 0 30001 two.test."],
     }
-    async with naming(table) as at:
-        found = await ask_dns(at("e.test.", 7))
+    with naming(table) as at:
+        found = await ask_dns(Dns("e.test.", 7, at))
         assert found == Named(
             "dns:e.test.", frozenset({"http://10.0.0.1:7", "http://10.0.0.2:7", "http://[fd00::1]:7"})
         )
-        services = await ask_dns(at("_s._tcp.test.", None))
+        services = await ask_dns(Dns("_s._tcp.test.", None, at))
         assert services == Named("dns:_s._tcp.test.", frozenset({"http://one.test:30000", "http://two.test:30001"}))
-        assert await ask_dns(at("nothing.test.", 7)) == Named("dns:nothing.test.", frozenset())
+        assert await ask_dns(Dns("nothing.test.", 7, at)) == Named("dns:nothing.test.", frozenset())
 
 
 async def test_a_service_that_is_not_offered_is_no_engine() -> None:
-    async with naming({("_s._tcp.test.", "SRV"): ["0 0 0 ."]}) as at:
-        assert await ask_dns(at("_s._tcp.test.", None)) == Named("dns:_s._tcp.test.", frozenset())
+    with naming({("_s._tcp.test.", "SRV"): ["0 0 0 ."]}) as at:
+        assert await ask_dns(Dns("_s._tcp.test.", None, at)) == Named("dns:_s._tcp.test.", frozenset())
 
 
 async def test_a_name_that_is_no_host_s_is_silence_and_not_the_service_s_end() -> None:
-    async with naming({("_s._tcp.test.", "SRV"): [r"0 0 1 a\@b.test."]}) as at:
-        found = await ask_dns(at("_s._tcp.test.", None))
+    with naming({("_s._tcp.test.", "SRV"): [r"0 0 1 a\@b.test."]}) as at:
+        found = await ask_dns(Dns("_s._tcp.test.", None, at))
         assert isinstance(found, Silent)
         assert "engine URL" in found.reason
 

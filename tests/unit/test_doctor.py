@@ -222,8 +222,25 @@ def test_a_trainer_that_is_no_process_is_a_slip(job: list[str]) -> None:
 def test_an_engine_that_is_not_there_is_one_finding(job: list[str]) -> None:
     code, found = examined(*job, "--engine", "http://127.0.0.1:1")
     assert code == 1
-    assert ("reachable", "failed") in found
+    assert found["reachable", "failed"]["fix"].startswith("start it")
     assert not [check for check, _ in found if check in {"shared-files", "changes", "hub"}]
+
+
+@pytest.mark.parametrize(
+    ("status", "fix"),
+    [
+        (401, "--engine-key-file"),
+        (404, "not that of a gateway"),
+        (503, "see its log"),
+        (200, "name an SGLang server"),
+    ],
+)
+def test_what_is_no_engine_is_not_told_to_start(job: list[str], status: int, fix: str) -> None:
+    with serve(answer(status, {"detail": "no"})) as other:
+        code, found = examined(*job, "--engine", other.url)
+    assert code == 1
+    assert fix in found["reachable", "failed"]["fix"]
+    assert "start it" not in found["reachable", "failed"]["fix"]
 
 
 def test_a_root_that_is_not_there_or_cannot_be_written_is_named_and_engines_are_looked_at(

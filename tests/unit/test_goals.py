@@ -1,12 +1,14 @@
 """What becomes of a rollout whose version loses its files when some engines hold it and others do not."""
 
+from dataclasses import replace
+
 import pytest
 
 from refitd.rollout.goals import goals_of_engine, goals_of_run
 from refitd.rollout.plan import Goals
 from refitd.rollout.record import EngineRecord, RolloutRecord
 from refitd.rollout.strategy import Strategy, StrategyName
-from refitd_client.contract.states import EngineState, RolloutState, VersionState
+from refitd_client.contract.states import EngineState, Kind, RolloutState, VersionState
 from support.records import engine, version
 
 SERVED = version(1, served_at="2026-01-01T00:00:00Z")
@@ -45,3 +47,13 @@ def test_what_no_canary_served_is_not_what_is_loaded_for_a_version_that_is_lost(
 @pytest.mark.parametrize("name", StrategyName)
 def test_a_version_that_was_lost_before_any_engine_held_it_is_no_target(name: StrategyName) -> None:
     assert [g.target for g in goals(name, *BEHIND).values()] == [SEALED] * 2
+
+
+@pytest.mark.parametrize("name", [StrategyName.ROLLING, StrategyName.CANARY])
+def test_while_a_delta_that_is_finished_first_waits_for_a_copy_no_engine_goes_past_it(name: StrategyName) -> None:
+    """It would never come back to it, and the rollout never come to its end."""
+    delta, newer = version(2, kind=Kind.DELTA, base=SERVED.id), version(3)
+    rollout = replace(ROLLOUT, version=delta.id)
+    run = goals_of_run(Strategy(name=name), rollout, [newer, delta, SERVED], BEHIND)
+    assert (run.target, run.wanted, run.loadable) == (delta, delta, SERVED)
+    assert goals_of_run(Strategy(), rollout, [newer, delta, SERVED], BEHIND).loadable == newer

@@ -1,5 +1,6 @@
 """Deltas in engines with the plugin: given as they are, a copy beside them for others, and where one is needed."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -14,7 +15,7 @@ from refitd.reclaim.collector import LedgerFacts
 from refitd.rollout.in_place import needs_copy, step_in_place, takes_in_place
 from refitd.rollout.record import EngineRecord
 from refitd.rollout.strategy import Strategy, StrategyName
-from refitd_client.contract.states import Kind
+from refitd_client.contract.states import Kind, VersionState
 from refitd_client.delta.plan import Full
 from support.deltas import Trainer, training
 from support.fleets import running as fleet
@@ -174,3 +175,28 @@ async def test_an_engine_that_was_restarted_is_brought_back_by_the_full_version_
         engine_a.loads.clear()
         await until(stage, lambda: len(engine_a.loads) == 3 and record(stage, "a").serving == "run~v000003")
         assert steps(stage, "a") == ["run/v000001", "run/v000002", "run/v000003"]
+
+
+@pytest.mark.parametrize("plugin", ["0.1.0", None])
+async def test_an_engine_that_restarts_while_rollouts_are_paused_is_brought_back_to_the_last_delta_that_was_served(
+    tmp_path: Path, plugin: str | None
+) -> None:
+    """By steps where it has the plugin, else by a copy of what nobody needed a copy of before; and no further."""
+    async with followed(tmp_path, "a", names=("a",)) as (stage, trainer):
+        for _ in range(3):
+            await served(stage, trainer)
+        answer = await stage.http.post("/v1/rollouts/pause", json={"run": "run"})
+        assert answer.status_code == 200
+        four = (await trainer.follow()).version_id
+        await stage.until(four, lambda version: version.state is VersionState.SEALED)
+        engine_a = stage.engines["a"]
+        engine_a.restart()
+        engine_a.loads.clear()
+        engine_a.plugin = plugin
+        async with asyncio.timeout(10):
+            await until(stage, lambda: engine_a.label == "3" and record(stage, "a").serving == "run~v000003")
+        if plugin is not None:
+            assert steps(stage, "a") == ["run/v000001", "run/v000002", "run/v000003"]
+        assert engine_a.label == "3"
+        assert (await stage.http.post("/v1/rollouts/resume", json={"run": "run"})).status_code == 200
+        await stage.until(four, lambda version: version.served_at is not None)

@@ -211,6 +211,19 @@ def test_deltas_keep_two_copies_on_the_root_and_one_with_the_publisher() -> None
     assert by_delta.host == pytest.approx(9 / 6 * by_disk.host, rel=0.01)
 
 
+def test_a_reference_model_is_a_second_copy_of_the_weights_and_none_with_adapters() -> None:
+    def parts(**settings: Any) -> tuple[float, Any]:
+        found = memory("Qwen3-8B", 140, "sglang:d2+fsdp:d2", 4, **settings)
+        of_trainer = next(process.parts for process in found.processes if process.role == Role.TRAINING)
+        return of_trainer["weights"], of_trainer.get("reference model")
+
+    for precision in ("bf16", "fp32"):
+        weights, reference = parts(precision=precision, reference_model=True)
+        assert reference == weights
+    assert parts()[1] is None
+    assert parts(lora_rank=16, reference_model=True)[1] is None, "adapters are switched off in its place"
+
+
 def test_lora_leaves_gradients_and_optimizer_to_the_adapters() -> None:
     full, lora = memory("Qwen3-8B", 140), memory("Qwen3-8B", 140, lora_rank=16)
     assert of(Role.TRAINING, lora) < of(Role.TRAINING, full) - 40

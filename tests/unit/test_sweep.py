@@ -22,10 +22,10 @@ from refitd.reclaim.folders import DiskFolders, Folders
 from refitd.reclaim.handle import Identity
 from refitd.reclaim.keep import KeepRules
 from refitd.reclaim.leases import EngineView, Load, RunView, Views
-from refitd.reclaim.outcome import Gone, Refused
+from refitd.reclaim.outcome import Discarded, Gone, Refused
 from refitd.reclaim.sweep import Sweeper
 from refitd_client.contract.naming import Order, version_folder, version_id
-from refitd_client.contract.states import EngineState, VersionState
+from refitd_client.contract.states import EngineState, Kind, VersionState
 from refitd_client.contract.wire import Reclaimable, ReclaimPlan
 
 
@@ -201,6 +201,47 @@ async def test_what_comes_while_the_folder_is_examined_keeps_the_version(
     assert world.on_disk() == [2, 3, 4]
     assert world.log == ["retire 1", "deleted 1"]
     assert reason in line(plan, 2).reasons
+
+
+def chained(world: World, *steps: int) -> None:
+    """Make them deltas, each on the version of the step before it."""
+    for step in steps:
+        world.records[v(step)] = replace(world.records[v(step)], kind=Kind.DELTA, base=v(step - 1))
+
+
+async def test_where_the_newest_is_lost_during_a_deletion_all_that_is_left_stands_on_what_is_there(
+    world: World,
+) -> None:
+    class Losing(DiskFolders):
+        async def discard(self, path: str, folder: Identity) -> Discarded | Gone | Refused:
+            world.records[v(4)] = replace(world.records[v(4)], state=VersionState.LOST)
+            return await super().discard(path, folder)
+
+    chained(world, 2, 3)
+    await sweeper(world, last=1, folders=Losing(world.root)).run()
+    assert world.log == ["retire 3", "deleted 3"]
+    assert world.on_disk() == [1, 2, 4]
+
+
+async def test_a_base_stays_as_long_as_a_delta_on_it_cannot_be_taken_away(world: World) -> None:
+    class Unreadable(DiskFolders):
+        async def examine(self, path: str) -> Identity | Gone | Refused:
+            broken = path == world.records[v(2)].path
+            return Refused(path, "Input/output error") if broken else await super().examine(path)
+
+    chained(world, 2)
+    plan = await sweeper(world, last=1, folders=Unreadable(world.root)).run()
+    assert world.on_disk() == [1, 2, 4]
+    assert line(plan, 1).reasons == [f"{v(2)} stands on it, and goes first"]
+    await sweeper(world, last=1).run()
+    assert world.log == ["retire 3", "deleted 3", "retire 2", "deleted 2", "retire 1", "deleted 1"]
+
+
+async def test_a_delta_goes_right_before_what_it_stands_on_and_all_else_as_it_comes(tmp_path: Path) -> None:
+    world = World(tmp_path, steps=7)
+    chained(world, 2, 4, 5)
+    await sweeper(world, last=1).run()
+    assert [said for said in world.log if said.startswith("deleted")] == [f"deleted {n}" for n in (2, 1, 5, 4, 3, 6)]
 
 
 async def test_an_empty_or_failed_listing_deletes_nothing(world: World) -> None:

@@ -11,4 +11,14 @@ COSTS: Mapping[Transport, str] = {
     Transport.NCCL: "17-22 ms over NVLink in one request, 1,136 ms with a request for each parameter",
     Transport.GLOO: "788 ms",
 }
-"""Of 3.09 GB in bf16, on one H200."""
+MEASURED_GB = 3.09
+MEASURED = f"{MEASURED_GB:g} GB in bf16, one H200"
+"""What all of them were measured on."""
+
+
+def measured(version: float | None) -> str:
+    """What the figures are of, and how a version of this job compares. `version` is in bytes, None where not known."""
+    if version is None:
+        return MEASURED
+    gigabytes = version / 1e9
+    return f"{MEASURED}; a version of this job has {gigabytes:.2f} GB: about {gigabytes / MEASURED_GB:.2g} times that"

@@ -41,7 +41,7 @@ def fit(model: Model, placement: Placement, machine: Machine, job: Job, transpor
 
 def planned_memory(found: Fit, host_has: float | None) -> PlannedMemory:
     """As a plan says it. `host_has` is the host's memory in GiB, None where nobody said it."""
-    host = host_memory(found.transport, WEIGHT_BYTES * _published(found) / GIB, host_has)
+    host = host_memory(found.transport, version_bytes(found.model, found.job) / GIB, host_has)
     return PlannedMemory(
         fits=found.now.fits and host.fault is None,
         faults=found.now.faults if host.fault is None else (*found.now.faults, host.fault),
@@ -62,10 +62,10 @@ def _changes(of_gpus: tuple[Change, ...] | None, host: Host) -> tuple[PlannedCha
     return (*map(_change, of_gpus), *host.changes)
 
 
-def _published(found: Fit) -> float:
-    """Parameters of a version: the model's, or those of an adapter."""
-    rank = found.job.lora_rank
-    return found.model.parameters if rank is None else lora_parameters(found.model, rank)
+def version_bytes(model: Model, job: Job) -> float:
+    """The size of a version: of the model in bf16, or of an adapter."""
+    parameters = model.parameters if job.lora_rank is None else lora_parameters(model, job.lora_rank)
+    return WEIGHT_BYTES * parameters
 
 
 def assumed_of_memory(transport: Transport, host_has: float | None) -> list[str]:
@@ -76,7 +76,7 @@ def assumed_of_memory(transport: Transport, host_has: float | None) -> list[str]
         f"{HEADROOM:.0%} of each GPU stays free",
         "attention is fused: scores are not stored",
         f"with a root on a tmpfs the host's memory holds {on_root(transport)}{unknown}",
-        "a reference model, a critic or a reward model beside the trainer is not planned for",
+        "a critic or a reward model beside the trainer is not planned for",
     ]
 
 

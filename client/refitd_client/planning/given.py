@@ -15,6 +15,7 @@ _ASSUMED: Mapping[str, str] = {
     "optimizer": "the optimizer is AdamW",
     "loss": "the loss takes the logits in chunks or fused, without a copy of all of them in fp32",
     "gradient_checkpointing": "the trainer stores activations, it does not recompute them",
+    "reference_model": "a reference model is not planned for (--reference-model)",
     "batch_size": f"{DEFAULTS['batch_size']} prompts a step",
     "samples": f"{DEFAULTS['samples']} samples a prompt",
     "prompt_tokens": f"a prompt has at most {DEFAULTS['prompt_tokens']} tokens",

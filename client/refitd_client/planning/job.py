@@ -21,6 +21,7 @@ class Job:
     loss: Loss = Loss.FUSED
     gradient_checkpointing: bool = False
     expandable_segments: bool = False
+    reference_model: bool = False
     lora_rank: int | None = None
     batch_size: int = 8
     samples: int = 4
@@ -85,7 +86,7 @@ _MOST: Mapping[str, float] = {
     "context_length": 2**27,
     "running_requests": 2**24,
 }
-_SWITCHES = ("gradient_checkpointing", "expandable_segments", "cuda_graphs")
+_SWITCHES = ("gradient_checkpointing", "reference_model", "expandable_segments", "cuda_graphs")
 DEFAULTS: Mapping[str, Any] = {field.name: field.default for field in fields(Job)}
 """What is taken where nobody said anything, by setting."""
 

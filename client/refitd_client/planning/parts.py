@@ -6,6 +6,10 @@ ZERO = "Rajbhandari et al. 2020, ZeRO (arXiv 1910.02054), section 3"
 RECOMPUTE = "Korthikanti et al. 2022 (arXiv 2205.05198), section 4, counted again for SwiGLU and RMSNorm"
 EIGHT_BIT = "Dettmers et al. 2022, 8-bit Optimizers (arXiv 2110.02861)"
 LORA = "Hu et al. 2021, LoRA (arXiv 2106.09685), section 4.1"
+REFERENCE = (
+    "TRL 1, grpo_trainer.py: a second model in the trainer's dtype, cut as the trainer is; none with adapters, "
+    "which are switched off in its place"
+)
 GMLAKE = "Guo et al. 2024, GMLake (arXiv 2401.08156): 15 % of PyTorch's memory is lost in fragments on average"
 SGLANG_POOL = "SGLang 0.5, kv_cache_configurator.py, _profile_available_bytes"
 SGLANG_MEMORY = "SGLang 0.5, arg_groups/memory_hook.py, handle_gpu_memory_settings"

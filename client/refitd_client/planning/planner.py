@@ -12,8 +12,8 @@ from typing import Any
 from refitd_client.errors import PlanRefusedError
 from refitd_client.planning.allocation import Allocation, Role, of_counts
 from refitd_client.planning.config import model_of, read_model
-from refitd_client.planning.costs import COSTS
-from refitd_client.planning.fit import assumed_of_memory, fit, planned_memory
+from refitd_client.planning.costs import COSTS, measured
+from refitd_client.planning.fit import assumed_of_memory, fit, planned_memory, version_bytes
 from refitd_client.planning.given import job_of
 from refitd_client.planning.grammar import parse
 from refitd_client.planning.host import check_host
@@ -121,6 +121,7 @@ def _plan(
         update_group=now.group,
         meanwhile=_meanwhile(choice.transport, now),
         ways=tuple(_way(transport, choice, now) for transport in Transport),
+        costs_of=measured(None if shape is None else version_bytes(shape, job)),
         memory=None if found is None else planned_memory(found, host_has),
         sglang_flags=tuple(sglang_flags(wanted.of(Role.GENERATION)[0].parallel, then, fraction)),
         environment=environment(choice.transport, expandable_segments=then.expandable_segments),

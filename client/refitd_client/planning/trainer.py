@@ -24,7 +24,7 @@ from refitd_client.planning.allocation import Component, Parallel
 from refitd_client.planning.job import Job
 from refitd_client.planning.machine import GIB
 from refitd_client.planning.model import Model, lora_parameters
-from refitd_client.planning.parts import CONTEXT, CONTEXT_GIB, EIGHT_BIT, GMLAKE, LORA, RECOMPUTE, ZERO, Part
+from refitd_client.planning.parts import CONTEXT, CONTEXT_GIB, EIGHT_BIT, GMLAKE, LORA, RECOMPUTE, REFERENCE, ZERO, Part
 from refitd_client.planning.words import Loss, Optimizer, Precision
 
 FRAGMENTS = 0.15
@@ -75,6 +75,8 @@ def _static(model: Model, trainer: Component, job: Job) -> Iterator[Part]:
     if not _is_megatron(trainer) and parallel.d * parallel.c > 1:
         gathered = _DOUBLE * _layer_parameters(model) / parallel.t * min(widths.weights, 2)
         yield Part(name="gathered layers", size=gathered / GIB, source=ZERO)
+    if job.reference_model and job.lora_rank is None:
+        yield Part(name="reference model", size=widths.weights * held.weights / GIB, source=REFERENCE)
     yield Part(name="gradients", size=_gradients(trainer, job, held) / GIB, source=source)
     yield Part(
         name="optimizer",

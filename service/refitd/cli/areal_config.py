@@ -30,7 +30,11 @@ _LORA_RANK = 32
 _ALL_OF_IT = 2**30  # tokens: no micro-batch is larger
 _PRECISIONS: Mapping[str, str] = {"float32": "mixed", "fp32": "mixed", "bfloat16": "bf16", "bf16": "bf16"}
 _OPTIMIZERS: Mapping[str, str] = {"adam": "adamw", "adam_bf16": "adamw", "sgd": "sgd"}
-_LEFT_OUT = ("ref", "critic", "teacher")
+_LEFT_OUT: Mapping[str, str] = {
+    "ref": " (--reference-model plans for one in the actor's own processes)",
+    "critic": "",
+    "teacher": "",
+}
 _REFERENCE = re.compile(r"\$\{([A-Za-z0-9_.]+)\}")
 _MOST_REFERENCES = 16
 _SWITCHES, _SHARES, _WORDS = {"gradient_checkpointing"}, {"mem_fraction_static"}, {"attention_backend"}
@@ -221,8 +225,8 @@ def _trainer(config: _Config) -> dict[str, Any]:
     if config.get("actor.use_lora") is True:
         rank = _checked(config, "actor.lora_rank", "lora_rank")
         settings["lora_rank"] = config.default("actor.lora_rank", _LORA_RANK) if rank is None else rank
-    others = [name for name in _LEFT_OUT if config.get(name) is not None]
-    config.assumed += [f"{config.file.name} has {name}: its memory is not planned for" for name in others]
+    others = [(name, more) for name, more in _LEFT_OUT.items() if config.get(name) is not None]
+    config.assumed += [f"{config.file.name} has {name}: its memory is not planned for{more}" for name, more in others]
     return settings
 
 

@@ -75,6 +75,15 @@ Checkpointing = Annotated[
     ),
 ]
 MicroBatch = Annotated[int | None, _number("--micro-batch-tokens", "N", "Tokens of the largest micro-batch", _TRAINER)]
+Reference = Annotated[
+    bool | None,
+    typer.Option(
+        "--reference-model",
+        help="Its ranks hold a frozen copy as well, for a KL penalty",
+        rich_help_panel=_TRAINER,
+        show_default=False,
+    ),
+]
 LoraRank = Annotated[int | None, _number("--lora-rank", "N", "Train adapters of this rank alone", _TRAINER)]
 Expandable = Annotated[
     bool | None,
@@ -123,6 +132,7 @@ def plan(
     loss: Loss = None,
     gradient_checkpointing: Checkpointing = None,
     micro_batch_tokens: MicroBatch = None,
+    reference_model: Reference = None,
     lora_rank: LoraRank = None,
     expandable_segments: Expandable = None,
     mem_fraction_static: Fraction = None,

@@ -18,6 +18,7 @@ def shown(plan: Plan) -> Iterator[RenderableType]:
     """The plan, from the choice to the assumptions."""
     yield from _choice(plan)
     yield _ways(plan.ways)
+    yield sentence(f"\nCosts are those of {plan.costs_of}.", "dim")
     if plan.memory is not None:
         yield from _memory(plan.memory)
     yield from _settings(plan)
@@ -38,7 +39,7 @@ def _choice(plan: Plan) -> Iterator[RenderableType]:
 
 
 def _ways(ways: Sequence[Way]) -> Table:
-    table = _table("", "TRANSPORT", "POSSIBLE", "BY REFITD", "COSTS (measured: 3.09 GB, one H200)")
+    table = _table("", "TRANSPORT", "POSSIBLE", "BY REFITD", "COSTS")
     for way in ways:
         mark = Text("→", style="green") if way.chosen else Text("")
         possible = Text("yes") if way.hinders is None else sentence(f"no: {way.hinders}", "dim")

@@ -12,7 +12,7 @@ Each copy goes through the same steps, so that nobody begins to read what is abo
 
 import asyncio
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 import structlog
 
@@ -145,12 +145,29 @@ class Copier:
 
     def _target(self, run: str) -> VersionRecord | None:
         """The delta that needs a copy now: what engines are to serve, or a newer one that could not be carried out."""
-        wanted, again = self._ledger.goals(run).wanted, self._refusals.due(run, self._decide)
+        if self._is_paused(run):
+            return self._target_of_pause(run)
+        wanted = self._ledger.goals(run).wanted
+        again = self._refusals.due(self._ledger.versions_of(run), self._decide)
         if again is not None and (wanted is None or again.order > wanted.order):
             return again
-        if wanted is None or self._ledger.carriage.can_load(wanted) or not self._is_needed(wanted):
+        return wanted if self._is_without(wanted) else None
+
+    def _target_of_pause(self, run: str) -> VersionRecord | None:
+        """What engines go back to: no copy of it is given up for something newer, where nobody goes now."""
+        good = self._ledger.goals(run).last_served
+        if not self._is_without(good):
             return None
-        return wanted
+        is_refused = self._ledger.carriage.is_refused(good)
+        return self._refusals.due([good], self._decide) if is_refused else good
+
+    def _is_paused(self, run: str) -> bool:
+        rollout = self._ledger.rollouts.get(run)
+        return rollout is not None and rollout.paused_since is not None
+
+    def _is_without(self, version: VersionRecord | None) -> TypeGuard[VersionRecord]:
+        """Whether it needs a copy and has none."""
+        return version is not None and not self._ledger.carriage.can_load(version) and self._is_needed(version)
 
     def _is_needed(self, delta: VersionRecord) -> bool:
         """Whether there is an engine, or may come one, that does not take it in place."""

@@ -1,6 +1,6 @@
 """Deltas that cannot be carried out, or wait: why, and when to look again. What failed is known until a restart."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import structlog
 
@@ -52,11 +52,13 @@ class Refusals:
         self._again_at[target.id] = self._ledger.clock.monotonic() + wait
         self._ledger.refuse(target, reason)
 
-    def due(self, run: str, decide: Callable[[VersionRecord], Decision]) -> VersionRecord | None:
-        """The newest refused delta of a run that is to be tried again now. It stays refused until a copy holds it."""
+    def due(
+        self, versions: Iterable[VersionRecord], decide: Callable[[VersionRecord], Decision]
+    ) -> VersionRecord | None:
+        """The first refused delta of some that is to be tried again now. It stays refused until a copy holds it."""
         now = self._ledger.clock.monotonic()
         self._forget_the_gone()
-        for version in self._ledger.versions_of(run):
+        for version in versions:
             is_refused = self._ledger.carriage.is_refused(version) and version.state is VersionState.SEALED
             if is_refused and not version.barred and now >= self._again_at.get(version.id, now):
                 if isinstance(decide(version), Ready | Write):

@@ -16,25 +16,31 @@ from refitd.engine.engines_file import EngineSpec
 from refitd.engine.plugin.crew import NOBODY
 from refitd.engine.port import Reached, Unreached
 from refitd.engine.sglang.reply import message_of
-from refitd.engine.sglang.transport import NoReply, Reply, Transport
+from refitd.engine.sglang.transport import Lost, NoReply, Reply, Transport
 from refitd.fsck.roster import Roster
 
 CALL_SECONDS = 5.0
 SKEW_SECONDS = 5.0  # a Date header has whole seconds, and the call takes its time
+_READ = "/model_info"
 _UPDATE = "/update_weights_from_disk"
 _INCOMPLETE = frozenset({400, 422})
 _UNAUTHORISED = frozenset({401, 403})
 _NO_ROUTE = frozenset({404, 405})
+_BROKEN = 500  # this status and those above: the server's own fault, or a proxy's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What one engine answered. `change` is None where it was not asked, `skew` in seconds where it tells its time."""
+    """What one engine answered. `change` is None where it was not asked, `skew` in seconds where it tells its time.
+
+    `read` is what it says when it is asked what it serves once more, where it cannot be driven.
+    """
 
     name: str
     spec: EngineSpec
     root: str
     seen: Reached | Unreached
+    read: Reply | NoReply | None = None
     change: Reply | NoReply | None = None
     skew: float | None = None
 
@@ -48,17 +54,13 @@ async def _ask(roster: Roster, name: str) -> Asked:
     spec, settings = roster.specs[name], roster.settings
     root = spec.root or settings.path_map or str(settings.root.resolve())
     engine = connector(settings, roster.guard)(spec)
+    http = Transport(spec.url, **key_files(settings, spec), guard=roster.guard)
     try:
         seen = await engine.probe()
     finally:
         await engine.aclose()
     if isinstance(seen, Unreached):
-        return Asked(name=name, spec=spec, root=root, seen=seen)
-    http = Transport(
-        spec.url,
-        **key_files(settings, spec),
-        guard=roster.guard,
-    )
+        return Asked(name=name, spec=spec, root=root, seen=seen, read=await http.get(_READ, CALL_SECONDS))
     reply = await http.post(_UPDATE, {}, CALL_SECONDS)
     return Asked(name=name, spec=spec, root=root, seen=seen, change=reply, skew=skew_of(reply))
 
@@ -76,16 +78,31 @@ def skew_of(reply: Reply | NoReply) -> float | None:
 def judge_engine(asked: Asked) -> Iterator[Finding]:
     """What the answers mean."""
     if isinstance(asked.seen, Unreached):
-        fix = "start it, or correct its URL, its key (--engine-key-file) or --engine-allow"
-        yield Finding(
-            check=Check.REACHABLE, subject=asked.name, verdict=Verdict.FAILED, text=asked.seen.reason, fix=fix
-        )
+        text, fix = asked.seen.reason, _way_in(asked.read)
+        yield Finding(check=Check.REACHABLE, subject=asked.name, verdict=Verdict.FAILED, text=text, fix=fix)
         return
     yield good(Check.REACHABLE, asked.name, f"SGLang {asked.seen.server_version}, {asked.seen.configuration}")
     yield _plugin(asked.name, asked.seen)
     if asked.change is not None:
         yield _changes(asked.name, asked.change)
     yield _clock(asked.name, asked.skew)
+
+
+def _way_in(read: Reply | NoReply | None) -> str:
+    """What to do about an engine that cannot be driven."""
+    match read:
+        case Reply(status=status) if status in _UNAUTHORISED:
+            return "give it the key that it was started with (--api-key): --engine-key-file names its file"
+        case Reply(status=status) if status in _NO_ROUTE:
+            return "is this an SGLang that refitd can drive? Name an engine's own address, not that of a gateway"
+        case Reply(status=status) if status >= _BROKEN:
+            return "see its log, and that of a proxy before it"
+        case Reply():
+            return "name an SGLang server, of a release and with settings that refitd can drive"
+        case NoReply(lost=Lost.NEVER_SENT) | None:
+            return "start it, or correct its URL, its key's file or --engine-allow"
+        case NoReply():
+            return "see its log: something listens there, and does not answer"
 
 
 def _plugin(name: str, seen: Reached) -> Finding:

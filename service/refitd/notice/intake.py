@@ -182,8 +182,8 @@ class Intake:
     def _missing(self, path: str) -> ProblemError:
         return ProblemError(
             Kind.PATH_MISSING,
-            f"{self._root / path} is not there: publish first, then announce; paths are as the "
-            f"service sees them, absolute or relative to its root, {self._root}",
+            f"{self._root / path} is not there: publish into this service's root, {self._root}, and announce then; "
+            "a notice's path is as the service sees it, absolute or relative to that root",
         )
 
     async def _look(self, path: str, order: Order, known: VersionRecord | None) -> Seen:

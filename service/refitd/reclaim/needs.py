@@ -1,6 +1,6 @@
 """What a version needs: others that must stay on disk for as long as it does. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from refitd.catalog.record import VersionRecord
@@ -35,6 +35,22 @@ def needs_of(versions: Sequence[VersionRecord]) -> dict[str, list[Need]]:
         needs.setdefault(one.id, []).append(_overlapping(other, one))
         needs.setdefault(other.id, []).append(_overlapping(one, other))
     return needs
+
+
+def before_their_bases(versions: Sequence[VersionRecord]) -> list[str]:
+    """The order in which versions go, by their ids: as given, but what stands on a version goes right before it."""
+    place = {version.id: number for number, version in enumerate(versions)}
+    turn: dict[str, int] = {}
+    oldest_first = sorted(versions, key=lambda version: version.order)
+    for version in oldest_first:  # a base is older than what stands on it
+        turn[version.id] = min(place[version.id], turn.get(version.base or "", len(versions)))
+    newest_first = oldest_first[::-1]
+    return [version.id for version in sorted(newest_first, key=lambda version: turn[version.id])]
+
+
+def standing_on(base: VersionRecord, versions: Iterable[VersionRecord]) -> list[VersionRecord]:
+    """The deltas on a version that engines may still be brought to."""
+    return [each for each in versions if each.base == base.id and each.state is VersionState.SEALED]
 
 
 def _overlapping(needed: VersionRecord, by: VersionRecord) -> Need:

@@ -12,6 +12,9 @@ by the next sweep:
     make it a slot            if its publisher may write the next version into its files: `refitd.reclaim.recycler`
     deleted
     empty the trash           at the end, and at the start of the next sweep after a kill
+
+A delta goes before what it stands on, and a base stays while there is one that did not go: between the last question
+and the rename the newest version may turn out to be lost, and what is left then, to be served instead, is all whole.
 """
 
 import asyncio
@@ -28,6 +31,7 @@ from refitd.reclaim.incoming import Incoming
 from refitd.reclaim.keep import EVIDENCE, SPARED, KeepRules, Verdict, keep
 from refitd.reclaim.kept import Kept, bytes_by_reason
 from refitd.reclaim.leases import Views, leases
+from refitd.reclaim.needs import before_their_bases, standing_on
 from refitd.reclaim.outcome import Discarded, Gone, Refused
 from refitd.reclaim.rebuild import Withheld
 from refitd.reclaim.recycler import Recycler, slot_line
@@ -146,7 +150,9 @@ class Sweeper:
         """
         async with self._turn:
             listing = await self._facts.listing()
-            lines = [await self._settle(verdict, listing) for verdict in self._verdicts(listing)]
+            planned = {verdict.record.id: verdict for verdict in self._verdicts(listing)}
+            turns = before_their_bases([verdict.record for verdict in planned.values()])
+            lines = [await self._settle(planned[version], listing) for version in turns]
             lines += [await self._settle_incoming(found) for found in await self._survey(listing)]
             lines += await self._recycle(listing)
             lines += [] if self._copies is None or _known(listing) is None else await self._copies.sweep()
@@ -175,7 +181,11 @@ class Sweeper:
 
     def _verdict_of(self, version: str, listing: Listing | ListingFailed | Withheld) -> Verdict | None:
         """The verdict as of now, None where the version was deleted by someone else meanwhile."""
-        return next((verdict for verdict in self._verdicts(listing) if verdict.record.id == version), None)
+        verdict = next((verdict for verdict in self._verdicts(listing) if verdict.record.id == version), None)
+        above = [] if verdict is None or verdict.keep else standing_on(verdict.record, self._facts.versions())
+        if verdict is None or not above:
+            return verdict
+        return replace(verdict, keep=True, reasons=(f"{above[0].id} stands on it, and goes first",))
 
     async def _settle(self, verdict: Verdict, listing: Listing | ListingFailed | Withheld) -> Reclaimable:
         if verdict.keep:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from refitd.catalog.record import VersionRecord
 from refitd.rollout.carriage import NOTHING, Carriage
+from refitd.rollout.in_place import Versions, step_in_place
 from refitd.rollout.plan import Goals
 from refitd.rollout.record import EngineRecord, RolloutRecord
 from refitd.rollout.strategy import Strategy, StrategyName, finished_first, has_given_up, released
@@ -26,6 +27,7 @@ def goals_of_run(
         wanted=wanted(versions, finish, carriage),
         loadable=loadable(versions, finish, carriage),
         last_good=last_good(versions, carriage),
+        last_served=last_good(versions),
     )
 
 
@@ -53,9 +55,21 @@ def goals_of_engine(
     return replace(goals, loadable=goals.last_good)  # where the target's files are lost, no canary went before
 
 
-def on_the_way(goals: Goals, engine: EngineRecord, step: VersionRecord) -> Goals:
-    """The goals of an engine that gets to what is wanted by `step` first, where it may go there."""
-    if goals.loadable != goals.wanted:
+def in_place(goals: Goals, engine: EngineRecord, versions: Versions) -> Goals:
+    """The goals of an engine that has the plugin: it gets to deltas by steps, whatever waits for a copy."""
+    if goals.wanted is not None and step_in_place(engine, goals.wanted, versions) is not None:
+        goals = replace(goals, loadable=goals.wanted)
+    good = goals.last_served
+    if good is None or good == goals.last_good or has_given_up(engine, good):
+        return goals
+    step = good if engine.serving == good.id else step_in_place(engine, good, versions)
+    return goals if step is None or has_given_up(engine, step) else replace(goals, last_good=good)
+
+
+def on_the_way(goals: Goals, engine: EngineRecord, versions: Versions) -> Goals:
+    """The goals of an engine that gets to what it is to load by steps: the next one, where it may go there."""
+    step = None if goals.loadable is None else step_in_place(engine, goals.loadable, versions)
+    if step is None:
         return goals
     given_up = goals.last_good is not None and has_given_up(engine, step)
     return replace(goals, loadable=goals.last_good if given_up else step)

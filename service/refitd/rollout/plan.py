@@ -54,15 +54,17 @@ class Agenda:
 class Goals:
     """What an engine could be brought to: the run's target, and for repairs the last good version.
 
-    `wanted` is the target unless its files are lost, `loadable` is that unless it waits for a copy; `serving` is what
-    the engine serves. `recorded` names those of them whose fingerprint is on record for the engine's configuration.
-    `offered` is a version that this engine can have from its trainer's memory now, and the offer's file.
+    `wanted` is the target unless its files are lost, `loadable` is that unless it waits for a copy; `last_served` is
+    the last good version, though it may wait for a copy; `serving` is what the engine serves. `recorded` names those of
+    them whose fingerprint is on record for the engine's configuration. `offered` is a version that this engine can have
+    from its trainer's memory now, and the offer's file.
     """
 
     target: VersionRecord | None = None
     wanted: VersionRecord | None = None
     loadable: VersionRecord | None = None
     last_good: VersionRecord | None = None
+    last_served: VersionRecord | None = None
     serving: VersionRecord | None = None
     recorded: frozenset[str] = frozenset()
     offered: RefitTo | None = None

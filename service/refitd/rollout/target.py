@@ -56,8 +56,14 @@ def wanted(
 def loadable(
     versions: Iterable[VersionRecord], finish: str | None = None, carriage: Carriage = NOTHING
 ) -> VersionRecord | None:
-    """The newest version that an engine can be brought to now: what is wanted, unless it waits for a copy."""
-    return wanted((version for version in versions if carriage.can_load(version)), finish, carriage)
+    """The newest version that an engine can be brought to now: what is wanted, or one before it while that waits for a
+    copy. One after it would take the engine past a version that is to be finished first, which then never is.
+    """
+    known = list(versions)
+    goal = wanted(known, finish, carriage)
+    if goal is None:
+        return None
+    return wanted((v for v in known if v.order <= goal.order and carriage.can_load(v)), finish, carriage)
 
 
 def last_good(versions: Iterable[VersionRecord], carriage: Carriage | None = None) -> VersionRecord | None:

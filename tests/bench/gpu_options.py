@@ -32,7 +32,7 @@ from refitd_client.contract.naming import Order, version_folder
 from refitd_client.fingerprint import fingerprints
 from support.adapters import write_adapter
 
-ADAPTER = "actor"
+ADAPTER, TOKENS = "actor", 32
 MODELS = {1: "a", 2: "b"}  # what the first versions hold
 
 
@@ -135,12 +135,12 @@ class Trial:
         self.out["stock load afterwards answers as before"] = self.answers() == self.stock[1]
         if self.what == "lora":
             self.said("/unload_lora_adapter", lora_name=ADAPTER)
-            self.out["without the adapter"] = self.engine.generate() == self.stock[1][0]
+            self.out["without the adapter"] = self.engine.generate(TOKENS) == self.stock[1][0]
 
     def answers(self) -> list[list[int]]:
         """Of the model, and of the adapter where there is one."""
         named = [{"lora_path": ADAPTER}] if self.what == "lora" else []
-        return [self.engine.generate(32, **more) for more in ({}, *named)]
+        return [self.engine.generate(TOKENS, **more) for more in ({}, *named)]
 
     def said(self, route: str, **body: Any) -> None:
         """A call that has to succeed."""

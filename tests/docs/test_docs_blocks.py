@@ -36,6 +36,7 @@ SGLANGS = {
     "--lora-paths",
     "--max-loaded-loras",
     "--max-lora-rank",
+    "--skip-server-warmup",
 }
 KNOWN = EXECUTABLE | {"text", "yaml", "json", "mermaid", "{toctree}", "flat", "gap", ""}
 

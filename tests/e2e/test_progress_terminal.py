@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from refitd_client.contract.states import VersionState, WaitOutcome
-from refitd_client.contract.wire import Reclaimable, ReclaimPlan
+from refitd_client.contract.wire import Notice, Reclaimable, ReclaimPlan
 from support.checkpoints import publish, tensors, write_model
 from support.stand_in_service import make_engine, stand_in
 from support.terminal import terminal
@@ -58,6 +58,7 @@ def keep_a_journal_of(root: Path, state: Path) -> None:
     base = write_model(root.parent / "base")
     folder = state.parent
     with RefitdServer(folder, root, [], "--base-model", str(base)) as refitd, RefitClient(refitd.url) as client:
+        client.announce(Notice(run="run", step=1))  # its own look at the root may come later
         assert client.wait("run~v000001", "sealed", 30).version.state is VersionState.SEALED
 
 

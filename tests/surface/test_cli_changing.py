@@ -37,7 +37,7 @@ def test_pin_and_unpin(service: StandIn) -> None:
 def test_an_unpin_that_comes_too_late_says_so(service: StandIn, state: VersionState) -> None:
     service.versions = [make_version(1, state=state)]
     said = refitd("unpin", "exp~v000001", "--url", service.url).stdout
-    assert said == f"exp~v000001 is {state}: there is nothing left to keep.\n"
+    assert said == f"exp~v000001 is no longer pinned: it is {state}, and nothing is left to keep.\n"
 
 
 def test_a_version_that_is_not_there_is_said_to_be_so(service: StandIn) -> None:

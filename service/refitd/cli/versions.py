@@ -56,9 +56,9 @@ def unpin(version_id: VersionId, url: Url = None, token_file: TokenFile = None, 
     """Leave a version to the keep rules again."""
     with speaking(json=json) as out, connect(url, token_file) as client:
         version = client.unpin(version_id)
-        gone = version.state in {VersionState.DELETED, VersionState.RETIRED}
-        told = f"is {version.state}: there is nothing left to keep" if gone else "is not pinned: the keep rules decide"
-        out.show(version, render.sentence(f"{version_id} {told}."))
+        is_gone = version.state in {VersionState.DELETED, VersionState.RETIRED}
+        kept = f"it is {version.state}, and nothing is left to keep" if is_gone else "the keep rules decide"
+        out.show(version, render.sentence(f"{version_id} is no longer pinned: {kept}."))
 
 
 def rollback(
@@ -74,7 +74,8 @@ def rollback(
     """
     with speaking(json=json) as out, connect(url, token_file) as client:
         version = client.rollback(run, to)
-        out.show(version, render.sentence(f"{run} rolls back to {version.id} (step {version.step})."))
+        told = f"{run} rolls back to {version.id} (step {version.step}). What is newer is barred for good."
+        out.show(version, render.sentence(told))
 
 
 def pause(run: RunArgument, url: Url = None, token_file: TokenFile = None, json: Json = False) -> None:

@@ -152,8 +152,9 @@ async def _goal(service: Service, order: Rollback) -> VersionRecord | None:
         return None
     to = await find(service, order.to)
     if to.run != order.run or to.state is not VersionState.SEALED or to.barred:
-        why = "is barred" if to.barred else f"is {to.state}, of run {to.run}"
-        raise ProblemError(Kind.VERSION_NOT_GOOD, f"{to.id} {why}: roll back to a SEALED version of run {order.run}")
+        why = "is barred for good: it was rolled back from" if to.barred else f"is {to.state}, of run {to.run}"
+        what = f"roll back to a SEALED version of run {order.run} that is not barred"
+        raise ProblemError(Kind.VERSION_NOT_GOOD, f"{to.id} {why}; {what}, or publish its weights as the next step")
     return to
 
 

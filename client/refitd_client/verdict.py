@@ -16,6 +16,7 @@ from refitd_client.errors import (
 )
 
 _FAILED = frozenset({EngineState.NACKED, EngineState.TAINTED, EngineState.UNREACHABLE, EngineState.QUARANTINED})
+_ROLLED_BACK = "it was rolled back from; what the trainer publishes next is served as usual"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,10 +58,12 @@ def _failure(version: Version) -> RefitError:
     reason = version.reason or "the service gives no reason"
     if version.state is VersionState.REJECTED:
         return VersionRejectedError(f"version {version.id} was rejected and no engine has seen it: {reason}")
+    if version.barred:
+        return VersionFailedError(f"version {version.id} will not be served: {version.reason or _ROLLED_BACK}")
     if version.state in {VersionState.LOST, VersionState.DELETED}:
         return VersionLostError(f"version {version.id} was good, and its files have changed or gone: {reason}")
     failed = tuple(engine for engine in version.engines if engine.state in _FAILED)
-    if version.barred or not failed:
+    if not failed:
         return VersionFailedError(f"version {version.id} will not be served: {reason}")
     return EngineFailedError(
         f"version {version.id} is good, and engines did not take it: {_told(failed)}", engines=failed

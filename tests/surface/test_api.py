@@ -184,7 +184,8 @@ async def test_a_rollback_goes_to_the_version_before_and_a_newer_one_rolls_as_us
         async with asyncio.timeout(10):
             while stage.engines["a"].label != "1":
                 seen = await stage.ledger.bell.after(seen, within=0.05)
-        assert (await stage.http.get(f"/v1/versions/{second}")).json()["barred"]
+        left = (await stage.http.get(f"/v1/versions/{second}/wait")).json()
+        assert (left["version"]["barred"], left["outcome"]) == (True, "failed")
         await stage.served(3)
         assert stage.engines["a"].label == "3"
 

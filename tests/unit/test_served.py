@@ -45,6 +45,12 @@ def test_a_version_that_was_served_once_was_served() -> None:
     assert outcome_of(version(7, served_at="t"), version(9), SERVED, proven=False) is SERVED
 
 
+@pytest.mark.parametrize("state", [VersionState.SEALED, VersionState.DELETED])
+def test_what_was_rolled_back_from_is_not_called_served_though_it_was(state: VersionState) -> None:
+    left = version(7, served_at="t", barred=True, state=state)
+    assert outcome_of(left, version(6), SERVED, proven=True) is WaitOutcome.FAILED
+
+
 @pytest.mark.parametrize("state", [VersionState.RETIRED, VersionState.DELETED])
 @pytest.mark.parametrize("target", [None, version(6), version(9)])
 @pytest.mark.parametrize("proven", [True, False])

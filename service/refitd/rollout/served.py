@@ -39,6 +39,8 @@ def outcome_of(
     """
     if wait_for is WaitOutcome.TAKEN:
         return WaitOutcome.PENDING if offered else WaitOutcome.TAKEN
+    if version.barred and wait_for is WaitOutcome.SERVED:  # also where it was served before it was rolled back from
+        return WaitOutcome.FAILED
     if version.served_at is not None and _holds(version, target, wait_for, proven=proven):
         return wait_for
     match version.state:
@@ -70,8 +72,6 @@ def _is_overtaken(version: VersionRecord, target: VersionRecord | None) -> bool:
 
 
 def _on_its_way(version: VersionRecord, target: VersionRecord | None) -> WaitOutcome:
-    if version.barred:
-        return WaitOutcome.FAILED
     if _is_overtaken(version, target):
         return WaitOutcome.SUPERSEDED
     return WaitOutcome.PENDING

@@ -60,7 +60,7 @@ def _failure(version: Version) -> RefitError:
         return VersionRejectedError(f"version {version.id} was rejected and no engine has seen it: {reason}")
     if version.barred:
         return VersionFailedError(f"version {version.id} will not be served: {version.reason or _ROLLED_BACK}")
-    if version.state in {VersionState.LOST, VersionState.DELETED}:
+    if version.state is VersionState.LOST:
         return VersionLostError(f"version {version.id} was good, and its files have changed or gone: {reason}")
     failed = tuple(engine for engine in version.engines if engine.state in _FAILED)
     if not failed:

@@ -118,6 +118,16 @@ class TestByStep:
         assert result.exit_code == 1
         assert f"step 31 of run exp is known only as exp~v000031: {state}: NaN in w" in result.stderr
 
+    @pytest.mark.parametrize("state", [VersionState.SEALED, VersionState.DELETED])
+    def test_what_was_rolled_back_from_is_said_to_be_so_also_where_it_was_collected(
+        self, service: StandIn, state: VersionState
+    ) -> None:
+        service.versions = [make_version(2, barred=True, state=state)]
+        service.outcomes = [WaitOutcome.FAILED]
+        result = refitd("wait", "exp~v000002", "--url", service.url)
+        assert result.exit_code == 1
+        assert "exp~v000002 will not be served: it was rolled back from" in result.stderr
+
     def test_a_step_that_is_good_in_an_older_generation_only_is_asked_about(self, service: StandIn) -> None:
         service.versions = [make_version(31), make_version(5, generation=2)]
         service.outcomes = [WaitOutcome.SUPERSEDED]

@@ -41,6 +41,26 @@ async def served(stage: Stage, trainer: Trainer) -> Kind:
     return publication.kind
 
 
+@asynccontextmanager
+async def without_room(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Stage, Trainer, str]]:
+    """A full version is served, and the delta on it was given up: there is no room for its copy."""
+    monkeypatch.setattr(files, "SPARE_BYTES", 2**60)
+    monkeypatch.setattr(refusals, "FIRST_SECONDS", 0.1)
+    async with followed(folder) as (stage, trainer):
+        await served(stage, trainer)
+        two = (await trainer.follow()).version_id
+        await stage.until(two, lambda _: two in stage.ledger.carriage.refused)
+        yield stage, trainer, two
+
+
+async def tried_again(stage: Stage, version: str) -> None:
+    """Wait until it is served. Whoever waits for a time to pass looks again when something happens."""
+    async with asyncio.timeout(10):
+        while stage.ledger.versions[version].served_at is None:
+            stage.ledger.bell.ring()
+            await asyncio.sleep(0.02)
+
+
 async def test_engines_that_know_no_deltas_follow_a_chain_of_them(tmp_path: Path) -> None:
     """Each loads a plain checkpoint with the very bits that the trainer had, under the delta's label."""
     async with followed(tmp_path) as (stage, trainer):
@@ -94,12 +114,7 @@ async def test_a_delta_that_stands_on_nothing_is_told_and_engines_stay_until_a_f
 async def test_where_there_is_no_room_for_a_copy_engines_stay_and_it_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "SPARE_BYTES", 2**60)
-    monkeypatch.setattr(refusals, "FIRST_SECONDS", 0.1)
-    async with followed(tmp_path) as (stage, trainer):
-        await served(stage, trainer)
-        two = (await trainer.follow()).version_id
-        await stage.until(two, lambda _: two in stage.ledger.carriage.refused)
+    async with without_room(tmp_path, monkeypatch) as (stage, _, two):
         found = (await stage.http.get(f"/v1/versions/{two}")).json()
         assert (found["state"], found["needs_full"]) == ("SEALED", True)
         assert "there is no room for a copy" in found["reason"]
@@ -107,29 +122,18 @@ async def test_where_there_is_no_room_for_a_copy_engines_stay_and_it_is_tried_ag
         sentences = (await stage.http.get(f"/v1/explain/{two}")).json()["sentences"]
         assert any("It cannot be carried out: there is no room" in sentence for sentence in sentences)
         monkeypatch.setattr(files, "SPARE_BYTES", 0)
-        stage.ledger.bell.ring()
-        await asyncio.sleep(0.2)
-        stage.ledger.bell.ring()
-        await stage.until(two, lambda record: record.served_at is not None)
+        await tried_again(stage, two)
 
 
 async def test_a_delta_that_was_given_up_is_tried_again_when_it_is_rolled_back_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "SPARE_BYTES", 2**60)
-    monkeypatch.setattr(refusals, "FIRST_SECONDS", 0.1)
-    async with followed(tmp_path) as (stage, trainer):
-        await served(stage, trainer)
-        two = (await trainer.follow()).version_id
-        await stage.until(two, lambda _: two in stage.ledger.carriage.refused)
+    async with without_room(tmp_path, monkeypatch) as (stage, trainer, two):
         trainer.base = lambda: Full("there is no room for a copy")
         assert await served(stage, trainer) is Kind.FULL
         monkeypatch.setattr(files, "SPARE_BYTES", 0)
         await stage.http.post("/v1/rollback", json={"run": "run", "to": two})
-        async with asyncio.timeout(10):
-            while stage.ledger.versions[two].served_at is None:
-                stage.ledger.bell.ring()  # it looks again when something happens
-                await asyncio.sleep(0.02)
+        await tried_again(stage, two)
         assert same(in_folder(stage.engines["a"].path), trainer.history[2])
 
 

@@ -239,7 +239,8 @@ def test_kill_9_at_every_journal_and_http_step_of_a_rollout(stage: Stage) -> Non
             assert not remains.open or Remains.of(stage.state).loads > remains.loads, "mended without a load"
     print(f"died at {len(died)} effects: {', '.join(died)}")
     assert point.startswith("commit"), "every call was had"
-    assert len(died) > 3 * len(CALLS) + 8, "and every commit"
+    # The notice, the intent and the end each wait for a commit; what else there is may share one.
+    assert len(died) >= 3 * len(CALLS) + 2 * 3, "and every commit"
 
 
 @pytest.mark.parametrize("begun", [False, True], ids=["on its first start", "after a kill in mid-load"])

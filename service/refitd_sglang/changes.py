@@ -6,25 +6,20 @@ what is checked is what is applied. docs/delta-format.md says what it holds.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from threading import Event
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from refitd.catalog.fault import shown
 from refitd.catalog.opening import ChangedError, FileStat, Folder, OpeningRefusedError
-from refitd_client.contract.digest import BLOCK, digest_of_block, joined
+from refitd.catalog.whole_file import read_whole
 from refitd_client.contract.manifest import MAX_MANIFEST_BYTES, Manifest, ManifestRefusedError, parse_manifest
 from refitd_client.contract.naming import DELTA_NAME, MANIFEST_NAME, version_id
 from refitd_client.contract.states import Kind
 from refitd_client.delta import Delta, DeltaRefusedError, parse_delta
-from refitd_client.finite import any_nonfinite, count_nonfinite
-from refitd_client.lanes import in_lanes, lanes_for
-from refitd_sglang.adjacent import together
-from refitd_sglang.kept import Kept, fill
+from refitd_client.delta.nonfinite import nonfinite_in
+from refitd_sglang.kept import Kept
 from refitd_sglang.laid import Laid, Ways, lay
 from refitd_sglang.source import Place, SourceRefusedError
 
@@ -131,21 +126,7 @@ def _read(folder: Folder, name: str, files: dict[str, FileStat], limit: int, roo
         raise SourceRefusedError(f"{name} has {files[name].size} bytes; at most {limit} are read")
     data = room(files[name].size)
     with folder.open(name, files[name]) as fd:
-        return data.data, _taken(fd, data)
-
-
-def _taken(fd: int, data: NDArray[np.uint8]) -> str:
-    """Fill memory from a file and digest it, block by block, on as many cores as that is worth."""
-    count = max(1, -(-len(data) // BLOCK))
-    digests = [b""] * count
-
-    def take(number: int, _: Event) -> None:
-        block = data[number * BLOCK : (number + 1) * BLOCK]
-        fill(fd, block.data, number * BLOCK)
-        digests[number] = digest_of_block(block)
-
-    in_lanes([partial(take, number) for number in range(count)], lanes=lanes_for(count))
-    return joined(digests)
+        return data.data, read_whole(fd, data)
 
 
 def _checked(manifest: Manifest, data: memoryview, digest: str, place: Place) -> Delta:
@@ -170,18 +151,8 @@ def _checked(manifest: Manifest, data: memoryview, digest: str, place: Place) ->
 
 
 def _check_finite(delta: Delta) -> None:
-    kinds: dict[str, list[NDArray[Any]]] = {}
-    for change in delta.changes.values():
-        kinds.setdefault(change.dtype, []).append(change.values)
-    if all((values := together(arrays)) is not None and not _any(dtype, values) for dtype, arrays in kinds.items()):
-        return
-    for name, change in delta.changes.items():
-        if count := count_nonfinite(change.dtype, np.ascontiguousarray(change.values).view(np.uint8)):
-            raise SourceRefusedError(
-                f"tensor {shown(name)} gets {count} non-finite values (NaN or infinity): the trainer has diverged "
-                "[non-finite]"
-            )
-
-
-def _any(dtype: str, values: NDArray[Any]) -> bool:
-    return any_nonfinite(dtype, values.view(np.uint8))
+    for name, count in nonfinite_in(delta.changes).items():
+        raise SourceRefusedError(
+            f"tensor {shown(name)} gets {count} non-finite values (NaN or infinity): the trainer has diverged "
+            "[non-finite]"
+        )

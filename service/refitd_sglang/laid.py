@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refitd.catalog.fault import shown
+from refitd_client.delta.adjacent import together
 from refitd_client.delta.change import Change, Indices
 from refitd_client.fingerprint import Bits
-from refitd_sglang.adjacent import together
 from refitd_sglang.routes import Route
 from refitd_sglang.source import FullNeededError, SourceRefusedError
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from refitd.catalog import whole_file
 from refitd_client.contract.digest import digest_of_block, joined
 from refitd_sglang import changes
 from refitd_sglang.ahead import letters, line
@@ -182,7 +183,7 @@ def test_rooms_are_used_again_and_grow() -> None:
 
 def test_a_delta_of_several_blocks_is_held_against_its_manifest(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As publishers digest what is larger than 16 MiB."""
-    monkeypatch.setattr(changes, "BLOCK", 128)
+    monkeypatch.setattr(whole_file, "BLOCK", 128)
     folder = delta(root, 3, 2, tiny_weights(2), changed(tiny_weights(2), 3))
     data = np.fromfile(folder / "weights.refit-delta", np.uint8)
     digest = joined([digest_of_block(data[at : at + 128]) for at in range(0, len(data), 128)])

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from refitd.catalog.examine import structure
 from refitd_client.delta import Change
-from refitd_sglang.adjacent import together
+from refitd_client.delta.adjacent import together
 from refitd_sglang.copies import Copy
 from refitd_sglang.device_patch import BLOCK, _chunks
 from refitd_sglang.laid import COUNT, FIRST, NUMBER, Placed, blocks, lay

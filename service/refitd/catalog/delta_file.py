@@ -8,18 +8,15 @@ from threading import Event
 
 import numpy as np
 
-from refitd.catalog.contents import ReadingStoppedError
 from refitd.catalog.delta import Base, DeltaContents, DeltaRow
 from refitd.catalog.opening import FileStat, Folder, check_unchanged
+from refitd.catalog.whole_file import read_whole
 from refitd_client.contract.naming import DELTA_NAME
 from refitd_client.delta import Delta, DeltaRefusedError, parse_delta
 from refitd_client.delta.change import Change
 from refitd_client.delta.layout import MAX_HEADER_BYTES
-from refitd_client.file_bytes import fill
+from refitd_client.delta.nonfinite import nonfinite_in
 from refitd_client.fingerprint import to_text
-from refitd_client.finite import count_nonfinite
-
-_CHUNK = 16 * 2**20
 
 
 def read_changes(folder: Folder, file: FileStat, base: Base, *, stop: Event | None = None) -> Delta:
@@ -31,35 +28,36 @@ def read_changes(folder: Folder, file: FileStat, base: Base, *, stop: Event | No
         ReadingStoppedError: `stop` was set.
         OSError: it cannot be read.
     """
+    data, _ = _read(folder, file, base, stop)
+    return parse_delta(data, max_bytes=base.most_bytes)
+
+
+def look_into(
+    folder: Folder, file: FileStat, base: Base, said: str, *, stop: Event | None = None
+) -> tuple[str | None, DeltaContents]:
+    """What the delta in an open folder holds, as `refitd.catalog.delta` judges it, and the file's digest; None where it
+    was too large to be read. Its own digest is not looked at where that is what its manifest `said`. Raises as
+    `read_changes`, but for what breaks a rule.
+    """
+    digest: str | None = None
+    try:
+        data, digest = _read(folder, file, base, stop)
+        delta = parse_delta(data, max_bytes=base.most_bytes, digested=digest == said)
+    except DeltaRefusedError as error:
+        return digest, DeltaContents(rows={}, non_finite={}, fault=str(error))
+    rows = {name: _row(change) for name, change in delta.changes.items()}
+    found = nonfinite_in(delta.changes)
+    return digest, DeltaContents(base=delta.base, version=delta.version, rows=rows, non_finite=found)
+
+
+def _read(folder: Folder, file: FileStat, base: Base, stop: Event | None) -> tuple[memoryview, str]:
     if file.size > base.most_bytes + MAX_HEADER_BYTES:
         raise DeltaRefusedError(f"it has {file.size} bytes, more than any delta on {base.id} can have")
     data = np.empty(file.size, np.uint8)
     with folder.open(DELTA_NAME, file) as fd:
-        _fill(fd, data.data, stop)
+        digest = read_whole(fd, data, stop=stop)
         check_unchanged(DELTA_NAME, fd, file)
-    return parse_delta(data.data, max_bytes=base.most_bytes)
-
-
-def look_into(folder: Folder, file: FileStat, base: Base, *, stop: Event | None = None) -> DeltaContents:
-    """What the delta in an open folder holds, as `refitd.catalog.delta` judges it; raises as `read_changes`."""
-    try:
-        delta = read_changes(folder, file, base, stop=stop)
-    except DeltaRefusedError as error:
-        return DeltaContents(rows={}, non_finite={}, fault=str(error))
-    found = {name: _non_finite(change) for name, change in delta.changes.items()}
-    return DeltaContents(
-        base=delta.base,
-        version=delta.version,
-        rows={name: _row(change) for name, change in delta.changes.items()},
-        non_finite={name: count for name, count in found.items() if count},
-    )
-
-
-def _fill(fd: int, data: memoryview, stop: Event | None) -> None:
-    for begin in range(0, len(data), _CHUNK):
-        if stop is not None and stop.is_set():
-            raise ReadingStoppedError
-        fill(fd, data[begin : begin + _CHUNK], begin)
+    return data.data, digest
 
 
 def _row(change: Change) -> DeltaRow:
@@ -70,7 +68,3 @@ def _row(change: Change) -> DeltaRow:
         base=to_text(change.base),
         result=to_text(change.result),
     )
-
-
-def _non_finite(change: Change) -> int:
-    return count_nonfinite(change.dtype, np.ascontiguousarray(change.values).view(np.uint8))

@@ -124,10 +124,15 @@ def _examine(
     if judge(seen, reference, options) is not None:
         return Evidence(structure=seen)
     try:
-        contents = read_contents(folder, to_read(seen), seen.headers, stop=stop)
-        delta = None
-        if isinstance(reference, Base) and DELTA_NAME in seen.files:
-            delta = look_into(folder, seen.files[DELTA_NAME], reference, stop=stop)
+        delta, files, digests = None, to_read(seen), dict[str, str]()
+        if isinstance(reference, Base) and seen.manifest is not None and DELTA_NAME in files:
+            said = seen.manifest.files[DELTA_NAME].digest
+            digest, delta = look_into(folder, files[DELTA_NAME], reference, said, stop=stop)
+            if digest is not None:
+                digests[DELTA_NAME] = digest
+                del files[DELTA_NAME]  # it was read
+        contents = read_contents(folder, files, seen.headers, stop=stop)
+        contents = replace(contents, digests={**contents.digests, **digests})
         if folder.signature(folder.list()) == seen.signature:
             return Evidence(structure=seen, contents=contents, delta=delta)
         change = Fault(Code.CHANGED, "files were added, replaced or removed while it was read: it is looked at again")

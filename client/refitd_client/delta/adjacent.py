@@ -4,7 +4,7 @@ A delta's arrays lie so in its file. Beside SGLang's loop each operation costs a
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,4 +34,4 @@ def _memory(array: NDArray[Any]) -> int:
     base: Any = array
     while isinstance(base, np.ndarray) and base.base is not None:
         base = base.base
-    return id(base.obj) if isinstance(base, memoryview) else id(base)
+    return id(base.obj) if isinstance(base, memoryview) else id(cast("object", base))

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from refitd.catalog.examine import structure
 from refitd.engine.port import Files
+from refitd_client.contract.digest import FileDigest
 from refitd_client.contract.manifest import DeltaFacts, Manifest, ManifestFile, TensorsSummary
 from refitd_client.contract.naming import DELTA_NAME, MANIFEST_NAME, Order, version_folder, version_id
 from refitd_client.contract.states import Kind
@@ -51,9 +51,7 @@ def files_of(root: Path, folder: Path) -> Files:
 def sign(folder: Path, run: str, step: int, fingerprints: dict[str, str] | None = None, **claims: Any) -> None:
     """Write the manifest of what lies in a folder."""
     files = {
-        path.name: ManifestFile(
-            size=path.stat().st_size, digest=f"xxh3:{xxhash.xxh3_128(path.read_bytes()).hexdigest()}"
-        )
+        path.name: ManifestFile(size=path.stat().st_size, digest=_digest(path))
         for path in sorted(folder.iterdir())
         if path.name != MANIFEST_NAME
     }
@@ -68,6 +66,12 @@ def sign(folder: Path, run: str, step: int, fingerprints: dict[str, str] | None 
         **claims,
     )
     (folder / MANIFEST_NAME).write_bytes(manifest.to_json())
+
+
+def _digest(path: Path) -> str:
+    digest = FileDigest()
+    digest.update(path.read_bytes())
+    return digest.text
 
 
 def fingerprints_of(weights: Weights) -> dict[str, str]:

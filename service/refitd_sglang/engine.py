@@ -22,6 +22,7 @@ from refitd_sglang.footing import Footing
 from refitd_sglang.loading import Loading
 from refitd_sglang.memory import released
 from refitd_sglang.preparing import Preparing
+from refitd_sglang.quantised import loaded_once
 from refitd_sglang.ranks import Ranks
 from refitd_sglang.source import FullNeededError, SourceRefusedError
 from refitd_sglang.stages import Stages
@@ -71,6 +72,7 @@ class Engine:
             SourceRefusedError: it is not one to load into this model. OSError: it cannot be read.
             ReadingStoppedError: `stop` was set.
         """
+        self._refuse_what_is_loaded_once()
         stages, stop = stages or Stages(), stop or Event()
         check = self._check_bytes if check_bytes is None else check_bytes
         with stages.during("check"):
@@ -182,9 +184,14 @@ class Engine:
             logger.warning("refitd could not prepare a load", exc_info=True)
             return _Refused(f"{type(error).__name__}: {error}")
 
+    def _refuse_what_is_loaded_once(self) -> None:
+        if (reason := loaded_once(self.runner.model, self.runner.config)) is not None:
+            raise SourceRefusedError(reason)
+
     def _fitting(self, call: Call) -> Commit:
         with self._lock:
             way, self._prepared = self._prepared, None
+        self._refuse_what_is_loaded_once()
         if self.runner.may_release and (name := released(self.runner.model)) is not None:
             raise SourceRefusedError(f"the memory of {name} is released: POST /resume_memory_occupation first")
         if way is None or str(way.folder) != str(Path(call.path).absolute()):

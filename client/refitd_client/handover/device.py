@@ -39,13 +39,14 @@ def place_of(tensor: Any) -> DevicePlace:
         DriverError: this memory cannot be lent.
     """
     base, size, address = ctypes.c_uint64(), ctypes.c_size_t(), ctypes.c_uint64(tensor.data_ptr())
-    _done(_driver().cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), address), "find an allocation")
     handle = _Handle()
-    if error := _driver().cuIpcGetMemHandle(ctypes.byref(handle), base):
-        raise DriverError(
-            f"the CUDA driver lends no such memory (error {error}): torch's expandable segments cannot be lent "
-            "(PYTORCH_CUDA_ALLOC_CONF), nor can managed memory"
-        )
+    with _context_of(tensor.device):  # the driver finds what is the current GPU's, and that may be another one
+        _done(_driver().cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), address), "find an allocation")
+        if error := _driver().cuIpcGetMemHandle(ctypes.byref(handle), base):
+            raise DriverError(
+                f"the CUDA driver lends no such memory (error {error}): torch's expandable segments cannot be lent "
+                "(PYTORCH_CUDA_ALLOC_CONF), nor can managed memory"
+            )
     serial = serial_at(address.value)
     return DevicePlace(uuid_of(tensor.device), bytes(handle.bytes), serial, address.value - base.value)
 
@@ -125,7 +126,7 @@ def uuid_of(device: Any) -> str:
 
 
 @contextmanager
-def _context_of(device: int) -> Generator[None]:
+def _context_of(device: Any) -> Generator[None]:
     """Have the driver's calls in this thread work on a GPU: a new thread has no context until torch is used in it."""
     torch: Any = sys.modules["torch"]
     with torch.cuda.device(device):

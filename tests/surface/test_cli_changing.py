@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from refitd_client.contract.states import VersionState
+from refitd_client.contract.states import EngineState, VersionState
 from refitd_client.contract.wire import Engine, NewEngine, Problem, Reclaimable, ReclaimPlan, Rollback, Version
 from support.command_line import answer, refitd
 from support.stand_in_service import StandIn, make_engine, make_version, stand_in
@@ -67,9 +67,11 @@ class TestEngines:
         assert service.engines == []
 
     def test_resync(self, service: StandIn) -> None:
-        service.engines = [make_engine("a")]
-        assert "a is loaded again" in refitd("engines", "resync", "a", "--url", service.url).stdout
+        service.engines = [make_engine("a"), make_engine("b", state=EngineState.UNREACHABLE)]
+        assert "a will be loaded: " in refitd("engines", "resync", "a", "--url", service.url).stdout
         assert service.asked == ["POST /v1/engines/a/resync"]
+        said = refitd("engines", "resync", "b", "--url", service.url).stdout
+        assert "b will be loaded when it is reachable: " in said
 
 
 class TestReclaim:

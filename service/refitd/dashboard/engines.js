@@ -146,9 +146,10 @@ export function showLogOf(subject) {
 }
 
 async function resync(engine) {
-  const detail = html`<p><b>${engine.id}</b> is loaded again, whatever it claims to serve; it pauses for that. This ends a
-    quarantine.</p>`;
+  const when = engine.state === "UNREACHABLE" ? " when it is reachable" : "";
+  const detail = html`<p><b>${engine.id}</b> will be loaded again${when}, whatever it claims to serve; it pauses for that.
+    This ends a quarantine.</p>`;
   if (await confirm({ title: "Resync?", detail, verb: "Resync" })) {
-    await act(`${engine.id} is loaded again.`, () => api.resync(engine.id));
+    await act(`${engine.id} will be loaded${when}.`, () => api.resync(engine.id));
   }
 }

@@ -59,13 +59,21 @@ def test_two_hundred_engines_in_one_state_are_one_sentence() -> None:
             Standing.TROUBLED,
             "Step 3 is REJECTED: a",
         ),
-        (version(3, barred=True), Standing.ROLLED_BACK, "Rolled back to step 2: newer versions, up to step 3, are barred"),
+        (
+            version(3, barred=True),
+            Standing.ROLLED_BACK,
+            "Rolled back to step 2: newer versions, up to step 3, are barred",
+        ),
         (
             version(3, state=VersionState.REJECTED, reason="a torn file", barred=True),
             Standing.ROLLED_BACK,
             "Rolled back to step 2: newer versions, up to step 3, are barred (step 3 is REJECTED)",
         ),
-        (version(3, barred=True, reason="the canary a broke"), Standing.TROUBLED, "Step 3 is barred: the canary a broke"),
+        (
+            version(3, barred=True, reason="the canary a broke"),
+            Standing.TROUBLED,
+            "Step 3 is barred: the canary a broke",
+        ),
         (version(3, state=VersionState.UNKNOWN, reason="EIO"), Standing.TROUBLED, "Step 3 could not be read: EIO"),
         (version(3, state=VersionState.VALIDATING), Standing.MOVING, "Step 3 is VALIDATING"),
     ],

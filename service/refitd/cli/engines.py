@@ -11,6 +11,7 @@ from refitd.cli.help import Command, Group
 from refitd.cli.options import EngineId, Json, TokenFile, Url, connect
 from refitd.cli.output import speaking
 from refitd.cli.summary import look_at_targets
+from refitd.clock import SystemClock
 from refitd_client.client import RefitClient
 from refitd_client.contract.states import EngineState
 from refitd_client.contract.wire import Engine, NewEngine, Version
@@ -50,7 +51,7 @@ def list_engines(url: Url = None, token_file: TokenFile = None, json: Json = Fal
     with speaking(json=json) as out, connect(url, token_file) as client:
         page = client.engines()
         targets = {} if json else _targets(client, page.items)
-        out.show(page, render.engines_table(page.items, targets))
+        out.show(page, render.engines_table(page.items, targets, SystemClock().now()))
 
 
 @app.command(cls=Command, epilog=EXIT_CODES_HELP)

@@ -99,10 +99,10 @@ def _headline(seen: Seen, newest: VersionRecord | None, there: int) -> str:
 def _trouble(seen: Seen, newest: VersionRecord | None) -> list[str]:
     """What somebody should look at."""
     found = [_group(seen, state) for state in _TROUBLE]
-    if newest is not None and newest.id != (seen.target.id if seen.target else None):
-        if _was_left(seen, newest):
-            pass  # whoever went back knows, and what is ordered is told below
-        elif newest.state in {VersionState.REJECTED, VersionState.LOST}:
+    if newest is not None and _was_left(seen, newest):
+        pass  # whoever went back knows why: that it was done is told with what is waited for
+    elif newest is not None and newest.id != (seen.target.id if seen.target else None):
+        if newest.state in {VersionState.REJECTED, VersionState.LOST}:
             found.append(f"Step {newest.order.step:,} is {newest.state}: {newest.reason or 'for no known reason'}")
         elif newest.state is VersionState.UNKNOWN:
             found.append(f"Step {newest.order.step:,} could not be read: {newest.reason}")
@@ -149,7 +149,9 @@ def _waiting(seen: Seen, newest: VersionRecord | None) -> list[str]:
 
 def _rolled_back(target: VersionRecord, newest: VersionRecord) -> str:
     was = "" if newest.state is VersionState.SEALED else f" (step {newest.order.step:,} is {newest.state})"
-    told = f"Rolled back to step {target.order.step:,}: newer versions, up to step {newest.order.step:,}, are barred{was}"
+    told = (
+        f"Rolled back to step {target.order.step:,}: newer versions, up to step {newest.order.step:,}, are barred{was}"
+    )
     return f"{told}. What is published next rolls out as usual"
 
 

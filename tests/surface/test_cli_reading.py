@@ -98,6 +98,8 @@ class TestStatus:
     def test_an_engine_that_does_not_answer_says_since_when(self, service: StandIn) -> None:
         away = make_engine(state=EngineState.UNREACHABLE, reason="no", unreachable_since="2026-11-22T02:14:03.500Z")
         assert render.why_there(away, "2026-11-22T02:17:04.000Z") == "since 02:14Z (3 min): no"
+        named = replace(away, reason=f"{away.url} cannot be reached: connection refused")
+        assert render.why_there(named, None) == "since 02:14Z: connection refused"
         service.engines = [away]
         assert "since 02:14Z (" in refitd("status", "--url", service.url).stdout
 

@@ -137,7 +137,10 @@ def why_there(engine: Engine, now: str | None) -> str | None:
     if now is not None:
         away = datetime.fromisoformat(now) - datetime.fromisoformat(engine.unreachable_since)
         since += f" ({spoken(away.total_seconds())})"
-    return since if engine.reason is None else f"{since}: {engine.reason}"
+    told = (engine.reason or "").removeprefix(
+        f"{engine.url} cannot be reached: "
+    )  # the row has said that it is this one
+    return f"{since}: {told}" if told else since
 
 
 _NOT_ASKED = frozenset({EngineState.PROBING, EngineState.UNREACHABLE})

@@ -122,9 +122,10 @@ function row(engine, open, runs, max) {
 const lastLoad = (load, max) => bar(placed(load, Date.parse(load.started_at)), max, `Load of ${load.version}`);
 
 // Of one that does not answer also since when, and for how long.
-function why({ reason, unreachable_since: since }) {
+function why({ reason, url, unreachable_since: since }) {
   if (since === null) return reason ?? "";
-  return `since ${clock(since)} (${span(Math.max(0, Date.now() - Date.parse(since)))})${reason === null ? "" : `: ${reason}`}`;
+  const told = (reason ?? "").replace(`${url} cannot be reached: `, "");
+  return `since ${clock(since)} (${span(Math.max(0, Date.now() - Date.parse(since)))})${told === "" ? "" : `: ${told}`}`;
 }
 
 // Before anything was published an engine serves what it was started with.

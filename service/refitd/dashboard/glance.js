@@ -77,7 +77,7 @@ function waiting(engines) {
 
 function run(seen) {
   return html`<article class="run ${seen.standing}">
-    <h2>${mark(seen.standing)}<span><span class="unseen">${words(seen.standing)}: </span>${seen.headline}</span></h2>
+    <h2>${mark(seen.standing)}<span>${words(seen.standing)}: ${seen.headline}</span></h2>
     <p class="facts">
       <b>${seen.run}</b>
       ${seen.rollout === null ? nothing : html`<span>rollout ${seen.rollout}</span>`}

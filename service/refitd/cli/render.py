@@ -132,7 +132,8 @@ def step(engine: Engine, shown: str = "{}") -> str:
 def why_there(engine: Engine, now: str | None) -> str | None:
     """Why an engine is where it is; of one that does not answer also since when, and at the instant `now` how long."""
     if engine.unreachable_since is None:
-        return engine.reason
+        is_new = engine.state is EngineState.IN_SYNC and engine.version is None
+        return engine.reason or ("no version to serve yet" if is_new else None)
     since = f"since {engine.unreachable_since[11:16]}Z"
     if now is not None:
         away = datetime.fromisoformat(now) - datetime.fromisoformat(engine.unreachable_since)

@@ -106,7 +106,7 @@ class TestStatus:
     def test_before_anything_is_published_engines_serve_what_they_were_started_with(self, service: StandIn) -> None:
         service.engines = [make_engine(version=None, step=None)]
         shown = refitd("status", "--url", service.url).stdout
-        assert line_with(shown, "IN_SYNC")[3:] == ["IN_SYNC", "start-up", "-", *"no version to serve yet".split()]
+        assert line_with(shown, "IN_SYNC")[3:] == ["IN_SYNC", "start-up", "-", *["no", "version", "to", "serve", "yet"]]
 
     def test_a_run_without_a_good_version_is_named(self, service: StandIn) -> None:
         service.versions = [make_version(1, state=VersionState.REJECTED, reason="shape of w")]

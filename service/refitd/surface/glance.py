@@ -99,18 +99,21 @@ def _headline(seen: Seen, newest: VersionRecord | None, there: int) -> str:
 def _trouble(seen: Seen, newest: VersionRecord | None) -> list[str]:
     """What somebody should look at."""
     found = [_group(seen, state) for state in _TROUBLE]
-    if newest is not None and _was_left(seen, newest):
-        pass  # whoever went back knows why: that it was done is told with what is waited for
-    elif newest is not None and newest.id != (seen.target.id if seen.target else None):
-        if newest.state in {VersionState.REJECTED, VersionState.LOST}:
-            found.append(f"Step {newest.order.step:,} is {newest.state}: {newest.reason or 'for no known reason'}")
-        elif newest.state is VersionState.UNKNOWN:
-            found.append(f"Step {newest.order.step:,} could not be read: {newest.reason}")
-        elif newest.barred:
-            found.append(f"Step {newest.order.step:,} is barred: {newest.reason or 'it was rolled back from'}")
-    elif newest is not None and newest.in_memory and not newest.state.is_open:
-        found.append(f"Step {newest.order.step:,} is served from memory alone: {newest.reason}")
+    if newest is not None and not _was_left(seen, newest):  # who has gone back from it knows what is wrong with it
+        found.append(_trouble_with(newest, is_target=seen.target is not None and newest.id == seen.target.id))
     return [sentence for sentence in found if sentence is not None]
+
+
+def _trouble_with(newest: VersionRecord, *, is_target: bool) -> str | None:
+    step = f"Step {newest.order.step:,}"
+    if is_target:
+        is_alone = newest.in_memory and not newest.state.is_open
+        return f"{step} is served from memory alone: {newest.reason}" if is_alone else None
+    if newest.state in {VersionState.REJECTED, VersionState.LOST}:
+        return f"{step} is {newest.state}: {newest.reason or 'for no known reason'}"
+    if newest.state is VersionState.UNKNOWN:
+        return f"{step} could not be read: {newest.reason}"
+    return f"{step} is barred: {newest.reason or 'it was rolled back from'}" if newest.barred else None
 
 
 def _group(seen: Seen, state: EngineState) -> str | None:

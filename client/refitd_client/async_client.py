@@ -33,6 +33,7 @@ from refitd_client.contract.wire import (
     Overview,
     Page,
     ReclaimPlan,
+    RollbackPlan,
     RunGlance,
     Version,
     WaitResult,
@@ -153,6 +154,13 @@ class AsyncRefitClient:
         Without `to` it is not sent again when the reply is lost, since twice would go back two versions.
         """
         return await self._send(routes.rollback(run, to))
+
+    async def rollback_plan(self, run: str, to: str | None = None) -> RollbackPlan:
+        """Where `rollback` would lead, and what it would bar for good. Nothing is done.
+
+        Given its `goal` as `to`, `rollback` goes there and no further back, also where somebody else has been faster.
+        """
+        return await self._send(routes.rollback_plan(run, to))
 
     async def attempts(self, version_id: str, limit: int = 500) -> Page[Attempt]:
         """How engines were brought to a version: its newest loads, each with the time of its stages."""

@@ -34,6 +34,7 @@ from refitd_client.contract.wire import (
     Overview,
     Page,
     ReclaimPlan,
+    RollbackPlan,
     RunGlance,
     Version,
     WaitResult,
@@ -149,6 +150,13 @@ class RefitClient:
         Without `to` it is not sent again when the reply is lost, since twice would go back two versions.
         """
         return self._send(routes.rollback(run, to))
+
+    def rollback_plan(self, run: str, to: str | None = None) -> RollbackPlan:
+        """Where `rollback` would lead, and what it would bar for good. Nothing is done.
+
+        Given its `goal` as `to`, `rollback` goes there and no further back, also where somebody else has been faster.
+        """
+        return self._send(routes.rollback_plan(run, to))
 
     def attempts(self, version_id: str, limit: int = 500) -> Page[Attempt]:
         """How engines were brought to a version: its newest loads, each with the time of its stages."""

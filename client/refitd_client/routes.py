@@ -22,6 +22,7 @@ from refitd_client.contract.wire import (
     Page,
     ReclaimPlan,
     Rollback,
+    RollbackPlan,
     Rollouts,
     RunGlance,
     Version,
@@ -88,6 +89,11 @@ def rollback(run: str, to: str | None = None) -> Call[Version]:
     """Roll forward to an earlier good version. Without `to` it is not repeatable: twice would go back two versions."""
     body = Rollback(run=run, to=to)
     return Call(method="POST", path="/v1/rollback", result=Version, body=body, repeatable=to is not None)
+
+
+def rollback_plan(run: str, to: str | None = None) -> Call[RollbackPlan]:
+    """Where that would lead."""
+    return Call(method="GET", path="/v1/rollback", result=RollbackPlan, params=_given(run=run, to=to))
 
 
 def attempts(version_id: str, limit: int = 500) -> Call[Page[Attempt]]:

@@ -51,7 +51,8 @@ class Ledger:
     """The service's memory. `bell` rings at each change. `versions` holds all but the deleted, which `gone` names.
 
     `targets` rings when a run's target, an engine's run or the set of engines changes: what a replica has to hear.
-    `removed` is what stays known of addresses where no engine is named any more.
+    `removed` is what stays known of addresses where no engine is named any more. `away_since` is the time of day, for
+    people, since when each engine that is UNREACHABLE does not answer.
     `loading` holds the open attempt of each engine; `root_fault` says why the root cannot be listed, None while it can;
     `fleet_fault` why it is not known which engines there are; `file_fault` why the engines file cannot be used, so that
     what it said before stays in force. `origin` says whether the journal is being rebuilt.
@@ -75,6 +76,7 @@ class Ledger:
         self.gone: set[str] = set()
         self.engines: dict[str, EngineRecord] = {}
         self.removed: dict[str, EngineRecord] = {}
+        self.away_since: dict[str, str] = {}
         self.rollouts: dict[str, RolloutRecord] = {}
         self.loading: dict[str, AttemptRecord] = {}
         self.root_fault: str | None = "the root has not been listed yet"
@@ -283,6 +285,10 @@ class Ledger:
         if before is None or before.run != record.run:
             self.targets.ring()
         self.engines[record.id] = record
+        if record.state is not EngineState.UNREACHABLE:
+            self.away_since.pop(record.id, None)
+        elif record.id not in self.away_since:
+            self.away_since[record.id] = self.clock.now()
         self._take_turns(record.run)
         if before is None or (before.serving, before.known) != (record.serving, record.known):
             self._aim(record.run)  # what engines hold stays the target when its files are lost
@@ -298,6 +304,7 @@ class Ledger:
         engine = self.engines.pop(engine_id, None)
         if engine is None:
             return
+        self.away_since.pop(engine_id, None)
         attempt = self.loading.get(engine_id)
         self.leave(engine if attempt is None else in_mid_load(engine, attempt.version))
         self._take_turns(engine.run)

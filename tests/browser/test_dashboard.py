@@ -1,6 +1,7 @@
 """The dashboard in a real Chromium, against the real service with engines in memory."""
 
 import asyncio
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,6 +54,7 @@ async def test_what_is_wrong_is_said_in_words_and_by_a_shape(page: Page, tmp_pat
         await expect(run.locator("li")).to_have_text("b:1 is UNREACHABLE: connection refused")
         first = page.locator("table.engines tbody tr").first  # who needs somebody comes first
         await expect(first).to_contain_text("UNREACHABLE")
+        await expect(first.locator(".why")).to_have_text(re.compile(r"^since .+ \(.+\): connection refused$"))
         await expect(first.locator(".state svg.mark path")).to_have_count(1)
         await expect(page.locator("#announcer")).to_contain_text("1 of 2 engines")
 
@@ -128,9 +130,18 @@ async def test_pin_rollback_resync_and_reclaim_are_carried_out(page: Page, tmp_p
                 await stage.ledger.bell.after(stage.ledger.bell.count, within=0.05)
         await page.get_by_role("button", name="2", exact=True).click()
         await page.get_by_role("button", name="Roll back to it").click()
-        await page.get_by_role("dialog").get_by_role("button", name="Roll back", exact=True).click()
+        dialog = page.get_by_role("dialog", name="Roll back to run~v000002?")
+        await expect(dialog).to_contain_text("go from run~v000003 back to run~v000002")
+        await expect(dialog).to_contain_text("Barred for good: run~v000003.")
+        await expect(dialog).to_contain_text("collection deletes their files")
+        await expect(dialog).to_contain_text("To go forward again, publish anew")
+        await dialog.get_by_role("button", name="Roll back", exact=True).click()
         await until_label(stage, "a", "2")
         await expect(page.locator("table.updates")).to_contain_text("barred")
+        # What was ordered is no trouble, and what is barred does not look good.
+        await expect(page.locator(".run h2")).to_contain_text("ROLLED BACK: The engine serves step 2.")
+        await expect(page.locator(".run li")).to_contain_text("newer versions, up to step 3, are barred")
+        await expect(page.locator("table.updates tbody tr").first.locator(".state")).to_have_class("state over")
         loads = len(stage.engines["a"].loads)
         await page.get_by_role("button", name="a:1", exact=True).first.click()
         await page.get_by_role("button", name="Resync …").click()
@@ -138,6 +149,23 @@ async def test_pin_rollback_resync_and_reclaim_are_carried_out(page: Page, tmp_p
         async with asyncio.timeout(10):
             while len(stage.engines["a"].loads) == loads:
                 await stage.ledger.bell.after(stage.ledger.bell.count, within=0.05)
+
+
+async def test_a_rollback_names_its_goal_and_where_there_is_none_says_so(page: Page, tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage, listening(stage.api) as server:
+        await stage.served(1)
+        await opened(page, server)
+        back = page.get_by_role("button", name="Roll back …", exact=True)
+        await back.click()
+        await expect(page.locator(".notice")).to_contain_text("no version of run run before run~v000001 was served")
+        await stage.served(2)
+        await expect(page.locator(".run h2")).to_contain_text("step 2")
+        await back.click()
+        dialog = page.get_by_role("dialog", name="Roll back to run~v000001?")
+        await expect(dialog).to_contain_text("from run~v000002 back to run~v000001")
+        await page.keyboard.press("Escape")
+        await expect(dialog).to_have_count(0)
+        assert not any(version.barred for version in stage.ledger.versions.values())
 
 
 async def test_the_token_is_asked_for_and_kept_for_this_tab_alone(page: Page, tmp_path: Path) -> None:

@@ -18,8 +18,9 @@ from refitd.problem import ProblemError
 from refitd.rollout.strategy import Strategy, StrategyName
 from refitd.settings import Settings
 from refitd.surface.present import present_engine
+from refitd.surface.rollback import rollback
 from refitd.surface.rollouts import pause, resume
-from refitd.surface.versions import pin, rollback, unpin
+from refitd.surface.versions import pin, unpin
 from refitd_client.contract.naming import Order, parse_version_folder, version_folder, version_id
 from refitd_client.contract.states import Kind
 from refitd_client.contract.wire import NewEngine, Notice, Rollback, Rollouts

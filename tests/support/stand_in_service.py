@@ -33,6 +33,7 @@ from refitd_client.contract.wire import (
     Problem,
     ReclaimPlan,
     Rollback,
+    RollbackPlan,
     Rollouts,
     RunGlance,
     Version,
@@ -217,6 +218,14 @@ def _app(state: StandIn) -> FastAPI:  # noqa: C901 - a table of routes
         state.bodies.append(order)
         return _say(state.version(order.to) if order.to else state.versions[0])
 
+    @app.get("/v1/rollback")
+    async def rollback_plan(run: str, to: str | None = None) -> Response:
+        goal = state.version(to) if to else state.versions[0]
+        barred = sorted((v.id for v in state.versions if v.run == run and v.step > goal.step), reverse=True)
+        away = [engine.id for engine in state.engines if engine.state is EngineState.UNREACHABLE]
+        leaves = barred[0] if barred else goal.id
+        return _say(RollbackPlan(run=run, leaves=leaves, goal=goal.id, barred=barred, unreachable=away))
+
     @app.get("/v1/engines")
     async def engines() -> Response:
         return _say(Page(items=state.engines))
@@ -260,7 +269,8 @@ def _app(state: StandIn) -> FastAPI:  # noqa: C901 - a table of routes
     async def rollouts(what: str, request: Request) -> Response:
         order = msgspec.json.decode(await request.body(), type=Rollouts)
         state.bodies.append(order)
-        return _say(make_run(run=order.run, paused_since="2026-11-21T12:00:00Z" if what == "pause" else None))
+        seen = next((run for run in state.runs if run.run == order.run), make_run(run=order.run))
+        return _say(replace(seen, paused_since="2026-11-21T12:00:00Z" if what == "pause" else None))
 
     @app.get("/v1/faults")
     async def faults() -> Response:

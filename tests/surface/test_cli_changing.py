@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from refitd_client.contract.states import VersionState
+from refitd_client.contract.states import EngineState, VersionState
 from refitd_client.contract.wire import Engine, NewEngine, Problem, Reclaimable, ReclaimPlan, Rollback, Version
 from support.command_line import answer, refitd
 from support.stand_in_service import StandIn, make_engine, make_version, stand_in
@@ -46,12 +46,42 @@ def test_a_version_that_is_not_there_is_said_to_be_so(service: StandIn) -> None:
     assert "no version exp~v000001" in result.stderr
 
 
-def test_rollback_says_where_it_goes(service: StandIn) -> None:
-    service.versions = [make_version(1), make_version(2)]
-    result = refitd("rollback", "exp", "--to", "exp~v000002", "--url", service.url)
-    assert "exp rolls back to exp~v000002 (step 2)" in result.stdout
-    assert answer("rollback", "exp", "--url", service.url, kind=Version) == service.versions[0]
-    assert service.bodies == [Rollback(run="exp", to="exp~v000002"), Rollback(run="exp")]
+class TestRollback:
+    def test_it_goes_where_it_was_said_to_go(self, service: StandIn) -> None:
+        service.versions = [make_version(1), make_version(2)]
+        result = refitd("rollback", "exp", "--yes", "--url", service.url)
+        assert result.stdout == "exp rolls back to exp~v000001 (step 1). What is newer is barred for good.\n"
+        wanted = answer("rollback", "exp", "--to", "exp~v000002", "--yes", "--url", service.url, kind=Version)
+        assert wanted == service.versions[1]
+        assert service.bodies == [Rollback(run="exp", to="exp~v000001"), Rollback(run="exp", to="exp~v000002")]
+
+    @pytest.mark.parametrize("json", [[], ["--json"]])
+    def test_nothing_is_barred_where_nobody_can_be_asked(self, service: StandIn, json: list[str]) -> None:
+        service.versions = [make_version(1), make_version(2)]
+        result = refitd("rollback", "exp", "--url", service.url, *json, stdin="y\n")
+        assert result.exit_code == 2
+        assert "--yes" in result.output
+        assert service.bodies == []
+
+    @pytest.mark.parametrize(("said", "code", "posts"), [("y\n", 0, 1), ("n\n", 1, 0), ("\n", 1, 0)])
+    def test_a_person_hears_first_where_it_goes_what_it_bars_and_how_to_get_forward_again(
+        self, service: StandIn, monkeypatch: pytest.MonkeyPatch, said: str, code: int, posts: int
+    ) -> None:
+        service.versions = [make_version(step) for step in range(1, 6)]
+        monkeypatch.setattr("refitd.cli.asking.can_ask", lambda: True)
+        result = refitd("rollback", "exp", "--url", service.url, stdin=said)
+        assert (result.exit_code, len(service.bodies)) == (code, posts)
+        before = result.stdout.partition("Roll back?")[0]
+        assert "exp goes from exp~v000005 back to exp~v000001." in before
+        assert "Barred for good: exp~v000005, exp~v000004, exp~v000003 and 1 more." in before
+        assert "collection deletes their files" in before
+        assert "To go forward again, publish anew" in before
+
+    def test_engines_that_are_away_are_said_to_follow_later(self, service: StandIn) -> None:
+        service.versions = [make_version(1), make_version(2)]
+        service.engines = [make_engine("a"), make_engine("gone", state=EngineState.UNREACHABLE)]
+        result = refitd("rollback", "exp", "--yes", "--url", service.url)
+        assert "gone is UNREACHABLE: it follows when it is back." in result.stdout
 
 
 class TestEngines:
@@ -67,9 +97,11 @@ class TestEngines:
         assert service.engines == []
 
     def test_resync(self, service: StandIn) -> None:
-        service.engines = [make_engine("a")]
-        assert "a is loaded again" in refitd("engines", "resync", "a", "--url", service.url).stdout
+        service.engines = [make_engine("a"), make_engine("b", state=EngineState.UNREACHABLE)]
+        assert "a will be loaded: " in refitd("engines", "resync", "a", "--url", service.url).stdout
         assert service.asked == ["POST /v1/engines/a/resync"]
+        said = refitd("engines", "resync", "b", "--url", service.url).stdout
+        assert "b will be loaded when it is reachable: " in said
 
 
 class TestReclaim:
@@ -79,6 +111,12 @@ class TestReclaim:
         assert "engine-0 serves it; it is pinned" in result.stdout
         assert "2.0 GB would be freed: 1 to delete, 1 to keep" in result.stdout
         assert service.asked == ["GET /v1/reclaim/plan"]
+
+    def test_names_for_machines_are_cut_for_people_alone(self, service: StandIn) -> None:
+        path = f".refitd/slots/exp/{'ab12' * 16}-{'cd34' * 8}"
+        service.plan = ReclaimPlan(items=[Reclaimable(path=path, keep=True, reasons=["a slot"])], freed_bytes=0)
+        assert ".refitd/slots/exp/ab12ab12…-cd34cd34…  " in refitd("reclaim", "--dry-run", "--url", service.url).stdout
+        assert answer("reclaim", "--dry-run", "--url", service.url, kind=ReclaimPlan).items[0].path == path
 
     def test_a_dry_run_stays_one_with_yes(self, service: StandIn) -> None:
         assert refitd("reclaim", "--dry-run", "--yes", "--url", service.url).exit_code == 0
@@ -96,7 +134,7 @@ class TestReclaim:
         self, service: StandIn, monkeypatch: pytest.MonkeyPatch, said: str, code: int, posts: int
     ) -> None:
         service.plan = PLAN
-        monkeypatch.setattr("refitd.cli.reclaim._can_ask", lambda: True)
+        monkeypatch.setattr("refitd.cli.asking.can_ask", lambda: True)
         result = refitd("reclaim", "--url", service.url, stdin=said)
         assert result.exit_code == code
         assert sum(line.startswith("POST") for line in service.asked) == posts

@@ -1,6 +1,7 @@
 """Commands that only look: status, versions, engines, explain."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -8,7 +9,7 @@ from rich.console import Console
 
 from refitd.cli import render
 from refitd.cli.summary import Summary, newest_good
-from refitd_client.contract.states import EngineState, VersionState
+from refitd_client.contract.states import EngineState, Standing, VersionState
 from refitd_client.contract.wire import Engine, Explanation, Faults, Page, Problem, Version
 from support.command_line import answer, refitd
 from support.stand_in_service import StandIn, make_engine, make_run, make_version, on_version, stand_in
@@ -69,6 +70,44 @@ class TestStatus:
         summary = answer("status", "--url", service.url, kind=Summary)
         assert [run.paused_since for run in summary.runs] == ["2026-11-21T12:00:00Z"]
 
+    def test_it_gives_the_verdict_of_each_run_and_that_of_the_worst(self, service: StandIn) -> None:
+        service.versions = [make_version(2), make_version(2, run="other")]
+        service.engines = [make_engine(), make_engine("b", run="other", version="other~v000002")]
+        trouble = {"standing": Standing.TROUBLED, "headline": "1 of 2.", "reasons": ["gpu-1 is UNREACHABLE"]}
+        service.runs = [make_run(), make_run(run="other", **trouble)]
+        lines = refitd("status", "--url", service.url).stdout.splitlines()
+        assert lines[0].endswith(" is ready, ▲ TROUBLED")
+        assert lines[1].startswith("● CURRENT exp → step 2")
+        assert lines[2].startswith("▲ TROUBLED other → step 2")
+        assert lines[3] == "    gpu-1 is UNREACHABLE"
+        summary = answer("status", "--url", service.url, kind=Summary)
+        assert summary.standing is Standing.TROUBLED
+        assert [(run.standing, run.reasons) for run in summary.runs] == [
+            (Standing.CURRENT, []),
+            (Standing.TROUBLED, ["gpu-1 is UNREACHABLE"]),
+        ]
+
+    def test_what_is_wrong_with_the_service_itself_is_trouble_and_a_rollback_as_ordered_is_none(
+        self, service: StandIn
+    ) -> None:
+        service.versions, service.runs = [make_version(2)], [make_run(standing=Standing.ROLLED_BACK)]
+        assert "is ready, ◀ ROLLED_BACK" in refitd("status", "--url", service.url).stdout
+        service.faults = Faults(root="the root is gone")
+        assert "is ready, ▲ TROUBLED" in refitd("status", "--url", service.url).stdout
+
+    def test_an_engine_that_does_not_answer_says_since_when(self, service: StandIn) -> None:
+        away = make_engine(state=EngineState.UNREACHABLE, reason="no", unreachable_since="2026-11-22T02:14:03.500Z")
+        assert render.why_there(away, "2026-11-22T02:17:04.000Z") == "since 02:14Z (3 min): no"
+        named = replace(away, reason=f"{away.url} cannot be reached: connection refused")
+        assert render.why_there(named, None) == "since 02:14Z: connection refused"
+        service.engines = [away]
+        assert "since 02:14Z (" in refitd("status", "--url", service.url).stdout
+
+    def test_before_anything_is_published_engines_serve_what_they_were_started_with(self, service: StandIn) -> None:
+        service.engines = [make_engine(version=None, step=None)]
+        shown = refitd("status", "--url", service.url).stdout
+        assert line_with(shown, "IN_SYNC")[3:] == ["IN_SYNC", "start-up", "-", *["no", "version", "to", "serve", "yet"]]
+
     def test_a_run_without_a_good_version_is_named(self, service: StandIn) -> None:
         service.versions = [make_version(1, state=VersionState.REJECTED, reason="shape of w")]
         result = refitd("status", "--url", service.url)
@@ -87,7 +126,10 @@ class TestStatus:
 
     def test_what_was_rolled_back_from_says_so_where_others_have_a_reason(self, service: StandIn) -> None:
         service.versions = [make_version(5, barred=True), make_version(4, barred=True, reason="the canary failed")]
+        service.versions.append(make_version(3, barred=True, state=VersionState.REJECTED, reason="NaN in w"))
         shown = refitd("status", "--url", service.url).stdout
+        assert "REJECTED barred" in shown
+        assert shown.splitlines()[-1].endswith("NaN in w; barred: rolled back from")
         assert line_with(shown, "exp~v000005")[-4:] == ["barred:", "rolled", "back", "from"]
         assert line_with(shown, "exp~v000004")[-4:] == ["barred:", "the", "canary", "failed"]
 
@@ -96,6 +138,11 @@ class TestStatus:
         result = refitd("status", "--url", service.url)
         assert result.stdout.splitlines()[1:3] == ["the root is gone", "engines.yaml is no YAML"]
         assert result.exit_code == 3
+
+    def test_what_is_barred_does_not_look_good(self) -> None:
+        assert render.version_state(make_version(1)).style == "green"
+        assert render.version_state(make_version(1, barred=True)).style == "dim"
+        assert render.version_state(make_version(1, barred=True, state=VersionState.LOST)).style == "bold red"
 
     def test_an_empty_service_says_so(self, service: StandIn) -> None:
         result = refitd("status", "--url", service.url)
@@ -295,9 +342,14 @@ def test_a_version_whose_files_are_lost_is_the_target_while_engines_serve_it() -
 
 def test_what_nobody_vouches_for_is_not_called_start_up_weights() -> None:
     assert (
-        render.steps_behind(make_engine(state=EngineState.TAINTED, version=None, step=None), make_version(3))
+        render.steps_behind(
+            make_engine(state=EngineState.TAINTED, version=None, step=None, known=False), make_version(3)
+        )
         == "unknown contents"
     )
+    away = make_engine(state=EngineState.UNREACHABLE, version=None, step=None)  # and what it holds is no secret
+    assert render.steps_behind(away, make_version(3)) == "-"
+    assert render.steps_behind(replace(away, known=False), make_version(3)) == "unknown contents"
     assert (
         render.steps_behind(make_engine(state=EngineState.BEHIND, version=None, step=None), make_version(3))
         == "start-up weights"

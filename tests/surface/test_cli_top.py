@@ -6,7 +6,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from refitd.cli.glance import BAR, Glance, bar, screen, span
+from refitd.cli.glance import BAR, STAGES, Glance, bar, screen, span
 from refitd_client.contract.states import EngineState, Standing
 from refitd_client.contract.wire import Attempt, Event, Overview
 from support.command_line import answer, refitd
@@ -105,6 +105,14 @@ def test_at_eighty_columns_numbers_are_whole_and_bars_give_way() -> None:
     assert engine.endswith("…")
 
 
+def test_at_eighty_columns_the_legend_is_whole_and_it_says_how_to_leave() -> None:
+    shown = drawn(many(3), 60, width=80)
+    assert all(any(f"{letter} {name}" in line for line in shown.splitlines()) for name, (letter, _) in STAGES.items())
+    assert "in capitals the engine stands still" in shown
+    assert "Ctrl-C ends this" in shown.splitlines()[0]
+    assert "Ctrl-C" not in drawn(many(3), width=80)  # one look has ended
+
+
 def test_a_service_that_is_lost_is_said_above_what_was_last_known() -> None:
     shown = drawn(Glance(url="http://x", overview=many(2).overview, versions=[], events=[], lost="connection refused"))
     assert "not live since 12:00:00 UTC: connection refused" in shown
@@ -130,6 +138,13 @@ def test_a_bar_is_to_scale_and_can_be_read_without_colours(timings: dict[str, fl
 )
 def test_durations_have_about_three_digits(milliseconds: float, text: str) -> None:
     assert span(milliseconds) == text
+
+
+def test_a_resume_says_that_an_engine_cannot_be_reached() -> None:
+    with stand_in() as state:
+        state.runs = [make_run(engines={EngineState.IN_SYNC: 1, EngineState.UNREACHABLE: 1})]
+        said = refitd("resume", "exp", "--url", state.url).stdout
+    assert "1 of its engines cannot be reached, and will follow when back." in said
 
 
 def test_pause_and_resume_say_what_they_did(service: StandIn) -> None:

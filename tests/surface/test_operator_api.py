@@ -165,6 +165,58 @@ async def test_a_rollback_is_carried_out_while_rollouts_are_paused(tmp_path: Pat
         assert stage.ledger.rollouts["run"].paused_since is not None
 
 
+async def test_where_a_rollback_leads_is_told_before_and_nothing_is_done(tmp_path: Path) -> None:
+    async with serving(tmp_path, names=("a", "b"), keep_last=5) as stage:
+        for step in (1, 2, 3):
+            await stage.served(step)
+        stage.engines["b"].down = True
+        async with asyncio.timeout(10):
+            while stage.ledger.engines["b:1"].state is not EngineState.UNREACHABLE:
+                await stage.ledger.bell.after(stage.ledger.bell.count, within=0.05)
+        plan = (await stage.http.get("/v1/rollback", params={"run": "run"})).json()
+        assert plan == {
+            "run": "run",
+            "leaves": "run~v000003",
+            "goal": "run~v000002",
+            "barred": ["run~v000003"],
+            "unreachable": ["b:1"],
+        }
+        further = (await stage.http.get("/v1/rollback", params={"run": "run", "to": "run~v000001"})).json()
+        assert further["barred"] == ["run~v000003", "run~v000002"]
+        assert not any(version.barred for version in stage.ledger.versions.values())
+        assert (await stage.http.get("/v1/rollback", params={"run": "none"})).status_code == 404
+
+
+async def test_a_rollback_that_went_as_ordered_is_no_trouble_and_what_was_barred_says_why_it_is(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path) as stage:
+        for step in (1, 2):
+            await stage.served(step)
+        await stage.http.post("/v1/rollback", json={"run": "run"})
+        async with asyncio.timeout(10):
+            while stage.ledger.engines["a:1"].serving != "run~v000001":
+                await stage.ledger.bell.after(stage.ledger.bell.count, within=0.05)
+        (run,) = (await stage.http.get("/v1/overview")).json()["runs"]
+        assert (run["standing"], run["headline"]) == ("ROLLED_BACK", "The engine serves step 1.")
+        assert run["reasons"][0].startswith("Rolled back to step 1: newer versions, up to step 2, are barred.")
+
+
+async def test_a_resync_of_an_engine_that_is_away_leaves_what_is_known_of_it(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage:
+        await stage.served(1)
+        stage.engines["a"].down = True
+        async with asyncio.timeout(10):
+            while stage.ledger.engines["a:1"].state is not EngineState.UNREACHABLE:
+                await stage.ledger.bell.after(stage.ledger.bell.count, within=0.05)
+        engine = (await stage.http.post("/v1/engines/a:1/resync")).json()
+        assert (engine["state"], engine["step"], engine["known"]) == ("UNREACHABLE", 1, True)
+        assert engine["unreachable_since"] is not None
+        said = " ".join((await stage.http.get("/v1/explain/a:1")).json()["sentences"])
+        assert "It served run~v000001 when it was last reached" in said
+        assert "refitd_engines_unknown_contents 0.0" in (await stage.http.get("/metrics")).text
+
+
 async def test_a_rollback_with_nowhere_to_go_offers_what_was_never_served(tmp_path: Path) -> None:
     async with serving(tmp_path) as stage:
         await stage.served(1)

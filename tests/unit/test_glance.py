@@ -59,7 +59,21 @@ def test_two_hundred_engines_in_one_state_are_one_sentence() -> None:
             Standing.TROUBLED,
             "Step 3 is REJECTED: a",
         ),
-        (version(3, barred=True), Standing.TROUBLED, "Step 3 is barred: it was rolled back from"),
+        (
+            version(3, barred=True),
+            Standing.ROLLED_BACK,
+            "Rolled back to step 2: newer versions, up to step 3, are barred",
+        ),
+        (
+            version(3, state=VersionState.REJECTED, reason="a torn file", barred=True),
+            Standing.ROLLED_BACK,
+            "Rolled back to step 2: newer versions, up to step 3, are barred (step 3 is REJECTED)",
+        ),
+        (
+            version(3, barred=True, reason="the canary a broke"),
+            Standing.TROUBLED,
+            "Step 3 is barred: the canary a broke",
+        ),
         (version(3, state=VersionState.UNKNOWN, reason="EIO"), Standing.TROUBLED, "Step 3 could not be read: EIO"),
         (version(3, state=VersionState.VALIDATING), Standing.MOVING, "Step 3 is VALIDATING"),
     ],
@@ -98,6 +112,17 @@ def test_a_version_that_is_served_and_has_no_files_says_so(
 def test_what_was_collected_is_not_the_newest() -> None:
     found = glance(seen(HERE, versions=[version(3, state=VersionState.RETIRED), version(2)]))
     assert (found.standing, found.newest) == (Standing.CURRENT, "run~v000002")
+
+
+def test_a_rollback_is_under_way_until_every_engine_has_come_back_and_trouble_stays_trouble() -> None:
+    left = {"versions": [version(3, barred=True), version(2)]}
+    late = engine("late", serving="run~v000003", state=EngineState.UPDATING)
+    assert glance(seen([*HERE, late], **left)).standing is Standing.MOVING
+    away = engine("late", serving="run~v000003", state=EngineState.UNREACHABLE)
+    assert glance(seen([*HERE, away], **left)).standing is Standing.TROUBLED
+    paused = replace(ROLLOUT, paused_since="2026-11-21T12:00:00Z")
+    assert glance(seen(HERE, rollout=paused, **left)).standing is Standing.ROLLED_BACK
+    assert glance(seen(HERE, target=None, **left)).standing is Standing.TROUBLED
 
 
 def test_paused_rollouts_are_said_and_are_no_trouble() -> None:

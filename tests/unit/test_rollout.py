@@ -12,6 +12,7 @@ from refitd.journal.journal import JournalError
 from refitd.ledger import Ledger
 from refitd.problem import ProblemError
 from refitd.rollout.record import EngineRecord
+from refitd.rollout.served import is_proven
 from refitd_client.contract.states import EngineState, RolloutState, VersionState
 from support.fleets import running
 from support.records import version
@@ -254,6 +255,68 @@ async def test_a_resync_takes_no_engine_back_to_an_older_version_unsaid(tmp_path
         with pytest.raises(ProblemError, match="whose files are lost; a resync would take it back to run~v000001"):
             stage.fleet.resync(A)
         assert stage.ledger.engines[A].serving == version(2).id
+
+
+async def test_a_resync_of_an_engine_that_is_away_forgets_nothing_and_is_carried_out_when_it_is_back(
+    tmp_path: Path,
+) -> None:
+    engine = SimulatedEngine()
+    async with running(tmp_path, {"a": engine}) as stage:
+        stage.ledger.put_version(version(1))
+        await stage.until(lambda: stage.ledger.versions[version(1).id].served_at is not None)
+        engine.down = True
+        await stage.until(lambda: stage.ledger.engines[A].state is EngineState.UNREACHABLE)
+        stage.fleet.resync(A)
+        probes = engine.probes
+        await stage.until(lambda: engine.probes > probes + 1)
+        left = stage.ledger.engines[A]
+        assert (left.state, left.serving, left.known) == (EngineState.UNREACHABLE, version(1).id, True)
+        assert left.serves("it") == "served it when it was last reached"
+        assert engine.loads == ["/root/run/v000001"]
+        engine.down = False
+        await stage.until(lambda: len(engine.loads) == 2 and stage.ledger.engines[A].state is EngineState.IN_SYNC)
+        assert not stage.ledger.engines[A].reload
+
+
+async def test_a_resync_is_remembered_by_the_next_service(tmp_path: Path) -> None:
+    engine = SimulatedEngine()
+    async with running(tmp_path, {"a": engine}) as stage:
+        stage.ledger.put_version(version(1))
+        await stage.until(lambda: stage.ledger.engines[A].serving == version(1).id)
+        engine.down = True
+        await stage.until(lambda: stage.ledger.engines[A].state is EngineState.UNREACHABLE)
+        stage.fleet.resync(A)
+        await stage.ledger.durable()
+    engine.down = False
+    async with running(tmp_path, {"a": engine}) as stage:
+        await stage.until(lambda: len(engine.loads) == 2 and stage.ledger.engines[A].state is EngineState.IN_SYNC)
+
+
+async def test_until_a_resync_has_loaded_it_an_engine_is_not_believed_and_keeps_its_step(tmp_path: Path) -> None:
+    engine = SimulatedEngine()
+    async with running(tmp_path, {"a": engine}) as stage:
+        stage.ledger.put_version(version(1))
+        await stage.until(lambda: stage.ledger.versions[version(1).id].served_at is not None)
+        engine.gate = asyncio.Event()
+        stage.fleet.resync(A)
+        await stage.until(lambda: len(engine.loads) == 2)
+        assert stage.ledger.engines[A].serving == version(1).id
+        assert not is_proven(version(1).id, stage.ledger.engines.values(), 1)
+        engine.gate.set()
+        await stage.until(lambda: is_proven(version(1).id, stage.ledger.engines.values(), 1))
+
+
+async def test_what_a_rollback_makes_the_target_again_is_served_without_another_look(tmp_path: Path) -> None:
+    """Rollouts were paused: the engine is still on what the run goes back to, and counted as behind."""
+    async with running(tmp_path, {"a": SimulatedEngine()}, probe_interval=600) as stage:
+        stage.ledger.put_version(version(1))
+        await stage.until(lambda: stage.ledger.versions[version(1).id].served_at is not None)
+        stage.ledger.pause_rollouts(stage.ledger.rollouts["run"], paused=True)
+        stage.ledger.put_version(version(2))
+        stage.ledger.put_engine(replace(stage.ledger.engines[A], state=EngineState.BEHIND))
+        stage.ledger.put_version(version(2, barred=True))
+        await stage.until(lambda: stage.ledger.engines[A].state is EngineState.IN_SYNC)
+        assert stage.engines["a"].loads == ["/root/run/v000001"]
 
 
 async def test_what_somebody_may_want_to_be_woken_for_is_a_warning(tmp_path: Path) -> None:

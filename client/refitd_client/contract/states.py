@@ -74,6 +74,7 @@ class Standing(StrEnum):
     CURRENT = "CURRENT"  # every engine serves the newest version
     MOVING = "MOVING"  # not yet, and nobody has to do anything
     PAUSED = "PAUSED"  # an operator has paused its rollouts, and there is something that waits for that
+    ROLLED_BACK = "ROLLED_BACK"  # every engine serves what an operator went back to: as ordered, and not the newest
     TROUBLED = "TROUBLED"  # something has failed: somebody should look
 
 

@@ -126,6 +126,8 @@ class Engine:
     weights or unknown contents, without a target, and between generations.
     `plugin` is the release of refitd's plugin that carries out its loads; None where SGLang does, for `stock_reason`.
     `in_memory` is that of the version it serves: after a restart it could not be brought back to it.
+    `known` is False while nobody knows what it holds. `unreachable_since` is when it was first found not to answer, as
+    far as the service that runs now has seen; None while it answers.
     """
 
     id: str
@@ -143,6 +145,8 @@ class Engine:
     plugin: str | None = None
     stock_reason: str | None = None
     in_memory: bool = False
+    known: bool = True
+    unreachable_since: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +168,20 @@ class Rollback:
 
     run: str
     to: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollbackPlan:
+    """Where a rollback would lead: from which version (`leaves`) to which (`goal`), and what it would bar for good.
+
+    All are ids of versions, those `barred` the newest first; `unreachable` are ids of engines that would follow later.
+    """
+
+    run: str
+    leaves: str
+    goal: str
+    barred: list[str]
+    unreachable: list[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

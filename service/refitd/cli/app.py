@@ -17,10 +17,11 @@ from refitd.cli.help import Command, Group, help_of
 from refitd.cli.plan import plan
 from refitd.cli.publish import publish
 from refitd.cli.reclaim import reclaim
+from refitd.cli.rollback import rollback
 from refitd.cli.serve import ENGINES_FILE_HELP, serve
 from refitd.cli.status import status
 from refitd.cli.top import top
-from refitd.cli.versions import explain, pause, pin, resume, rollback, unpin, versions
+from refitd.cli.versions import explain, pause, pin, resume, unpin, versions
 from refitd.cli.wait import wait
 from refitd.cli.webhooks import webhooks
 

@@ -11,7 +11,9 @@ from refitd.cli.help import Command, Group
 from refitd.cli.options import EngineId, Json, TokenFile, Url, connect
 from refitd.cli.output import speaking
 from refitd.cli.summary import look_at_targets
+from refitd.clock import SystemClock
 from refitd_client.client import RefitClient
+from refitd_client.contract.states import EngineState
 from refitd_client.contract.wire import Engine, NewEngine, Version
 
 app = typer.Typer(cls=Group)
@@ -49,7 +51,7 @@ def list_engines(url: Url = None, token_file: TokenFile = None, json: Json = Fal
     with speaking(json=json) as out, connect(url, token_file) as client:
         page = client.engines()
         targets = {} if json else _targets(client, page.items)
-        out.show(page, render.engines_table(page.items, targets))
+        out.show(page, render.engines_table(page.items, targets, SystemClock().now()))
 
 
 @app.command(cls=Command, epilog=EXIT_CODES_HELP)
@@ -77,9 +79,10 @@ def remove(engine_id: EngineId, url: Url = None, token_file: TokenFile = None, j
 
 @app.command(cls=Command, epilog=EXIT_CODES_HELP)
 def resync(engine_id: EngineId, url: Url = None, token_file: TokenFile = None, json: Json = False) -> None:
-    """Load an engine again, whatever it claims to serve. This ends a quarantine."""
+    """Load an engine again, whatever it claims to serve: now, or when it is reachable. This ends a quarantine."""
     with speaking(json=json) as out, connect(url, token_file) as client:
         engine = client.resync(engine_id)
+        when = " when it is reachable" if engine.state is EngineState.UNREACHABLE else ""
         out.show(
-            engine, render.sentence(f"{engine.id} is loaded again: 'refitd explain {engine.id}' says how it goes.")
+            engine, render.sentence(f"{engine.id} will be loaded{when}: 'refitd explain {engine.id}' says how it goes.")
         )

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from refitd.cli import render
+from refitd.cli import render, standing
 from refitd.cli.table import Table
-from refitd_client.contract.states import EngineState, Standing
+from refitd_client.contract.states import EngineState
 from refitd_client.contract.wire import Engine, Event, Overview, RunGlance, Version
 
 BAR = 32  # characters, where there is room
 _LEAST_BAR = 8
 # Lines around each part: an empty one, the table's head, and what stands below it.
-_ENGINES_FRAME, _UPDATES_FRAME, _EVENTS_FRAME = 4, 4, 1
+_ENGINES_FRAME, _UPDATES_FRAME, _EVENTS_FRAME = 4, 5, 1
 _SMALL = 10  # lines that engines have for themselves
 # A letter for each stage, so that a bar can be read without colours. In the capitals the engine stands still.
 STAGES: Mapping[str, tuple[str, str]] = {
@@ -29,12 +29,6 @@ STAGES: Mapping[str, tuple[str, str]] = {
 }
 _OTHER = ("?", "dim")
 _NUMBERS = frozenset({"STEP", "TOOK", "ENGINES", "SIZE"})
-_STANDINGS: Mapping[Standing, tuple[str, str]] = {
-    Standing.CURRENT: ("●", "green"),
-    Standing.MOVING: ("▶", "yellow"),
-    Standing.PAUSED: ("‖", "yellow"),
-    Standing.TROUBLED: ("▲", "bold red"),
-}
 _NEED = (
     EngineState.QUARANTINED,
     EngineState.TAINTED,
@@ -61,12 +55,12 @@ class Glance:
 
 def screen(glance: Glance, height: int | None = None, width: int | None = None) -> RenderableType:
     """Everything, for `width` columns; within `height` lines where that is given, the most important first."""
-    top = [_headline(glance), *_faults(glance.overview)]
+    top = [_headline(glance, is_live=height is not None), *_faults(glance.overview)]
     for run in glance.overview.runs or []:
         top += _run(run)
     room = None if height is None else height - len(top) - _ENGINES_FRAME
     engines, versions, events = _shares(room, len(glance.overview.engines), len(glance.versions), len(glance.events))
-    parts: list[RenderableType] = [*top, "", _engines(glance.overview.engines, engines)]
+    parts: list[RenderableType] = [*top, "", _engines(glance.overview.engines, engines, glance.overview.at)]
     if versions:
         parts += ["", _updates(glance.versions[:versions], width)]
     if events:
@@ -86,13 +80,14 @@ def _shares(room: int | None, engines: int, versions: int, events: int) -> tuple
     return first, second, min(events, max(left - _EVENTS_FRAME, 0))
 
 
-def _headline(glance: Glance) -> Text:
+def _headline(glance: Glance, *, is_live: bool) -> Text:
     at = glance.overview.at.partition("T")[2].partition(".")[0]
     if glance.lost is None:
         word = Text(f"● live, {at} UTC", style="green")
     else:
         word = render.sentence(f"✕ not live since {at} UTC: {glance.lost}; trying again", "bold red")
-    return _line(("refitd ", "bold"), render.sentence(glance.url), "  ", word)
+    leave = ("  Ctrl-C ends this", "dim") if is_live else ""
+    return _line(("refitd ", "bold"), render.sentence(glance.url), "  ", word, leave)
 
 
 def _line(*parts: str | Text | tuple[str, str]) -> Text:
@@ -106,12 +101,11 @@ def _faults(overview: Overview) -> list[Text]:
 
 
 def _run(run: RunGlance) -> list[Text]:
-    shape, style = _STANDINGS[run.standing]
-    first = _line((f"{shape} {run.standing} ", style), (run.headline, "bold"), "  ", render.sentence(run.run, "dim"))
+    first = _line(standing.shown(run.standing), " ", (run.headline, "bold"), "  ", render.sentence(run.run, "dim"))
     return [first, *(_line("    ", render.sentence(reason)) for reason in run.reasons)]
 
 
-def _engines(engines: Sequence[Engine], most: int) -> RenderableType:
+def _engines(engines: Sequence[Engine], most: int, now: str) -> RenderableType:
     if not engines:
         return render.sentence("No engines.", "dim")
     ordered = sorted(engines, key=lambda engine: (_NEED.index(engine.state), engine.id))
@@ -121,10 +115,10 @@ def _engines(engines: Sequence[Engine], most: int) -> RenderableType:
         table.add_row(
             render.sentence(engine.id),
             render.engine_state(engine),
-            render.NOTHING if engine.step is None else f"{engine.step:,}",
+            render.step(engine, "{:,}"),
             render.NOTHING if engine.behind is None else str(engine.behind),
             render.NOTHING if load is None or load.outcome is None else span(sum(load.timings.values())),
-            words=render.sentence(engine.reason or ""),
+            words=render.sentence(render.why_there(engine, now) or ""),
         )
     rest = len(engines) - most
     return table if rest <= 0 else Group(table, render.sentence(f"and {rest} more", "dim"))
@@ -135,7 +129,7 @@ def _updates(versions: Sequence[Version], width: int | None) -> RenderableType:
     if width is not None and table.width > width:  # bars give way to numbers
         table = _bars(versions, max(BAR - (table.width - width), _LEAST_BAR))
     letters = ", ".join(f"{letter} {name}" for name, (letter, _) in STAGES.items())
-    return Group(table, _line((f"{letters}; in capitals the engine stands still", "dim")))
+    return Group(table, _line((letters, "dim")), _line(("in capitals the engine stands still", "dim")))
 
 
 def _bars(versions: Sequence[Version], width: int) -> Table:

@@ -1,19 +1,19 @@
 """`refitd reclaim`: what would be deleted, and deleting it."""
 
-import sys
 from typing import Annotated
 
 import typer
 
 from refitd.cli import render
-from refitd.cli.options import Json, TokenFile, Url, connect
+from refitd.cli.asking import agree
+from refitd.cli.options import Json, TokenFile, Url, Yes, connect
 from refitd.cli.output import Output, speaking
 from refitd.cli.progress import bar, watched
 from refitd_client.client import RefitClient
 from refitd_client.contract.wire import ReclaimPlan
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted, what kept, and why")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask")]
+_NOBODY = "this deletes files and nobody can be asked: say --yes, or --dry-run to see what would go"
 
 
 def reclaim(
@@ -37,7 +37,8 @@ def reclaim(
             if dry_run:
                 out.show(plan, render.reclaim_table(plan), render.reclaim_summary(plan))
                 return
-            _agree(out, plan)
+            shown = (render.reclaim_table(plan), render.reclaim_summary(plan))
+            agree(out, *shown, question="Delete them?", why=_NOBODY)
         done = _carry_out(out, client)
         out.show(done, render.reclaim_table(done), render.reclaim_summary(done))
 
@@ -52,20 +53,3 @@ def _carry_out(out: Output, client: RefitClient) -> ReclaimPlan:
         return watched(
             client.reclaim, lambda: shown.reach(min(goes, max(0, held - client.overview().held_bytes)), goes)
         )
-
-
-def _agree(out: Output, plan: ReclaimPlan) -> None:
-    """Ask whether to go on.
-
-    Raises:
-        ValueError: there is nobody to ask.
-        typer.Abort: the answer was no.
-    """
-    if out.json or not _can_ask():
-        raise ValueError("this deletes files and nobody can be asked: say --yes, or --dry-run to see what would go")
-    out.show(plan, render.reclaim_table(plan), render.reclaim_summary(plan))
-    typer.confirm("Delete them?", abort=True)
-
-
-def _can_ask() -> bool:
-    return sys.stdin.isatty()

@@ -1,17 +1,21 @@
 """How versions, engines and plans look to people. Pure: wire types in, Rich renderables out."""
 
+import re
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from typing import assert_never
 
 from rich.text import Text
 
 from refitd.cli.output import clean
 from refitd.cli.table import Table
+from refitd.duration import spoken
 from refitd_client.contract.naming import parse_version_id
 from refitd_client.contract.states import DeliveryState, EngineState, VersionState, WaitOutcome
 from refitd_client.contract.wire import Delivery, Engine, EngineOnVersion, Explanation, ReclaimPlan, Version, WaitResult
 
 NOTHING = "-"
+_HASH = re.compile(r"\b([0-9a-f]{8})[0-9a-f]{8,}\b")
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 _GOOD = "green"
@@ -65,13 +69,18 @@ def when(instant: str) -> str:
 
 
 def why(version: Version) -> str | None:
-    """Why it is where it is. What a rollback barred has no reason of its own."""
-    return f"barred: {version.reason or 'rolled back from'}" if version.barred else version.reason
+    """Why it is where it is. What a rollback barred has no reason of its own, or one from before."""
+    if not version.barred:
+        return version.reason
+    if version.state is VersionState.SEALED or version.reason is None:
+        return f"barred: {version.reason or 'rolled back from'}"
+    return f"{version.reason}; barred: rolled back from"
 
 
 def version_state(version: Version) -> Text:
     """The state, with what a person did to the version, and whether it has no files."""
-    text = Text(version.state, style=_VERSION_STYLES[version.state])
+    style = _VERSION_STYLES[version.state]
+    text = Text(version.state, style=_OVER if version.barred and style == _GOOD else style)
     words = (("pinned", version.pinned), ("barred", version.barred), ("in memory", version.in_memory))
     for word in [word for word, said in words if said]:
         text.append(f" {word}", style="cyan")
@@ -90,8 +99,8 @@ def serves(engine: EngineOnVersion, version: Version) -> bool:
     return engine.state is EngineState.IN_SYNC and engine.step == version.step
 
 
-def engines_table(engines: Iterable[Engine], targets: Mapping[str, Version]) -> Table:
-    """Engines, one a line. `targets` maps runs to the versions that their engines should serve."""
+def engines_table(engines: Iterable[Engine], targets: Mapping[str, Version], now: str | None = None) -> Table:
+    """Engines, one a line. `targets` maps runs to the versions that their engines should serve; `now` is an instant."""
     engines = list(engines)
     # An engine that was given no name is called by its address: to say that twice leaves no room for the reason.
     urls = any(_address(engine) != engine.id for engine in engines)
@@ -105,15 +114,37 @@ def engines_table(engines: Iterable[Engine], targets: Mapping[str, Version]) -> 
             *((_text(None if _address(engine) == engine.id else engine.url),) if urls else ()),
             _text(engine.run),
             engine_state(engine),
-            NOTHING if engine.step is None else str(engine.step),
+            step(engine),
             steps_behind(engine, targets.get(engine.run or "")),
             *((how_it_loads(engine),) if looked else ()),
-            words=_text(engine.reason),
+            words=_text(why_there(engine, now)),
         )
     return table
 
 
-_UNKNOWN = frozenset({EngineState.TAINTED, EngineState.QUARANTINED, EngineState.PROBING, EngineState.UNREACHABLE})
+def step(engine: Engine, shown: str = "{}") -> str:
+    """What an engine serves. Before anything was published that is what it was started with."""
+    if engine.step is not None:
+        return shown.format(engine.step)
+    return "start-up" if engine.state is EngineState.IN_SYNC else NOTHING
+
+
+def why_there(engine: Engine, now: str | None) -> str | None:
+    """Why an engine is where it is; of one that does not answer also since when, and at the instant `now` how long."""
+    if engine.unreachable_since is None:
+        is_new = engine.state is EngineState.IN_SYNC and engine.version is None
+        return engine.reason or ("no version to serve yet" if is_new else None)
+    since = f"since {engine.unreachable_since[11:16]}Z"
+    if now is not None:
+        away = datetime.fromisoformat(now) - datetime.fromisoformat(engine.unreachable_since)
+        since += f" ({spoken(away.total_seconds())})"
+    told = (engine.reason or "").removeprefix(
+        f"{engine.url} cannot be reached: "
+    )  # the row has said that it is this one
+    return f"{since}: {told}" if told else since
+
+
+_NOT_ASKED = frozenset({EngineState.PROBING, EngineState.UNREACHABLE})
 
 
 def _address(engine: Engine) -> str:
@@ -140,7 +171,9 @@ def steps_behind(engine: Engine, target: Version | None) -> str:
     if engine.version == target.id:
         return "0"
     if engine.step is None:
-        return "unknown contents" if engine.state in _UNKNOWN else "start-up weights"
+        if not engine.known:
+            return "unknown contents"
+        return NOTHING if engine.state in _NOT_ASKED else "start-up weights"
     served = parse_version_id(engine.version or "")
     if served is not None and served[1].generation != target.generation:
         return "other generation"
@@ -154,8 +187,13 @@ def reclaim_table(plan: ReclaimPlan) -> Table:
     verb = "deleted" if plan.done else "delete"
     for item in sorted(plan.items, key=lambda item: (item.keep, item.path)):
         word = Text("keep", style=_GOOD) if item.keep else Text(verb, style=_BAD)
-        table.add_row(word, _text(item.path), size(item.bytes), words=_text("; ".join(item.reasons)))
+        table.add_row(word, _text(_short(item.path)), size(item.bytes), words=_text("; ".join(item.reasons)))
     return table
+
+
+def _short(path: str) -> str:
+    """A path without the tails of its long hexadecimal names, which only machines read: JSON has the whole."""
+    return _HASH.sub(r"\1…", path)
 
 
 def reclaim_summary(plan: ReclaimPlan) -> Text:

@@ -5,11 +5,12 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from refitd.cli import render
+from refitd.cli import render, standing
 from refitd.cli.exits import ExitCode
 from refitd.cli.options import Json, TokenFile, Url, connect
 from refitd.cli.output import speaking
 from refitd.cli.summary import RunSummary, Summary, look
+from refitd.clock import SystemClock
 from refitd_client.contract.states import VersionState
 
 Limit = Annotated[
@@ -19,6 +20,9 @@ Limit = Annotated[
 
 def status(limit: Limit = 5, url: Url = None, token_file: TokenFile = None, json: Json = False) -> None:
     """Show at one glance: the service, each run's target, engines and how stale they are, the newest versions.
+
+    Each run begins with the verdict that 'refitd top' and the dashboard give: CURRENT, MOVING, PAUSED, ROLLED_BACK (as
+    somebody has ordered) or TROUBLED; --json has it as .runs[].standing, and that of the worst as .standing.
 
     Ends with 0 when the service is ready and with 3 when it is not, so that a script can ask.
 
@@ -33,9 +37,9 @@ def status(limit: Limit = 5, url: Url = None, token_file: TokenFile = None, json
             summary,
             headline(summary),
             *(render.sentence(fault, "bold red") for fault in faults(summary)),
-            *(run_line(run) for run in summary.runs),
+            *(line for run in summary.runs for line in run_lines(run)),
             "",
-            render.engines_table(summary.engines, targets)
+            render.engines_table(summary.engines, targets, SystemClock().now())
             if summary.engines
             else render.sentence("No engines.", "dim"),
             "",
@@ -46,9 +50,10 @@ def status(limit: Limit = 5, url: Url = None, token_file: TokenFile = None, json
 
 
 def headline(summary: Summary) -> Text:
-    """The service in one line."""
+    """The service in one line, and how its runs stand: a service that is ready may have engines that are not."""
     word = Text("ready", style="green") if summary.ready else Text("not ready (see its log)", style="bold red")
-    return Text.assemble(("refitd ", "bold"), render.sentence(summary.url), " is ", word)
+    line = Text.assemble(("refitd ", "bold"), render.sentence(summary.url), " is ", word)
+    return line if summary.standing is None else line.append(", ").append_text(standing.shown(summary.standing))
 
 
 def faults(summary: Summary) -> list[str]:
@@ -58,8 +63,13 @@ def faults(summary: Summary) -> list[str]:
     ]
 
 
-def run_line(run: RunSummary) -> Text:
-    """A run in one line."""
+def run_lines(run: RunSummary) -> list[Text]:
+    """A run in one line, and below it why it is not as it should be."""
+    verdict = [] if run.standing is None else [standing.shown(run.standing), " "]
+    return [Text.assemble(*verdict, _run_line(run)), *(render.sentence(f"    {reason}") for reason in run.reasons)]
+
+
+def _run_line(run: RunSummary) -> Text:
     name = render.sentence(run.run, "bold")
     if run.target is None:
         return Text.assemble(name, " has no good version yet")

@@ -1,11 +1,12 @@
 """The state of everything at one glance: what `status` gathers, and what it makes of it."""
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
+from refitd.cli.standing import worst
 from refitd_client.client import RefitClient
-from refitd_client.contract.states import EngineState, VersionState
-from refitd_client.contract.wire import Engine, Faults, Version
+from refitd_client.contract.states import EngineState, Standing, VersionState
+from refitd_client.contract.wire import Engine, Faults, RunGlance, Version
 
 # Among so many of a run's newest good versions, one is not barred: a rollback seldom goes further.
 _LOOK_BACK = 20
@@ -16,7 +17,8 @@ _PAGE = 500
 class RunSummary:
     """A run: the version that its engines should serve, how many engines follow it, how many serve that version.
 
-    `paused_since` is when an operator paused its rollouts, None while they go on.
+    `paused_since` is when an operator paused its rollouts, None while they go on. `standing`, `headline` and `reasons`
+    are the verdict that `refitd top` and the dashboard give as well; None where the service says nothing of the run.
     """
 
     run: str
@@ -24,14 +26,22 @@ class RunSummary:
     engines: int
     in_sync: int
     paused_since: str | None = None
+    standing: Standing | None = None
+    headline: str | None = None
+    reasons: list[str] = field(default_factory=list[str])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """The answer of `refitd status`. `versions` are those that came last and are not deleted."""
+    """The answer of `refitd status`. `versions` are those that came last and are not deleted.
+
+    `standing` is that of the run that needs somebody most, TROUBLED where something is wrong with the service itself;
+    None before anything is known of a run.
+    """
 
     url: str
     ready: bool
+    standing: Standing | None
     faults: Faults
     runs: list[RunSummary]
     engines: list[Engine]
@@ -44,12 +54,15 @@ def look(client: RefitClient, limit: int) -> Summary:
     engines = client.engines().items
     names = {version.run for version in versions} | {engine.run for engine in engines if engine.run}
     targets = look_at_targets(client, names, engines)
-    paused = {run.run: run.paused_since for run in client.overview().runs}
+    overview = client.overview()
+    glances, faults = {run.run: run for run in overview.runs}, client.faults()
+    is_faulty = any((faults.root, faults.engines, faults.journal))
     return Summary(
         url=client.url,
         ready=client.ready(),
-        faults=client.faults(),
-        runs=[summarise(run, targets.get(run), engines, paused.get(run)) for run in sorted(names)],
+        standing=Standing.TROUBLED if is_faulty else worst(run.standing for run in overview.runs),
+        faults=faults,
+        runs=[summarise(run, targets.get(run), engines, glances.get(run)) for run in sorted(names)],
         engines=engines,
         versions=versions[:limit],
     )
@@ -87,12 +100,19 @@ def newest_good(versions: Iterable[Version], held: Collection[str]) -> Version |
     return max(good, key=lambda version: (version.generation, version.step), default=None)
 
 
-def summarise(
-    run: str, target: Version | None, engines: Iterable[Engine], paused_since: str | None = None
-) -> RunSummary:
+def summarise(run: str, target: Version | None, engines: Iterable[Engine], seen: RunGlance | None = None) -> RunSummary:
     """One run."""
     mine = [engine for engine in engines if engine.run == run]
     there = [
         engine for engine in mine if target and engine.version == target.id and engine.state is EngineState.IN_SYNC
     ]
-    return RunSummary(run=run, target=target, engines=len(mine), in_sync=len(there), paused_since=paused_since)
+    counted = RunSummary(run=run, target=target, engines=len(mine), in_sync=len(there))
+    if seen is None:
+        return counted
+    return replace(
+        counted,
+        paused_since=seen.paused_since,
+        standing=seen.standing,
+        headline=seen.headline,
+        reasons=seen.reasons,
+    )

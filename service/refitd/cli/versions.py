@@ -1,24 +1,19 @@
-"""Commands about versions: list, pin, unpin, rollback, explain."""
+"""Commands about versions: list, pin, unpin, pause, resume, explain."""
 
 from typing import Annotated
 
 import typer
 
 from refitd.cli import render
-from refitd.cli.options import Json, TokenFile, Url, VersionId, connect
+from refitd.cli.options import Json, RunArgument, TokenFile, Url, VersionId, connect
 from refitd.cli.output import speaking
-from refitd_client.contract.states import VersionState
+from refitd_client.contract.states import EngineState, VersionState
 
 Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=500, help="How many to list")]
 Run = Annotated[str | None, typer.Option("--run", metavar="RUN", help="Those of one run only")]
 State = Annotated[VersionState | None, typer.Option("--state", case_sensitive=False, help="Those in one state only")]
 Cursor = Annotated[
     str | None, typer.Option("--cursor", metavar="WORD", help="Go on where a page ended: its next_cursor")
-]
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run, such as exp/trial")]
-To = Annotated[
-    str | None,
-    typer.Option("--to", metavar="ID", help="The version to go to; else the last good one before the current"),
 ]
 Subject = Annotated[str, typer.Argument(metavar="ID", help="The id of a version or an engine")]
 
@@ -61,23 +56,6 @@ def unpin(version_id: VersionId, url: Url = None, token_file: TokenFile = None, 
         out.show(version, render.sentence(f"{version_id} is no longer pinned: {kept}."))
 
 
-def rollback(
-    run: RunArgument, to: To = None, url: Url = None, token_file: TokenFile = None, json: Json = False
-) -> None:
-    """Bring a run's engines back to an earlier good version.
-
-    What is newer is barred for good; versions that the trainer publishes later roll out as usual.
-
-    \b
-    refitd rollback exp/trial
-    refitd rollback exp/trial --to exp~trial~v000120
-    """
-    with speaking(json=json) as out, connect(url, token_file) as client:
-        version = client.rollback(run, to)
-        told = f"{run} rolls back to {version.id} (step {version.step}). What is newer is barred for good."
-        out.show(version, render.sentence(told))
-
-
 def pause(run: RunArgument, url: Url = None, token_file: TokenFile = None, json: Json = False) -> None:
     """Bring no engine of a run to a newer version until `refitd resume`.
 
@@ -100,7 +78,9 @@ def resume(run: RunArgument, url: Url = None, token_file: TokenFile = None, json
     """
     with speaking(json=json) as out, connect(url, token_file) as client:
         seen = client.resume(run)
-        out.show(seen, render.sentence(f"Rollouts of {run} go on. {seen.headline}"))
+        away = seen.engines.get(EngineState.UNREACHABLE, 0)
+        later = "" if away == 0 else f" {away} of its engines cannot be reached, and will follow when back."
+        out.show(seen, render.sentence(f"Rollouts of {run} go on. {seen.headline}{later}"))
 
 
 def explain(subject: Subject, url: Url = None, token_file: TokenFile = None, json: Json = False) -> None:

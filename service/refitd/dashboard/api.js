@@ -60,6 +60,7 @@ export const plan = () => ask("GET", "/v1/reclaim/plan");
 export const pin = (version) => ask("PUT", `/v1/versions/${id(version)}/pin`);
 export const unpin = (version) => ask("DELETE", `/v1/versions/${id(version)}/pin`);
 export const rollback = (run, to) => ask("POST", "/v1/rollback", to === undefined ? { run } : { run, to });
+export const rollbackPlan = (run, to) => ask("GET", `/v1/rollback?${given({ run, to })}`);
 export const resync = (engine) => ask("POST", `/v1/engines/${id(engine)}/resync`);
 export const pause = (run) => ask("POST", "/v1/rollouts/pause", { run });
 export const resume = (run) => ask("POST", "/v1/rollouts/resume", { run });

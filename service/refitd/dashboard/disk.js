@@ -58,7 +58,7 @@ function table(items, largest) {
         items,
         (item) => item.path,
         (item) => html`<tr>
-          <th scope="row">${item.path}</th>
+          <th scope="row" title=${item.path}>${short(item.path)}</th>
           <td class="number">${size(item.bytes)}</td>
           <td class="wide share">${share(item, largest)}</td>
           <td>
@@ -71,6 +71,9 @@ function table(items, largest) {
   </table>`;
 }
 
+// Without the tails of long hexadecimal names, which only machines read: the whole is in the title.
+const short = (path) => path.replace(/\b([0-9a-f]{8})[0-9a-f]{8,}\b/g, "$1…");
+
 const share = (item, largest) => html`<svg class="bar" aria-hidden="true">
   ${svg`<rect class=${item.keep ? "kept" : "going"} width="${((item.bytes ?? 0) / largest) * 100}%" y="4" height="8" />`}
 </svg>`;
@@ -78,7 +81,7 @@ const share = (item, largest) => html`<svg class="bar" aria-hidden="true">
 async function reclaim(going, freed) {
   const detail = html`<p>${plural(going.length, "place")} would be deleted, ${size(freed)} in all. Each is looked at again
     right before.</p>
-    <ul class="plan">${going.slice(0, 50).map((item) => html`<li>${item.path} (${size(item.bytes)}): ${item.reasons.join("; ")}</li>`)}</ul>`;
+    <ul class="plan">${going.slice(0, 50).map((item) => html`<li>${short(item.path)} (${size(item.bytes)}): ${item.reasons.join("; ")}</li>`)}</ul>`;
   if (await confirm({ title: "Reclaim?", detail, verb: "Delete", danger: true })) {
     await act("Reclaimed.", () => api.reclaim());
   }

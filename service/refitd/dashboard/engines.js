@@ -110,19 +110,32 @@ function row(engine, open, runs, max) {
         ? html` <span class="tag">in memory</span>`
         : nothing}</td>
       ${runs ? html`<td class="wide">${engine.run ?? "–"}</td>` : nothing}
-      <td class="number">${engine.step === null ? "–" : count(engine.step)}</td>
+      <td class="number">${step(engine)}</td>
       <td class="number">${behind(engine)}</td>
       <td class="wide load">${load === null ? "–" : lastLoad(load, max)}</td>
       <td class="wide number">${load === null ? "–" : span(load.outcome === null ? null : total(load.timings))}</td>
-      <td class="wide why">${engine.reason ?? ""}</td>
+      <td class="wide why">${why(engine)}</td>
     </tr>
     ${isOpen ? detail(engine, open, runs ? 8 : 7) : nothing}`;
 }
 
 const lastLoad = (load, max) => bar(placed(load, Date.parse(load.started_at)), max, `Load of ${load.version}`);
 
+// Of one that does not answer also since when, and for how long.
+function why({ reason, url, unreachable_since: since }) {
+  if (since === null) return reason ?? "";
+  const told = (reason ?? "").replace(`${url} cannot be reached: `, "");
+  return `since ${clock(since)} (${span(Math.max(0, Date.now() - Date.parse(since)))})${told === "" ? "" : `: ${told}`}`;
+}
+
+// Before anything was published an engine serves what it was started with.
+function step(engine) {
+  if (engine.step !== null) return count(engine.step);
+  return engine.state === "IN_SYNC" ? "start-up" : "–";
+}
+
 function behind(engine) {
-  if (engine.behind === null) return engine.version === null && engine.state === "IN_SYNC" ? "start-up" : "–";
+  if (engine.behind === null) return engine.known ? "–" : "unknown contents";
   return engine.behind === 0 ? "0" : html`<b>${plural(engine.behind, "step")}</b>`;
 }
 
@@ -146,9 +159,10 @@ export function showLogOf(subject) {
 }
 
 async function resync(engine) {
-  const detail = html`<p><b>${engine.id}</b> is loaded again, whatever it claims to serve; it pauses for that. This ends a
-    quarantine.</p>`;
+  const when = engine.state === "UNREACHABLE" ? " when it is reachable" : "";
+  const detail = html`<p><b>${engine.id}</b> will be loaded again${when}, whatever it claims to serve; it pauses for that.
+    This ends a quarantine.</p>`;
   if (await confirm({ title: "Resync?", detail, verb: "Resync" })) {
-    await act(`${engine.id} is loaded again.`, () => api.resync(engine.id));
+    await act(`${engine.id} will be loaded${when}.`, () => api.resync(engine.id));
   }
 }

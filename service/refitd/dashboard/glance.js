@@ -6,6 +6,7 @@ import { confirm } from "./dialogs.js";
 import { clock, count, plural, words } from "./format.js";
 import { act, wantToken } from "./live.js";
 import { mark } from "./marks.js";
+import { rollBack } from "./rollback.js";
 import { change } from "./store.js";
 
 /** The line at the top. */
@@ -76,7 +77,7 @@ function waiting(engines) {
 
 function run(seen) {
   return html`<article class="run ${seen.standing}">
-    <h2>${mark(seen.standing)}<span><span class="unseen">${words(seen.standing)}: </span>${seen.headline}</span></h2>
+    <h2>${mark(seen.standing)}<span>${words(seen.standing)}: ${seen.headline}</span></h2>
     <p class="facts">
       <b>${seen.run}</b>
       ${seen.rollout === null ? nothing : html`<span>rollout ${seen.rollout}</span>`}
@@ -87,7 +88,7 @@ function run(seen) {
       ${seen.paused_since === null
         ? html`<button type="button" ?disabled=${seen.rollout === null} @click=${() => pause(seen)}>Pause rollouts …</button>`
         : html`<button type="button" class="primary" @click=${() => resume(seen)}>Resume rollouts …</button>`}
-      <button type="button" ?disabled=${seen.target === null} @click=${() => rollBack(seen)}>Roll back …</button>
+      <button type="button" ?disabled=${seen.target === null} @click=${() => rollBack(seen.run)}>Roll back …</button>
     </div>
   </article>`;
 }
@@ -100,18 +101,10 @@ async function pause({ run }) {
   }
 }
 
-async function resume({ run }) {
-  const detail = html`<p>Engines of <b>${run}</b> go to its newest good version.</p>`;
+async function resume({ run, engines: { UNREACHABLE: away } }) {
+  const detail = html`<p>Engines of <b>${run}</b> go to its newest good version.
+    ${away ? `${plural(away, "engine")} cannot be reached now, and will follow when back.` : nothing}</p>`;
   if (await confirm({ title: "Resume rollouts?", detail, verb: "Resume" })) {
     await act(`Rollouts of ${run} go on.`, () => api.resume(run));
-  }
-}
-
-async function rollBack({ run, target }) {
-  const detail = html`<p>Engines of <b>${run}</b> go from ${target} back to the last version before it that they have
-    served. What is newer is barred for good; what the trainer publishes from now on rolls out as usual.</p>
-    <p>To go to a certain version, unfold it below.</p>`;
-  if (await confirm({ title: "Roll back?", detail, verb: "Roll back", danger: true })) {
-    await act(`${run} rolls back.`, () => api.rollback(run));
   }
 }

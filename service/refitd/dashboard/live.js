@@ -161,6 +161,18 @@ export async function act(what, how) {
   }
 }
 
+/** What the service says to a question of the moment; null where it cannot say, which is told like a failed action. */
+export async function asked(how) {
+  try {
+    return await how();
+  } catch (problem) {
+    if (!(problem instanceof api.Problem)) throw problem;
+    if (problem.wantsToken && (await wantToken(problem))) return asked(how);
+    change((state) => (state.notice = { bad: true, text: problem.message }));
+    return null;
+  }
+}
+
 /** Look, then follow. */
 export async function start() {
   await overview.now();

@@ -16,6 +16,7 @@ const SHAPES = {
   square: svg`<path d="M1.5 1.5h9v9h-9z" />`,
   diamond: svg`<path d="M6 .2 11.8 6 6 11.8.2 6z" />`,
   stop: svg`<path d="M3.7.5h4.6l3.2 3.2v4.6l-3.2 3.2H3.7L.5 8.3V3.7z" />`,
+  back: svg`<path d="M9.5 1.5 1.5 6l8 4.5z" />`,
   dash: svg`<path class="line" d="M2 6h8" />`,
 };
 
@@ -44,6 +45,7 @@ const MARKS = {
   CURRENT: ["full", "good"],
   MOVING: ["arrow", "busy"],
   PAUSED: ["bars", "busy"],
+  ROLLED_BACK: ["back", "over"],
   TROUBLED: ["triangle", "bad"],
 
   live: ["full", "good"],
@@ -60,6 +62,8 @@ export function mark(state) {
   return html`<svg class="mark ${tone}" viewBox="0 0 12 12" aria-hidden="true">${SHAPES[shape]}</svg>`;
 }
 
-/** Shape and word. */
-export const stateWord = (state) =>
-  html`<span class="state ${toneOf(state)}">${mark(state)}<span>${words(state)}</span></span>`;
+/** Shape and word. What was good and is barred looks like what is over. */
+export function stateWord(state, barred = false) {
+  const looks = barred && toneOf(state) === "good" ? "RETIRED" : state;
+  return html`<span class="state ${toneOf(looks)}">${mark(looks)}<span>${words(state)}</span></span>`;
+}

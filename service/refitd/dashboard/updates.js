@@ -10,6 +10,7 @@ import { clock, count, plural, size, span } from "./format.js";
 import { act, loadVersions, unfold } from "./live.js";
 import { mark, stateWord, toneOf } from "./marks.js";
 import { pager } from "./pager.js";
+import { rollBack } from "./rollback.js";
 import { change } from "./store.js";
 import { axis, bar, beginOf, legend, ordered, placed, stacked, total } from "./timeline.js";
 
@@ -93,7 +94,7 @@ function row(version, open, max, runs, targets) {
         <button type="button" class="fold" aria-expanded=${isOpen} @click=${() => unfold("version", version.id)}
           >${count(version.step)}${version.generation > 1 ? html`<small> gen ${version.generation}</small>` : nothing}</button>
       </th>
-      <td>${stateWord(version.state)} ${tags(version, targets)}</td>
+      <td>${stateWord(version.state, version.barred)} ${tags(version, targets)}</td>
       ${runs ? html`<td class="wide">${version.run}</td>` : nothing}
       <td class="stages">${way(version, max)}</td>
       <td class="number">${took > 0 ? span(took) : "–"}</td>
@@ -138,7 +139,7 @@ function detail(version, open, columns) {
         ${version.pinned
           ? html`<button type="button" @click=${() => unpin(version)}>Unpin …</button>`
           : html`<button type="button" ?disabled=${gone} @click=${() => pin(version)}>Pin …</button>`}
-        <button type="button" ?disabled=${version.state !== "SEALED" || version.barred} @click=${() => rollBackTo(version)}>
+        <button type="button" ?disabled=${version.state !== "SEALED" || version.barred} @click=${() => rollBack(version.run, version.id)}>
           Roll back to it …
         </button>
         <a href="#log" @click=${() => showLogOf(version.id)}>Its log</a>
@@ -205,13 +206,5 @@ async function unpin(version) {
   const detail = html`<p>The keep rules decide about step ${count(version.step)} again. It may be deleted at once.</p>`;
   if (await confirm({ title: "Unpin?", detail, verb: "Unpin" })) {
     await act(`${version.id} is not pinned any more.`, () => api.unpin(version.id));
-  }
-}
-
-async function rollBackTo(version) {
-  const detail = html`<p>Engines of <b>${version.run}</b> go to step ${count(version.step)}. What is newer is barred for
-    good; what the trainer publishes from now on rolls out as usual.</p>`;
-  if (await confirm({ title: `Roll back to step ${count(version.step)}?`, detail, verb: "Roll back", danger: true })) {
-    await act(`${version.run} rolls back to ${version.id}.`, () => api.rollback(version.run, version.id));
   }
 }

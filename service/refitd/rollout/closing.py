@@ -69,7 +69,7 @@ class Closing:
             ledger.record_fingerprint(version.id, after.configuration, refit.fingerprint)
         serving = ledger.versions.get(before.serving or "")
         skipped = skipped_between(ledger.versions_of(version.run), serving, version)
-        in_place = takes_in_place(before, version, ledger.versions)
+        in_place = takes_in_place(before.to_load, version, ledger.versions)
         after = replace(
             after,
             weight_version=label_of(version),

@@ -6,8 +6,10 @@ from dataclasses import replace
 from refitd.journal.journal import JournalError
 from refitd.ledger import Ledger
 from refitd.rollout.backoff import backoff
+from refitd.rollout.observe import standing
 from refitd.rollout.plan import Agenda, Goals
 from refitd.rollout.record import EngineRecord
+from refitd_client.contract.states import EngineState
 
 
 class RemovedError(Exception):
@@ -62,7 +64,7 @@ class Entry:
     @property
     def goals(self) -> Goals:
         """What the engine could be brought to."""
-        record = self.record
+        record = self.record.to_load
         goals = self.ledger.goals_of(record)
         candidates = (goals.target, goals.loadable, goals.last_good)
         recorded = frozenset(v.id for v in candidates if v is not None and self.fingerprint_of(v.id) is not None)
@@ -78,6 +80,12 @@ class Entry:
     def fingerprint_of(self, version: str) -> str | None:
         """What a clean load of a version left in engines of this one's configuration."""
         return self.ledger.fingerprint(version, self.record.configuration or "")
+
+    def arrive(self) -> None:
+        """A rollback may have made what it serves the target again: it is there, and needs no probe to say so."""
+        before = self.record.to_load
+        if before.state is EngineState.BEHIND and before.serving is not None and before.serving == self.target_id:
+            self.put(before, standing(before, self.target_id))
 
     def put(self, before: EngineRecord, after: EngineRecord) -> None:
         """Write down what has become of it, and tell what is news."""

@@ -58,7 +58,7 @@ class Loads:
         before = self._updating(f"loads {version.id}")
         # Right before each load, because the files may have been rewritten or deleted since they were sealed; and the
         # disk writes the intent meanwhile.
-        in_place = takes_in_place(before, version, self.entry.ledger.versions)
+        in_place = takes_in_place(before.to_load, version, self.entry.ledger.versions)
         path = self.reading.seen_path(version, in_place=in_place)
         unchanged, unwritten, _ = await asyncio.gather(
             self.reading.check(version, in_place=in_place), self.entry.written(), self.reading.warm(version)

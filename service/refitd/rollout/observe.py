@@ -67,7 +67,7 @@ def standing(engine: EngineRecord, target: str | None) -> EngineRecord:
     """Put an engine with known contents where it stands towards the target."""
     if engine.run is None:
         return replace(engine, state=EngineState.IN_SYNC)  # the conductor says why
-    if target is None or engine.serving == target:
+    if target is None or (engine.serving == target and not engine.reload):
         return replace(engine, state=EngineState.IN_SYNC, reason=None if engine.serving else "no version to serve yet")
     if engine.state is EngineState.NACKED:
         return engine
@@ -85,6 +85,7 @@ def after_refit(engine: EngineRecord, version: str, refit: Refit, now: float) ->
                 state=EngineState.IN_SYNC if refit.resumed else EngineState.PROBING,
                 serving=version,
                 known=True,
+                reload=False,
                 named_before=None,
                 unproven=(),  # loads do not overlap in a server: one that was proved to end proves the earlier ones too
                 resume_owed=not refit.resumed,

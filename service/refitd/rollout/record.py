@@ -1,6 +1,6 @@
 """What the service knows of one engine, one attempt, one rollout: frozen records, replaced when something changes."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from refitd_client.contract.states import EngineState, RolloutState
@@ -46,7 +46,8 @@ class EngineRecord:
     that carries out its loads, None where they are the server's own, for `stock_reason`; `takes_offers`: it can copy
     weights from the memory of a trainer on its host. `beneath` is the full version that deltas were written into since,
     from which the plugin would put it back; `wants_full`: it takes no delta in place until it was given a full version.
-    `named_before` is what it named before a load that failed, until it is asked.
+    `named_before` is what it named before a load that failed, until it is asked. `reload`: somebody has asked for it to
+    be loaded again, whatever it serves; a load that comes through ends that.
     """
 
     id: str
@@ -77,6 +78,12 @@ class EngineRecord:
     unreachable_since: float | None = None
     last_attempt: AttemptRecord | None = None
     removed: bool = False
+    reload: bool = False
+
+    @property
+    def to_load(self) -> "EngineRecord":
+        """The engine as who decides on its next load sees it: what is to be loaded again counts as not there."""
+        return replace(self, serving=None, beneath=None) if self.reload else self
 
     @property
     def paths(self) -> tuple[str, ...]:

@@ -59,7 +59,8 @@ class Replica:
 
     async def _turn(self) -> None:
         seen, entry = self._ledger.targets.count, self._entry
-        action = next_action(entry.record, entry.goals, entry.agenda, entry.now)
+        entry.arrive()
+        action = next_action(entry.record.to_load, entry.goals, entry.agenda, entry.now)
         match action:
             case Rest(until):
                 await self._ledger.targets.after(seen, within=until - entry.now)
@@ -79,14 +80,19 @@ class Replica:
         self._ledger.targets.ring()
 
     def resync(self) -> None:
-        """Forget what was believed of the engine: it is loaded again, at once, whatever state it is in."""
+        """Have the engine loaded again whatever it serves: at once, or when it can be reached again.
+
+        What it serves until then stays known: an engine that is away is asked for nothing, and nothing is forgotten.
+        """
         self._entry.agenda = Agenda()
-        record = replace(self._entry.record, serving=None, failures=0, taints=0, strikes={})
+        record = replace(self._entry.record, failures=0, taints=0, strikes={})
+        record = replace(record, reload=record.known)  # one with unknown contents is loaded in any case
         if record.state is EngineState.QUARANTINED:
             record = replace(record, state=EngineState.TAINTED)
-        elif record.known and record.state is not EngineState.UNREACHABLE:
-            record = replace(record, state=EngineState.BEHIND)
-        self._ledger.put_engine(record, "resync was asked for: it will be loaded again")
+        elif record.known and record.state not in _AWAY:
+            record = replace(record, state=EngineState.BEHIND, reason="a resync was asked for")
+        when = " when it is reachable" if record.state is EngineState.UNREACHABLE else ""
+        self._ledger.put_engine(record, f"resync was asked for: it will be loaded again{when}")
         self._ledger.targets.ring()
 
     async def trial(self, version: VersionRecord) -> str | None:

@@ -17,8 +17,8 @@ def is_proven(version: str, engines: Iterable[EngineRecord], quorum: int) -> boo
 
 
 def _serves(engine: EngineRecord, version: str) -> bool:
-    """One that may still be paused holds it, and does not serve it."""
-    return engine.known and engine.serving == version and not engine.resume_owed
+    """One that may still be paused holds it, and does not serve it; what is to be loaded again is not believed."""
+    return engine.known and engine.to_load.serving == version and not engine.resume_owed
 
 
 def outcome_of(

@@ -73,7 +73,7 @@ def _in_turn(places: int, goals: Collection[str], engines: Sequence[EngineRecord
     It depends on nothing but what is true now, so engines that ask one after the other get the same answer.
     """
     out = {engine.id for engine in engines if engine.state in _OUT_OF_SERVICE}
-    there = {engine.id for engine in engines if engine.serving in goals}
+    there = {engine.id for engine in engines if engine.to_load.serving in goals}
     waiting = sorted(e.id for e in engines if e.id not in out | there and e.state not in _AWAY)
     return frozenset(out | there | set(waiting[: max(places - len(out), 0)]))
 

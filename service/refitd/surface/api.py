@@ -2,7 +2,20 @@
 
 from fastapi import FastAPI
 
-from refitd.surface import engines, errors, health, log, overview, pages, reclaim, rollouts, swagger, versions, webhooks
+from refitd.surface import (
+    engines,
+    errors,
+    health,
+    log,
+    overview,
+    pages,
+    reclaim,
+    rollback,
+    rollouts,
+    swagger,
+    versions,
+    webhooks,
+)
 from refitd.surface.auth import Gate
 from refitd.surface.context import Service
 from refitd.surface.document import documented
@@ -23,7 +36,7 @@ def routes() -> FastAPI:
         docs_url=None,  # its pages take scripts from other hosts: `swagger.py` has the service's own
         redoc_url=None,
     )
-    for part in (overview, versions, engines, rollouts, reclaim, log, webhooks, health, pages, swagger):
+    for part in (overview, versions, rollback, engines, rollouts, reclaim, log, webhooks, health, pages, swagger):
         app.include_router(part.router)
     app.openapi = lambda: documented(app)
     return app

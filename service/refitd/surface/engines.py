@@ -44,7 +44,7 @@ async def remove_engine(engine_id: str, service: ServiceOf) -> None:
 
 @router.post("/{engine_id}/resync", status_code=202)
 async def resync(engine_id: str, service: ServiceOf) -> Engine:
-    """Load an engine again, whatever it claims to serve; ends a quarantine."""
+    """Load an engine again, whatever it claims to serve: now, or when it is reachable. This ends a quarantine."""
     service.fleet.resync(engine_id)
     await service.ledger.durable()
     return _present(service, engine_id)

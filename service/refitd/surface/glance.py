@@ -65,10 +65,18 @@ def _is_there(engine: EngineRecord, target: VersionRecord | None) -> bool:
 def _standing(seen: Seen, newest: VersionRecord | None, is_troubled: bool, there: int) -> Standing:
     if is_troubled:
         return Standing.TROUBLED
-    is_newest = newest is not None and seen.target is not None and newest.id == seen.target.id
-    if is_newest and there == len(seen.engines):
-        return Standing.CURRENT
+    if newest is not None and seen.target is not None and there == len(seen.engines):
+        if newest.id == seen.target.id:
+            return Standing.CURRENT
+        if _was_left(seen, newest):
+            return Standing.ROLLED_BACK
     return Standing.PAUSED if _is_paused(seen) else Standing.MOVING
+
+
+def _was_left(seen: Seen, newest: VersionRecord) -> bool:
+    """Whether somebody has rolled back from it to the target. What the service barred by itself has a reason for it."""
+    is_ordered = newest.barred and (newest.state is not VersionState.SEALED or newest.reason is None)
+    return is_ordered and seen.target is not None and newest.order > seen.target.order
 
 
 def _is_paused(seen: Seen) -> bool:
@@ -91,16 +99,21 @@ def _headline(seen: Seen, newest: VersionRecord | None, there: int) -> str:
 def _trouble(seen: Seen, newest: VersionRecord | None) -> list[str]:
     """What somebody should look at."""
     found = [_group(seen, state) for state in _TROUBLE]
-    if newest is not None and newest.id != (seen.target.id if seen.target else None):
-        if newest.state in {VersionState.REJECTED, VersionState.LOST}:
-            found.append(f"Step {newest.order.step:,} is {newest.state}: {newest.reason or 'for no known reason'}")
-        elif newest.state is VersionState.UNKNOWN:
-            found.append(f"Step {newest.order.step:,} could not be read: {newest.reason}")
-        elif newest.barred:
-            found.append(f"Step {newest.order.step:,} is barred: {newest.reason or 'it was rolled back from'}")
-    elif newest is not None and newest.in_memory and not newest.state.is_open:
-        found.append(f"Step {newest.order.step:,} is served from memory alone: {newest.reason}")
+    if newest is not None and not _was_left(seen, newest):  # who has gone back from it knows what is wrong with it
+        found.append(_trouble_with(newest, is_target=seen.target is not None and newest.id == seen.target.id))
     return [sentence for sentence in found if sentence is not None]
+
+
+def _trouble_with(newest: VersionRecord, *, is_target: bool) -> str | None:
+    step = f"Step {newest.order.step:,}"
+    if is_target:
+        is_alone = newest.in_memory and not newest.state.is_open
+        return f"{step} is served from memory alone: {newest.reason}" if is_alone else None
+    if newest.state in {VersionState.REJECTED, VersionState.LOST}:
+        return f"{step} is {newest.state}: {newest.reason or 'for no known reason'}"
+    if newest.state is VersionState.UNKNOWN:
+        return f"{step} could not be read: {newest.reason}"
+    return f"{step} is barred: {newest.reason or 'it was rolled back from'}" if newest.barred else None
 
 
 def _group(seen: Seen, state: EngineState) -> str | None:
@@ -123,6 +136,8 @@ def _names(ids: Sequence[str]) -> str:
 def _waiting(seen: Seen, newest: VersionRecord | None) -> list[str]:
     """What goes on, or is waited for."""
     found: list[str] = []
+    if newest is not None and seen.target is not None and _was_left(seen, newest):
+        found.append(_rolled_back(seen.target, newest))
     if seen.rollout is not None and seen.rollout.paused_since is not None:
         found.append("Rollouts of this run are paused: no engine goes to a newer version before they are resumed")
     if newest is not None and newest.state is VersionState.ANNOUNCED and newest.handed:
@@ -133,6 +148,14 @@ def _waiting(seen: Seen, newest: VersionRecord | None) -> list[str]:
     busy = (_group(seen, state) for state in (EngineState.UPDATING, EngineState.VERIFYING, EngineState.PROBING))
     found += [sentence for sentence in busy if sentence is not None]
     return [*found, *_turn(seen)]
+
+
+def _rolled_back(target: VersionRecord, newest: VersionRecord) -> str:
+    was = "" if newest.state is VersionState.SEALED else f" (step {newest.order.step:,} is {newest.state})"
+    told = (
+        f"Rolled back to step {target.order.step:,}: newer versions, up to step {newest.order.step:,}, are barred{was}"
+    )
+    return f"{told}. What is published next rolls out as usual"
 
 
 def _turn(seen: Seen) -> list[str]:

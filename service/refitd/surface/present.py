@@ -104,6 +104,8 @@ def present_engine(record: EngineRecord, ledger: Ledger) -> Engine:
         plugin=record.plugin,
         stock_reason=record.stock_reason,
         in_memory=serving is not None and serving.in_memory,
+        known=record.known,
+        unreachable_since=ledger.away_since.get(record.id),
     )
 
 

@@ -1,7 +1,6 @@
-"""Routes of versions: the notice, lists, waiting, pins, rollback."""
+"""Routes of versions: the notice, lists, waiting, pins."""
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -11,14 +10,11 @@ from refitd.catalog.record import VersionRecord
 from refitd.journal import reads
 from refitd.problem import Kind, ProblemError
 from refitd.rollout.served import is_proven, outcome_of
-from refitd.rollout.target import last_good_before, to_bar, unserved_before
 from refitd.surface.context import Service, ServiceOf
 from refitd.surface.cursor import decode_cursor, encode_cursor
 from refitd.surface.present import present_attempt, present_version
 from refitd_client.contract.states import VersionState, WaitOutcome
-from refitd_client.contract.wire import Attempt, Notice, Page, Rollback, Version, WaitResult
-
-_NAMED = 5  # versions that a refusal offers; the others it counts
+from refitd_client.contract.wire import Attempt, Notice, Page, Version, WaitResult
 
 router = APIRouter(prefix="/v1", tags=["versions"])
 
@@ -28,7 +24,7 @@ async def announce(notice: Notice, service: ServiceOf, response: Response) -> Ve
     """ "Weights ready": take a version in. 202 when it is new, 200 when it is known, 409 when its content is other."""
     record, new = await service.intake.take(notice)
     response.status_code = 202 if new else 200
-    return _present(service, record)
+    return presented(service, record)
 
 
 @router.get("/versions")
@@ -50,13 +46,13 @@ async def list_versions(
     await service.ledger.durable()  # so that a reader sees what it has just been told
     found = await asyncio.to_thread(query)
     more = encode_cursor(found[limit - 1]) if len(found) > limit else None
-    return Page(items=[_present(service, record) for record in found[:limit]], next_cursor=more)
+    return Page(items=[presented(service, record) for record in found[:limit]], next_cursor=more)
 
 
 @router.get("/versions/{version_id}")
 async def get_version(version_id: str, service: ServiceOf) -> Version:
     """One version."""
-    return _present(service, await find(service, version_id))
+    return presented(service, await find(service, version_id))
 
 
 @router.get("/versions/{version_id}/attempts")
@@ -92,7 +88,7 @@ async def wait(
         left = deadline - service.ledger.clock.monotonic()
         if outcome is not WaitOutcome.PENDING or left <= 0:
             await service.ledger.durable()  # a trainer that hears "served" may delete what it wrote
-            return WaitResult(outcome=outcome, version=_present(service, record))
+            return WaitResult(outcome=outcome, version=presented(service, record))
         seen = await service.ledger.bell.after(seen, within=left)
 
 
@@ -108,24 +104,6 @@ async def unpin(version_id: str, service: ServiceOf) -> Version:
     return await _set_pin(service, version_id, pinned=False)
 
 
-@router.post("/rollback")
-async def rollback(order: Rollback, service: ServiceOf) -> Version:
-    """Roll forward to an earlier good version: what is newer is barred, versions that come later roll as usual."""
-    versions = service.ledger.versions_of(order.run)
-    if not versions:
-        raise ProblemError(Kind.UNKNOWN_RUN, f"no version of run {order.run} is known")
-    current = service.ledger.goals(order.run).target
-    if current is None:
-        raise ProblemError(Kind.NOTHING_TO_ROLL_BACK, f"run {order.run} has no good version")
-    goal = await _goal(service, order) or last_good_before(versions, current)
-    if goal is None:
-        raise ProblemError(Kind.NOTHING_TO_ROLL_BACK, _nowhere(current, unserved_before(versions, current)))
-    for version in to_bar(versions, goal):
-        service.ledger.put_version(replace(version, barred=True), f"barred: run {order.run} rolls back to {goal.id}")
-    await service.ledger.durable()
-    return _present(service, goal)
-
-
 def _outcome(service: Service, record: VersionRecord, wait_for: WaitOutcome) -> WaitOutcome:
     ledger = service.ledger
     target = ledger.goals(record.run).target
@@ -133,29 +111,6 @@ def _outcome(service: Service, record: VersionRecord, wait_for: WaitOutcome) -> 
     refused = ledger.carriage.is_refused(record)
     offered = ledger.is_offered(record)
     return outcome_of(record, target, wait_for, proven=proven, refused=refused, offered=offered)
-
-
-def _nowhere(current: VersionRecord, unserved: Sequence[VersionRecord]) -> str:
-    told = f"no version of run {current.run} before {current.id} was served and is still there"
-    if not unserved:
-        return f"{told}, and no other good one is"
-    more = f" and {len(unserved) - _NAMED} more" if len(unserved) > _NAMED else ""
-    named = ", ".join(version.id for version in unserved[:_NAMED])
-    return (
-        f"{told}; good, but never served: {named}{more}. "
-        f"Name one: 'refitd rollback {current.run} --to {unserved[0].id}' ('to' in the API)"
-    )
-
-
-async def _goal(service: Service, order: Rollback) -> VersionRecord | None:
-    if order.to is None:
-        return None
-    to = await find(service, order.to)
-    if to.run != order.run or to.state is not VersionState.SEALED or to.barred:
-        why = "is barred for good: it was rolled back from" if to.barred else f"is {to.state}, of run {to.run}"
-        what = f"roll back to a SEALED version of run {order.run} that is not barred"
-        raise ProblemError(Kind.VERSION_NOT_GOOD, f"{to.id} {why}; {what}, or publish its weights as the next step")
-    return to
 
 
 async def _set_pin(service: Service, version_id: str, *, pinned: bool) -> Version:
@@ -166,7 +121,7 @@ async def _set_pin(service: Service, version_id: str, *, pinned: bool) -> Versio
         record = replace(record, pinned=pinned)
         service.ledger.put_version(record, "pinned" if pinned else "unpinned")
     await service.ledger.durable()
-    return _present(service, record)
+    return presented(service, record)
 
 
 async def find(service: Service, version_id: str) -> VersionRecord:
@@ -181,7 +136,8 @@ async def find(service: Service, version_id: str) -> VersionRecord:
     return record
 
 
-def _present(service: Service, record: VersionRecord) -> Version:
+def presented(service: Service, record: VersionRecord) -> Version:
+    """A version as the API shows it."""
     ledger, copier = service.ledger, service.copier
     return present_version(
         record,

@@ -4,7 +4,10 @@ No redirects and no proxies from the environment: keys go to the server that the
 """
 
 import asyncio
+import errno
 import functools
+import os
+import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,6 +30,7 @@ _HEADERS: Mapping[str | bytes, str | bytes] = {
     "Connection": "close",
 }
 _REFUSED = frozenset({401, 403})  # the key was not right, and nothing was done
+_CONNECT_FAILED = re.compile(r"\[Errno (\d+)\] Connect call failed")  # asyncio's, one for each address
 MAX_BODY_BYTES = 64 * 2**20  # the checksums of a hundred thousand tensors are a tenth of this
 
 
@@ -107,7 +111,7 @@ class Transport:
         except TimeoutError:
             return NoReply(Lost.TIMED_OUT, f"{self.url}{path} did not answer within {within:g} s")
         except (httpcore.ConnectError, httpcore.UnsupportedProtocol) as error:
-            return NoReply(Lost.NEVER_SENT, f"{self.url} cannot be reached: {error}")
+            return NoReply(Lost.NEVER_SENT, f"{self.url} cannot be reached: {_spoken(error)}")
         except _TooLargeError:
             return NoReply(Lost.NO_ANSWER, f"{self.url}{path} answered with more than {MAX_BODY_BYTES} bytes")
         except (httpcore.NetworkError, httpcore.ProtocolError, OSError, ValueError) as error:
@@ -126,6 +130,14 @@ class Transport:
         ):
             date = next((value.decode() for name, value in response.headers if name.lower() == b"date"), None)
             return _reply(response.status, await _body(response), date)
+
+
+def _spoken(error: Exception) -> str:
+    """Why a connection did not come about, in the system's words and not in those of Python around them."""
+    numbers = {int(number) for number in _CONNECT_FAILED.findall(str(error))}  # a name may have several addresses
+    if numbers == {errno.ECONNREFUSED}:
+        return "connection refused (is the engine running there?)"
+    return os.strerror(numbers.pop()).lower() if len(numbers) == 1 else str(error)
 
 
 class _TooLargeError(Exception):

@@ -1,0 +1,83 @@
+"""`refitd rollback`: where it would lead, whether that is meant, and doing it."""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from refitd.cli import render
+from refitd.cli.asking import agree
+from refitd.cli.options import Json, RunArgument, TokenFile, Url, Yes, connect
+from refitd.cli.output import speaking
+from refitd_client.contract.wire import RollbackPlan, Version
+
+To = Annotated[
+    str | None,
+    typer.Option("--to", metavar="ID", help="The version to go to; else the last good one before the current"),
+]
+NAMED = 3  # ids that a sentence names; the others it counts
+_NOBODY = "this bars versions for good and nobody can be asked: say --yes, and --to ID to be sure where it goes"
+
+
+def rollback(
+    run: RunArgument,
+    to: To = None,
+    yes: Yes = False,
+    url: Url = None,
+    token_file: TokenFile = None,
+    json: Json = False,
+) -> None:
+    """Bring a run's engines back to an earlier good version.
+
+    Says first from which version to which it goes, and asks. Said again, it goes back one more. What is newer is barred
+    for good, and collection deletes its files, but for what is pinned and the newest on disk. The way forward is to
+    publish anew: the trainer's next step rolls out as usual, and so does the same step of a publisher that is opened
+    anew (another generation).
+
+    \b
+    refitd rollback exp/trial
+    refitd rollback exp/trial --to exp~trial~v000120 --yes
+    """
+    with speaking(json=json) as out, connect(url, token_file) as client:
+        plan = client.rollback_plan(run, to)
+        if not yes:
+            agree(out, *(render.sentence(told) for told in what_it_does(plan)), question="Roll back?", why=_NOBODY)
+        version = client.rollback(run, plan.goal)  # there, and not one further back, whoever else does the same
+        out.show(version, *(render.sentence(told) for told in what_it_did(plan, version)))
+
+
+def what_it_does(plan: RollbackPlan) -> list[str]:
+    """Before it is done, in sentences."""
+    way = f"{plan.run} goes from {plan.leaves} back to {plan.goal}."
+    if not plan.barred:
+        return [f"{way} Nothing newer is left to bar.", *_later(plan)]
+    return [
+        way,
+        f"Barred for good: {listed(plan.barred)}. No engine goes there again, and collection deletes their files, but "
+        "for what is pinned and the newest on disk.",
+        "To go forward again, publish anew: the next step, or the same one by a publisher that is opened anew.",
+        *_later(plan),
+    ]
+
+
+def what_it_did(plan: RollbackPlan, version: Version) -> list[str]:
+    """Afterwards."""
+    told = f"{plan.run} rolls back to {version.id} (step {version.step}). What is newer is barred for good."
+    return [told, *_later(plan)]
+
+
+def _later(plan: RollbackPlan) -> list[str]:
+    return [follows_later(plan.unreachable)] if plan.unreachable else []
+
+
+def follows_later(engines: Sequence[str]) -> str:
+    """Of engines that cannot be reached, which an order reaches when they are back."""
+    one = len(engines) == 1
+    verb, later = ("is", "it follows when it is back") if one else ("are", "they follow when they are back")
+    return f"{listed(engines)} {verb} UNREACHABLE: {later}."
+
+
+def listed(ids: Sequence[str]) -> str:
+    """The first few by name, the others counted."""
+    more = len(ids) - NAMED
+    return ", ".join(ids[:NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -20,7 +20,12 @@ To = Annotated[
     str | None,
     typer.Option("--to", metavar="ID", help="The version to go to; else the last good one before the current"),
 ]
-Subject = Annotated[str, typer.Argument(metavar="ID", help="The id of a version or an engine")]
+Subject = Annotated[
+    str,
+    typer.Argument(
+        metavar="ID", help="The id of a version or an engine; a run, for its target; a step, where one run has it"
+    ),
+]
 
 
 def versions(
@@ -109,6 +114,7 @@ def explain(subject: Subject, url: Url = None, token_file: TokenFile = None, jso
     \b
     refitd explain exp~v000123
     refitd explain engine-0
+    refitd explain exp
     """
     with speaking(json=json) as out, connect(url, token_file) as client:
         explained = client.explain(subject)

@@ -68,12 +68,16 @@ class LedgerCollector(Collector):
         )
 
     def _each_engine(self) -> Iterator[Metric]:
-        """By engine, so that an alert names it. Of its state only the one that it is in: the rest would be nine-fold."""
+        """By engine, so that an alert names it. Of states only the one that it is in: all would be nine-fold."""
         labels = ["run", "engine"]
-        state = GaugeMetricFamily("refitd_engine_state", "1 for the state that an engine is in", labels=[*labels, "state"])
+        state = GaugeMetricFamily(
+            "refitd_engine_state", "1 for the state that an engine is in", labels=[*labels, "state"]
+        )
         known = GaugeMetricFamily("refitd_engine_contents_known", "0 while nobody knows what it holds", labels=labels)
         behind = GaugeMetricFamily(
-            "refitd_staleness_steps", "The trainer's steps from what an engine serves to its run's target", labels=labels
+            "refitd_staleness_steps",
+            "The trainer's steps from what an engine serves to its run's target",
+            labels=labels,
         )
         for engine in self._ledger.engines.values():
             of = [engine.run or "", engine.id]

@@ -192,9 +192,10 @@ async def test_the_running_service_says_the_state_of_each_engine_and_who_carries
         ),
         "c": (
             Verdict.WARNING,
-            "the service says TAINTED; it follows run exp and serves no version of it; its loads are SGLang's own",
+            "the service says TAINTED; it follows run exp and serves no version of it; "
+            "who carries out its loads is not known yet",
         ),
-        "d": (Verdict.OK, "the service says PROBING; it follows no run; its loads are SGLang's own"),
+        "d": (Verdict.OK, "the service says PROBING; it follows no run; who carries out its loads is not known yet"),
     }
     assert len(list(judge_told([make_engine(state=state) for state in EngineState]))) == len(EngineState)
 

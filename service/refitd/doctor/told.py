@@ -76,4 +76,6 @@ def _serving(engine: Engine) -> str:
 def _loads(engine: Engine) -> str:
     if engine.plugin is not None:
         return f"refitd's plugin {engine.plugin} carries out its loads"
-    return "its loads are SGLang's own" + ("" if engine.stock_reason is None else f": {engine.stock_reason}")
+    if engine.stock_reason is None:
+        return "who carries out its loads is not known yet"
+    return f"its loads are SGLang's own: {engine.stock_reason}"

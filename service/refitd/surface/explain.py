@@ -81,7 +81,7 @@ def explain_engine(engine: EngineRecord, ledger: Ledger) -> list[str]:
     sentences = [f"{engine.id} is {engine.state}: {engine_meaning(engine.state)}."]
     if engine.run is None:
         runs = {version.run for version in ledger.versions.values()}
-        return [*sentences, f"It follows no run: {why_unbound(runs)}."]
+        return _with_reason([*sentences, f"It follows no run: {why_unbound(runs)}."], engine, None)
     target = ledger.goals(engine.run).target
     sentences.append(_against(engine, engine.run, target))
     held = ledger.versions.get(engine.serving or "")

@@ -15,13 +15,13 @@ from refitd.cli.exits import EXIT_CODES_HELP
 from refitd.cli.fsck import fsck
 from refitd.cli.help import Command, help_of
 from refitd.cli.log import log
+from refitd.cli.meant import Commands
 from refitd.cli.plan import plan
 from refitd.cli.publish import publish
 from refitd.cli.reclaim import reclaim
 from refitd.cli.serve import ENGINES_FILE_HELP, serve
 from refitd.cli.status import status
 from refitd.cli.top import top
-from refitd.cli.unknown import Commands
 from refitd.cli.versions import explain, pause, pin, resume, rollback, unpin, versions
 from refitd.cli.wait import wait
 from refitd.cli.webhooks import webhooks

@@ -20,12 +20,7 @@ To = Annotated[
     str | None,
     typer.Option("--to", metavar="ID", help="The version to go to; else the last good one before the current"),
 ]
-Subject = Annotated[
-    str,
-    typer.Argument(
-        metavar="ID", help="The id of a version or an engine; a run, for its target; a step, where one run has it"
-    ),
-]
+Subject = Annotated[str, typer.Argument(metavar="ID", help="The id of a version or an engine")]
 
 
 def versions(
@@ -111,10 +106,13 @@ def resume(run: RunArgument, url: Url = None, token_file: TokenFile = None, json
 def explain(subject: Subject, url: Url = None, token_file: TokenFile = None, json: Json = False) -> None:
     """Say why a version or an engine is where it is, and what it waits for.
 
+    A run stands for its target, and a step (or a folder's name) for its version where one run alone has it.
+
     \b
     refitd explain exp~v000123
     refitd explain engine-0
     refitd explain exp
+    refitd explain 123
     """
     with speaking(json=json) as out, connect(url, token_file) as client:
         explained = client.explain(subject)

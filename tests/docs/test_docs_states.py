@@ -14,6 +14,7 @@ HEADINGS = {
     states.EngineState: "States of an engine",
     states.RolloutState: "States of a rollout",
     states.DeliveryState: "States of a webhook",
+    states.Standing: "How a run stands",
 }
 
 
@@ -24,13 +25,8 @@ def test_every_state_is_explained_once_in_its_table(kind: type[states.VersionSta
     assert sorted(explained) == sorted(state.value for state in kind)
 
 
-def test_every_word_for_how_a_run_stands_is_explained() -> None:
-    (paragraph,) = re.findall(r"^\*\*How a run stands\*\*.*?\n\n", PAGE, re.MULTILINE | re.DOTALL)
-    assert re.findall(r"\b([A-Z]{3,}) \(", paragraph) == [standing.value for standing in states.Standing]
-
-
 def test_no_kind_of_state_is_forgotten() -> None:
     kinds = {
         kind for kind in vars(states).values() if isinstance(kind, EnumMeta) and kind.__module__ == states.__name__
     }
-    assert kinds - {states.Kind, states.WaitOutcome, states.Standing} == HEADINGS.keys()
+    assert kinds - {states.Kind, states.WaitOutcome} == HEADINGS.keys()

@@ -20,6 +20,7 @@ SHOWN = [block for block in BLOCKS if block.language in EXECUTABLE]
 ELSEWHERE = {
     "curl": "a service that is in trouble is asked; the routes are looked at",
     "docker": "wants Docker; tests/e2e/test_compose_file.py holds the file",
+    "journalctl": "wants systemd; tests/e2e/test_deploy_hosts.py holds the unit",
     "jq": "filters a log that the reader has",
     "kubectl": "wants a cluster; tests/e2e/test_deploy_kubernetes.py holds the manifests",
     "pip": "installs packages; the extras are looked at",

@@ -30,7 +30,7 @@ needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reas
 @needs_systemd
 def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     unit = tmp_path / "refitd.service"
-    unit.write_text(UNIT.replace("/opt/refitd/bin/refitd serve", f"{sys.executable} -m refitd serve"))
+    unit.write_text(UNIT.replace("/opt/refitd/bin/refitd ", f"{sys.executable} -m refitd "))
     done = subprocess.run(["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -58,6 +58,33 @@ def test_the_units_settings_are_refitds(tmp_path: Path, monkeypatch: pytest.Monk
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("REFITD_TOKEN_FILE", str(token))
     assert Settings().engines == ["http://127.0.0.1:30000"]  # pyright: ignore[reportCallIssue]
+
+
+def test_what_the_unit_runs_before_the_service_keeps_it_from_nothing_and_says_what_to_mend(tmp_path: Path) -> None:
+    """It gets the service's own settings, and an engine that is not there yet."""
+    (before,) = re.findall(r"^ExecStartPre=-/opt/refitd/bin/refitd (.*)$", UNIT, re.MULTILINE)
+    environment = dict(re.findall(r"^(REFITD_\w+)=(.*)$", SETTINGS, re.MULTILINE))
+    (tmp_path / "root").mkdir()
+    (tmp_path / "token").write_text("a-token-that-is-long-enough")
+    environment |= {
+        "REFITD_ROOT": str(tmp_path / "root"),
+        "REFITD_STATE": str(tmp_path / "state"),
+        "REFITD_TOKEN_FILE": str(tmp_path / "token"),
+        "REFITD_ENGINES": "http://127.0.0.1:1",
+        "REFITD_PORT": str(free_port()),
+        "REFITD_LOG_FORMAT": "json",
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "refitd", before],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    failed = [line.split()[1:3] for line in done.stdout.splitlines() if line.startswith("failed")]
+    assert (done.returncode, failed) == (1, [["reachable", "127.0.0.1:1"]]), done.stdout + done.stderr
+    assert not (tmp_path / "state").exists(), "the service begins its journal"
 
 
 def test_the_unit_may_write_where_its_root_is() -> None:

@@ -90,12 +90,14 @@ def test_the_service_that_runs_is_asked_whether_it_takes_the_token(models: Path,
     with EmbeddedServer(tmp_path, models / "model_a") as engine, running(tmp_path, engine) as job:
         at = ["--root", str(job.root), "--state", str(tmp_path / "state"), "--port", job.refitd.url.rpartition(":")[2]]
 
-        def asked(token: Path) -> list[tuple[str, str]]:
+        def asked(token: Path, check: str = "token") -> list[tuple[str, str]]:
             shown = refitd("doctor", *at, "--token-file", str(token), "--json")
             found = json.loads(shown.stdout)["findings"]
-            return [(each["subject"], each["verdict"]) for each in found if each["check"] == "token"]
+            return [(each["subject"], each["verdict"]) for each in found if each["check"] == check]
 
         assert (job.refitd.url, "ok") in asked(tmp_path / "keys/--token-file")
         (tmp_path / "another").write_text("another-token-that-is-long-enough")
         assert (job.refitd.url, "failed") in asked(tmp_path / "another")
         assert not job.client.versions().items
+        (seen,) = job.client.engines().items
+        assert asked(tmp_path / "keys/--token-file", "engines") == [(seen.id, "ok")], "nobody named it to doctor"

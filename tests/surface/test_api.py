@@ -271,7 +271,7 @@ async def test_versions_and_engines_explain_themselves(tmp_path: Path) -> None:
         assert any("Engine a:1 serves it." in sentence for sentence in version)
         assert any("kept" in sentence for sentence in version)
         engine = (await stage.http.get("/v1/explain/a:1")).json()["sentences"]
-        assert any("the target of run run is run~v000001" in sentence for sentence in engine)
+        assert "It serves run~v000001; that is the target of run run." in engine
 
 
 async def test_an_engine_s_last_load_is_told_in_words(tmp_path: Path) -> None:

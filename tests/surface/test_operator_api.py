@@ -97,7 +97,8 @@ async def test_paused_rollouts_bring_no_engine_to_a_newer_version_until_they_are
         await stage.until("run~v000002", lambda record: record.state is VersionState.SEALED)
         for subject in ("a:1", "run~v000002"):
             said = (await stage.http.get(f"/v1/explain/{subject}")).json()["sentences"]
-            assert any("paused since" in sentence and "'refitd resume run'" in sentence for sentence in said)
+            assert sum("paused" in sentence and "'refitd resume run'" in sentence for sentence in said) == 1
+            assert any("paused since" in sentence for sentence in said)
         found = (await stage.http.get("/v1/versions/run~v000002/wait?timeout=0.3")).json()
         assert found["outcome"] == "pending"
         with pytest.raises(WaitTimeoutError, match=r"a:1 is BEHIND \(rollouts of run are paused: refitd resume run\)"):
@@ -122,18 +123,40 @@ async def test_an_engine_that_restarts_while_rollouts_are_paused_gets_the_last_g
                 await stage.ledger.bell.after(stage.ledger.bell.count, within=0.05)
 
 
-async def test_who_asks_for_a_run_or_for_nothing_there_is_told_what_to_ask_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize("subject", ["exp%2Ftrial", "1", "v000001"])
+async def test_a_version_is_explained_that_is_named_by_its_run_its_step_or_its_folder(
+    tmp_path: Path, subject: str
+) -> None:
     async with serving(tmp_path, run="exp/trial") as stage:
         publish(stage.root, "exp/trial", 1, tensors(1))
         await stage.until("exp~trial~v000001", lambda record: record.state is VersionState.SEALED)
-        answer = await stage.http.get("/v1/explain/exp%2Ftrial")
-        assert (answer.status_code, answer.json()["detail"]) == (
+        answer = (await stage.http.get(f"/v1/explain/{subject}")).json()
+        assert answer["id"] == "exp~trial~v000001"
+        named = ["exp/trial is a run, and exp~trial~v000001 is its target."] if "%" in subject else []
+        assert answer["sentences"][: len(named) + 1] == [
+            *named,
+            "exp~trial~v000001 is SEALED: its files were checked and are good.",
+        ]
+
+
+async def test_who_names_what_may_be_several_versions_or_none_is_told_what_to_ask_for(tmp_path: Path) -> None:
+    async with serving(tmp_path, run="exp") as stage:
+        for run in ("exp", "other"):
+            publish(stage.root, run, 2, {})
+            await stage.until(f"{run}~v000002", lambda record: record.state is VersionState.REJECTED)
+
+        async def told(subject: str) -> tuple[int, str]:
+            answer = await stage.http.get(f"/v1/explain/{subject}")
+            return answer.status_code, answer.json()["detail"]
+
+        both = "may be 2 versions: 'refitd explain exp~v000002', 'refitd explain other~v000002'"
+        assert await told("2") == (404, f"2 {both}")
+        assert await told("v000002") == (404, f"v000002 {both}")
+        assert await told("exp") == (
             404,
-            "exp/trial is a run, and neither a version nor an engine: 'refitd explain exp~trial~v000001' explains its "
-            "target, 'refitd versions --run exp/trial' lists its versions",
+            "exp is a run without a good version: 'refitd versions --run exp' lists what it has",
         )
-        answer = await stage.http.get("/v1/explain/run~v000099")
-        assert answer.json()["detail"].endswith("'refitd versions' and 'refitd engines' list what there is")
+        assert (await told("run~v000099"))[1].endswith("'refitd versions' and 'refitd engines' list what there is")
 
 
 async def test_of_an_engine_that_is_away_only_what_it_served_is_said(tmp_path: Path) -> None:
@@ -145,7 +168,11 @@ async def test_of_an_engine_that_is_away_only_what_it_served_is_said(tmp_path: P
             while stage.ledger.engines["a:1"].state is not EngineState.UNREACHABLE:
                 await stage.ledger.bell.after(stage.ledger.bell.count, within=0.05)
         said = (await stage.http.get("/v1/explain/a:1")).json()["sentences"]
-        assert f"It served {id_} when it was last reached; the target of run run is {id_}." in said
+        assert said[:3] == [
+            "a:1 is UNREACHABLE: it does not answer, is asked again and again, and is brought up to date when it does.",
+            "The reason: connection refused.",
+            f"It served {id_} when it was last reached; that is the target of run run.",
+        ]
         said = (await stage.http.get(f"/v1/explain/{id_}")).json()["sentences"]
         assert "Engine a:1 served it when it was last reached." in said
         decisions = {name: (await stage.http.get(f"/v1/log?subject={name}:1")).json()["items"] for name in "ab"}

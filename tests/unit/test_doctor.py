@@ -29,6 +29,7 @@ from refitd.doctor.processes import LocalProcess, is_engine, listener
 from refitd.doctor.root_facts import RootFacts, look_at_root
 from refitd.doctor.root_verdicts import judge_root
 from refitd.doctor.sharing import Sighting, judge_sharing, plugin_answers
+from refitd.doctor.told import ask_of_engines, judge_told
 from refitd.engine.engines_file import EngineSpec
 from refitd.engine.plugin.crew import NOBODY
 from refitd.engine.port import Reached
@@ -36,6 +37,8 @@ from refitd.engine.sglang.transport import Reply
 from refitd.fsck.roster import roster_of
 from refitd.root_mark import mark_root
 from refitd.settings import Settings
+from refitd_client.contract.states import EngineState
+from refitd_client.contract.wire import Page
 from refitd_client.known import name_of
 from refitd_client.planning import Gpu
 from support.checkpoints import publish, tensors, write_model
@@ -44,6 +47,7 @@ from support.scripted_server import answer, serve
 from support.scripted_sglang import ScriptedSglang, scripted_sglang
 from support.servers import free_port
 from support.services import serving
+from support.stand_in_service import make_engine
 
 GIB = 2**30
 SPEC = EngineSpec(url="http://10.0.0.7:30000")
@@ -153,6 +157,55 @@ async def test_the_running_service_is_asked_whether_it_takes_the_token(status: i
         assert judge_door(settings, await ask_service(settings)).verdict == verdict
     assert [seen.headers["authorization"] for seen in service.seen] == ["Bearer a-token-long-enough"]
     assert judge_door(settings, await ask_service(settings)).verdict == "unknown"
+
+
+async def test_the_running_service_says_the_state_of_each_engine_and_who_carries_out_its_loads() -> None:
+    engines = [
+        make_engine("a", plugin="0.1.0"),
+        make_engine("b", state=EngineState.UNREACHABLE, reason="connection refused", stock_reason=NOBODY),
+        make_engine("c", state=EngineState.TAINTED, version=None, step=None),
+        make_engine("d", state=EngineState.PROBING, run=None),
+    ]
+    page = msgspec.to_builtins(Page(items=engines))
+    with serve(answer(200, page)) as service:
+        port, tokens = (
+            int(service.url.rpartition(":")[2]),
+            {"token": "a-token-to-change", "read_token": "a-token-to-look"},
+        )
+        settings = Settings(root=Path("/root"), port=port, **{name: SecretStr(text) for name, text in tokens.items()})
+        told = await ask_of_engines(settings)
+    assert [(seen.path, seen.headers["authorization"]) for seen in service.seen] == [
+        ("/v1/engines", "Bearer a-token-to-look")
+    ]
+    assert not isinstance(told, Finding)
+    found = {finding.subject: (finding.verdict, finding.text) for finding in judge_told(told)}
+    assert found == {
+        "a": (
+            Verdict.OK,
+            "the service says IN_SYNC; it follows run exp and is on exp~v000002; "
+            "refitd's plugin 0.1.0 carries out its loads",
+        ),
+        "b": (
+            Verdict.FAILED,
+            "the service says UNREACHABLE (connection refused); it follows run exp and is on exp~v000002; "
+            f"its loads are SGLang's own: {NOBODY}",
+        ),
+        "c": (
+            Verdict.WARNING,
+            "the service says TAINTED; it follows run exp and serves no version of it; "
+            "who carries out its loads is not known yet",
+        ),
+        "d": (Verdict.OK, "the service says PROBING; it follows no run; who carries out its loads is not known yet"),
+    }
+    assert len(list(judge_told([make_engine(state=state) for state in EngineState]))) == len(EngineState)
+
+
+@pytest.mark.parametrize(("status", "said"), [(401, "answered with 401"), (200, "answered with something else")])
+async def test_a_service_that_does_not_say_its_engines_is_no_failure(status: int, said: str) -> None:
+    with serve(answer(status, {"items": 7})) as service:
+        told = await ask_of_engines(Settings(root=Path("/root"), port=int(service.url.rpartition(":")[2])))
+    assert isinstance(told, Finding)
+    assert (told.verdict, said in told.text) == (Verdict.UNKNOWN, True)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 from prometheus_client.parser import text_string_to_metric_families
 
+from refitd.reclaim.kept import Kept
+from refitd_client.contract.states import EngineState
 from support.checkpoints import publish
 from support.promql import Selector, grouped_by, selectors
 from support.services import serving
@@ -27,6 +29,7 @@ RULES = [
 ]
 RUNBOOK = (TREE / "docs/runbook.md").read_text()
 METRICS = (TREE / "docs/metrics.md").read_text()
+WHERE_THE_PAGE_IS = "{{ with $externalLabels.refitd_docs }}{{ . }}/runbook.html{{ else }}docs/runbook.md{{ end }}"
 
 OF_PROMETHEUS = {"up": {"job", "instance"}, "ALERTS": {"alertname", "alertstate"}}
 BY_SCRAPE = {"job", "instance"}  # what Prometheus adds to every series
@@ -54,6 +57,7 @@ async def _series(folder: Path) -> Series:
             labels = found.setdefault(sample.name, {})
             for label, value in sample.labels.items():
                 labels.setdefault(label, set()).add(value)
+    found["refitd_engine_state"]["state"] = set(EngineState)  # an engine is in one of them at a time
     return found
 
 
@@ -126,6 +130,17 @@ def test_the_page_on_metrics_names_every_value_that_is_bounded_by_the_code(serie
         assert series[name][label] <= set(re.findall(r"`([\w-]+)`", row)), name
 
 
+def test_the_page_on_metrics_says_what_each_reason_for_bytes_means() -> None:
+    told = re.findall(r"^\| `(\w+)` \| \w[^|]+\|$", METRICS.partition("### What keeps bytes")[2], re.MULTILINE)
+    assert told == [why.value for why in Kept]
+
+
+def test_the_runbook_begins_with_a_list_of_its_alerts_with_links_and_how_urgent_they_are() -> None:
+    listed = re.findall(r"^\| \[(\w+)\]\(#(\w+)\) \| (\w+) \|", RUNBOOK.partition("\n## ")[0], re.MULTILINE)
+    alerts = [(rule["alert"], rule["labels"]["severity"]) for rule in RULES]
+    assert listed == [(name, name.lower(), severity) for name, severity in alerts]
+
+
 def test_every_alert_has_an_entry_in_the_runbook_and_none_is_left_over() -> None:
     entries = re.findall(r"^## (\w+)$", RUNBOOK, re.MULTILINE)
     assert entries == [rule["alert"] for rule in RULES]
@@ -134,8 +149,8 @@ def test_every_alert_has_an_entry_in_the_runbook_and_none_is_left_over() -> None
         for part in ("**What it means.**", "**How to see it.**", "**What to do.**"):
             assert part in entry, name
     for rule in RULES:
-        assert rule["annotations"]["runbook"] == f"docs/runbook.md#{rule['alert'].lower()}"
-        assert rule["annotations"].keys() == {"summary", "description", "runbook"}
+        assert rule["annotations"]["runbook_url"] == f"{WHERE_THE_PAGE_IS}#{rule['alert'].lower()}"
+        assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
         assert rule["labels"]["severity"] in {"page", "ticket"}
 
 

@@ -13,7 +13,9 @@ from refitd.cli.demo import demo
 from refitd.cli.doctor import doctor
 from refitd.cli.exits import EXIT_CODES_HELP
 from refitd.cli.fsck import fsck
-from refitd.cli.help import Command, Group, help_of
+from refitd.cli.help import Command, help_of
+from refitd.cli.log import log
+from refitd.cli.meant import Commands
 from refitd.cli.plan import plan
 from refitd.cli.publish import publish
 from refitd.cli.reclaim import reclaim
@@ -27,7 +29,7 @@ from refitd.cli.webhooks import webhooks
 
 app = typer.Typer(
     name="refitd",
-    cls=Group,
+    cls=Commands,
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,  # a traceback is for a bug report, and locals could hold a token
@@ -60,7 +62,7 @@ def refitd(version: Version = False) -> None:
 
 COMMANDS: Mapping[str, tuple[Callable[..., None], ...]] = {
     "Run it": (plan, doctor, serve, areal, demo, fsck, adopt),
-    "Look": (status, top, versions, explain, wait, webhooks),
+    "Look": (status, top, versions, explain, log, wait, webhooks),
     "Change": (publish, rollback, pause, resume, pin, unpin, reclaim),
 }
 EPILOGS: Mapping[Callable[..., None], str] = {serve: ENGINES_FILE_HELP + EXIT_CODES_HELP}

@@ -43,8 +43,9 @@ def doctor(**flags: Any) -> None:
     """Check what a job will need, live: the root, the service's own files, each engine, and what they share.
 
     It takes the settings of 'refitd serve', from the same flags and variables, beside a running service or before one
-    starts. All that it writes is a probe file, which comes and goes on the root; engines are asked. What cannot be
-    known from here is said to be unknown, never guessed. Ends with 0, or with 1 where something has to be mended first.
+    starts; one that runs is asked what it knows of its engines. All that it writes is a probe file, which comes and
+    goes on the root. What cannot be known from here is said to be unknown, never guessed. Ends with 0, or with 1 where
+    something has to be mended first.
 
     \b
     refitd doctor --root /shared/weights --engine http://10.0.0.7:30000

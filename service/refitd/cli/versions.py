@@ -86,9 +86,13 @@ def resume(run: RunArgument, url: Url = None, token_file: TokenFile = None, json
 def explain(subject: Subject, url: Url = None, token_file: TokenFile = None, json: Json = False) -> None:
     """Say why a version or an engine is where it is, and what it waits for.
 
+    A run stands for its target, and a step (or a folder's name) for its version where one run alone has it.
+
     \b
     refitd explain exp~v000123
     refitd explain engine-0
+    refitd explain exp
+    refitd explain 123
     """
     with speaking(json=json) as out, connect(url, token_file) as client:
         explained = client.explain(subject)

@@ -3,6 +3,7 @@
     nonce                       a text in a file of the root, for whoever sees the same files
     root_facts, root_verdicts   the folder: can it be written, does it give events, does its clock agree, is there room
     service, door               the service's own token, journal and lock; does it take the token
+    told                        what a service that runs says of its engines
     places, engines             who names engines; each engine: is it there, is it SGLang, do the keys open it
     sharing                     does an engine see the same files, proved and never guessed
     processes                   what can be seen of an engine that runs on this host

@@ -21,7 +21,9 @@ from refitd.doctor.root_facts import look_at_root
 from refitd.doctor.root_verdicts import judge_root
 from refitd.doctor.service import judge_service, judge_settings
 from refitd.doctor.sharing import judge_sharing, sighting
+from refitd.doctor.told import ask_of_engines, judge_told
 from refitd.engine.port import Unreached
+from refitd.engine.sglang.transport import NoReply
 from refitd.fsck.facts import JournalFacts
 from refitd.fsck.held import still
 from refitd.fsck.journal_facts import read_journal
@@ -70,18 +72,28 @@ async def _check(settings: Settings, root: Path, nonce: Nonce, *, nccl: bool, tr
     asked = await ask_engines(roster_of(settings, journal.engines, found))
     processes = {one.name: await asyncio.to_thread(local_process, one.spec.url) for one in asked}
     findings = [*judge_root(facts, settings), *judge_service(settings, journal, running)]
-    stranger = await asyncio.to_thread(stranger_at_door, settings, running)
-    if stranger is not None:
-        findings.append(stranger)
-    elif running is not None:
-        findings.append(judge_door(settings, await ask_service(settings)))
-    findings += [*judge_places(answers), *_none(asked)]
+    told = await _at_door(settings, running)
+    findings += [*told, *judge_places(answers)]
+    findings += [] if any(finding.check is Check.ENGINES for finding in told) else _none(asked)
     for one in asked:
         findings += await asyncio.to_thread(_of_engine, nonce, one, processes[one.name], journal)
     findings += await asyncio.to_thread(_of_gpus, processes, trainer)
     if nccl:
         findings += await asyncio.to_thread(lambda: list(_of_nccl(processes, trainer)))
     return findings
+
+
+async def _at_door(settings: Settings, running: str | None) -> list[Finding]:
+    """What the service that runs on this root answers: whether it takes the token, and what it says of its engines."""
+    stranger = await asyncio.to_thread(stranger_at_door, settings, running)
+    if stranger is not None or running is None:
+        return [] if stranger is None else [stranger]
+    reply = await ask_service(settings)
+    door = judge_door(settings, reply)
+    if isinstance(reply, NoReply) or door.check is Check.LOCK:
+        return [door]
+    engines = await ask_of_engines(settings)
+    return [door, *([engines] if isinstance(engines, Finding) else judge_told(engines))]
 
 
 async def _without_root(settings: Settings) -> list[Finding]:

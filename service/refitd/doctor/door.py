@@ -24,11 +24,11 @@ async def ask_service(settings: Settings) -> Reply | NoReply:
     """Knock, at the address that the settings have."""
     token = next(iter(settings.tokens().write), None)
     notice = {"run": "refitd-doctor", "step": 0, "root": await asyncio.to_thread(name_of, settings.root.resolve())}
-    return await Transport(_url(settings), api_key=token, admin_key=None).post(_ROUTE, notice, CALL_SECONDS)
+    return await Transport(url_of(settings), api_key=token, admin_key=None).post(_ROUTE, notice, CALL_SECONDS)
 
 
-def _url(settings: Settings) -> str:
-    """One that listens on every address listens on loopback too."""
+def url_of(settings: Settings) -> str:
+    """Where it answers. One that listens on every address listens on loopback too."""
     host = settings.host
     try:
         at = ip_address(host)
@@ -41,7 +41,7 @@ def _url(settings: Settings) -> str:
 
 def stranger_at_door(settings: Settings, running: str | None) -> Finding | None:
     """That a service of another root listens there, as far as this host shows. `running` holds the lock of this one."""
-    there, owner = listener(_url(settings)), _pid_of(running)
+    there, owner = listener(url_of(settings)), _pid_of(running)
     if there is None or there == owner or not is_service(there):
         return None
     if running is not None and (owner is None or not is_service(owner)):
@@ -49,7 +49,7 @@ def stranger_at_door(settings: Settings, running: str | None) -> Finding | None:
     whose = "none runs on this root" if running is None else f"{running} is the one of this root"
     return Finding(
         check=Check.LOCK,
-        subject=_url(settings),
+        subject=url_of(settings),
         verdict=Verdict.FAILED,
         text=f"the service that listens there (pid {there}) is of another root: {whose}",
         fix="it would never find what is published here: name its --root, or the --port of this root's service",
@@ -63,7 +63,7 @@ def _pid_of(running: str | None) -> int | None:
 
 def judge_door(settings: Settings, reply: Reply | NoReply) -> Finding:
     """What the answer means."""
-    subject = _url(settings)
+    subject = url_of(settings)
     if isinstance(reply, NoReply):
         text, fix = f"the service that runs does not answer there: {reply.reason}", "give doctor its --host and --port"
         return Finding(check=Check.TOKEN, subject=subject, verdict=Verdict.UNKNOWN, text=text, fix=fix)

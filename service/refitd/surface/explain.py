@@ -78,16 +78,12 @@ def _on_engines(record: VersionRecord, ledger: Ledger) -> list[str]:
 
 def explain_engine(engine: EngineRecord, ledger: Ledger) -> list[str]:
     """What an engine serves, what it should serve, and what it waits for."""
-    sentences = [f"{engine.id} is {_state_of(engine)}: {engine_meaning(engine.state)}."]
+    sentences = [f"{engine.id} is {engine.state}: {engine_meaning(engine.state)}."]
     if engine.run is None:
         runs = {version.run for version in ledger.versions.values()}
-        return [*sentences, f"It follows no run: {why_unbound(runs)}."]
+        return _with_reason([*sentences, f"It follows no run: {why_unbound(runs)}."], engine, None)
     target = ledger.goals(engine.run).target
-    serving = engine.serving or ("its start-up weights" if engine.known else "contents that nobody can vouch for")
-    if engine.plugin is not None or engine.stock_reason is not None:
-        sentences.append(f"It {engine.how_it_loads}.")
-    wanted = "none yet" if target is None else target.id
-    sentences.append(f"It {engine.serves(serving)}; the target of run {engine.run} is {wanted}.")
+    sentences.append(_against(engine, engine.run, target))
     held = ledger.versions.get(engine.serving or "")
     if held is not None and held.in_memory:
         sentences.append(f"It has that from its trainer's memory. {_without_files(held, ledger)}")
@@ -100,9 +96,30 @@ def explain_engine(engine: EngineRecord, ledger: Ledger) -> list[str]:
     if engine.failures:
         failed = "1 attempt has" if engine.failures == 1 else f"{engine.failures} attempts in a row have"
         sentences.append(f"{failed} failed; the next one waits a while.")
+    if engine.plugin is not None or engine.stock_reason is not None:
+        sentences.append(f"It {engine.how_it_loads}.")
     if engine.last_attempt is not None:
         sentences.append(_told(engine.last_attempt))
-    return sentences
+    return _with_reason(sentences, engine, ledger.rollouts.get(engine.run))
+
+
+def _with_reason(sentences: list[str], engine: EngineRecord, rollout: RolloutRecord | None) -> list[str]:
+    """Why its state is what it is, behind the state, unless another sentence has it."""
+    why = engine.reason
+    if why is None or any(why in each for each in sentences) or (rollout is not None and why == rollout.why_paused):
+        return sentences
+    return [sentences[0], f"The reason: {why}.", *sentences[1:]]
+
+
+def _against(engine: EngineRecord, run: str, target: VersionRecord | None) -> str:
+    """What an engine serves, held against what it should serve."""
+    serving = engine.serving or ("its start-up weights" if engine.known else "contents that nobody can vouch for")
+    if target is None:
+        return f"It {engine.serves(serving)}; run {run} has no target yet."
+    is_there = engine.serving == target.id
+    return f"It {engine.serves(serving)}; " + (
+        f"that is the target of run {run}." if is_there else f"the target of run {run} is {target.id}."
+    )
 
 
 def _told(attempt: AttemptRecord) -> str:

@@ -1,7 +1,7 @@
 """Routes of the log: its pages, the event stream, and explanations."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Annotated
 
 import structlog
@@ -15,6 +15,7 @@ from refitd.problem import Kind, ProblemError
 from refitd.surface.context import ServiceOf
 from refitd.surface.explain import explain_engine, explain_version
 from refitd.surface.feed import Feed, FellBehindError
+from refitd.surface.meant import meant
 from refitd.surface.overview import runs_of
 from refitd.surface.streams import stream_slot
 from refitd.surface.versions import find
@@ -23,6 +24,7 @@ from refitd_client.contract.wire import Event, Explanation, Page, ReclaimPlan
 router = APIRouter(prefix="/v1", tags=["log"])
 log = structlog.get_logger("refitd")
 
+_NAMED = 5  # of what somebody may have meant
 _UNBUFFERED = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
@@ -74,13 +76,19 @@ async def _stream(feed: Feed, position: int) -> AsyncIterator[bytes]:
 
 @router.get("/explain/{subject:path}")  # a run's name, which is none of these, may have slashes
 async def explain(subject: str, service: ServiceOf) -> Explanation:
-    """Why a version or an engine is where it is, in sentences."""
+    """Why a version or an engine is where it is, in sentences.
+
+    A version can be named by its step or its folder alone where there is one of that name. A run stands for its
+    target.
+    """
     if engine := service.ledger.engines.get(subject):
         return Explanation(id=subject, sentences=explain_engine(engine, service.ledger))
-    try:
-        record = await find(service, subject)
-    except ProblemError as error:
-        raise ProblemError(Kind.UNKNOWN_ID, _unknown(subject, service.ledger)) from error
+    record = await service.ledger.find(subject)
+    if record is None:
+        candidates = meant(subject, service.ledger)
+        if len(candidates) != 1:
+            raise ProblemError(Kind.UNKNOWN_ID, _unknown(subject, candidates, service.ledger))
+        record = await find(service, candidates[0])
     waits_for = None if service.copier is None else service.copier.why_waiting(record)
     try:
         plan = await service.sweeper.plan()
@@ -89,16 +97,17 @@ async def explain(subject: str, service: ServiceOf) -> Explanation:
         sentences.append(f"Whether it is kept cannot be said now: the root cannot be worked on ({error}).")
     else:
         sentences = explain_version(record, service.ledger, plan, waits_for)
-    return Explanation(id=subject, sentences=sentences)
+    if subject == record.run:
+        sentences.insert(0, f"{subject} is a run, and {record.id} is its target.")
+    return Explanation(id=record.id, sentences=sentences)
 
 
-def _unknown(subject: str, ledger: Ledger) -> str:
-    """What somebody may have meant who asked for something that is neither a version nor an engine."""
-    if subject not in runs_of(ledger):
-        return (
-            f"no version and no engine is called {subject}: 'refitd versions' and 'refitd engines' list what there is"
-        )
-    target = ledger.goals(subject).target
-    how = f"'refitd versions --run {subject}' lists its versions"
-    aim = "" if target is None else f"'refitd explain {target.id}' explains its target, "
-    return f"{subject} is a run, and neither a version nor an engine: {aim}{how}"
+def _unknown(subject: str, candidates: Sequence[str], ledger: Ledger) -> str:
+    """What to ask for in the place of something that is no one version and no engine."""
+    if candidates:
+        named = ", ".join(f"'refitd explain {id_}'" for id_ in candidates[:_NAMED])
+        more = f" and {len(candidates) - _NAMED} more" if len(candidates) > _NAMED else ""
+        return f"{subject} may be {len(candidates)} versions: {named}{more}"
+    if subject in runs_of(ledger):
+        return f"{subject} is a run without a good version: 'refitd versions --run {subject}' lists what it has"
+    return f"no version and no engine is called {subject}: 'refitd versions' and 'refitd engines' list what there is"

@@ -60,12 +60,12 @@ def engine_meaning(state: EngineState) -> str:
         case EngineState.VERIFYING:
             return "it has loaded a version, and its contents are being checked"
         case EngineState.NACKED:
-            return "it refused the version and is proved untouched: it serves what it served before"
+            return "it refused the version, and is proved to serve what it served before"
         case EngineState.TAINTED:
             return "its contents are unknown"
         case EngineState.UNREACHABLE:
-            return "it does not answer: it is asked again and again, and brought up to date when it is back"
+            return "it does not answer, is asked again and again, and is brought up to date when it does"
         case EngineState.QUARANTINED:
-            return "it could not be repaired: restart it, or ask for a resync"
+            return "it could not be repaired, and is left alone until it is restarted or a resync is asked for"
         case _:
             assert_never(state)

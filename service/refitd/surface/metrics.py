@@ -30,7 +30,7 @@ class LedgerCollector(Collector):
         yield self._faults()
         yield self._versions()
         yield from self._of_engines()
-        yield self._staleness()
+        yield from self._each_engine()
         yield from self._of_runs()
         yield from self._bytes()
         skipped = sum(engine.skipped for engine in self._ledger.engines.values())
@@ -67,16 +67,25 @@ class LedgerCollector(Collector):
             "refitd_engines_unknown_contents", "Engines that stay paused: nobody knows what they hold", value=unknown
         )
 
-    def _staleness(self) -> Metric:
-        family = GaugeMetricFamily(
+    def _each_engine(self) -> Iterator[Metric]:
+        """By engine, so that an alert names it. Of states only the one that it is in: all would be nine-fold."""
+        labels = ["run", "engine"]
+        state = GaugeMetricFamily(
+            "refitd_engine_state", "1 for the state that an engine is in", labels=[*labels, "state"]
+        )
+        known = GaugeMetricFamily("refitd_engine_contents_known", "0 while nobody knows what it holds", labels=labels)
+        behind = GaugeMetricFamily(
             "refitd_staleness_steps",
             "The trainer's steps from what an engine serves to its run's target",
-            labels=["run", "engine"],
+            labels=labels,
         )
         for engine in self._ledger.engines.values():
-            if (behind := steps_behind(engine, self._ledger)) is not None:
-                family.add_metric([engine.run or "", engine.id], behind)
-        return family
+            of = [engine.run or "", engine.id]
+            state.add_metric([*of, engine.state.value], 1)
+            known.add_metric(of, engine.known)
+            if (steps := steps_behind(engine, self._ledger)) is not None:
+                behind.add_metric(of, steps)
+        yield from (state, known, behind)
 
     def _of_runs(self) -> Iterator[Metric]:
         target = GaugeMetricFamily("refitd_target_step", "Step that the run's engines should serve", labels=["run"])

@@ -6,6 +6,7 @@
 Tries are spread over some hours: what cannot be told in that time is known by other ways. `Retry-After` is kept to.
 """
 
+import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -54,6 +55,12 @@ def after_try(delivery: DeliveryRecord, sent: Sent, now: str) -> tuple[DeliveryR
         return give_up(tried, f"{reason}, after {tried.tries} tries", now), None
     pause = max(PAUSES[tried.tries - 1], min(sent.retry_after or 0.0, LONGEST_PAUSE))
     return replace(tried, reason=reason), pause
+
+
+def trial_message(url: str, at: str) -> DeliveryRecord:
+    """What tells nothing but that it came. `at` is RFC 3339."""
+    body = f'{{"type":"refitd.test","timestamp":"{at}","data":{{}}}}'
+    return DeliveryRecord(id=f"msg_{uuid.uuid4().hex}", topic="test", url=url, body=body, created_at=at)
 
 
 def give_up(delivery: DeliveryRecord, reason: str, now: str) -> DeliveryRecord:

@@ -1,0 +1,48 @@
+"""`refitd log`: what was decided and what happened, by version or engine."""
+
+from collections.abc import Iterable
+from typing import Annotated
+
+import typer
+
+from refitd.cli.options import Json, TokenFile, Url, connect
+from refitd.cli.output import clean, speaking
+from refitd.cli.render import when
+from refitd.cli.table import Table
+from refitd_client.contract.wire import Event
+
+Subject = Annotated[str | None, typer.Argument(metavar="[ID]", help="Of one version or engine only, by its id")]
+Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=500, help="The newest N")]
+Before = Annotated[
+    str | None, typer.Option("--before", metavar="WORD", help="Go on where a page ended: its next_cursor")
+]
+
+
+def log(
+    subject: Subject = None,
+    limit: Limit = 20,
+    before: Before = None,
+    url: Url = None,
+    token_file: TokenFile = None,
+    json: Json = False,
+) -> None:
+    """List the log of decisions, newest first: what became of versions, engines and rollouts, and why.
+
+    \b
+    refitd log
+    refitd log exp~v000123
+    refitd log engine-0 --limit 100 --json
+    """
+    with speaking(json=json) as out, connect(url, token_file) as client:
+        page = client.log(subject, before, limit)
+        out.show(page, events_table(page.items))
+        if page.next_cursor is not None and not json:
+            out.remark(f"there are more: --limit N, or --before {page.next_cursor}", style="dim")
+
+
+def events_table(events: Iterable[Event]) -> Table:
+    """Entries of the log, one a line."""
+    table = Table("WHEN", "ABOUT", words="WHAT")
+    for event in events:
+        table.add_row(when(event.at), clean(event.subject), words=clean(event.text))
+    return table

@@ -1,0 +1,81 @@
+"""What the service that runs says of its engines: the state of each, and who carries out its loads.
+
+Beside what doctor asks the engines itself: a service knows of engines that nobody names on doctor's command line, has
+keys that doctor may lack, and sees them from its own host.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from refitd.doctor.door import CALL_SECONDS, url_of
+from refitd.doctor.finding import Check, Finding, Verdict, good
+from refitd.engine.sglang.transport import NoReply, Reply, Transport
+from refitd.settings import Settings
+from refitd_client.contract.states import EngineState
+from refitd_client.contract.wire import Engine, Page
+
+_ROUTE = "/v1/engines"
+
+
+async def ask_of_engines(settings: Settings) -> Sequence[Engine] | Finding:
+    """Its engines, or why it does not say."""
+    tokens = settings.tokens()
+    token = next(iter([*tokens.read, *tokens.write]), None)
+    reply = await Transport(url_of(settings), api_key=token, admin_key=None).get(_ROUTE, CALL_SECONDS)
+    try:
+        if isinstance(reply, Reply) and reply.ok:
+            return msgspec.convert(reply.data, Page[Engine]).items
+        why = reply.reason if isinstance(reply, NoReply) else f"{_ROUTE} was answered with {reply.status}"
+    except msgspec.ValidationError as error:
+        why = f"{_ROUTE} was answered with something else: {error}"
+    return Finding(
+        check=Check.ENGINES,
+        subject=url_of(settings),
+        verdict=Verdict.UNKNOWN,
+        text=f"the service that runs does not say what its engines are: {why}",
+        fix="give doctor a token of its --token-file or --read-token-file, and run the same refitd here and there",
+    )
+
+
+def judge_told(engines: Sequence[Engine]) -> Iterator[Finding]:
+    """What it says of each."""
+    for engine in engines:
+        text = f"the service says {engine.state}{_why(engine)}; {_serving(engine)}; {_loads(engine)}"
+        verdict, fix = _verdict(engine)
+        if fix is None:
+            yield good(Check.ENGINES, engine.id, text)
+        else:
+            yield Finding(check=Check.ENGINES, subject=engine.id, verdict=verdict, text=text, fix=fix)
+
+
+def _verdict(engine: Engine) -> tuple[Verdict, str | None]:
+    match engine.state:
+        case EngineState.UNREACHABLE:
+            return Verdict.FAILED, "start it, or mend the way to it: the service brings it to its target by itself"
+        case EngineState.QUARANTINED:
+            return Verdict.FAILED, f"see its log, then restart it, or 'refitd engines resync {engine.id}'"
+        case EngineState.TAINTED | EngineState.NACKED:
+            return Verdict.WARNING, f"'refitd explain {engine.id}' says what was tried, and what comes next"
+        case _:
+            return Verdict.OK, None
+
+
+def _why(engine: Engine) -> str:
+    return "" if engine.reason is None else f" ({engine.reason})"
+
+
+def _serving(engine: Engine) -> str:
+    if engine.run is None:
+        return "it follows no run"
+    return f"it follows run {engine.run} and " + (
+        "serves no version of it" if engine.version is None else f"is on {engine.version}"
+    )
+
+
+def _loads(engine: Engine) -> str:
+    if engine.plugin is not None:
+        return f"refitd's plugin {engine.plugin} carries out its loads"
+    if engine.stock_reason is None:
+        return "who carries out its loads is not known yet"
+    return f"its loads are SGLang's own: {engine.stock_reason}"

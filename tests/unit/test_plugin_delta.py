@@ -89,6 +89,25 @@ def test_a_delta_that_is_served_already_is_served_when_it_is_told_again(root: Pa
     assert (rank.answer(folder).outcome, rank.answer(folder).needs) == (Outcome.REFUSED, "full")
 
 
+@pytest.mark.parametrize(("times", "outcome"), [(1, Outcome.RESTORED), (2, Outcome.UNKNOWN)])
+def test_to_be_told_again_what_is_served_and_to_break_ends_as_any_update_does(
+    root: Path, startup: Path, times: int, outcome: Outcome
+) -> None:
+    rank, after = serving(root, startup), changed(tiny_weights(2), 3)
+    folder = delta(root, 3, 2, tiny_weights(2), after)
+    rank.answer(folder)
+    breaks = [RuntimeError("no room for a graph")] * times
+
+    def ending() -> None:
+        if breaks:
+            raise breaks.pop()
+
+    rank.updater.after = ending
+    answer = rank.answer(folder)
+    assert (answer.outcome, values(rank.model)) == (outcome, expected(after))
+    assert "no room for a graph" in answer.reason
+
+
 def test_a_delta_that_was_prepared_is_not_read_again(
     root: Path, startup: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,6 +36,14 @@ _SIGNED: dict[type[np.unsignedinteger[Any]], type[np.signedinteger[Any]]] = {
     np.uint16: np.int16,
     np.uint8: np.int8,
 }
+_ENDS = {
+    dtype: (_SIGNED[bits], pattern, bits, pattern | 1 << (8 * bits().itemsize - 1))
+    for dtype, (bits, mask, pattern) in _RULES.items()
+    if mask == pattern and dtype != "F8_E8M0"
+}
+"""The least non-finite value of either sign where bits are read as signed integers, and as unsigned ones."""
+
+_largest = np.maximum.reduce  # what `max()` comes to, some Python later: other threads wait meanwhile
 
 
 def rule_of(dtype: str) -> Rule:
@@ -61,14 +69,11 @@ def any_nonfinite(dtype: str, data: NDArray[np.uint8]) -> bool:
     Non-finite values are the largest of their sign when their bits are read as integers: two maxima find them, which
     write nothing and are faster than any comparison.
     """
-    rule = _RULES.get(dtype)
-    if rule is None or not len(data):
-        return False
-    bits, mask, pattern = rule
-    if mask != pattern or dtype == "F8_E8M0":
+    ends = _ENDS.get(dtype)
+    if ends is None or not len(data):
         return count_nonfinite(dtype, data) > 0
-    negative = pattern | 1 << (8 * bits().itemsize - 1)
-    return bool(data.view(_SIGNED[bits]).max() >= pattern or data.view(bits).max() >= negative)
+    signed, positive, unsigned, negative = ends
+    return bool(_largest(data.view(signed)) >= positive or _largest(data.view(unsigned)) >= negative)
 
 
 def count_nonfinite(dtype: str, data: NDArray[np.uint8]) -> int:

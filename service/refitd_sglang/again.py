@@ -62,9 +62,9 @@ class Again:
         """As `Way`."""
         return None if contents == self._standing.contents else "the weights have changed, and nobody has written them"
 
-    def put_back(self, call: Call, previous: Standing | None, path: str) -> str | None:
+    def put_back(self, call: Call, previous: Standing | None, path: str) -> tuple[Feed, str | None]:
         """As `Way`."""
-        return self._loading.apply(call, path, "auto", _nothing)[1]
+        return self._loading.apply(call, path, "auto", _nothing)
 
     def standing(self, contents: dict[str, str]) -> Standing | None:
         """As `Way`."""

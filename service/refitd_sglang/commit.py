@@ -9,6 +9,7 @@ import torch
 from refitd_sglang.call import Call
 from refitd_sglang.contents import contents_of
 from refitd_sglang.feeding import Feed
+from refitd_sglang.plan import Anatomy, anatomy
 from refitd_sglang.stages import Stages
 from refitd_sglang.standing import Standing
 from refitd_sglang.transaction import Report, State
@@ -35,12 +36,15 @@ class Commit:
     how: str = ""
     after: dict[str, str] = field(default_factory=dict[str, str])
     _served: Standing | None = None
+    _places: Anatomy | None = None
+    _written: Feed | None = None
 
     def write(self) -> Report:
         """Load. No rank waits for this one in vain."""
         began = False
         try:
             self._served = self.previous(self.model_path)  # before anything is written
+            self._places = anatomy(self.model)
             began = True
             return self._loaded()
         except Exception as error:
@@ -60,7 +64,8 @@ class Commit:
     def _loaded(self) -> Report:
         with self.stages.during("write"):
             feed, fault = self.way.write(self.call)
-        self.how, self.before = feed.how, feed.before if self.before is None else self.before
+        self.how, self._written = feed.how, feed
+        self.before = feed.before if self.before is None else self.before
         if fault is not None:
             return self._unwritten(feed, fault)
         with self.stages.during("after"):
@@ -69,16 +74,42 @@ class Commit:
         return self._report(State.WRITTEN) if fault is None else self._report(State.FAILED, fault)
 
     def _unwritten(self, feed: Feed, fault: str) -> Report:
-        same = not feed.begun and (self.before is None or contents_of(self.model) == self.before)
-        return self._report(State.UNTOUCHED if same else State.FAILED, fault)
+        same = self.before is None or contents_of(self.model) == self.before
+        untouched = not feed.begun and same and self._in_place
+        return self._report(State.UNTOUCHED if untouched else State.FAILED, fault)
 
     def _put_back(self) -> Report:
-        fault = self.way.put_back(self.call, self._served, self.model_path)
-        if fault is None and contents_of(self.model) != self.before:
-            fault = "its fingerprints are not those of before"
-        if fault is not None:
-            return self._report(State.LOST, f"{self.model_path} could not be put back: {fault}")
-        return self._report(State.RESTORED)
+        feed, fault = self.way.put_back(self.call, self._served, self.model_path)
+        if contents_of(self.model) != self._known:
+            return self._lost(fault or "its fingerprints are not those of before")
+        if fault is None:
+            return self._report(State.RESTORED)
+        if not self._shows_all(feed):
+            return self._lost(fault)
+        return self._report(State.RESTORED, f"so did the way back ({fault}), but every weight is what it was")
+
+    @property
+    def _known(self) -> dict[str, str] | None:
+        """The fingerprints of before, or those that what is served was found to have, where nobody came to look."""
+        if self.before is not None or self._served is None:
+            return self.before
+        return self._served.contents or None
+
+    def _shows_all(self, feed: Feed) -> bool:
+        """Whether the fingerprints say everything, though the way back broke off.
+
+        After the last tensor SGLang repacks weights and models compute some more, also into what is neither parameter
+        nor buffer: no fingerprint shows whether that is half done. What reads weights by their addresses (a captured
+        graph) needs them in their places.
+        """
+        return self._written is not None and not self._written.done and not feed.done and self._in_place
+
+    @property
+    def _in_place(self) -> bool:
+        return anatomy(self.model) == self._places
+
+    def _lost(self, fault: str) -> Report:
+        return self._report(State.LOST, f"{self.model_path} could not be put back: {fault}")
 
     def _report(self, state: State, reason: str = "") -> Report:
         return Report(rank=self.rank, state=state, reason=reason[:1000])

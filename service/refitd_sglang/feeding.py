@@ -10,6 +10,7 @@ refused.
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ class NoRollbackError(Exception):
 
 class Feed:
     """One load, by the loader or by `copy` in its place. `asked`: SGLang came for the tensors; `begun`: some may be
-    written; `done`: all were given. `how` is `load`, or what `copy` is.
+    written; `done`: all were given, or are the loader's to be asked for. `how` is `load`, or what `copy` is.
     """
 
     def __init__(self, tensors: Tensors, copy: Callable[[Loader], None] | None = None, how: str = "replay") -> None:
@@ -56,8 +57,13 @@ class Feed:
         """What the model's `load_weights` does in a replay."""
         self.begun = True
         if self._copy is not None:
-            self._copy(load)
+            self._copy(partial(self._last, load))
         self.done = True
+
+    def _last(self, load: Loader, weights: Iterator[tuple[str, Any]]) -> None:
+        """What a copy leaves to the loader, which may compute something of all weights when it has them."""
+        self.done = True
+        load(weights)
 
     @contextmanager
     def through(self, loader: type, model: Any, watching: Any = None) -> Iterator[None]:

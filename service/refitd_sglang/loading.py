@@ -82,9 +82,10 @@ class Loading:
         feed = Feed({}, copy, "delta")
         return feed, self._through(call, feed, path, load_format)
 
-    def put_back(self, call: Call, tensors: Mapping[str, Any], path: str) -> str | None:
+    def put_back(self, call: Call, tensors: Mapping[str, Any], path: str) -> tuple[Feed, str | None]:
         """Load what was served before, under the path that it had. Always by the loader: the plan may be at fault."""
-        return self._through(call, Feed(tensors), path, "auto")
+        feed = Feed(tensors)
+        return feed, self._through(call, feed, path, "auto")
 
     def plan_for_deltas(self, inventory: str, *, look: bool = True) -> Plan | str:
         """The plan that a delta can be translated through, or why there is none. Without a look at the model it may be

@@ -95,10 +95,10 @@ class Sparse:
         self.proved = len({name for name, _ in self._ready.prints if name in self.changes.manifest.fingerprints})
         return None
 
-    def put_back(self, call: Call, previous: Standing | None, path: str) -> str | None:
+    def put_back(self, call: Call, previous: Standing | None, path: str) -> tuple[Feed, str | None]:
         """As `Way`: exactly what was overwritten."""
         patch = self._ready.patch
-        return self._loading.apply(call, path, "auto", patch.undo if patch is not None else _nothing)[1]
+        return self._loading.apply(call, path, "auto", patch.undo if patch is not None else _nothing)
 
     def standing(self, contents: dict[str, str]) -> Standing | None:
         """As `Way`."""

@@ -77,8 +77,8 @@ class Way(Protocol):
         """What is wrong with what is in memory now, if anything is."""
         ...
 
-    def put_back(self, call: Call, previous: Standing | None, path: str) -> str | None:
-        """Bring back what was there before, under its path; what went wrong, if anything did."""
+    def put_back(self, call: Call, previous: Standing | None, path: str) -> tuple[Feed, str | None]:
+        """Bring back what was there before, under its path: how far that came, and what went wrong, if anything did."""
         ...
 
     def standing(self, contents: dict[str, str]) -> Standing | None:

@@ -83,10 +83,10 @@ class Whole:
         self.proved = equal(self._prints, expected)
         return differing(self._prints, expected)
 
-    def put_back(self, call: Call, previous: Standing | None, path: str) -> str | None:
+    def put_back(self, call: Call, previous: Standing | None, path: str) -> tuple[Feed, str | None]:
         """As `Way`: through the loader, since the plan may be at fault."""
         if previous is None:
-            return "what was served before cannot be read any more"
+            return Feed({}), "what was served before cannot be read any more"
         return self.loading.put_back(call, previous.tensors(), path)
 
     def standing(self, contents: dict[str, str]) -> Standing | None:

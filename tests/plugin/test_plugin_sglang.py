@@ -151,13 +151,25 @@ def test_a_load_that_fails_after_the_first_write_is_undone(server: PluggedSglang
 
 def test_what_cannot_be_put_back_is_said_and_the_next_version_repairs_it(server: PluggedSglang, root: Path) -> None:
     serving_b(server, root)
-    server.fail("copy 5", "loader 5")
+    server.fail("copy 5", "loader 3")
     answer = server.update(version(root, C))
     assert answer.outcome is Outcome.UNKNOWN
     assert "InjectedError: copy 5" in answer.reason
-    assert "InjectedError: loader 5" in answer.reason
+    assert "InjectedError: loader 3" in answer.reason
     assert server.update(version(root, B)).outcome is Outcome.SERVED
     assert server.is_running
+
+
+@pytest.mark.parametrize("number", [0, 5])
+def test_a_loader_that_breaks_twice_at_the_same_tensor_leaves_what_was_served(
+    server: PluggedSglang, root: Path, number: int
+) -> None:
+    serving_b(server, root)
+    before = server.state
+    server.fail(f"copy {number}", f"loader {number}")
+    answer = server.update(version(root, C), "77")
+    assert (answer.outcome, "every weight is what it was" in answer.reason) == (Outcome.RESTORED, True)
+    assert server.state == before
 
 
 def test_the_channel_says_who_is_there_and_prepares_while_the_engine_serves(server: PluggedSglang, root: Path) -> None:

@@ -91,17 +91,17 @@ def delta(root: Path, step: int, base: int, before: Weights, after: Weights, **m
 
 
 class Breaking:
-    """A loader that breaks off after some tensors, once or as often as it is told."""
+    """A loader that breaks off after some tensors: once for each number that it is given, in their order."""
 
-    def __init__(self, model: TinyModel, after: int, times: int = 1) -> None:
-        self._load, self._after, self._times = type(model).load_weights, after, times
+    def __init__(self, model: TinyModel, *after: int) -> None:
+        self._load, self._after = type(model).load_weights, list(after)
         model.__class__ = type("Breaking", (type(model),), {"load_weights": self._breaking()})
 
     def _breaking(self) -> Callable[..., None]:
         def load_weights(model: TinyModel, weights: Any) -> None:
             for number, item in enumerate(weights):
-                if number == self._after and self._times > 0:
-                    self._times -= 1
+                if self._after and number == self._after[0]:
+                    self._after.pop(0)
                     raise RuntimeError("CUDA out of memory")
                 self._load(model, [item])
 

@@ -162,16 +162,16 @@ async def test_files_that_change_after_they_were_prepared_are_refused_and_the_en
 
 
 class _BrokenLoad:
-    """Lets loads fail after some tensors; `times` of them."""
+    """Lets loads fail after some tensors: one for each number, in their order."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
-        self.left = times
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *after: int) -> None:
+        self.left = list(after)
         given = feeding.Feed._given
 
         def failing(feed: Any) -> Iterator[Any]:
             for number, item in enumerate(given(feed)):
-                if number == 3 and self.left:
-                    self.left -= 1
+                if self.left and number == self.left[0]:
+                    self.left.pop(0)
                     raise RuntimeError("a bad day")
                 yield item
 
@@ -182,7 +182,7 @@ async def test_a_load_that_was_put_back_leaves_what_was_there_and_the_engine_goe
     root: Path, sglang: PluggedMini, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(root, 1)
-    _BrokenLoad(monkeypatch, 1)
+    _BrokenLoad(monkeypatch, 3)
     async with speaking_to(sglang, root) as engine:
         done = await refit(engine, target(root, 1))
         assert (done.outcome, done.resumed) == (Outcome.NACK, True)
@@ -196,7 +196,7 @@ async def test_a_load_that_could_not_be_put_back_leaves_the_engine_paused(
     root: Path, sglang: PluggedMini, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(root, 1)
-    _BrokenLoad(monkeypatch, 2)
+    _BrokenLoad(monkeypatch, 3, 1)
     async with speaking_to(sglang, root) as engine:
         done = await refit(engine, target(root, 1))
         assert (done.outcome, done.resumed) == (Outcome.TAINTED, False)

@@ -89,6 +89,25 @@ def test_a_delta_that_is_served_already_is_served_when_it_is_told_again(root: Pa
     assert (rank.answer(folder).outcome, rank.answer(folder).needs) == (Outcome.REFUSED, "full")
 
 
+@pytest.mark.parametrize(("times", "outcome"), [(1, Outcome.RESTORED), (2, Outcome.UNKNOWN)])
+def test_to_be_told_again_what_is_served_and_to_break_ends_as_any_update_does(
+    root: Path, startup: Path, times: int, outcome: Outcome
+) -> None:
+    rank, after = serving(root, startup), changed(tiny_weights(2), 3)
+    folder = delta(root, 3, 2, tiny_weights(2), after)
+    rank.answer(folder)
+    breaks = [RuntimeError("no room for a graph")] * times
+
+    def ending() -> None:
+        if breaks:
+            raise breaks.pop()
+
+    rank.updater.after = ending
+    answer = rank.answer(folder)
+    assert (answer.outcome, values(rank.model)) == (outcome, expected(after))
+    assert "no room for a graph" in answer.reason
+
+
 def test_a_delta_that_was_prepared_is_not_read_again(
     root: Path, startup: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -265,10 +284,10 @@ def test_a_tensor_that_is_not_the_models_is_refused(root: Path, startup: Path) -
 
 
 class Failing:
-    """Patches that break off after the first piece: the first so many."""
+    """Patches that break off: the first so many, a write after its first piece and an undo after `undone`."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, write: int = 0, undo: int = 0) -> None:
-        self.left = {"write": write, "undo": undo}
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, write: int = 0, undo: int = 0, undone: int = 0) -> None:
+        self.left, self.pieces = {"write": write, "undo": undo}, {"write": 1, "undo": undone}
         for name in self.left:
             monkeypatch.setattr(HostPatch, name, self._failing(name, getattr(HostPatch, name)))
 
@@ -278,7 +297,7 @@ class Failing:
                 original(patch)
                 return
             self.left[name] -= 1
-            pieces, patch._pieces = patch._pieces, patch._pieces[:1]
+            pieces, patch._pieces = patch._pieces, patch._pieces[: self.pieces[name]]
             original(patch)
             patch._pieces = pieces
             raise RuntimeError("lost the device")
@@ -306,6 +325,17 @@ def test_a_delta_that_cannot_be_undone_is_unknown(root: Path, startup: Path, mon
     answer = rank.answer(delta(root, 3, 2, tiny_weights(2), changed(tiny_weights(2), 3)))
     assert (answer.outcome, rank.engine.served) == (Outcome.UNKNOWN, "")
     assert rank.answer(version(root, 9)).outcome is Outcome.SERVED
+
+
+def test_a_delta_of_which_all_was_taken_back_is_undone_though_the_undoing_broke_off(
+    root: Path, startup: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank = serving(root, startup)
+    before, label = state(rank), rank.engine.served
+    Failing(monkeypatch, write=1, undo=1, undone=1)
+    answer = rank.answer(delta(root, 3, 2, tiny_weights(2), changed(tiny_weights(2), 3)))
+    assert (answer.outcome, "every weight is what it was" in answer.reason) == (Outcome.RESTORED, True)
+    assert (state(rank), rank.engine.served) == (before, label)
 
 
 def test_a_write_that_does_something_else_is_noticed_and_undone(
@@ -349,7 +379,7 @@ def test_a_full_version_that_fails_after_deltas_is_undone_to_the_last_of_them(ro
     for step in (2, 3, 4):
         shutil.rmtree(root / "run" / f"v{step:06d}")
     rank.engine.loading.plan = None
-    Breaking(rank.model, after=4)
+    Breaking(rank.model, 4)
     assert rank.answer(fifth).outcome is Outcome.RESTORED
     assert state(rank) == held
     assert values(rank.model) == expected(weights)

@@ -184,7 +184,7 @@ def test_what_was_taken_from_memory_is_put_back_from_its_files(
     fill(trainer, tiny_weights(6))
     with lending(root, 6, trainer) as lent:
         prepare(rank, root, lent, 6)
-        Breaking(rank.model, 0, 1)
+        Breaking(rank.model, 3)
         rank.engine.loading.plan = None
         assert rank.answer(root / "run" / "v000006").outcome is Outcome.RESTORED
     assert rank.holds(5)
@@ -324,7 +324,7 @@ def test_files_that_follow_are_opened_without_being_asked_for(
     fill(trainer, tiny_weights(6))
     with lending(root, 6, trainer) as lent:
         prepare(rank, root, lent, 6)
-        Breaking(rank.model, 0, 1)
+        Breaking(rank.model, 3)
         rank.engine.loading.plan = None
         assert rank.answer(root / "run" / "v000006").outcome is Outcome.RESTORED
     assert rank.holds(5)

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 from refitd_sglang.transaction import Outcome
 from refitd_sglang.versions import FUNCTION, Layout, layout_of
+from refitd_sglang.whole import Whole
 from support.forged import sign
 from support.mini_sglang import TinyModel, Updater, expected, make_loader, tiny_weights, values
 from support.tiny_rank import Breaking, Rank, group, together, version
@@ -203,18 +204,108 @@ def test_a_replay_that_fails_is_undone_though_the_version_of_before_is_deleted(
 def test_what_cannot_be_put_back_is_unknown(root: Path, startup: Path) -> None:
     rank = Rank(startup)
     rank.answer(version(root, 1))
-    Breaking(rank.model, after=2, times=2)  # the restore fails as well
+    Breaking(rank.model, 2, 2)  # the restore fails as well
     answer = rank.answer(version(root, 2))
     assert (answer.outcome, "could not be put back" in answer.reason) == (Outcome.UNKNOWN, True)
     assert rank.answer(version(root, 3)).outcome is Outcome.SERVED  # a full load repairs it
     assert rank.holds(3)
 
 
+@pytest.mark.parametrize("after", [0, 3])
+def test_a_loader_that_cannot_load_again_leaves_what_was_served(root: Path, startup: Path, after: int) -> None:
+    """As SGLang's for quantised models: it writes so many tensors, and puts so many back."""
+    rank = Rank(startup)
+    Breaking(rank.model, after, after)
+    answer = rank.answer(version(root, 1))
+    assert (answer.outcome, rank.holds(0), rank.path) == (Outcome.RESTORED, True, str(startup))
+    assert answer.reason == (
+        "RuntimeError: CUDA out of memory; so did the way back (RuntimeError: CUDA out of memory), "
+        "but every weight is what it was"
+    )
+    assert rank.answer(root / "run" / "v000001").outcome is Outcome.SERVED
+
+
+def test_what_cannot_be_read_any_more_need_not_be_put_back_where_nothing_was_written(root: Path, startup: Path) -> None:
+    rank = Rank(startup)
+    rank.engine.footing.previous = lambda _: None
+    Breaking(rank.model, 0)
+    answer = rank.answer(version(root, 1))
+    assert (answer.outcome, rank.holds(0)) == (Outcome.RESTORED, True)
+
+
+class Computing(TinyModel):
+    """When it has all weights it computes something that is neither parameter nor buffer, as some of SGLang's do.
+
+    `breaks` are where its next loads break off: before a tensor, by its number, or at the very end.
+    """
+
+    breaks: list[int | str]
+
+    def load_weights(self, weights: Any) -> None:
+        at = self.breaks.pop(0) if self.breaks else None
+        for number, item in enumerate(weights):
+            if number == at:
+                raise RuntimeError("CUDA out of memory")
+            super().load_weights([item])
+        self.doubled = self.qkv.data * 2
+        if at == "end":
+            raise RuntimeError("CUDA out of memory")
+
+
+@pytest.mark.parametrize("breaks", [("end", 0), (0, "end"), ("end", "end")])
+@pytest.mark.parametrize("how", ["load", "replay"])
+def test_a_load_that_breaks_after_its_last_tensor_has_to_be_undone_by_a_whole_one(
+    root: Path, startup: Path, how: str, breaks: tuple[int | str, ...]
+) -> None:
+    """What is computed then shows in no fingerprint: they are equal here all the time."""
+    rank = Rank(startup)
+    for step in (1, 2):
+        rank.answer(version(root, step))
+    if how == "load":
+        rank.engine.loading.plan = None
+    rank.model.__class__, rank.model.breaks = Computing, list(breaks)
+    answer = rank.answer(version(root, 3, tiny_weights(2)))
+    assert (answer.outcome, answer.how, rank.holds(2)) == (Outcome.UNKNOWN, how, True)
+    assert rank.answer(version(root, 4)).outcome is Outcome.SERVED
+
+
+@pytest.mark.parametrize("first", ["before it asks", "after it asks"])
+def test_weights_that_a_broken_load_moved_are_not_believed(root: Path, startup: Path, first: str) -> None:
+    """A captured graph reads them where they were."""
+
+    class Moving(TinyModel):
+        def load_weights(self, weights: Any) -> None:
+            if first == "after it asks":
+                next(weights)
+            self.qkv.data = self.qkv.data.clone()
+            raise RuntimeError("CUDA out of memory")
+
+    rank = Rank(startup)
+    rank.model.__class__ = Moving
+    assert (rank.answer(version(root, 1)).outcome, rank.holds(0)) == (Outcome.UNKNOWN, True)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_where_nobody_looked_at_what_was_there_it_has_to_be_what_was_once_found(
+    root: Path, startup: Path, known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU that is looked at beside the copies, and a fault may come before."""
+    rank = Rank(startup)
+    if known:
+        rank.answer(version(root, 1))
+        rank.engine.loading.plan = None
+    held = values(rank.model)
+    monkeypatch.setattr(Whole, "watches", True)
+    Breaking(rank.model, 3)
+    assert rank.answer(version(root, 2)).outcome is (Outcome.RESTORED if known else Outcome.UNKNOWN)
+    assert values(rank.model) == held
+
+
 def test_what_was_not_loaded_from_its_files_is_not_said_to_be_restored(root: Path, startup: Path) -> None:
     rank = Rank(startup)
     rank.answer(version(root, 1))
     rank.model.down.data.mul_(2)  # as /update_weights_from_tensor may have done
-    Breaking(rank.model, after=2)
+    Breaking(rank.model, 2)
     answer = rank.answer(version(root, 2))
     assert (answer.outcome, "fingerprints" in answer.reason) == (Outcome.UNKNOWN, True)
 
@@ -347,7 +438,7 @@ def test_a_rank_that_fails_takes_the_others_back(
 ) -> None:
     members = group(startup, monkeypatch)
     together(members, version(root, 1))
-    Breaking(members[broken].model, after=3)
+    Breaking(members[broken].model, 3)
     answers = together(members, version(root, 2))
     assert {each.outcome for each in answers} == {Outcome.RESTORED}
     assert all(f"rank {broken}: RuntimeError" in each.reason for each in answers)
@@ -359,7 +450,7 @@ def test_a_rank_that_cannot_be_restored_makes_all_unknown(
     root: Path, startup: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     members = group(startup, monkeypatch)
-    Breaking(members[1].model, after=3, times=2)
+    Breaking(members[1].model, 3, 1)
     assert {each.outcome for each in together(members, version(root, 1))} == {Outcome.UNKNOWN}
 
 

@@ -30,14 +30,14 @@ class FileDigest:
     def update(self, data: bytes | memoryview) -> None:
         """Take the bytes that follow."""
         view = memoryview(data)
-        while view:
-            if not self._room:
-                self._blocks.append(self._hasher.digest())
-                self._hasher.reset()
-                self._room = BLOCK
-            piece, view = view[: self._room], view[self._room :]
-            self._hasher.update(piece)
-            self._room -= len(piece)
+        while len(view) > self._room:  # what fills a block may be the file's end: it is closed by what comes after it
+            self._hasher.update(view[: self._room])
+            view = view[self._room :]
+            self._blocks.append(self._hasher.digest())
+            self._hasher.reset()
+            self._room = BLOCK
+        self._hasher.update(view)
+        self._room -= len(view)
 
     def begin_with(self, blocks: Sequence[bytes]) -> None:
         """Take the digests of the file's first blocks, none of which is its last, instead of their bytes."""

@@ -138,9 +138,8 @@ def why_there(engine: Engine, now: str | None) -> str | None:
     if now is not None:
         away = datetime.fromisoformat(now) - datetime.fromisoformat(engine.unreachable_since)
         since += f" ({spoken(away.total_seconds())})"
-    told = (engine.reason or "").removeprefix(
-        f"{engine.url} cannot be reached: "
-    )  # the row has said that it is this one
+    known = f"{engine.url} cannot be reached: "  # the row has said that it is this one
+    told = (engine.reason or "").removeprefix(known)
     return f"{since}: {told}" if told else since
 
 

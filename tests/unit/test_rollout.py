@@ -306,8 +306,8 @@ async def test_until_a_resync_has_loaded_it_an_engine_is_not_believed_and_keeps_
         await stage.until(lambda: is_proven(version(1).id, stage.ledger.engines.values(), 1))
 
 
-async def test_what_a_rollback_makes_the_target_again_is_served_without_another_look(tmp_path: Path) -> None:
-    """Rollouts were paused: the engine is still on what the run goes back to, and counted as behind."""
+async def test_an_engine_that_serves_what_a_rollback_leads_to_is_asked_at_once(tmp_path: Path) -> None:
+    """Rollouts were paused: it was counted as behind, and might have been restarted since."""
     async with running(tmp_path, {"a": SimulatedEngine()}, probe_interval=600) as stage:
         stage.ledger.put_version(version(1))
         await stage.until(lambda: stage.ledger.versions[version(1).id].served_at is not None)

@@ -6,7 +6,6 @@ from dataclasses import replace
 from refitd.journal.journal import JournalError
 from refitd.ledger import Ledger
 from refitd.rollout.backoff import backoff
-from refitd.rollout.observe import standing
 from refitd.rollout.plan import Agenda, Goals
 from refitd.rollout.record import EngineRecord
 from refitd_client.contract.states import EngineState
@@ -22,6 +21,7 @@ class Entry:
     def __init__(self, engine_id: str, ledger: Ledger, chance: random.Random) -> None:
         self.id, self.ledger = engine_id, ledger
         self.agenda = Agenda()
+        self._is_there = False  # whether it was counted as behind what it serves
         self._url = ledger.engines[engine_id].url
         self._chance = chance
 
@@ -82,10 +82,14 @@ class Entry:
         return self.ledger.fingerprint(version, self.record.configuration or "")
 
     def arrive(self) -> None:
-        """A rollback may have made what it serves the target again: it is there, and needs no probe to say so."""
-        before = self.record.to_load
-        if before.state is EngineState.BEHIND and before.serving is not None and before.serving == self.target_id:
-            self.put(before, standing(before, self.target_id))
+        """A rollback may have made what it serves the target again: it is asked at once whether it still does."""
+        record = self.record.to_load
+        is_there = (
+            record.state is EngineState.BEHIND and record.serving is not None and record.serving == self.target_id
+        )
+        if is_there and not self._is_there:  # once: a probe that is not answered is tried again in its time
+            self.agenda = replace(self.agenda, probe_at=self.now)
+        self._is_there = is_there
 
     def put(self, before: EngineRecord, after: EngineRecord) -> None:
         """Write down what has become of it, and tell what is news."""

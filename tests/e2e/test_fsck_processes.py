@@ -98,6 +98,7 @@ def test_a_service_that_finds_its_journal_corrupt_says_so_and_collects_nothing_w
         assert versions(job) == ["v000001", "v000002", "v000003"]
         engine.restart()
         in_sync(job, 3)
+        rebuilt(job)
         job.client.reclaim()
         assert versions(job) == ["v000002", "v000003"]
 

@@ -37,6 +37,7 @@ SGLANGS = {
     "--lora-paths",
     "--max-loaded-loras",
     "--max-lora-rank",
+    "--sleep-on-idle",
     "--skip-server-warmup",
 }
 KNOWN = EXECUTABLE | {"text", "yaml", "json", "mermaid", "{toctree}", "flat", "gap", ""}

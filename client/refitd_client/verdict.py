@@ -74,15 +74,15 @@ def _timeout(version: Version, waited: float) -> WaitTimeoutError:
     if version.state.is_open:
         reason = f" ({version.reason})" if version.reason else ""
         return WaitTimeoutError(f"version {version.id} is still {version.state} after {waited:g} s{reason}")
-    late = tuple(engine for engine in version.engines if not _is_there(engine, version))
+    late = tuple(engine for engine in version.engines if not _is_there(engine))
     whom = _told(late) or "no engine of the run is known to the service"
     return WaitTimeoutError(
         f"version {version.id} is not served after {waited:g} s, waiting for: {whom}", laggards=late
     )
 
 
-def _is_there(engine: EngineOnVersion, version: Version) -> bool:
-    return engine.state is EngineState.IN_SYNC and engine.step == version.step
+def _is_there(engine: EngineOnVersion) -> bool:
+    return engine.state is EngineState.IN_SYNC and engine.serves
 
 
 def _told(engines: Iterable[EngineOnVersion]) -> str:

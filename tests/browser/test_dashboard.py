@@ -10,6 +10,7 @@ from axe_playwright_python.base import AXE_FILE_PATH
 from crowd import ENGINES, VERSIONS, crowd
 from playwright.async_api import Browser, Page, expect
 
+from refitd_client.contract.states import VersionState
 from support.attackers import QuietServer, listening
 from support.checkpoints import publish, tensors
 from support.services import Stage, serving
@@ -69,6 +70,20 @@ async def test_an_update_unfolds_into_the_stages_of_each_engine(page: Page, tmp_
         await expect(detail).to_contain_text("It is kept: ")
         await expect(detail.locator("table.loads tbody tr")).to_have_count(2)
         await expect(detail.get_by_role("img", name="a:1: load 1 ms")).to_be_visible()
+
+
+async def test_what_engines_go_on_to_serve_while_rollouts_are_paused_is_counted_as_served(
+    page: Page, tmp_path: Path
+) -> None:
+    async with serving(tmp_path) as stage, listening(stage.api) as server:
+        await stage.served(1)
+        await stage.http.post("/v1/rollouts/pause", json={"run": "run"})
+        publish(stage.root, "run", 2, tensors(2))
+        await stage.until("run~v000002", lambda record: record.state is VersionState.SEALED)
+        await opened(page, server)
+        rows = page.locator("table.updates tbody tr")
+        await expect(rows.nth(0).locator("td.wide").first).to_have_text("0/1")
+        await expect(rows.nth(1).locator("td.wide").first).to_have_text("1/1")
 
 
 async def test_a_rejected_version_says_why(page: Page, tmp_path: Path) -> None:

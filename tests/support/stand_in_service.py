@@ -56,19 +56,21 @@ def make_version(step: int, *, run: str = "exp", generation: int = 1, **fields: 
 
 def make_engine(engine_id: str = "engine-0", **fields: Any) -> Engine:
     """An engine of run `exp` in sync at step 2."""
+    step = fields.get("step", 2)
     defaults: dict[str, Any] = {
         "url": "http://127.0.0.1:30000",
         "state": EngineState.IN_SYNC,
         "run": "exp",
-        "version": "exp~v000002",
-        "step": 2,
+        "version": None if step is None else version_id("exp", Order(1, step)),
+        "step": step,
     }
     return Engine(id=engine_id, **{**defaults, **fields})
 
 
-def on_version(engine: Engine) -> EngineOnVersion:
-    """The engine as versions list it."""
-    return EngineOnVersion(id=engine.id, state=engine.state, step=engine.step, reason=engine.reason)
+def on_version(engine: Engine, version: str = "exp~v000002") -> EngineOnVersion:
+    """The engine as a version lists it."""
+    serves = engine.known and engine.version == version
+    return EngineOnVersion(id=engine.id, state=engine.state, step=engine.step, reason=engine.reason, serves=serves)
 
 
 def make_run(**fields: Any) -> RunGlance:
@@ -192,7 +194,7 @@ def _app(state: StandIn) -> FastAPI:  # noqa: C901 - a table of routes
         state.bodies.append(notice)
         generation = 2 if (notice.path or "").endswith(".g2") else 1
         version = make_version(notice.step, run=notice.run, generation=generation, state=VersionState.ANNOUNCED)
-        version = replace(version, engines=[on_version(engine) for engine in state.engines])
+        version = replace(version, engines=[on_version(engine, version.id) for engine in state.engines])
         state.versions.append(version)
         return _say(version, 202)
 

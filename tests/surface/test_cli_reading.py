@@ -178,6 +178,27 @@ class TestVersions:
         ]
         assert lines[3].endswith("missing tensor lm_head.weight")
 
+    def test_engines_are_counted_that_serve_the_very_version_as_the_api_says_whatever_their_state(
+        self, service: StandIn
+    ) -> None:
+        """Its step may have been published again; what engines hold while rollouts are paused, they serve."""
+        again, first = "exp~v000002.g2", "exp~v000002"
+        held = [
+            make_engine("a", version=again),
+            make_engine("b", version=again, state=EngineState.BEHIND),
+            make_engine("c", version=again, state=EngineState.UNREACHABLE),
+            make_engine("d", version=again, state=EngineState.TAINTED, known=False),
+        ]
+        service.versions = [
+            make_version(2, generation=2, engines=[on_version(engine, again) for engine in held]),
+            make_version(2, barred=True, engines=[on_version(engine, first) for engine in held]),
+        ]
+        lines = refitd("versions", "--url", service.url).stdout.splitlines()
+        assert [(line.split()[0], "3/4" in line, "0/4" in line) for line in lines[2:4]] == [
+            (again, True, False),
+            (first, False, True),
+        ]
+
     def test_filters_are_handed_on_whatever_their_case(self, service: StandIn) -> None:
         refitd("versions", "--url", service.url, "--run", "a/b", "--state", "rejected", "--limit", "3", "--cursor", "6")
         assert service.asked == ["GET /v1/versions?run=a%2Fb&state=REJECTED&limit=3&cursor=6"]

@@ -55,7 +55,7 @@ def test_one_look_answers_in_its_first_lines_and_names_whom_somebody_has_to_see_
     result = refitd("top", "--once", "--url", service.url)
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
-    assert lines[1].startswith("▲ TROUBLED 1 of 2.")
+    assert lines[1].startswith("▲ TROUBLED exp: 1 of 2.")
     assert lines[2].strip() == "gpu-1 is UNREACHABLE"
     first = next(line for line in lines if line.startswith("gpu-"))
     assert first.split()[:5] == ["gpu-1", "UNREACHABLE", "2", "1", "1.23"]

@@ -170,6 +170,12 @@ class TestProgress:
             "exp~v000002 SEALED · engines 1/2 · waiting for engine-7 UPDATING · 12 s left"
         )
 
+    def test_an_engine_at_the_same_step_of_another_generation_is_waited_for(self) -> None:
+        again = "exp~v000002.g2"
+        other, there = make_engine("a"), make_engine("b", version=again)
+        version = make_version(2, generation=2, engines=[on_version(engine, again) for engine in (other, there)])
+        assert "engines 1/2 · waiting for a IN_SYNC · " in progress_of(version, 12.4)
+
     def test_on_a_terminal_it_looks_again_and_again(self, service: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("refitd.cli.waiting._LOOK", 0.0)
         service.outcomes = [WaitOutcome.PENDING, WaitOutcome.PENDING, WaitOutcome.SERVED]

@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from refitd.journal.journal import JournalError
+from refitd.surface.overview import Cached
 from refitd_client.contract.states import EngineState, VersionState
-from refitd_client.contract.wire import WaitResult
+from refitd_client.contract.wire import Faults, Overview, WaitResult
 from refitd_client.errors import WaitTimeoutError
 from refitd_client.verdict import judge
 from support.checkpoints import publish, tensors
@@ -35,6 +36,21 @@ async def test_the_overview_holds_runs_engines_and_where_the_stream_goes_on(tmp_
         again = (await stage.http.get("/v1/overview")).json()
         assert again["runs"][0]["target_step"] == 2
         assert again["event"] > found["event"]
+
+
+async def test_the_overview_of_an_idle_service_is_as_of_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who shows its instant shows a clock: one that stands still looks like a service that is gone."""
+    async with serving(tmp_path) as stage:
+        await stage.served(1)
+        cached, faults = Cached(), Faults()
+        monkeypatch.setattr(stage.ledger.clock, "now", lambda: "2026-11-21T12:00:00.000Z")
+        first = msgspec.json.decode(cached.json(stage.ledger, faults), type=Overview)
+        monkeypatch.setattr(stage.ledger.clock, "now", lambda: "2026-11-21T12:00:09.000Z")
+        monkeypatch.setattr("refitd.surface.overview.overview_of", None)  # nothing has happened: it is not made again
+        again = msgspec.json.decode(cached.json(stage.ledger, faults), type=Overview)
+        monkeypatch.undo()
+        assert (first.at, again.at) == ("2026-11-21T12:00:00.000Z", "2026-11-21T12:00:09.000Z")
+        assert replace(first, at=again.at) == again
 
 
 async def test_a_journal_that_cannot_be_written_is_told_and_hides_nothing(

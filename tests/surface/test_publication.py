@@ -35,7 +35,8 @@ from support.scripted_service import Answer, Request, ScriptedService, problem, 
 
 WEIGHTS = {"a": np.zeros(1, np.float32)}
 
-GOOD = EngineOnVersion(id="e1", state=EngineState.IN_SYNC, step=1)
+GOOD = EngineOnVersion(id="e1", state=EngineState.IN_SYNC, step=1, serves=True)
+OTHER = EngineOnVersion(id="e4", state=EngineState.IN_SYNC, step=1)  # of another generation
 LATE = EngineOnVersion(id="e2", state=EngineState.UPDATING, step=0, reason="loads since 9 s")
 TAINTED = EngineOnVersion(id="e3", state=EngineState.TAINTED, step=None, reason="the reply was lost")
 
@@ -190,6 +191,7 @@ def test_a_failure_is_raised_by_whose_fault_it_is(
 @pytest.mark.parametrize(
     ("about", "says", "fault"),
     [
+        ({"engines": [GOOD, OTHER]}, "waiting for: e4 is IN_SYNC", Fault.ENGINE),
         ({"engines": [GOOD, LATE]}, r"waiting for: e2 is UPDATING \(loads since 9 s\)", Fault.ENGINE),
         ({"engines": []}, "no engine of the run is known", Fault.SERVICE),
         ({"state": VersionState.VALIDATING}, "is still VALIDATING", Fault.SERVICE),
@@ -202,7 +204,8 @@ def test_a_wait_that_runs_out_names_who_is_late(tmp_path: Path, about: dict[str,
         with pytest.raises(WaitTimeoutError, match=says) as caught:
             publication.wait(0)
     assert caught.value.fault is fault
-    assert [engine.id for engine in caught.value.laggards] == (["e2"] if fault is Fault.ENGINE else [])
+    late = [engine.id for engine in caught.value.laggards]
+    assert late == [engine.id for engine in about.get("engines", []) if engine is not GOOD]
 
 
 def test_wait_tells_a_service_that_was_down_when_the_version_was_published(tmp_path: Path) -> None:

@@ -125,6 +125,28 @@ def test_a_rollback_is_under_way_until_every_engine_has_come_back_and_trouble_st
     assert glance(seen(HERE, target=None, **left)).standing is Standing.TROUBLED
 
 
+def test_what_was_rolled_back_to_while_rollouts_are_paused_promises_no_rollout() -> None:
+    left = {"versions": [version(3, barred=True), version(2)]}
+    assert glance(seen(HERE, **left)).reasons[0].endswith(". What is published next rolls out as usual")
+    paused = replace(ROLLOUT, paused_since="2026-11-21T12:00:00Z")
+    assert glance(seen(HERE, rollout=paused, **left)).reasons == [
+        "Rolled back to step 2: newer versions, up to step 3, are barred",
+        "Rollouts of this run are paused: no engine goes to a newer version before they are resumed",
+    ]
+
+
+def test_a_rollback_stays_said_when_what_was_published_after_it_is_rejected() -> None:
+    torn = version(4, state=VersionState.REJECTED, reason="a torn file")
+    found = glance(seen(HERE, versions=[torn, version(3, barred=True), version(2)]))
+    assert (found.standing, found.newest) == (Standing.TROUBLED, "run~v000004")
+    assert found.reasons == [
+        "Step 4 is REJECTED: a torn file",
+        "Rolled back to step 2: newer versions, up to step 3, are barred. What is published next rolls out as usual",
+    ]
+    behind = glance(seen(HERE, target=version(4), versions=[version(4), version(3, barred=True), version(2)]))
+    assert behind.reasons == []  # the way forward has been gone
+
+
 def test_paused_rollouts_are_said_and_are_no_trouble() -> None:
     behind = [engine("a", serving="run~v000001", state=EngineState.BEHIND)]
     found = glance(seen(behind, rollout=replace(ROLLOUT, paused_since="2026-11-21T12:00:00Z")))

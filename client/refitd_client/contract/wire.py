@@ -55,7 +55,7 @@ class Notice:
 class EngineOnVersion:
     """Where one engine of the run stands. `step` is the step that it serves, None on start-up weights.
 
-    `serves` says that it serves this very version.
+    `serves` says that it serves this very version, or did when it was last reached.
     """
 
     id: str

@@ -101,7 +101,7 @@ def _faults(overview: Overview) -> list[Text]:
 
 
 def _run(run: RunGlance) -> list[Text]:
-    first = _line(standing.shown(run.standing), " ", (run.headline, "bold"), "  ", render.sentence(run.run, "dim"))
+    first = _line(standing.shown(run.standing), " ", render.sentence(f"{run.run}:"), " ", (run.headline, "bold"))
     return [first, *(_line("    ", render.sentence(reason)) for reason in run.reasons)]
 
 

@@ -12,7 +12,7 @@ from refitd.cli.table import Table
 from refitd.duration import spoken
 from refitd_client.contract.naming import parse_version_id
 from refitd_client.contract.states import DeliveryState, EngineState, VersionState, WaitOutcome
-from refitd_client.contract.wire import Delivery, Engine, EngineOnVersion, Explanation, ReclaimPlan, Version, WaitResult
+from refitd_client.contract.wire import Delivery, Engine, Explanation, ReclaimPlan, Version, WaitResult
 
 NOTHING = "-"
 _HASH = re.compile(r"\b([0-9a-f]{8})[0-9a-f]{8,}\b")
@@ -88,15 +88,10 @@ def version_state(version: Version) -> Text:
 
 
 def engines_on(version: Version) -> str:
-    """How many engines of the run serve the version, of how many."""
+    """How many engines of the run serve the version, of how many. One that is away does by what is last known of it."""
     if not version.engines:
         return NOTHING
-    return f"{sum(serves(engine, version) for engine in version.engines)}/{len(version.engines)}"
-
-
-def serves(engine: EngineOnVersion, version: Version) -> bool:
-    """Whether the engine is in sync at the version's step."""
-    return engine.state is EngineState.IN_SYNC and engine.step == version.step
+    return f"{sum(engine.serves for engine in version.engines)}/{len(version.engines)}"
 
 
 def engines_table(engines: Iterable[Engine], targets: Mapping[str, Version], now: str | None = None) -> Table:

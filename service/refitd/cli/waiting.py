@@ -35,7 +35,7 @@ def wait_for(client: RefitClient, version_id: str, goal: WaitFor, seconds: float
 
 def progress_of(version: Version, left: float) -> str:
     """What is waited for, in one line."""
-    late = ", ".join(f"{engine.id} {engine.state}" for engine in version.engines if engine.step != version.step)
+    late = ", ".join(f"{engine.id} {engine.state}" for engine in version.engines if not engine.serves)
     waiting = f" · waiting for {late}" if late else ""
     return f"{version.id} {version.state} · engines {engines_on(version)}{waiting} · {left:.0f} s left"
 

@@ -123,7 +123,7 @@ function tags(version, targets) {
 }
 
 function served(version) {
-  const there = version.engines.filter((engine) => engine.state === "IN_SYNC" && engine.step === version.step).length;
+  const there = version.engines.filter((engine) => engine.serves).length;
   return version.engines.length === 0 ? "–" : `${there}/${version.engines.length}`;
 }
 

@@ -73,10 +73,10 @@ def _standing(seen: Seen, newest: VersionRecord | None, is_troubled: bool, there
     return Standing.PAUSED if _is_paused(seen) else Standing.MOVING
 
 
-def _was_left(seen: Seen, newest: VersionRecord) -> bool:
+def _was_left(seen: Seen, newer: VersionRecord) -> bool:
     """Whether somebody has rolled back from it to the target. What the service barred by itself has a reason for it."""
-    is_ordered = newest.barred and (newest.state is not VersionState.SEALED or newest.reason is None)
-    return is_ordered and seen.target is not None and newest.order > seen.target.order
+    is_ordered = newer.barred and (newer.state is not VersionState.SEALED or newer.reason is None)
+    return is_ordered and seen.target is not None and newer.order > seen.target.order
 
 
 def _is_paused(seen: Seen) -> bool:
@@ -136,9 +136,10 @@ def _names(ids: Sequence[str]) -> str:
 def _waiting(seen: Seen, newest: VersionRecord | None) -> list[str]:
     """What goes on, or is waited for."""
     found: list[str] = []
-    if newest is not None and seen.target is not None and _was_left(seen, newest):
-        found.append(_rolled_back(seen.target, newest))
-    if seen.rollout is not None and seen.rollout.paused_since is not None:
+    left = newest_of(version for version in seen.versions if _was_left(seen, version))
+    if left is not None and seen.target is not None:
+        found.append(_rolled_back(seen.target, left, is_paused=_is_paused(seen)))
+    if _is_paused(seen):
         found.append("Rollouts of this run are paused: no engine goes to a newer version before they are resumed")
     if newest is not None and newest.state is VersionState.ANNOUNCED and newest.handed:
         found.append(f"Step {newest.order.step:,} was handed over from its trainer's memory: its files are to follow")
@@ -150,12 +151,12 @@ def _waiting(seen: Seen, newest: VersionRecord | None) -> list[str]:
     return [*found, *_turn(seen)]
 
 
-def _rolled_back(target: VersionRecord, newest: VersionRecord) -> str:
+def _rolled_back(target: VersionRecord, newest: VersionRecord, *, is_paused: bool) -> str:
     was = "" if newest.state is VersionState.SEALED else f" (step {newest.order.step:,} is {newest.state})"
     told = (
         f"Rolled back to step {target.order.step:,}: newer versions, up to step {newest.order.step:,}, are barred{was}"
     )
-    return f"{told}. What is published next rolls out as usual"
+    return told if is_paused else f"{told}. What is published next rolls out as usual"
 
 
 def _turn(seen: Seen) -> list[str]:

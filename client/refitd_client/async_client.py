@@ -215,7 +215,7 @@ class AsyncRefitClient:
         return await self._send(routes.reclaim())
 
     async def explain(self, subject: str) -> Explanation:
-        """Why a version or an engine (by its id) is where it is."""
+        """Why a run (by its name), a version (its id) or an engine (its id or URL) is where it is."""
         return await self._send(routes.explain(subject))
 
     async def faults(self) -> Faults:

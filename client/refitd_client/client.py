@@ -211,7 +211,7 @@ class RefitClient:
         return self._send(routes.reclaim())
 
     def explain(self, subject: str) -> Explanation:
-        """Why a version or an engine (by its id) is where it is."""
+        """Why a run (by its name), a version (its id) or an engine (its id or URL) is where it is."""
         return self._send(routes.explain(subject))
 
     def faults(self) -> Faults:

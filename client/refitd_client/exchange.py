@@ -69,8 +69,17 @@ def answer_of(response: httpx.Response) -> Answer:
 
 def lost(url: str, error: httpx.RequestError) -> Lost:
     """No answer, and whether the request may have been carried out all the same."""
-    told = str(error) or type(error).__name__
-    return Lost(url=url, sent=not isinstance(error, _NEVER_SENT), reason=told)
+    return Lost(url=url, sent=not isinstance(error, _NEVER_SENT), reason=_spoken(error))
+
+
+def _spoken(error: httpx.RequestError) -> str:
+    """Why there is no answer; that nobody listens there not in the words of Python, which have its number."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ConnectionRefusedError):
+            return "connection refused (is refitd running there?)"
+        cause = cause.__cause__ or cause.__context__
+    return str(error) or type(error).__name__
 
 
 @dataclass(slots=True)

@@ -165,7 +165,7 @@ def reclaim() -> Call[ReclaimPlan]:
 
 
 def explain(subject: str) -> Call[Explanation]:
-    """Why a version or an engine is where it is."""
+    """Why a run, a version or an engine is where it is."""
     return Call(method="GET", path=_path("explain", subject), result=Explanation)
 
 

@@ -76,6 +76,13 @@ class TestRollback:
         assert "Barred for good: exp~v000005, exp~v000004, exp~v000003 and 1 more." in before
         assert "collection deletes their files" in before
         assert "To go forward again, publish anew" in before
+        assert "'refitd publish --new-generation'" in " ".join(before.split())
+
+    def test_of_one_version_the_files_are_its_own(self, service: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+        service.versions = [make_version(1), make_version(2)]
+        monkeypatch.setattr("refitd.cli.asking.can_ask", lambda: True)
+        said = refitd("rollback", "exp", "--url", service.url, stdin="n\n").stdout
+        assert "collection deletes its files" in " ".join(said.split())
 
     def test_engines_that_are_away_are_said_to_follow_later(self, service: StandIn) -> None:
         service.versions = [make_version(1), make_version(2)]

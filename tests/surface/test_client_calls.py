@@ -108,6 +108,12 @@ class TestRetries:
                 run(server.url, lambda client: client.announce(NOTICE), retry=FAST_RETRY)
             assert len(server.seen) > 1
 
+    def test_that_nobody_listens_there_is_said_without_the_number_of_the_system(self, run: Run) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as bound:
+            url = f"http://127.0.0.1:{bound.getsockname()[1]}"
+        with pytest.raises(ServiceUnreachableError, match=r"connection refused \(is refitd running there\?\)$"):
+            run(url, lambda client: client.versions(), retry=FAST_RETRY)
+
     def test_the_last_problem_is_the_error_when_the_service_stays_unready(self, run: Run) -> None:
         with serve(problem(503, "not-ready", "the journal is locked")) as server:
             with pytest.raises(ServiceProblemError, match="the journal is locked"):

@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import quote
 
 import msgspec
 import pytest
@@ -145,14 +146,62 @@ async def test_a_version_is_explained_that_is_named_by_its_run_its_step_or_its_f
 ) -> None:
     async with serving(tmp_path, run="exp/trial") as stage:
         publish(stage.root, "exp/trial", 1, tensors(1))
-        await stage.until("exp~trial~v000001", lambda record: record.state is VersionState.SEALED)
+        await stage.until("exp~trial~v000001", lambda record: record.served_at is not None)
         answer = (await stage.http.get(f"/v1/explain/{subject}")).json()
         assert answer["id"] == "exp~trial~v000001"
-        named = ["exp/trial is a run, and exp~trial~v000001 is its target."] if "%" in subject else []
+        stands = [
+            "Run exp/trial is CURRENT: The engine serves step 1, the newest.",
+            "exp~trial~v000001 is its target.",
+        ]
+        named = stands if "%" in subject else []
         assert answer["sentences"][: len(named) + 1] == [
             *named,
             "exp~trial~v000001 is SEALED: its files were checked and are good.",
         ]
+
+
+async def test_a_run_is_explained_by_how_it_stands_before_its_target_is(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage:
+        await stage.served(1)
+        publish(stage.root, "run", 2, {})
+        await stage.rejected("run~v000002")
+        said = (await stage.http.get("/v1/explain/run")).json()["sentences"]
+        assert said[0] == "Run run is TROUBLED: The engine serves step 1."
+        assert said[1].startswith("Step 2 is REJECTED: ")
+        assert said[1].endswith(".")
+        assert said[2:4] == [
+            "run~v000001 is its target.",
+            "run~v000001 is SEALED: its files were checked and are good.",
+        ]
+
+
+async def test_an_engine_is_named_by_its_url_too_and_one_that_is_unknown_is_said_to_be_so(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage:
+        await stage.served(1)
+        url = quote(stage.ledger.engines["a:1"].url, safe="")
+        assert (await stage.http.post(f"/v1/engines/{url}/resync")).json()["id"] == "a:1"
+        assert (await stage.http.get(f"/v1/engines/{url}%2F")).json()["id"] == "a:1"
+        assert (await stage.http.get(f"/v1/explain/{url}")).json()["id"] == "a:1"
+        other = quote("http://127.0.0.1:30000", safe="")
+        for answer in (
+            await stage.http.post(f"/v1/engines/{other}/resync"),
+            await stage.http.get(f"/v1/engines/{other}"),
+            await stage.http.delete(f"/v1/engines/{other}"),
+        ):
+            assert answer.status_code == 404
+            assert answer.json()["detail"] == ("no engine http://127.0.0.1:30000: 'refitd engines' lists what there is")
+
+
+async def test_of_an_engine_that_is_not_there_yet_it_is_said_what_it_serves(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage:
+        await stage.served(1)
+        await paused(stage)
+        publish(stage.root, "run", 2, tensors(2))
+        await stage.until("run~v000002", lambda record: record.state is VersionState.SEALED)
+        said = (await stage.http.get("/v1/explain/run~v000002")).json()["sentences"]
+        (where,) = (each for each in said if "does not serve it yet" in each)
+        assert where.startswith("Engine a:1 does not serve it yet: it is ")
+        assert where.endswith(", and serves run~v000001.")
 
 
 async def test_who_names_what_may_be_several_versions_or_none_is_told_what_to_ask_for(tmp_path: Path) -> None:
@@ -191,6 +240,7 @@ async def test_of_an_engine_that_is_away_only_what_it_served_is_said(tmp_path: P
         ]
         said = (await stage.http.get(f"/v1/explain/{id_}")).json()["sentences"]
         assert "Engine a:1 served it when it was last reached." in said
+        assert "It is kept: engine a:1, which does not answer, may still serve it." in said
         decisions = {name: (await stage.http.get(f"/v1/log?subject={name}:1")).json()["items"] for name in "ab"}
         assert decisions["a"][0]["text"] == f"UNREACHABLE: served {id_} when it was last reached (connection refused)"
         assert "UNREACHABLE: has not been reached yet (connection refused)" in [line["text"] for line in decisions["b"]]
@@ -257,6 +307,7 @@ async def test_a_resync_of_an_engine_that_is_away_leaves_what_is_known_of_it(tmp
         assert engine["unreachable_since"] is not None
         said = " ".join((await stage.http.get("/v1/explain/a:1")).json()["sentences"])
         assert "It served run~v000001 when it was last reached" in said
+        assert "A resync was asked for: it will be loaded again when it is reachable." in said
         assert "refitd_engines_unknown_contents 0.0" in (await stage.http.get("/metrics")).text
 
 
@@ -293,3 +344,9 @@ async def test_a_run_that_has_no_rollout_cannot_be_paused(tmp_path: Path) -> Non
     async with serving(tmp_path) as stage:
         answer = await stage.http.post("/v1/rollouts/pause", json={"run": "none"})
         assert (answer.status_code, answer.json()["type"]) == (404, "urn:refitd:problem:unknown-run")
+        later = "it can be paused as soon as it has a good version"
+        assert answer.json()["detail"] == f"no version of run none is known: {later}"
+        publish(stage.root, "bad", 1, {})
+        await stage.until("bad~v000001", lambda record: record.state is VersionState.REJECTED)
+        answer = await stage.http.post("/v1/rollouts/pause", json={"run": "bad"})
+        assert answer.json()["detail"] == f"run bad has no rollout yet: {later}"

@@ -92,7 +92,8 @@ def test_what_is_wrong_is_named_by_flag_and_variable(started: list[Settings]) ->
 def test_a_setting_that_is_needed_is_asked_for(started: list[Settings]) -> None:
     result = refitd("serve", "--json")
     assert result.exit_code == 2
-    assert "--root (REFITD_ROOT) is needed" in msgspec.json.decode(result.stdout, type=Problem).detail
+    told = msgspec.json.decode(result.stdout, type=Problem).detail
+    assert told.startswith("--root (REFITD_ROOT) is needed: name the folder that trainers publish into")
     assert not started
 
 

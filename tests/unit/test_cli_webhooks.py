@@ -24,13 +24,14 @@ def test_each_webhook_is_shown_with_how_far_it_is_and_why() -> None:
         tries=3,
         created_at="2026-11-21T12:00:00.000Z",
         reason="it answered 503",
+        about="exp~v000007",
     )
     with stand_in() as service:
         assert refitd("webhooks", "--url", service.url).exit_code == 0
         service.deliveries = [waiting]
         shown = refitd("webhooks", "--url", service.url).stdout
         told = refitd("webhooks", "--url", service.url, "--json").stdout
-    for word in ("rejected", "https://ops.example.com/…", "WAITING", "3", "it answered 503"):
+    for word in ("rejected", "exp~v000007", "https://ops.example.com/…", "WAITING", "3", "it answered 503"):
         assert word in shown
     assert msgspec.json.decode(told, type=Page[Delivery]).items == [waiting]
 

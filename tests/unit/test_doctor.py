@@ -81,8 +81,10 @@ def examined(*flags: str) -> tuple[int, dict[tuple[str, str], dict[str, Any]]]:
 def test_a_job_that_is_well_has_nothing_to_do(job: list[str], sglang: ScriptedSglang) -> None:
     code, found = examined(*job, "--engine", sglang.url)
     assert code == 0, found
-    for check in ("root", "space", "root-clock", "journal", "lock", "reachable", "changes", "engine-clock"):
+    for check in ("root", "space", "root-clock", "journal", "reachable", "changes", "engine-clock"):
         assert (check, "ok") in found, found
+    assert found["lock", "warning"]["text"].startswith("no service runs on this root")
+    assert found["lock", "warning"]["fix"] == f"'refitd serve --root {job[1]}' starts one"
     assert not [verdict for _, verdict in found if verdict == "failed"]
     assert not list(Path(job[1]).glob(".refitd/doctor-*")), "what it wrote is gone"
     shown = refitd("doctor", *job, "--engine", sglang.url).stdout

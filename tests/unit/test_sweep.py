@@ -327,7 +327,7 @@ async def test_evidence_ages_by_the_monotonic_clock_from_when_it_was_first_seen(
     clock = StoppedClock()
     sweep = Sweeper(DiskFolders(world.root), world, world, clock, rules=KeepRules(), incoming_ttl=3600.0)
     clock.seconds = 1e6
-    assert line(await sweep.run(), 9).reasons == ["REJECTED: evidence, kept for another 24 h"]
+    assert line(await sweep.run(), 9).reasons == ["it is evidence of why it was REJECTED, and stays for another 24 h"]
     clock.seconds += 86399
     assert line(await sweep.run(), 9).keep
     clock.seconds += 1

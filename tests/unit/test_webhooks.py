@@ -267,6 +267,7 @@ class TestNews:
             ("rejected", "DELIVERED"), ("served", "DELIVERED")
         ]  # fmt: skip
         assert shown[0]["to"] == "http://127.0.0.1:9/…"
+        assert [each["about"] for each in shown] == ["run~v000002", "run~v000001"]
 
     async def test_topics_that_nobody_wants_are_not_told(self, tmp_path: Path) -> None:
         async with serving(tmp_path) as stage:

@@ -267,7 +267,10 @@ class ReclaimPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """A webhook to one URL. `to` names its host alone: the rest may be a secret. `reason`: why the last try failed."""
+    """A webhook to one URL. `to` names its host alone: the rest may be a secret. `reason`: why the last try failed.
+
+    `about` is the id of the version that it tells of, or the run where it tells of no version.
+    """
 
     id: str
     topic: str
@@ -277,11 +280,12 @@ class Delivery:
     created_at: str
     ended_at: str | None = None
     reason: str | None = None
+    about: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """Why a version or an engine is where it is, in sentences, the most important first."""
+    """Why a run, a version or an engine is where it is, in sentences, the most important first."""
 
     id: str
     sentences: list[str]

@@ -51,6 +51,7 @@ _VALUES: Mapping[str, str] = {
     "canary_check": "URL",
     "otlp_endpoint": "URL",
 }
+_NEEDED: Mapping[str, str] = {"root": "name the folder that trainers publish into, such as --root /shared/weights"}
 _PLACEHOLDERS: Mapping[type, str] = {Path: "PATH", int: "N", float: "SECONDS"}
 
 
@@ -96,7 +97,7 @@ def _fault(location: Iterable[int | str], message: str, kind: str) -> str:
     if not name:
         return told
     named = f"{flag(name)} ({variable(name)})"
-    return f"{named} is needed: {Settings.model_fields[name].description}" if kind == "missing" else f"{named}: {told}"
+    return f"{named} is needed: {_NEEDED.get(name, 'it has no default')}" if kind == "missing" else f"{named}: {told}"
 
 
 def _parameter(name: str, field: FieldInfo) -> Parameter:

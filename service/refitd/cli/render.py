@@ -207,11 +207,17 @@ _DELIVERY_STYLES: Mapping[DeliveryState, str] = {
 
 def deliveries_table(deliveries: Iterable[Delivery]) -> Table:
     """Webhooks, one a line."""
-    table = Table("WHEN", "WHAT", "TO", "STATE", "TRIES", right={"TRIES"}, words="WHY")
+    table = Table("WHEN", "WHAT", "ABOUT", "TO", "STATE", "TRIES", right={"TRIES"}, words="WHY")
     for each in deliveries:
         state = Text(each.state, style=_DELIVERY_STYLES[each.state])
         table.add_row(
-            when(each.created_at), _text(each.topic), _text(each.to), state, str(each.tries), words=_text(each.reason)
+            when(each.created_at),
+            _text(each.topic),
+            _text(each.about),
+            _text(each.to),
+            state,
+            str(each.tries),
+            words=_text(each.reason),
         )
     return table
 

@@ -31,8 +31,8 @@ def rollback(
 
     Says first from which version to which it goes, and asks. Said again, it goes back one more. What is newer is barred
     for good, and collection deletes its files, but for what is pinned and the newest on disk. The way forward is to
-    publish anew: the trainer's next step rolls out as usual, and so does the same step of a publisher that is opened
-    anew (another generation).
+    publish anew: the trainer's next step rolls out as usual, and so does the same step in a new generation: begun with
+    'refitd publish --new-generation', or by a publisher of the SDK that is opened anew.
 
     \b
     refitd rollback exp/trial
@@ -51,11 +51,13 @@ def what_it_does(plan: RollbackPlan) -> list[str]:
     way = f"{plan.run} goes from {plan.leaves} back to {plan.goal}."
     if not plan.barred:
         return [f"{way} Nothing newer is left to bar.", *_later(plan)]
+    whose = "its" if len(plan.barred) == 1 else "their"
     return [
         way,
-        f"Barred for good: {listed(plan.barred)}. No engine goes there again, and collection deletes their files, but "
-        "for what is pinned and the newest on disk.",
-        "To go forward again, publish anew: the next step, or the same one by a publisher that is opened anew.",
+        f"Barred for good: {listed(plan.barred)}. No engine goes there again, and collection deletes {whose} files, "
+        "but for what is pinned and the newest on disk.",
+        "To go forward again, publish anew: the next step, or the same one with 'refitd publish --new-generation' "
+        "(in the SDK: by a publisher that is opened anew).",
         *_later(plan),
     ]
 

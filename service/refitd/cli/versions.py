@@ -15,7 +15,7 @@ State = Annotated[VersionState | None, typer.Option("--state", case_sensitive=Fa
 Cursor = Annotated[
     str | None, typer.Option("--cursor", metavar="WORD", help="Go on where a page ended: its next_cursor")
 ]
-Subject = Annotated[str, typer.Argument(metavar="ID", help="The id of a version or an engine")]
+Subject = Annotated[str, typer.Argument(metavar="ID", help="A run, or the id of a version or an engine")]
 
 
 def versions(
@@ -84,9 +84,10 @@ def resume(run: RunArgument, url: Url = None, token_file: TokenFile = None, json
 
 
 def explain(subject: Subject, url: Url = None, token_file: TokenFile = None, json: Json = False) -> None:
-    """Say why a version or an engine is where it is, and what it waits for.
+    """Say why a run, a version or an engine is where it is, and what it waits for.
 
-    A run stands for its target, and a step (or a folder's name) for its version where one run alone has it.
+    Behind how a run stands comes its target. A step (or a folder's name) stands for its version where one run alone has
+    it, and a URL for its engine.
 
     \b
     refitd explain exp~v000123

@@ -1,6 +1,7 @@
 """The service's own things: its token, its journal, its lock."""
 
 import os
+import shlex
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +19,16 @@ def judge_service(settings: Settings, journal: JournalFacts, running: str | None
     yield from judge_settings(settings)
     yield from _tokens(settings)
     yield _journal(journal)
-    text = "no service runs on this root" if running is None else f"a service runs on this root ({running})"
-    yield good(Check.LOCK, str(settings.root), text)
+    yield _lock(str(settings.root), running)
+
+
+def _lock(root: str, running: str | None) -> Finding:
+    """None that runs is no fault before a start, and the first thing to know where one should."""
+    if running is not None:
+        return good(Check.LOCK, root, f"a service runs on this root ({running})")
+    text = "no service runs on this root: engines are brought to nothing new"
+    fix = f"'refitd serve --root {shlex.quote(root)}' starts one"
+    return Finding(check=Check.LOCK, subject=root, verdict=Verdict.WARNING, text=text, fix=fix)
 
 
 def judge_settings(settings: Settings) -> Iterator[Finding]:

@@ -293,7 +293,7 @@ def _is_evidence(version: VersionRecord, rules: KeepRules, ages: Mapping[str, fl
 
 def _evidence_reason(version: VersionRecord, rules: KeepRules, ages: Mapping[str, float]) -> str:
     left = rules.rejected_for - ages.get(version.id, 0.0)
-    return f"{version.state}: evidence, kept for another {spoken(left)}"
+    return f"it is evidence of why it was {version.state}, and stays for another {spoken(left)}"
 
 
 def _why_dropped(version: VersionRecord, rules: KeepRules, *, is_superseded: bool) -> str:

@@ -37,15 +37,20 @@ class LeaseKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """One reason why a version must stay. `holder` is an engine's or run's name; `since` is for display (RFC 3339)."""
+    """One reason why a version must stay. `holder` is an engine's or run's name; `since` is for display (RFC 3339).
+
+    `unseen`: the holder is an engine that does not answer, so that what it does is what it did when it was last heard.
+    """
 
     kind: LeaseKind
     holder: str
     since: str | None = None
+    unseen: bool = False
 
     def __str__(self) -> str:
         """The lease as a sentence about the version."""
-        return _CLAIMS[self.kind].format(self.holder) + (f" (since {self.since})" if self.since else "")
+        claim = _UNSEEN if self.unseen and self.kind is LeaseKind.SERVING else _CLAIMS[self.kind]
+        return claim.format(self.holder) + (f" (since {self.since})" if self.since else "")
 
 
 _CLAIMS = {
@@ -61,6 +66,7 @@ _CLAIMS = {
     LeaseKind.NEXT: "engines of run {} go to it until its target can be loaded",
     LeaseKind.COPYING: "the {} makes a copy from it for engines",
 }
+_UNSEEN = "engine {}, which does not answer, may still serve it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +161,8 @@ def _of_engine(engine: EngineView, dead_after: float) -> Iterator[tuple[str, Lea
     if engine.unreachable_for >= dead_after:
         return
     if engine.serving is not None:
-        yield engine.serving, Lease(kind=LeaseKind.SERVING, holder=engine.id)
+        unseen = engine.state is EngineState.UNREACHABLE
+        yield engine.serving, Lease(kind=LeaseKind.SERVING, holder=engine.id, unseen=unseen)
     if engine.beneath is not None:
         yield engine.beneath, Lease(kind=LeaseKind.BENEATH, holder=engine.id)
     for version in engine.named:

@@ -8,6 +8,7 @@ from refitd.engine.dialing import refused
 from refitd.problem import Kind, ProblemError
 from refitd.rollout.hosts import guard_of
 from refitd.surface.context import Service, ServiceOf
+from refitd.surface.meant import engine_meant
 from refitd.surface.present import present_engine
 from refitd_client.contract.wire import Engine, NewEngine, Page
 
@@ -29,25 +30,27 @@ async def add_engine(engine: NewEngine, service: ServiceOf) -> Engine:
     return _present(service, engine_id)
 
 
-@router.get("/{engine_id}")
+# An engine is named by its id or by its URL, which has slashes.
+@router.get("/{engine_id:path}")
 async def get_engine(engine_id: str, service: ServiceOf) -> Engine:
-    """One engine."""
-    return _present(service, engine_id)
+    """One engine, by its id or its URL."""
+    return _present(service, engine_meant(engine_id, service.ledger))
 
 
-@router.delete("/{engine_id}", status_code=204, response_class=Response)
+@router.delete("/{engine_id:path}", status_code=204, response_class=Response)
 async def remove_engine(engine_id: str, service: ServiceOf) -> None:
     """Let go of an engine. What it serves it goes on serving."""
-    service.fleet.remove(engine_id)
+    service.fleet.remove(engine_meant(engine_id, service.ledger))
     await service.ledger.durable()
 
 
-@router.post("/{engine_id}/resync", status_code=202)
+@router.post("/{engine_id:path}/resync", status_code=202)
 async def resync(engine_id: str, service: ServiceOf) -> Engine:
     """Load an engine again, whatever it claims to serve: now, or when it is reachable. This ends a quarantine."""
-    service.fleet.resync(engine_id)
+    meant = engine_meant(engine_id, service.ledger)
+    service.fleet.resync(meant)
     await service.ledger.durable()
-    return _present(service, engine_id)
+    return _present(service, meant)
 
 
 async def _check_host(service: Service, url: str) -> None:

@@ -1,4 +1,7 @@
-"""Why a version or an engine is where it is, in sentences, the most important first. Reads records, asks nobody."""
+"""Why a run, a version or an engine is where it is, in sentences, the most important first.
+
+Reads records, asks nobody.
+"""
 
 from refitd.catalog.record import VersionRecord
 from refitd.ledger import Ledger
@@ -6,8 +9,14 @@ from refitd.rollout.binding import why_unbound
 from refitd.rollout.record import AttemptRecord, EngineRecord, RolloutRecord
 from refitd.rollout.strategy import has_given_up, released, why_waiting
 from refitd.surface.meaning import ended, engine_meaning, version_meaning
-from refitd_client.contract.states import Kind, VersionState
-from refitd_client.contract.wire import ReclaimPlan
+from refitd_client.contract.states import EngineState, Kind, VersionState
+from refitd_client.contract.wire import ReclaimPlan, RunGlance
+
+
+def explain_run(seen: RunGlance, target: str) -> list[str]:
+    """How a run stands, and what its target is, which is explained behind this."""
+    reasons = (reason if reason.endswith(".") else f"{reason}." for reason in seen.reasons)
+    return [f"Run {seen.run} is {seen.standing}: {seen.headline}", *reasons, f"{target} is its target."]
 
 
 def explain_version(
@@ -72,13 +81,15 @@ def _on_engines(record: VersionRecord, ledger: Ledger) -> list[str]:
         if engine.serving == record.id:
             sentences.append(f"Engine {engine.id} {engine.serves('it')}.")
         elif target is not None and target.id == record.id:
-            sentences.append(f"Engine {engine.id} does not serve it yet: it is {_state_of(engine)}.")
+            sentences.append(f"Engine {engine.id} does not serve it yet: {_where(engine)}.")
     return sentences
 
 
 def explain_engine(engine: EngineRecord, ledger: Ledger) -> list[str]:
     """What an engine serves, what it should serve, and what it waits for."""
     sentences = [f"{engine.id} is {engine.state}: {engine_meaning(engine.state)}."]
+    if engine.reload and engine.state in {EngineState.PROBING, EngineState.UNREACHABLE}:
+        sentences.append("A resync was asked for: it will be loaded again when it is reachable.")
     if engine.run is None:
         runs = {version.run for version in ledger.versions.values()}
         return _with_reason([*sentences, f"It follows no run: {why_unbound(runs)}."], engine, None)
@@ -113,13 +124,17 @@ def _with_reason(sentences: list[str], engine: EngineRecord, rollout: RolloutRec
 
 def _against(engine: EngineRecord, run: str, target: VersionRecord | None) -> str:
     """What an engine serves, held against what it should serve."""
-    serving = engine.serving or ("its start-up weights" if engine.known else "contents that nobody can vouch for")
+    serves = engine.serves(_contents(engine))
     if target is None:
-        return f"It {engine.serves(serving)}; run {run} has no target yet."
+        return f"It {serves}; run {run} has no target yet."
     is_there = engine.serving == target.id
-    return f"It {engine.serves(serving)}; " + (
+    return f"It {serves}; " + (
         f"that is the target of run {run}." if is_there else f"the target of run {run} is {target.id}."
     )
+
+
+def _contents(engine: EngineRecord) -> str:
+    return engine.serving or ("its start-up weights" if engine.known else "contents that nobody can vouch for")
 
 
 def _told(attempt: AttemptRecord) -> str:
@@ -146,5 +161,7 @@ def _paused(rollout: RolloutRecord) -> str:
     return f"Rollouts of run {rollout.run} are paused since {rollout.paused_since}: 'refitd resume {rollout.run}'."
 
 
-def _state_of(engine: EngineRecord) -> str:
-    return f"{engine.state}" + (f" ({engine.reason})" if engine.reason else "")
+def _where(engine: EngineRecord) -> str:
+    """What an engine does instead of serving a version."""
+    why = f" ({engine.reason})" if engine.reason else ""
+    return f"it is {engine.state}{why}, and {engine.serves(_contents(engine))}"

@@ -13,10 +13,10 @@ from refitd.journal.journal import JournalError
 from refitd.ledger import Ledger
 from refitd.problem import Kind, ProblemError
 from refitd.surface.context import ServiceOf
-from refitd.surface.explain import explain_engine, explain_version
+from refitd.surface.explain import explain_engine, explain_run, explain_version
 from refitd.surface.feed import Feed, FellBehindError
-from refitd.surface.meant import meant
-from refitd.surface.overview import runs_of
+from refitd.surface.meant import engine_meant, meant
+from refitd.surface.overview import glance_at, runs_of
 from refitd.surface.streams import stream_slot
 from refitd.surface.versions import find
 from refitd_client.contract.wire import Event, Explanation, Page, ReclaimPlan
@@ -76,13 +76,13 @@ async def _stream(feed: Feed, position: int) -> AsyncIterator[bytes]:
 
 @router.get("/explain/{subject:path}")  # a run's name, which is none of these, may have slashes
 async def explain(subject: str, service: ServiceOf) -> Explanation:
-    """Why a version or an engine is where it is, in sentences.
+    """Why a run, a version or an engine is where it is, in sentences.
 
-    A version can be named by its step or its folder alone where there is one of that name. A run stands for its
-    target.
+    A version can be named by its step or its folder alone where there is one of that name, an engine by its URL. Of a
+    run it is said how it stands, and then where its target is.
     """
-    if engine := service.ledger.engines.get(subject):
-        return Explanation(id=subject, sentences=explain_engine(engine, service.ledger))
+    if engine := service.ledger.engines.get(engine_meant(subject, service.ledger)):
+        return Explanation(id=engine.id, sentences=explain_engine(engine, service.ledger))
     record = await service.ledger.find(subject)
     if record is None:
         candidates = meant(subject, service.ledger)
@@ -98,7 +98,7 @@ async def explain(subject: str, service: ServiceOf) -> Explanation:
     else:
         sentences = explain_version(record, service.ledger, plan, waits_for)
     if subject == record.run:
-        sentences.insert(0, f"{subject} is a run, and {record.id} is its target.")
+        sentences = [*explain_run(glance_at(service.ledger, subject), record.id), *sentences]
     return Explanation(id=record.id, sentences=sentences)
 
 

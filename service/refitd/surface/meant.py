@@ -1,4 +1,5 @@
-"""What somebody means who asks for a version by less than its id: by its run, its step or its folder.
+"""What somebody means who asks for a version by less than its id: by its run, its step or its folder; or for an engine
+by its URL.
 
 A run is taken before a step: one may be called `7`.
 """
@@ -16,6 +17,14 @@ def meant(word: str, ledger: Ledger) -> list[str]:
         target = ledger.goals(word).target
         return [] if target is None else [target.id]
     return sorted(_called(word, ledger.versions)) or sorted(_called(word, ledger.gone))
+
+
+def engine_meant(word: str, ledger: Ledger) -> str:
+    """The id of the engine that a word stands for: an id, or a URL that is an engine's; else the word as it is."""
+    if word in ledger.engines:
+        return word
+    url = word.rstrip("/")
+    return next((engine.id for engine in ledger.engines.values() if engine.url.rstrip("/") == url), word)
 
 
 def _called(word: str, ids: Iterable[str]) -> Iterable[str]:

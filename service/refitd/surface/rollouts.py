@@ -29,8 +29,9 @@ async def resume(order: Rollouts, service: ServiceOf) -> RunGlance:
 async def _set(service: Service, run: str, *, paused: bool) -> RunGlance:
     rollout = service.ledger.rollouts.get(run)
     if rollout is None:
-        detail = f"run {run} has no rollout yet: there is one as soon as it has a good version"
-        raise ProblemError(Kind.UNKNOWN_RUN, detail)
+        is_known = bool(service.ledger.versions_of(run))
+        lacks = f"run {run} has no rollout yet" if is_known else f"no version of run {run} is known"
+        raise ProblemError(Kind.UNKNOWN_RUN, f"{lacks}: it can be paused as soon as it has a good version")
     service.ledger.pause_rollouts(rollout, paused=paused)
     await service.ledger.durable()
     return glance_at(service.ledger, run)

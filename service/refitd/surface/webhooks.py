@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query
 from refitd.journal import reads
 from refitd.surface.context import ServiceOf
 from refitd.webhooks.courier import place_of
-from refitd.webhooks.delivery import DeliveryRecord
+from refitd.webhooks.delivery import DeliveryRecord, subject_of
 from refitd_client.contract.wire import Delivery, Page
 
 router = APIRouter(prefix="/v1", tags=["webhooks"])
@@ -40,4 +40,5 @@ def _present(record: DeliveryRecord) -> Delivery:
         created_at=record.created_at,
         ended_at=record.ended_at,
         reason=record.reason,
+        about=subject_of(record),
     )

@@ -10,6 +10,8 @@ import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from refitd_client.contract.states import DeliveryState
 
 PAUSES = (5.0, 30.0, 300.0, 1800.0, 7200.0, 18000.0)  # seconds after each try but the last
@@ -43,6 +45,15 @@ class Sent:
     retry_after: float | None = None
 
 
+class _Data(msgspec.Struct):
+    version: str | None = None
+    run: str | None = None
+
+
+class _Body(msgspec.Struct):
+    data: _Data = msgspec.field(default_factory=_Data)
+
+
 def after_try(delivery: DeliveryRecord, sent: Sent, now: str) -> tuple[DeliveryRecord, float | None]:
     """The delivery after a try, and the seconds until the next one; None where there is none."""
     tried = replace(delivery, tries=delivery.tries + 1)
@@ -61,6 +72,12 @@ def trial_message(url: str, at: str) -> DeliveryRecord:
     """What tells nothing but that it came. `at` is RFC 3339."""
     body = f'{{"type":"refitd.test","timestamp":"{at}","data":{{}}}}'
     return DeliveryRecord(id=f"msg_{uuid.uuid4().hex}", topic="test", url=url, body=body, created_at=at)
+
+
+def subject_of(delivery: DeliveryRecord) -> str | None:
+    """The id of the version that a message tells of, else its run; None where it tells of neither."""
+    data = msgspec.json.decode(delivery.body, type=_Body).data
+    return data.version or data.run
 
 
 def give_up(delivery: DeliveryRecord, reason: str, now: str) -> DeliveryRecord:

@@ -19,10 +19,10 @@ export async function rollBack(run, to) {
 const detail = (plan) => html`<p>Engines of <b>${plan.run}</b> go from ${plan.leaves} back to <b>${plan.goal}</b>.</p>
   ${plan.barred.length === 0
     ? html`<p>Nothing newer is left to bar.</p>`
-    : html`<p>Barred for good: ${listed(plan.barred)}. No engine goes there again, and collection deletes their files, but for
-          what is pinned and the newest on disk.</p>
-        <p>To go forward again, publish anew: the trainer's next step, or the same one by a publisher that is opened
-          anew.</p>`}
+    : html`<p>Barred for good: ${listed(plan.barred)}. No engine goes there again, and collection deletes
+          ${plan.barred.length === 1 ? "its" : "their"} files, but for what is pinned and the newest on disk.</p>
+        <p>To go forward again, publish anew: the trainer's next step, or the same one by
+          <code>refitd publish --new-generation</code> (in the SDK: by a publisher that is opened anew).</p>`}
   ${plan.unreachable.length === 0
     ? nothing
     : html`<p>${listed(plan.unreachable)} cannot be reached now, and will follow when back.</p>`}`;

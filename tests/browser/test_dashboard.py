@@ -148,7 +148,7 @@ async def test_pin_rollback_resync_and_reclaim_are_carried_out(page: Page, tmp_p
         dialog = page.get_by_role("dialog", name="Roll back to run~v000002?")
         await expect(dialog).to_contain_text("go from run~v000003 back to run~v000002")
         await expect(dialog).to_contain_text("Barred for good: run~v000003.")
-        await expect(dialog).to_contain_text("collection deletes their files")
+        await expect(dialog).to_contain_text("collection deletes its files")
         await expect(dialog).to_contain_text("To go forward again, publish anew")
         await dialog.get_by_role("button", name="Roll back", exact=True).click()
         await until_label(stage, "a", "2")

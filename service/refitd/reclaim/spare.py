@@ -71,7 +71,7 @@ def why_not(record: VersionRecord, views: Views) -> str | None:
     if record.weights is None or record.state not in {VersionState.SEALED, VersionState.RETIRED}:
         return "it was never found good"
     held = leases(views, dead_after=float("inf")).get(record.id)
-    return None if not held else f"{held[0]}, as far as anyone knows"
+    return str(held[0]) if held else None
 
 
 def newest_full(versions: Sequence[VersionRecord]) -> Iterator[VersionRecord]:

@@ -5,8 +5,8 @@ from weakref import finalize
 
 import numpy as np
 
-from refitd.catalog.opening import ChangedError
 from refitd_client.delta import Delta, DeltaRefusedError, parse_delta
+from refitd_client.file_bytes import fill
 from refitd_sglang.source import Place, SourceRefusedError
 
 
@@ -36,12 +36,3 @@ class Kept:
             return parse_delta(data.data)
         except DeltaRefusedError as error:
             raise SourceRefusedError(f"the changes to {self.label} are not what they were: {error}") from error
-
-
-def fill(fd: int, data: memoryview, at: int) -> None:
-    """Read so many bytes, in as many turns as the system takes: it gives 2 GiB at a time at most."""
-    while data:
-        count = os.preadv(fd, [data], at)
-        if not count:
-            raise ChangedError("a file became shorter while it was read")
-        data, at = data[count:], at + count

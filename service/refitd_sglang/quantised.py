@@ -1,8 +1,8 @@
 """Models that can be loaded once: what quantises weights may put something else in their place.
 
 SGLang has quantisation methods that transpose and pack what was loaded, and leave parameters behind that no loader
-knows (`process_weights_after_loading`). To load such a model again fails in its midst: stock SGLang ends with it (fp8
-on a GPU; awq and blockwise_int8 on a CPU, 0.5.12 to 0.5.23), and what was there cannot be put back either.
+knows (`process_weights_after_loading`). To load such a model again fails in its midst, and stock SGLang ends with it:
+seen of fp8 on a GPU (0.5.12.post1), and of awq and blockwise_int8 on a CPU (0.5.23).
 """
 
 from typing import Any

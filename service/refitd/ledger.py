@@ -19,6 +19,7 @@ from refitd.journal import reads, writes
 from refitd.journal.journal import Journal
 from refitd.journal.origin import NEW
 from refitd.rollout.carriage import Carriage
+from refitd.rollout.coming import looks_ahead
 from refitd.rollout.goals import goals_of_engine, goals_of_run, in_place, on_the_way
 from refitd.rollout.offers import Offer, offered_to, takers
 from refitd.rollout.plan import Goals, RefitTo
@@ -190,8 +191,15 @@ class Ledger:
         goals = in_place(self.goals(engine.run), engine, self.versions)
         goals = goals_of_engine(goals, engine, self.strategy, rollout, engines)
         goals = on_the_way(goals, engine, self.versions)
+        if not self._looks_ahead(engine, goals.coming, rollout):
+            goals = replace(goals, coming=None)
         offer = offered_to(engine, self._offers.get(engine.run), self.versions)
         return goals if offer is None else replace(goals, offered=RefitTo(self.versions[offer.version], offer.path))
+
+    def _looks_ahead(self, engine: EngineRecord, coming: str | None, rollout: RolloutRecord | None) -> bool:
+        version = self.versions.get(coming or "")
+        paused = rollout is not None and rollout.paused_since is not None
+        return version is not None and looks_ahead(engine, version, self.versions, self.strategy, paused=paused)
 
     def engines_of(self, run: str) -> list[EngineRecord]:
         """The engines that follow a run."""

@@ -6,13 +6,14 @@ what was there where a load fails and that can still be had. `SimBeside` is the 
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from refitd.engine.plugin.beside import Beside
 from refitd.engine.plugin.crew import Launch
 from refitd.engine.plugin.prepared import Preparation, Ready, Refused, Unprepared
-from refitd.engine.port import Files, Offered
+from refitd.engine.port import Coming, Files, Offered
 from refitd_client.contract.naming import parse_version_folder, parse_version_id, version_id
 from refitd_sglang.answer import Answer
 from refitd_sglang.transaction import Outcome
@@ -98,6 +99,11 @@ class SimPlugin:
                 raise _RefusedError("it is another version")
         self._prepared = way
 
+    def look_ahead(self, coming: Coming) -> str:
+        """Look at a version that may turn out to be bad; what its files look like from outside."""
+        self._prepared = self._look(coming.path)
+        return self._prepared.signature
+
     def take(self, offered: Offered) -> None:
         """Look at an offer."""
         self._follow()
@@ -178,12 +184,8 @@ class SimPlugin:
     def _again(self, path: str) -> Answer | None:
         """What is served already from a path that it cannot come from again."""
         held = self.standing
-        if (
-            self._prepared is not None
-            or held is None
-            or held.path != path
-            or set(self._server.tensors) != {held.content}
-        ):
+        is_prepared = self._prepared is not None and self._prepared.path == path
+        if is_prepared or held is None or held.path != path or set(self._server.tensors) != {held.content}:
             return None
         folder = self._server.disk.folders.get(path)
         if held.base is not None and (folder is None or folder.make is not Make.DELTA):
@@ -261,6 +263,7 @@ class SimBeside(Beside):
         self._server, self._alive = server, alive
         self._is_there = False
         self._boot = 0
+        self._seen_ahead: tuple[str, str] | None = None  # a path, and what its files looked like
 
     @property
     def release(self) -> str | None:
@@ -277,7 +280,18 @@ class SimBeside(Beside):
     async def look(self, launch: Launch) -> None:
         self._is_there, self._boot = self._server.up, self._server.boots
 
+    async def look_ahead(self, coming: Coming, within: float) -> None:
+        self._seen_ahead = None
+        plugin, fault = self._server.plugin, self._server.faults.pop("prepare", None)
+        if await self._reached(fault, within) and plugin is not None:
+            with suppress(_RefusedError):
+                self._seen_ahead = coming.path, plugin.look_ahead(coming)
+                self._waiting = True
+
     async def prepare(self, files: Files, within: float) -> Preparation:
+        seen, self._seen_ahead = self._seen_ahead, None
+        if seen == (files.path, files.signature):
+            return Ready()
         plugin, fault = self._server.plugin, self._server.faults.pop("prepare", None)
         if not await self._reached(fault, within) or plugin is None:
             return Unprepared("a rank does not answer")

@@ -4,7 +4,7 @@ to show on demand. The contract suite holds the adapter against real servers."""
 import asyncio
 from collections.abc import Callable
 
-from refitd.engine.port import Outcome, Reached, Refit, Stage, Target, Unreached
+from refitd.engine.port import Coming, Outcome, Reached, Refit, Stage, Target, Unreached
 
 
 class SimulatedEngine:
@@ -27,6 +27,7 @@ class SimulatedEngine:
         self.taken: list[str] = []
         self.timings = {"load": 1.0}
         self.plugin: str | None = None
+        self.ahead: list[str | None] = []  # what it was to make ready before it was found good, None: nothing any more
 
     async def probe(self) -> Reached | Unreached:
         self.probes += 1
@@ -57,6 +58,12 @@ class SimulatedEngine:
             refit = Refit(outcome=Outcome.ACK, resumed=refit.resumed, fingerprint=self.contents, timings=self.timings)
         self.paused = not refit.resumed
         return refit
+
+    async def look_ahead(self, coming: Coming) -> None:
+        self.ahead.append(coming.version)
+
+    async def look_away(self) -> None:
+        self.ahead.append(None)
 
     async def fingerprint(self, alike: str | None = None) -> str | None:
         return None if self.down else self.contents

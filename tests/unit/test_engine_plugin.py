@@ -1,6 +1,7 @@
 """A refit through the plugin: what is prepared before the pause, what is sent, what each answer leaves behind."""
 
 import asyncio
+import os
 import shutil
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from refitd.engine.port import Outcome, Reached, Refit, Stage, Target
+from refitd.engine.port import Coming, Outcome, Reached, Refit, Stage, Target
 from refitd.engine.sglang.adapter import SglangEngine
 from refitd_sglang import feeding
 from refitd_sglang.engine import Engine
@@ -246,6 +247,54 @@ async def test_bytes_are_read_once_more_only_where_the_files_are_not_the_very_sa
         copied = replace(wanted, files=replace(wanted.files, signature="of files elsewhere"))
         assert (await refit(engine, copied)).outcome is Outcome.ACK
     assert checks == [False, False, True]
+
+
+async def test_what_was_made_ready_before_its_verdict_is_not_looked_at_again_unless_it_has_changed(
+    root: Path, sglang: PluggedMini, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = put(root, 1)
+    asked: list[str] = []
+    original = Engine.prepare
+
+    def noted(self: Any, path: str, *args: Any, **more: Any) -> Any:
+        asked.append(path)
+        return original(self, path, *args, **more)
+
+    monkeypatch.setattr(Engine, "prepare", noted)
+    coming = Coming(version="run~v000001", path="run/v000001")
+    async with speaking_to(sglang, root) as engine:
+        await engine.probe()
+        await engine.look_ahead(coming)
+        assert (prepared(sglang), sglang.changes, len(asked)) == ([True], [], 1)
+        assert (await refit(engine, target(root, 1))).outcome is Outcome.ACK
+        assert (sglang.holds(1), len(asked)) == (True, 1)
+        await engine.look_ahead(coming)
+        os.utime(folder / "model.safetensors")
+        assert (await refit(engine, target(root, 1))).outcome is Outcome.ACK
+        assert len(asked) == 3
+
+
+async def test_what_was_made_ready_for_nothing_is_closed(root: Path, sglang: PluggedMini) -> None:
+    put(root, 1)
+    async with speaking_to(sglang, root) as engine:
+        await engine.probe()
+        await engine.look_ahead(Coming(version="run~v000001", path="run/v000001"))
+        await engine.look_away()
+        assert prepared(sglang) == [False]
+
+
+async def test_what_a_rank_refused_before_its_verdict_is_refused_once_it_is_to_be_loaded(
+    root: Path, sglang: PluggedMini
+) -> None:
+    folder = put(root, 1)
+    shard = folder / "model.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-2])
+    async with speaking_to(sglang, root) as engine:
+        await engine.probe()
+        await engine.look_ahead(Coming(version="run~v000001", path="run/v000001"))
+        done = await refit(engine, target(root, 1))
+    assert (done.outcome, "torn-file" in (done.reason or "")) == (Outcome.NACK, True)
+    assert PAUSE not in sglang.changes
 
 
 async def test_a_checkpoint_that_others_wrote_is_sglangs_own_and_proved_as_ever(

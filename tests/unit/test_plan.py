@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from refitd.rollout.plan import Agenda, Goals, Probe, RefitTo, Rest, Resume, next_action
+from refitd.rollout.plan import Agenda, Goals, LookAhead, LookAway, Probe, RefitTo, Rest, Resume, next_action
 from refitd_client.contract.states import EngineState, VersionState
 from support.records import engine, version
 
@@ -95,3 +95,17 @@ def test_a_version_never_goes_backwards_but_for_a_rollback() -> None:
     assert next_action(engine(serving=version(7).id), goals, LATER, NOW) == Rest(NOW + 5)
     rolled_back = replace(goals, serving=version(7, barred=True))
     assert next_action(engine(serving=version(7).id), rolled_back, LATER, NOW) == RefitTo(version(6))
+
+
+def test_an_engine_with_nothing_to_load_makes_ready_what_is_coming_once() -> None:
+    goals = replace(GOALS, coming="run~v000008")
+    assert next_action(engine(serving=TARGET.id), goals, LATER, NOW) == LookAhead("run~v000008")
+    assert next_action(engine(serving=TARGET.id), goals, replace(LATER, ahead="run~v000008"), NOW) == Rest(NOW + 5)
+    assert next_action(engine(state=EngineState.BEHIND, serving="old"), goals, LATER, NOW) == RefitTo(TARGET)
+
+
+def test_what_was_made_ready_for_nothing_is_let_go_of() -> None:
+    agenda = replace(LATER, ahead="run~v000008")
+    assert next_action(engine(serving=TARGET.id), GOALS, agenda, NOW) == LookAway()
+    found = next_action(engine(state=EngineState.BEHIND, serving="old"), GOALS, agenda, NOW)
+    assert found == RefitTo(TARGET)  # which makes itself ready in its place

@@ -56,6 +56,16 @@ class Files:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Coming:
+    """A version of which the service does not know yet whether it is good; as `Files`, without what it will find."""
+
+    version: str
+    path: str
+    allow_missing: bool = False
+    allow_extra: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Offered:
     """A version in a trainer's memory: `offer` is the file that says where, `path` where the version's files will be.
     Both are relative to the root.
@@ -140,6 +150,16 @@ class Engine(Protocol):
 
     async def refit(self, target: Target, on_stage: Callable[[Stage], None]) -> Refit:
         """Prepare while it serves, where it can; then pause, load, verify, resume. `on_stage`: a stage begins."""
+        ...
+
+    async def look_ahead(self, coming: Coming) -> None:
+        """Have it make a version ready while it serves, where it can; nothing is written. What comes of that shows in
+        the refit: it takes less time, or says why not.
+        """
+        ...
+
+    async def look_away(self) -> None:
+        """Have it close what it made ready: no refit to that comes."""
         ...
 
     async def fingerprint(self, alike: str | None = None) -> str | None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from refitd.catalog.record import VersionRecord
 from refitd.rollout.carriage import NOTHING, Carriage
+from refitd.rollout.coming import coming
 from refitd.rollout.in_place import Versions, step_in_place
 from refitd.rollout.plan import Goals
 from refitd.rollout.record import EngineRecord, RolloutRecord
@@ -28,6 +29,7 @@ def goals_of_run(
         loadable=loadable(versions, finish, carriage),
         last_good=last_good(versions, carriage),
         last_served=last_good(versions),
+        coming=coming(versions, engines),
     )
 
 

@@ -31,23 +31,38 @@ class RefitTo:
 
 
 @dataclass(frozen=True, slots=True)
+class LookAhead:
+    """Have the engine make a version (its id) ready that is still being checked, while it serves."""
+
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class LookAway:
+    """Have it close what it made ready: no load will come of that."""
+
+
+@dataclass(frozen=True, slots=True)
 class Rest:
     """Nothing to do before `until` (monotonic seconds) unless something changes."""
 
     until: float
 
 
-Action = Probe | Resume | RefitTo | Rest
+Action = Probe | Resume | RefitTo | LookAhead | LookAway | Rest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agenda:
-    """When what may be done again (monotonic seconds). `failed` is the version whose load failed last."""
+    """When what may be done again (monotonic seconds). `failed` is the version whose load failed last, `ahead` the one
+    that the engine was asked to make ready before its load.
+    """
 
     probe_at: float = 0.0
     retry_at: float = 0.0
     resume_at: float = 0.0
     failed: str | None = None
+    ahead: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +72,8 @@ class Goals:
     `wanted` is the target unless its files are lost, `loadable` is that unless it waits for a copy; `last_served` is
     the last good version, though it may wait for a copy; `serving` is what the engine serves. `recorded` names those of
     them whose fingerprint is on record for the engine's configuration. `offered` is a version that this engine can have
-    from its trainer's memory now, and the offer's file.
+    from its trainer's memory now, and the offer's file; `coming` the id of one that is still being checked, for those
+    that are to make it ready meanwhile.
     """
 
     target: VersionRecord | None = None
@@ -68,6 +84,7 @@ class Goals:
     serving: VersionRecord | None = None
     recorded: frozenset[str] = frozenset()
     offered: RefitTo | None = None
+    coming: str | None = None
 
 
 def next_action(engine: EngineRecord, goals: Goals, agenda: Agenda, now: float) -> Action:
@@ -85,7 +102,7 @@ def next_action(engine: EngineRecord, goals: Goals, agenda: Agenda, now: float) 
             version = _wanted(engine, goals)
             if engine.resume_owed and now >= agenda.resume_at and (version is None or _must_wait(version, agenda, now)):
                 return Resume()  # whatever it waits for, it generates meanwhile
-            return _refit_or_rest(version, agenda, now)
+            return _look(version, goals, agenda) or _refit_or_rest(version, agenda, now)
         case _:
             assert_never(engine.state)
 
@@ -110,6 +127,13 @@ def repair_with(goals: Goals) -> VersionRecord | None:
         if version is not None and version.id in goals.recorded:
             return version
     return goals.loadable or goals.last_good
+
+
+def _look(wanted: VersionRecord | None, goals: Goals, agenda: Agenda) -> LookAhead | LookAway | None:
+    """What is to be loaded now comes first."""
+    if wanted is not None or goals.coming == agenda.ahead:
+        return None
+    return LookAway() if goals.coming is None else LookAhead(goals.coming)
 
 
 def _refit_or_rest(version: VersionRecord | None, agenda: Agenda, now: float) -> Action:

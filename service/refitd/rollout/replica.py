@@ -11,7 +11,7 @@ from typing import assert_never
 from structlog.contextvars import bound_contextvars
 
 from refitd.catalog.record import VersionRecord
-from refitd.engine.port import Engine, Reached
+from refitd.engine.port import Coming, Engine, Reached
 from refitd.ledger import Ledger
 from refitd.rollout.backoff import backoff
 from refitd.rollout.closing import Closing
@@ -19,7 +19,7 @@ from refitd.rollout.entry import Entry, RemovedError
 from refitd.rollout.label import label_of
 from refitd.rollout.load import Loads
 from refitd.rollout.observe import Expected, after_probe, standing
-from refitd.rollout.plan import Agenda, Probe, RefitTo, Rest, Resume, next_action
+from refitd.rollout.plan import Agenda, LookAhead, LookAway, Probe, RefitTo, Rest, Resume, next_action
 from refitd.rollout.reading import Reading
 from refitd.rollout.record import EngineRecord
 from refitd_client.contract.states import EngineState, Kind
@@ -68,7 +68,13 @@ class Replica:
                 await self._probe()
             case Resume():
                 await self._resume()
+            case LookAhead(version):
+                await self._look_ahead(version)
+            case LookAway():
+                entry.agenda = replace(entry.agenda, ahead=None)
+                await self._engine.look_away()
             case RefitTo(version, offer):
+                entry.agenda = replace(entry.agenda, ahead=None)
                 loads = self._loads
                 await (loads.by_files(version) if offer is None else loads.from_memory(version, offer))
             case _:
@@ -98,6 +104,14 @@ class Replica:
     async def trial(self, version: VersionRecord) -> str | None:
         """Ask the engine for a few tokens; why they are not in order, None where they are."""
         return await self._engine.trial(label_of(version))
+
+    async def _look_ahead(self, version: str) -> None:
+        """Nothing of it is written down: it changes nothing, and only the load says what the engine thinks of it."""
+        self._entry.agenda = replace(self._entry.agenda, ahead=version)
+        record = self._ledger.versions[version]
+        missing, extra = record.allow_missing, record.allow_extra
+        coming = Coming(version=version, path=record.path, allow_missing=missing, allow_extra=extra)
+        await self._engine.look_ahead(coming)
 
     async def _probe(self) -> None:
         entry, before = self._entry, self._entry.record

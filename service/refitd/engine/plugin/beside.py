@@ -4,9 +4,19 @@ from pathlib import Path
 
 from refitd.engine.plugin.channels import Channels
 from refitd.engine.plugin.crew import Crew, Launch, Stock
-from refitd.engine.plugin.prepared import Order, Preparation, Ready, Refused, Unprepared, forget, prepare
+from refitd.engine.plugin.prepared import (
+    Early,
+    Order,
+    Preparation,
+    Ready,
+    Refused,
+    Unprepared,
+    forget,
+    prepare,
+    prepare_early,
+)
 from refitd.engine.plugin.taken import prepare_offer
-from refitd.engine.port import Files, Offered, Target
+from refitd.engine.port import Coming, Files, Offered, Target
 
 CONTENTS_SECONDS = 120.0  # to fingerprint all tensors, while the engine serves
 
@@ -19,6 +29,7 @@ class Beside:
         self._cast = allow_dtype_cast
         self._crew: Crew | Stock | None = None
         self._waiting = False  # whether its ranks may hold a version that was prepared and not loaded
+        self._early: Early | None = None
 
     @property
     def release(self) -> str | None:
@@ -43,11 +54,18 @@ class Beside:
         """Find out who speaks for the engine that was started so."""
         self._crew = await self._channels.crew(launch)
 
+    async def look_ahead(self, coming: Coming, within: float) -> None:
+        """Have a version made ready while the engine serves and the service still checks it, within seconds."""
+        if isinstance(self._crew, Crew):
+            self._early, self._waiting = None, True
+            self._early = await prepare_early(self._channels, self._crew, Order(coming, self._cast), within)
+
     async def prepare(self, files: Files, within: float) -> Preparation:
         """Have the version checked while the engine serves, within seconds."""
+        early, self._early = self._early, None
         if not isinstance(self._crew, Crew):
             return Unprepared("no plugin speaks for it")
-        prepared = await prepare(self._channels, self._crew, Order(files, self._cast), within)
+        prepared = await prepare(self._channels, self._crew, files, within, cast=self._cast, early=early)
         self._waiting = isinstance(prepared, Ready)
         return prepared
 
@@ -55,16 +73,18 @@ class Beside:
         """Have a version in a trainer's memory looked at while the engine serves, within seconds."""
         if not isinstance(self._crew, Crew):
             return Refused("no plugin speaks for it")
+        self._early = None
         prepared = await prepare_offer(self._channels, self._crew, offered, within)
         self._waiting = isinstance(prepared, Ready)
         return prepared
 
     def is_done(self) -> None:
         """A load was sent: what was prepared was taken, or will be."""
-        self._waiting = False
+        self._waiting, self._early = False, None
 
     async def forget(self) -> None:
         """Have what was prepared closed, where no load came of it."""
+        self._early = None
         if self._waiting and isinstance(self._crew, Crew):
             self._waiting = False
             await forget(self._channels, self._crew)

@@ -13,7 +13,7 @@ from refitd.engine.plugin.channels import Channels
 from refitd.engine.plugin.crew import Crew, Member
 from refitd.engine.plugin.hello import shown
 from refitd.engine.plugin.line import LineError
-from refitd.engine.port import Files
+from refitd.engine.port import Coming, Files
 
 FORGET_SECONDS = 2.0
 _BUSY_SECONDS = 0.2  # between two tries while a rank is still at a version that nobody wants any more
@@ -49,21 +49,50 @@ Preparation = Ready | Refused | Unprepared
 class Order:
     """What the ranks are told: the version, and whether the operator lets engines cast tensors to their own dtype."""
 
-    files: Files
+    of: Files | Coming
     allow_dtype_cast: bool = False
 
     def request(self, check: str) -> dict[str, Any]:
         """As docs/plugin.md has it. `check`: `headers`, or `bytes` to read all of it once more."""
-        allowed = {"allow_missing": self.files.allow_missing, "allow_extra": self.files.allow_extra}
+        allowed = {"allow_missing": self.of.allow_missing, "allow_extra": self.of.allow_extra}
         cast = {"allow_dtype_cast": self.allow_dtype_cast}
-        return {"do": "prepare", "path": self.files.path, "check": check, **allowed, **cast}
+        return {"do": "prepare", "path": self.of.path, "check": check, **allowed, **cast}
 
 
-async def prepare(channels: Channels, crew: Crew, order: Order, within: float) -> Preparation:
-    """Have all ranks prepare, within seconds. What does not end in `Ready` is forgotten, also when it is cancelled."""
+@dataclass(frozen=True, slots=True)
+class Early:
+    """What the ranks have answered to an order that was given before the version was found good."""
+
+    members: Sequence[Member]
+    request: dict[str, Any]
+    replies: Replies
+
+    def makes_ready(self, members: Sequence[Member], request: dict[str, Any], files: Files) -> bool:
+        """Whether the same ranks, asked for the same, have made ready what was found good since: these very files."""
+        if (self.members, self.request) != (members, request):
+            return False
+        return isinstance(judge(self.replies, files), Ready) and all(_has_seen(each, files) for each in self.replies)
+
+
+async def prepare_early(channels: Channels, crew: Crew, order: Order, within: float) -> Early:
+    """Have all ranks look at a version that is still being checked. Raises nothing for what they say."""
+    request = order.request("headers")
+    return Early(crew.members, request, await channels.ask_all(crew.members, request, within))
+
+
+async def prepare(
+    channels: Channels, crew: Crew, files: Files, within: float, *, cast: bool = False, early: Early | None = None
+) -> Preparation:
+    """Have all ranks prepare, within seconds. What does not end in `Ready` is forgotten, also when it is cancelled.
+
+    `cast` is as `Order` has it. Who has made it ready `early` is not asked again.
+    """
+    order = Order(files, cast)
+    if early is not None and early.makes_ready(crew.members, order.request("headers"), files):
+        return Ready()
     try:
         async with asyncio.timeout(within):
-            done = await _prepared(channels, crew.members, order, within)
+            done = await _prepared(channels, crew.members, order, files, within)
     except TimeoutError:
         done = Unprepared(f"its ranks were not ready within {within:g} s")
     except asyncio.CancelledError:
@@ -81,12 +110,14 @@ async def forget(channels: Channels, crew: Crew) -> None:
     await channels.ask_all(crew.members, {"do": "forget"}, FORGET_SECONDS)
 
 
-async def _prepared(channels: Channels, members: Sequence[Member], order: Order, within: float) -> Preparation:
+async def _prepared(
+    channels: Channels, members: Sequence[Member], order: Order, files: Files, within: float
+) -> Preparation:
     replies = await _replies(channels, members, order.request("headers"), within)
-    found = judge(replies, order.files)
-    others = [member for member, reply in zip(members, replies, strict=True) if not _has_seen(reply, order.files)]
+    found = judge(replies, files)
+    others = [member for member, reply in zip(members, replies, strict=True) if not _has_seen(reply, files)]
     if isinstance(found, Ready) and others:
-        return judge(await _replies(channels, others, order.request("bytes"), within), order.files)
+        return judge(await _replies(channels, others, order.request("bytes"), within), files)
     return found
 
 

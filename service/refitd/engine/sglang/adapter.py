@@ -22,7 +22,7 @@ from refitd.engine.dialing import Guard
 from refitd.engine.fingerprint import BY_PLUGIN
 from refitd.engine.plugin.beside import Beside
 from refitd.engine.plugin.prepared import Preparation, Refused, Unprepared
-from refitd.engine.port import Outcome, Reached, Refit, Stage, Target, Unreached
+from refitd.engine.port import Coming, Outcome, Reached, Refit, Stage, Target, Unreached
 from refitd.engine.sglang.answers import fingerprint
 from refitd.engine.sglang.checksums import digest_of
 from refitd.engine.sglang.dialect import OLDEST, Dialect, dialect_of
@@ -35,6 +35,7 @@ from refitd.engine.sglang.verify import Says, doubt
 from refitd.engine.stopwatch import Stopwatch
 
 PROBE_SECONDS = 5.0
+AHEAD_SECONDS = 10.0  # to make a version ready that may turn out to be bad: nothing else is done meanwhile
 OFFER_SECONDS = 10.0  # to look at a trainer's memory: nothing of it is read yet
 CHECK_SECONDS = 120.0  # to hash all tensors
 
@@ -136,6 +137,14 @@ class SglangEngine:
         if target.files is not None:
             return await self._beside.prepare(target.files, self._load_timeout)
         return Unprepared("nothing is known of its files")
+
+    async def look_ahead(self, coming: Coming) -> None:
+        """See `Engine`."""
+        await self._beside.look_ahead(coming, AHEAD_SECONDS)
+
+    async def look_away(self) -> None:
+        """See `Engine`."""
+        await self._beside.forget()
 
     async def fingerprint(self, alike: str | None = None) -> str | None:
         """See `Engine`."""

@@ -24,7 +24,7 @@ from pathlib import Path
 import msgspec
 
 from refitd.engine.dialing import Guard
-from refitd.engine.port import Outcome, Reached, Refit, Stage, Target, Unreached
+from refitd.engine.port import Coming, Outcome, Reached, Refit, Stage, Target, Unreached
 from refitd.engine.sglang.info import ServerInfo, read_model_info, read_server_info
 from refitd.engine.sglang.reply import message_of
 from refitd.engine.sglang.transport import Lost, NoReply, Reply, Transport
@@ -158,6 +158,12 @@ class SglangAdapters:
     async def fingerprint(self, alike: str | None = None) -> str | None:
         """See `Engine`. SGLang's checksums are of the model alone."""
         return None
+
+    async def look_ahead(self, coming: Coming) -> None:
+        """See `Engine`. A load pauses nothing, so nothing is gained before it."""
+
+    async def look_away(self) -> None:
+        """See `Engine`."""
 
     async def trial(self, label: str) -> str | None:
         """See `Engine`. The answer names the model's own version, not the adapter's."""

@@ -75,6 +75,15 @@ def test_who_serves_it_or_was_never_reached_needs_no_copy(holder: EngineRecord) 
     assert not needs_copy(holder, SECOND, VERSIONS)
 
 
+def test_an_engine_that_took_something_newer_from_memory_needs_no_copy_of_an_older_delta() -> None:
+    """It would be 3 GB of work beside the next hand-overs, for nobody."""
+    newer = version(9, handed=True, state=VersionState.ANNOUNCED)
+    versions = VERSIONS | {newer.id: newer}
+    assert not needs_copy(plugged(newer), THIRD, versions)
+    assert needs_copy(plugged(newer), THIRD, versions | {newer.id: replace(newer, barred=True)})
+    assert needs_copy(plugged(newer, known=False), THIRD, versions)
+
+
 @asynccontextmanager
 async def followed(tmp_path: Path, *with_plugin: str, **more: Any) -> AsyncIterator[tuple[Stage, Trainer]]:
     """The service, and a trainer whose versions it serves."""

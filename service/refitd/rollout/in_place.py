@@ -44,9 +44,19 @@ def step_in_place(engine: EngineRecord, wanted: VersionRecord, versions: Version
 
 
 def needs_copy(engine: EngineRecord, wanted: VersionRecord, versions: Versions) -> bool:
-    """Whether the engine can be brought to a delta by a copy only. Of one that was never reached nobody knows."""
-    is_unknown = engine.configuration is None
-    return not is_unknown and engine.serving != wanted.id and step_in_place(engine, wanted, versions) is None
+    """Whether the engine can be brought to a delta by a copy only. Of one that was never reached nobody knows, and one
+    that is ahead, with what it took from its trainer's memory, is not brought back to it.
+    """
+    if engine.configuration is None or engine.serving == wanted.id or _is_ahead(engine, wanted, versions):
+        return False
+    return step_in_place(engine, wanted, versions) is None
+
+
+def _is_ahead(engine: EngineRecord, wanted: VersionRecord, versions: Versions) -> bool:
+    serving = versions.get(engine.serving or "")
+    if not engine.known or serving is None or serving.barred or serving.run != wanted.run:
+        return False
+    return serving.order > wanted.order
 
 
 def _takes_deltas(engine: EngineRecord) -> bool:

@@ -34,14 +34,17 @@ class StagedFile:
         durable.write(self.fd, data)
         self.count(data)
 
-    def write_all(self, parts: Sequence[memoryview], beside: Sequence[Job] = ()) -> None:
-        """Write the file's first bytes, and digest them meanwhile; `beside`, which takes longer, is done as well."""
+    def write_all(self, parts: Sequence[memoryview]) -> None:
+        """Write the file's first bytes, and digest them meanwhile."""
         size = sum(map(len, parts))
         *whole, last = in_blocks(parts)
         digests = [b""] * len(whole)
         counting: list[Job] = [partial(_digest, digests, number, block) for number, block in enumerate(whole)]
-        writing = [partial(self._append_all, parts)] if self._room is None else self._filling(self._room, parts, size)
-        jobs = [*beside, partial(self._count_all, last), *writing, *counting]
+        counting.append(partial(self._count_all, last))
+        if self._room is None:
+            jobs = [partial(self._append_all, parts), *counting]
+        else:  # what takes longest comes first: it would be waited for
+            jobs = [*counting, *self._filling(self._room, parts, size)]
         in_lanes(jobs, lanes=lanes_for(len(jobs)) if size >= _THREADS_FROM else 1)
         self._digest.begin_with(digests)
         done = size - sum(map(len, last))
@@ -73,6 +76,11 @@ class StagedFile:
         self._digest.update(data)
         self._size += len(data)
         self._meter.add(len(data))
+
+    @property
+    def digest(self) -> bytes:
+        """Of the bytes so far, as `contract/digest.py` has it."""
+        return self._digest.digest
 
     def entry(self) -> ManifestFile:
         """What the manifest says of it."""

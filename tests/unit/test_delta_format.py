@@ -245,7 +245,10 @@ def edits() -> dict[str, tuple[Any, str]]:
         "fewer": (at("rows", "w", "changed", value=4), "should be U32 of shape"),
         "none": (at("rows", "w", "changed", value=0), "0 changes"),
         "no base": (at("metadata", "base", value="../../etc"), "no version's id"),
-        "another format": (at("metadata", "format", value="refit-delta/2"), "this refitd reads refit-delta/1"),
+        "another format": (
+            at("metadata", "format", value="refit-delta/3"),
+            "this refitd reads refit-delta/2 and refit-delta/1",
+        ),
         "an unknown word": (at("metadata", "hidden", value="x"), "not a delta's"),
         "unknown data": (
             at("header", "more", value={"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}),

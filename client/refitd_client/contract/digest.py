@@ -46,7 +46,15 @@ class FileDigest:
     @property
     def text(self) -> str:
         """Of the bytes so far, as the manifest has it."""
-        return joined([*self._blocks, self._hasher.digest()])
+        return joined(self._all())
+
+    @property
+    def digest(self) -> bytes:
+        """The same as 16 bytes, for a file that ends in the digest of what it has before."""
+        return combined(self._all())
+
+    def _all(self) -> list[bytes]:
+        return [*self._blocks, self._hasher.digest()]
 
 
 def in_blocks(parts: Iterable[memoryview]) -> list[list[memoryview]]:
@@ -65,7 +73,7 @@ def in_blocks(parts: Iterable[memoryview]) -> list[list[memoryview]]:
 
 
 def digest_of_pieces(pieces: Iterable[memoryview]) -> bytes:
-    """Of a block, for `joined`."""
+    """Of a block, for `joined` and `combined`."""
     hasher = xxhash.xxh3_128()
     for piece in pieces:
         hasher.update(piece)
@@ -79,6 +87,9 @@ def digest_of_block(data: NDArray[np.uint8]) -> bytes:
 
 def joined(blocks: Sequence[bytes]) -> str:
     """The digest of a file, as the manifest has it, from those of its blocks. An empty file has one empty block."""
-    if len(blocks) == 1:
-        return f"xxh3:{blocks[0].hex()}"
-    return f"xxh3-16m:{xxhash.xxh3_128_hexdigest(b''.join(blocks))}"
+    return f"{'xxh3' if len(blocks) == 1 else 'xxh3-16m'}:{combined(blocks).hex()}"
+
+
+def combined(blocks: Sequence[bytes]) -> bytes:
+    """The same without a word on how it was made: one block's is its own, those of more are digested again."""
+    return blocks[0] if len(blocks) == 1 else xxhash.xxh3_128_digest(b"".join(blocks))

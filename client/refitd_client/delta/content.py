@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from refitd_client.content import Content
-from refitd_client.contract.digest import digest_of_pieces
 from refitd_client.contract.manifest import Claims, DeltaFacts
 from refitd_client.contract.naming import DELTA_NAME
 from refitd_client.contract.slot import ShardLayout
@@ -56,11 +55,9 @@ class DeltaWeights:
         reserved = None if self.reserve is None else self.reserve.take()
         if reserved is None:
             staging.require_space(self.size)
-        parts = self.encoded.parts()
-        digests: list[bytes] = []
         with staging.file(DELTA_NAME, reserved) as file:
-            file.write_all(parts, [lambda _: digests.append(digest_of_pieces(parts))])
-            file.write(digests[0])
+            file.write_all(self.encoded.parts())
+            file.write(file.digest)
         if self.reserve is not None:
             self.reserve.expect(self.size, reserved)
 

@@ -2,7 +2,8 @@
 
 The file is a safetensors file in all but its name, so that any safetensors library reads it and no engine takes it for
 a checkpoint. For a tensor `w` that changed there are `indices:w` and `values:w`; its dtype, shape and fingerprints
-stand in the metadata. The last 16 bytes, tensor `digest`, are the XXH3-128 of all bytes before them.
+stand in the metadata. The last 16 bytes, tensor `digest`, are the digest of all bytes before them
+(`delta/own_digest.py`): it alone is another in files of the first format, which are read and not written any more.
 """
 
 from enum import StrEnum
@@ -11,7 +12,7 @@ import msgspec
 
 from refitd_client.header import Entry
 
-FORMAT = "refit-delta/1"
+FORMAT, FIRST_FORMAT = "refit-delta/2", "refit-delta/1"
 INDICES, VALUES, DIGEST = "indices:", "values:", "digest"
 DIGEST_ENTRY = Entry(name=DIGEST, dtype="U8", shape=(16,))
 

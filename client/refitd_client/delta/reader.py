@@ -17,7 +17,6 @@ from typing import Any, cast
 
 import msgspec
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from refitd_client import header
@@ -27,6 +26,7 @@ from refitd_client.delta.change import Change, Delta, DeltaRefusedError, Indices
 from refitd_client.delta.layout import (
     DIGEST,
     DIGEST_ENTRY,
+    FIRST_FORMAT,
     FORMAT,
     INDICES,
     MAX_DIMENSIONS,
@@ -41,6 +41,7 @@ from refitd_client.delta.layout import (
     Metadata,
     Row,
 )
+from refitd_client.delta.own_digest import formats_with
 from refitd_client.fingerprint import width_of
 from refitd_client.header import METADATA_KEY, Entry
 from refitd_client.lanes import in_lanes, lanes_for
@@ -49,7 +50,9 @@ from refitd_client.source_file import opened
 MAX_BYTES = 2**38
 """Bytes that a delta's indices and values may take, unless the caller knows better: 256 GiB."""
 
+_FORMATS = (FORMAT, FIRST_FORMAT)
 _DIGEST_BYTES = DIGEST_ENTRY.nbytes
+_DAMAGED = "its digest is not that of its bytes: it is damaged, or was not written to its end"
 _HEX = frozenset("0123456789abcdef")
 _SHOWN = 100
 _AT_A_TIME = 2**20  # indices that are compared: they stay in the processor's cache
@@ -95,9 +98,12 @@ def parse_delta(data: bytes | memoryview, *, max_bytes: int = MAX_BYTES, digeste
     """
     view = memoryview(data)
     head_end = _head_end(view)
-    if not digested and xxhash.xxh3_128(view[:-_DIGEST_BYTES]).digest() != bytes(view[-_DIGEST_BYTES:]):
-        raise DeltaRefusedError("its digest is not that of its bytes: it is damaged, or was not written to its end")
+    formats = _FORMATS if digested else formats_with(view[:-_DIGEST_BYTES], bytes(view[-_DIGEST_BYTES:]))
+    if not formats:
+        raise DeltaRefusedError(_DAMAGED)
     places, metadata = _parse_head(bytes(view[8:head_end]))
+    if metadata.format not in formats:
+        raise DeltaRefusedError(_DAMAGED)
     rows = _rows(metadata)
     _check_places(places, rows, metadata, len(view) - head_end)
     _check_memory(rows, max_bytes)
@@ -125,8 +131,8 @@ def _parse_head(text: bytes) -> tuple[dict[str, _Place], Metadata]:
         places = msgspec.convert(raw, dict[str, _Place])
     except msgspec.ValidationError as error:
         raise DeltaRefusedError(f"its header is not a delta's: {_told(error)}") from error
-    if metadata.format != FORMAT:
-        raise DeltaRefusedError(f"its format is {_told(metadata.format)}; this refitd reads {FORMAT}")
+    if metadata.format not in _FORMATS:
+        raise DeltaRefusedError(f"its format is {_told(metadata.format)}; this refitd reads {' and '.join(_FORMATS)}")
     for what, id_ in (("base", metadata.base), ("version", metadata.version)):
         if parse_version_id(id_) is None:
             raise DeltaRefusedError(f"its {what} is {_told(id_)!r}, which is no version's id")

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refitd_client import header
-from refitd_client.contract.digest import digest_of_pieces
+from refitd_client.contract.digest import FileDigest
 from refitd_client.delta import gap, wire
 from refitd_client.delta.change import Change, Delta, DeltaRefusedError
 from refitd_client.delta.layout import (
@@ -59,8 +59,10 @@ class EncodedDelta:
 
     def to_bytes(self) -> bytes:
         """The whole file. Takes as much memory again."""
-        parts = self.parts()
-        return b"".join([*parts, digest_of_pieces(parts)])
+        parts, own = self.parts(), FileDigest()
+        for part in parts:
+            own.update(part)
+        return b"".join([*parts, own.digest])
 
 
 def encode(

@@ -26,7 +26,7 @@ from refitd_client.contract.wire import Notice
 from refitd_client.delta.maker import Offer
 from refitd_client.errors import ServiceProblemError, StorageError
 from refitd_client.handover.handing import Handed, Place
-from refitd_client.handover.lending import Lending, fingerprinted
+from refitd_client.handover.lending import Lending
 from refitd_client.known import name_of
 from refitd_client.means import Means
 from refitd_client.progress import Laps, Progress
@@ -79,11 +79,11 @@ class Attempt:
         lending = self._lending
         try:
             with self._guarded(), self._offered(weights) as offer:
-                content = fingerprinted(self._made(offer))
+                content = self._made(offer)
                 self.means.folder.promise(self.order)  # whatever becomes of its files: engines may hear of it now
-                with lending.of(content.weights) as over:
-                    finish = self._writer(self.progress).stage(content)
-                    handed = over()
+                with lending.of(content) as lent:
+                    finish = self._writer(self.progress).stage(lent.content)
+                    handed = lent.over()
         except BaseException as error:
             lending.failed(error)
             raise

@@ -37,6 +37,7 @@ MAX_LINE = 64 * 2**10
 MAX_CONNECTIONS = 8
 SILENT_SECONDS = 60.0
 _RETRY_SECONDS = 2.0
+_BEGIN_SECONDS = 1.0
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -100,15 +101,18 @@ class Channel:
         if not self._slots.acquire(blocking=False):
             connection.close()
             return
-        with short_turns():  # else each hand-over to the other thread, and back, takes 5 ms
-            thread = threading.Thread(target=self._serve, args=(connection,), name="refitd-channel-line", daemon=True)
-            thread.start()
+        begun = threading.Event()
+        serve = threading.Thread(target=self._serve, args=(connection, begun), name="refitd-channel-line", daemon=True)
+        with short_turns():  # until that thread has its own: else it waits for its first turn as long as it takes
+            serve.start()
+            begun.wait(_BEGIN_SECONDS)
 
-    def _serve(self, connection: socket.socket) -> None:
+    def _serve(self, connection: socket.socket, begun: threading.Event) -> None:
         try:
             connection.settimeout(SILENT_SECONDS)
             with connection, connection.makefile("rb") as lines:
                 with short_turns():  # whoever connects has something to say
+                    begun.set()
                     more = self._reply(connection, lines)
                 while more:
                     more = self._reply(connection, lines)

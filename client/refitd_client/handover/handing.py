@@ -98,7 +98,7 @@ class Place:
 
 
 class Hand:
-    """One offer, under way. `over` must be called, or `withdraw`."""
+    """One offer, under way. `over` must be called, or `withdraw`. `fingerprints` are those of the tensors, by name."""
 
     def __init__(self, place: Place, sources: Sequence[TensorSource], layouts: Layouts, *, check_finite: bool) -> None:
         """Offer, and tell the service. `layouts` are those of the offers before.
@@ -108,7 +108,7 @@ class Hand:
         """
         self._place, self._began = place, time.monotonic()
         self.timings: dict[str, float] = {}
-        self._lent = _lent(place, sources, layouts, check_finite=check_finite)
+        self._lent, self.fingerprints = _lent(place, sources, layouts, check_finite=check_finite)
         self._lap("offer")
         try:
             place.tell(replace(place.notice, offer=self._lent.path.name), ANSWER_SECONDS)
@@ -153,7 +153,9 @@ class Hand:
         self.timings[name] = (time.monotonic() - self._began) * 1000
 
 
-def _lent(place: Place, sources: Sequence[TensorSource], layouts: Layouts, *, check_finite: bool) -> Lent:
+def _lent(
+    place: Place, sources: Sequence[TensorSource], layouts: Layouts, *, check_finite: bool
+) -> tuple[Lent, dict[str, int]]:
     if cast := next((source.entry.name for source in sources if not source.is_view), None):
         raise NotOfferedError(f"tensor {cast} would be lent as it lies, and is not published as it lies")
     tensors = {source.entry.name: source.tensor() for source in sources}
@@ -164,7 +166,8 @@ def _lent(place: Place, sources: Sequence[TensorSource], layouts: Layouts, *, ch
         for name, each in zip(tensors, found, strict=True):
             if each.nonfinite:
                 raise not_finite(name, each.nonfinite)
-        offer = looked.offer(place.version, [each.fingerprint for each in found])
-        return Lent(place.folder, offer, read_secret(place.root))
+        fingerprints = [each.fingerprint for each in found]
+        offer = looked.offer(place.version, fingerprints)
+        return Lent(place.folder, offer, read_secret(place.root)), dict(zip(tensors, fingerprints, strict=True))
     except (DriverError, NotSharedError, SecretRefusedError, OSError) as error:
         raise NotOfferedError(f"the tensors cannot be lent: {error}") from error

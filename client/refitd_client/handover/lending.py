@@ -9,7 +9,9 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from refitd_client.content import Content, Weights
+from refitd_client.content import Content
+from refitd_client.contract.manifest import fitting_fingerprints
+from refitd_client.fingerprint import to_texts
 from refitd_client.handover.handing import Hand, Handed, NotOfferedError, Place
 from refitd_client.handover.making import Layouts
 from refitd_client.shards import TensorShards
@@ -24,6 +26,14 @@ class Debt:
     due: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """What is to be staged meanwhile, and what waits for the engines, or says why nothing is lent."""
+
+    content: Content
+    over: Callable[[], Handed]
+
+
 @dataclass(slots=True, kw_only=True)
 class Lending:
     """One version's. `layouts` and `debt` are the publisher's."""
@@ -34,21 +44,21 @@ class Lending:
     _told: bool = field(default=False, init=False)
 
     @contextmanager
-    def of(self, weights: Weights) -> Generator[Callable[[], Handed], None, None]:
-        """Lend while the context lasts. What is given waits for the engines, or says why nothing is lent.
+    def of(self, content: Content) -> Generator[Lent, None, None]:
+        """Lend the tensors while the context lasts.
 
         Raises:
             InvalidWeightsError: a tensor is not finite.
         """
-        hand = _hand(self.place, weights, self.layouts)
+        hand = _hand(self.place, content, self.layouts)
         if isinstance(hand, str):
             handed = Handed(reason=hand)
             _log.warning("%s is not handed over, and goes by its files: %s", self.place.version, hand)
-            yield lambda: handed
+            yield Lent(content, lambda: handed)
             return
         self._told = True
         try:
-            yield hand.over
+            yield Lent(_looked_at(content, hand.fingerprints), hand.over)
         finally:
             hand.withdraw()
 
@@ -59,15 +69,20 @@ class Lending:
             self.place.fail(str(error) or type(error).__name__)
 
 
-def fingerprinted(content: Content) -> Content:
-    """An offer names the fingerprints of tensors, and so does the manifest of the files that follow."""
+def _looked_at(content: Content, fingerprints: dict[str, int]) -> Content:
+    """The tensors were looked at for the offer, and stay as they are while they are lent. A second look would take the
+    GPU from the engine that copies them.
+    """
     if not isinstance(content.weights, TensorShards):
         return content
-    return replace(content, weights=replace(content.weights, fingerprinted=True))
+    weights = replace(content.weights, check_finite=False, fingerprinted=False)
+    claims = replace(content.claims, fingerprints=fitting_fingerprints(to_texts(fingerprints)))
+    return replace(content, weights=weights, claims=claims)
 
 
-def _hand(place: Place, weights: Weights, layouts: Layouts) -> Hand | str:
+def _hand(place: Place, content: Content, layouts: Layouts) -> Hand | str:
     """The offer of them, or why there is none."""
+    weights = content.weights
     if not isinstance(weights, TensorShards):
         return "files are not lent: pass tensors"
     try:

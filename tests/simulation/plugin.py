@@ -264,6 +264,7 @@ class SimBeside(Beside):
         self._is_there = False
         self._boot = 0
         self._seen_ahead: tuple[str, str] | None = None  # a path, and what its files looked like
+        self._taken_ahead: tuple[Offered, Preparation] | None = None
 
     @property
     def release(self) -> str | None:
@@ -280,12 +281,15 @@ class SimBeside(Beside):
     async def look(self, launch: Launch) -> None:
         self._is_there, self._boot = self._server.up, self._server.boots
 
-    async def look_ahead(self, coming: Coming, within: float) -> None:
+    async def look_ahead(self, version: Coming | Offered, within: float) -> None:
         self._seen_ahead = None
+        if isinstance(version, Offered):
+            self._taken_ahead = version, await self.take(version, within)
+            return
         plugin, fault = self._server.plugin, self._server.faults.pop("prepare", None)
         if await self._reached(fault, within) and plugin is not None:
             with suppress(_RefusedError):
-                self._seen_ahead = coming.path, plugin.look_ahead(coming)
+                self._seen_ahead = version.path, plugin.look_ahead(version)
                 self._waiting = True
 
     async def prepare(self, files: Files, within: float) -> Preparation:
@@ -306,6 +310,9 @@ class SimBeside(Beside):
         return Ready()
 
     async def take(self, offered: Offered, within: float) -> Preparation:
+        ahead, self._taken_ahead = self._taken_ahead, None
+        if ahead is not None and ahead[0] == offered:
+            return ahead[1]
         plugin, fault = self._server.plugin, self._server.faults.pop("prepare", None)
         if not await self._reached(fault, within) or plugin is None or fault is Fault.CUT_AFTER:
             return Refused("a rank does not answer")

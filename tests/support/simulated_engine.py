@@ -4,7 +4,7 @@ to show on demand. The contract suite holds the adapter against real servers."""
 import asyncio
 from collections.abc import Callable
 
-from refitd.engine.port import Coming, Outcome, Reached, Refit, Stage, Target, Unreached
+from refitd.engine.port import Coming, Offered, Outcome, Reached, Refit, Stage, Target, Unreached
 
 
 class SimulatedEngine:
@@ -59,8 +59,8 @@ class SimulatedEngine:
         self.paused = not refit.resumed
         return refit
 
-    async def look_ahead(self, coming: Coming) -> None:
-        self.ahead.append(coming.version)
+    async def look_ahead(self, version: Coming | Offered) -> None:
+        self.ahead.append(version.version)
 
     async def look_away(self) -> None:
         self.ahead.append(None)

@@ -152,7 +152,7 @@ class Engine(Protocol):
         """Prepare while it serves, where it can; then pause, load, verify, resume. `on_stage`: a stage begins."""
         ...
 
-    async def look_ahead(self, coming: Coming) -> None:
+    async def look_ahead(self, version: Coming | Offered) -> None:
         """Have it make a version ready while it serves, where it can; nothing is written. What comes of that shows in
         the refit: it takes less time, or says why not.
         """

@@ -1,8 +1,8 @@
 """One engine's loads, by a version's files or from its trainer's memory: from the intent to the call.
 
-The order of writes is the point. The intent to load is durable before the engine hears of it, so that a crash in the
-middle is found at the next start and the engine counts as TAINTED; the outcome is written after the engine was resumed,
-so that no journal write lengthens a pause.
+The order of writes is the point. The intent to load is durable before the engine is told to, so that a crash in the
+middle is found at the next start and the engine counts as TAINTED; what it makes ready before writes nothing. The
+outcome is written after the engine was resumed, so that no journal write lengthens a pause.
 """
 
 import asyncio
@@ -76,10 +76,12 @@ class Loads:
 
     async def _take(self, attempt: AttemptRecord, version: VersionRecord, offer: str) -> None:
         before = self._updating(f"takes {version.id} from its trainer's memory")
-        if (unwritten := await self.entry.written()) is not None:
+        offered = Offered(version=version.id, path=version.path, offer=offer)
+        unwritten, _ = await asyncio.gather(self.entry.written(), self.engine.look_ahead(offered))
+        if unwritten is not None:
+            await self.engine.look_away()
             self.closing.drop(before, attempt, f"{unwritten}: {_NOT_DURABLE}")
             return
-        offered = Offered(version=version.id, path=version.path, offer=offer)
         path = self.reading.seen_path(version) or ""
         target = replace(self._target_for(before, version, path, in_place=False), offered=offered)
         refit = await self._refitted(before, version, target, attempt)

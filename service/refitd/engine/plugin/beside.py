@@ -15,7 +15,7 @@ from refitd.engine.plugin.prepared import (
     prepare,
     prepare_early,
 )
-from refitd.engine.plugin.taken import prepare_offer
+from refitd.engine.plugin.taken import prepare_offer, request_for
 from refitd.engine.port import Coming, Files, Offered, Target
 
 CONTENTS_SECONDS = 120.0  # to fingerprint all tensors, while the engine serves
@@ -54,11 +54,13 @@ class Beside:
         """Find out who speaks for the engine that was started so."""
         self._crew = await self._channels.crew(launch)
 
-    async def look_ahead(self, coming: Coming, within: float) -> None:
-        """Have a version made ready while the engine serves and the service still checks it, within seconds."""
+    async def look_ahead(self, version: Coming | Offered, within: float) -> None:
+        """Have a version made ready while the engine serves and the service is not yet done with it, within seconds."""
         if isinstance(self._crew, Crew):
+            is_offer = isinstance(version, Offered)
+            request = request_for(version) if is_offer else Order(version, self._cast).request("headers")
             self._early, self._waiting = None, True
-            self._early = await prepare_early(self._channels, self._crew, Order(coming, self._cast), within)
+            self._early = await prepare_early(self._channels, self._crew, request, within)
 
     async def prepare(self, files: Files, within: float) -> Preparation:
         """Have the version checked while the engine serves, within seconds."""
@@ -73,8 +75,8 @@ class Beside:
         """Have a version in a trainer's memory looked at while the engine serves, within seconds."""
         if not isinstance(self._crew, Crew):
             return Refused("no plugin speaks for it")
-        self._early = None
-        prepared = await prepare_offer(self._channels, self._crew, offered, within)
+        early, self._early = self._early, None
+        prepared = await prepare_offer(self._channels, self._crew, offered, within, early)
         self._waiting = isinstance(prepared, Ready)
         return prepared
 

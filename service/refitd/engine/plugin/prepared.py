@@ -61,22 +61,25 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Early:
-    """What the ranks have answered to an order that was given before the version was found good."""
+    """What the ranks have answered to an order that was given before there was to be a load."""
 
     members: Sequence[Member]
     request: dict[str, Any]
     replies: Replies
 
+    def is_to(self, members: Sequence[Member], request: dict[str, Any]) -> bool:
+        """Whether the same ranks were asked for the same."""
+        return (self.members, self.request) == (members, request)
+
     def makes_ready(self, members: Sequence[Member], request: dict[str, Any], files: Files) -> bool:
-        """Whether the same ranks, asked for the same, have made ready what was found good since: these very files."""
-        if (self.members, self.request) != (members, request):
+        """Whether they have made ready what was found good since: these very files."""
+        if not self.is_to(members, request):
             return False
         return isinstance(judge(self.replies, files), Ready) and all(_has_seen(each, files) for each in self.replies)
 
 
-async def prepare_early(channels: Channels, crew: Crew, order: Order, within: float) -> Early:
-    """Have all ranks look at a version that is still being checked. Raises nothing for what they say."""
-    request = order.request("headers")
+async def prepare_early(channels: Channels, crew: Crew, request: dict[str, Any], within: float) -> Early:
+    """Have all ranks look at a version already. Raises nothing for what they say."""
     return Early(crew.members, request, await channels.ask_all(crew.members, request, within))
 
 

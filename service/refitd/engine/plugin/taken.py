@@ -11,17 +11,28 @@ from refitd.engine.plugin.channels import Channels
 from refitd.engine.plugin.crew import Crew
 from refitd.engine.plugin.hello import shown
 from refitd.engine.plugin.line import LineError
-from refitd.engine.plugin.prepared import Preparation, Ready, Refused, Replies, forget
+from refitd.engine.plugin.prepared import Early, Preparation, Ready, Refused, Replies, forget
 from refitd.engine.port import Offered
 
 _MOST = 500  # characters of a rank's reason
 
 
-async def prepare_offer(channels: Channels, crew: Crew, offered: Offered, within: float) -> Preparation:
-    """Have all ranks prepare, within seconds: `Ready` or `Refused`. What is not ready is forgotten."""
-    request: dict[str, Any] = {"do": "prepare", "path": offered.path, "offer": offered.offer}
+def request_for(offered: Offered) -> dict[str, Any]:
+    """As docs/plugin.md has it."""
+    return {"do": "prepare", "path": offered.path, "offer": offered.offer}
+
+
+async def prepare_offer(
+    channels: Channels, crew: Crew, offered: Offered, within: float, early: Early | None = None
+) -> Preparation:
+    """Have all ranks prepare, within seconds: `Ready` or `Refused`. What is not ready is forgotten. Who was asked
+    `early` is not asked again.
+    """
+    request = request_for(offered)
     try:
-        done = judge_offer(await channels.ask_all(crew.members, request, within), offered)
+        if early is None or not early.is_to(crew.members, request):
+            early = Early(crew.members, request, await channels.ask_all(crew.members, request, within))
+        done = judge_offer(early.replies, offered)
     except asyncio.CancelledError:
         await asyncio.shield(forget(channels, crew))
         raise

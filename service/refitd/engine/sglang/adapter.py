@@ -22,7 +22,7 @@ from refitd.engine.dialing import Guard
 from refitd.engine.fingerprint import BY_PLUGIN
 from refitd.engine.plugin.beside import Beside
 from refitd.engine.plugin.prepared import Preparation, Refused, Unprepared
-from refitd.engine.port import Coming, Outcome, Reached, Refit, Stage, Target, Unreached
+from refitd.engine.port import Coming, Offered, Outcome, Reached, Refit, Stage, Target, Unreached
 from refitd.engine.sglang.answers import fingerprint
 from refitd.engine.sglang.checksums import digest_of
 from refitd.engine.sglang.dialect import OLDEST, Dialect, dialect_of
@@ -138,9 +138,9 @@ class SglangEngine:
             return await self._beside.prepare(target.files, self._load_timeout)
         return Unprepared("nothing is known of its files")
 
-    async def look_ahead(self, coming: Coming) -> None:
+    async def look_ahead(self, version: Coming | Offered) -> None:
         """See `Engine`."""
-        await self._beside.look_ahead(coming, AHEAD_SECONDS)
+        await self._beside.look_ahead(version, AHEAD_SECONDS)
 
     async def look_away(self) -> None:
         """See `Engine`."""

@@ -24,7 +24,7 @@ from pathlib import Path
 import msgspec
 
 from refitd.engine.dialing import Guard
-from refitd.engine.port import Coming, Outcome, Reached, Refit, Stage, Target, Unreached
+from refitd.engine.port import Coming, Offered, Outcome, Reached, Refit, Stage, Target, Unreached
 from refitd.engine.sglang.info import ServerInfo, read_model_info, read_server_info
 from refitd.engine.sglang.reply import message_of
 from refitd.engine.sglang.transport import Lost, NoReply, Reply, Transport
@@ -159,7 +159,7 @@ class SglangAdapters:
         """See `Engine`. SGLang's checksums are of the model alone."""
         return None
 
-    async def look_ahead(self, coming: Coming) -> None:
+    async def look_ahead(self, version: Coming | Offered) -> None:
         """See `Engine`. A load pauses nothing, so nothing is gained before it."""
 
     async def look_away(self) -> None:

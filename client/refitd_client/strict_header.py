@@ -4,6 +4,9 @@ A file is `N` (8 bytes, little-endian), N bytes of JSON, and the data. The JSON 
 shape and place in the data. What loaders let pass is refused here: a name that comes twice (loaders take the last),
 names with control characters, a header so large that reading it is the attack. Whoever wrote such a file, an engine
 should not be the one to find out: the publisher reads by the same letter as the service.
+
+The versions of a run mostly have the same headers, byte for byte, and to parse them takes the interpreter. So what
+parsed well is remembered by its whole text and by how much data follows it: nothing else was looked at.
 """
 
 import math
@@ -15,6 +18,7 @@ import msgspec
 from refitd_client.contract.shard import MAX_HEADER_BYTES
 from refitd_client.file_bytes import read_at
 from refitd_client.pairs import OBJECTS, STRINGS, PairsRefusedError, pairs, text
+from refitd_client.recent import Recent
 
 MAX_TENSORS = 200_000
 MAX_NAME_LENGTH = 1024
@@ -24,6 +28,9 @@ _MAX_ENTRY_BYTES = 4096
 _MAX_SIZE = 2**63 - 1  # of a file, in bytes
 _QUOTES = 8  # around three keys and a dtype; more means that a key comes twice
 METADATA_KEY = "__metadata__"
+_REMEMBERED = 1024  # headers
+_REMEMBERED_BYTES = 16 * 2**20  # of their text; parsed they take two to four times as much
+_PAIR_BYTES = 256  # at most, for a pair of the metadata whose text takes seven
 
 _DTYPES = {
     4: "F4",
@@ -57,7 +64,10 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a header says. Tensors are in the order of their data; the data begins at byte `data_start` of the file."""
+    """What a header says. Tensors are in the order of their data; the data begins at byte `data_start` of the file.
+
+    Whoever reads the same header is given the same object.
+    """
 
     tensors: Mapping[str, TensorSpec]
     data_start: int
@@ -68,6 +78,9 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     dtype: str
     shape: list[int]
     data_offsets: tuple[int, int]
+
+
+_remembered: Recent[tuple[bytes, int], Header] = Recent(_REMEMBERED, _REMEMBERED_BYTES)
 
 
 def read_header(fd: int, size: int) -> Header:
@@ -88,7 +101,16 @@ def read_header(fd: int, size: int) -> Header:
         )
     if 8 + length > size:
         raise TornFileError(f"it ends inside its header: {size} of {8 + length} bytes")
-    return parse_header(read_at(fd, length, 8), size - 8 - length)
+    return _parsed(read_at(fd, length, 8), size - 8 - length)
+
+
+def _parsed(data: bytes, data_bytes: int) -> Header:
+    """As `parse_header`. What was refused is parsed, and refused, each time."""
+    header = _remembered.get((data, data_bytes))
+    if header is None:
+        header = parse_header(data, data_bytes)
+        _remembered.put((data, data_bytes), header, len(data) + _PAIR_BYTES * len(header.metadata))
+    return header
 
 
 def parse_header(data: bytes, data_bytes: int) -> Header:

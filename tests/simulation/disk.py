@@ -310,14 +310,15 @@ class SimFiles:
     async def glance(self, path: str) -> Structure:
         return await self.structure(path)
 
-    async def examine(self, path: str, reference: Reference | Base | None, options: Options) -> Evidence:
+    async def examine(self, seen: Structure, reference: Reference | Base | None, options: Options) -> Evidence:
         await self._pause()
-        before = signature_of(self._disk.at(path))
+        path, before = seen.path, signature_of(self._disk.at(seen.path))
         await self._pause()
         folder = self._disk.at(path)
         if signature_of(folder) != before:
             return Evidence(failure=f"{path} changed while it was read")
-        return seen_at(path, folder).evidence
+        evidence = seen_at(path, folder).evidence
+        return replace(evidence, structure=seen) if seen.signature == before and not seen.faults else evidence
 
 
 class SimFolders:

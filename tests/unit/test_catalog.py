@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from refitd.catalog.delta import Base
-from refitd.catalog.evidence import Evidence
+from refitd.catalog.evidence import Evidence, Structure
 from refitd.catalog.fault import Code
 from refitd.catalog.files import DiskFiles
 from refitd.catalog.inventory import Reference
@@ -189,9 +189,9 @@ async def test_a_notice_that_comes_while_its_version_is_read_has_it_judged_anew_
     examine, reading, told = DiskFiles.examine, asyncio.Event(), asyncio.Event()
     reads: list[str] = []
 
-    async def slow(files: DiskFiles, path: str, reference: Reference | Base | None, options: Options) -> Evidence:
-        reads.append(path)
-        evidence = await examine(files, path, reference, options)
+    async def slow(files: DiskFiles, seen: Structure, reference: Reference | Base | None, options: Options) -> Evidence:
+        reads.append(seen.path)
+        evidence = await examine(files, seen, reference, options)
         reading.set()
         await told.wait()
         return evidence

@@ -142,6 +142,23 @@ def test_finds_of_many_blocks_are_those_of_one_reader(tmp_path: Path, monkeypatc
     )
 
 
+def test_a_thread_reads_all_its_blocks_into_the_same_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contents, "CHUNK_BYTES", 64)
+    monkeypatch.setattr(contents, "BLOCK", 100)
+    made: list[int] = []
+    real = np.empty
+
+    def empty(size: int, dtype: type[np.uint8]) -> np.ndarray:
+        made.append(size)
+        return real(size, dtype)
+
+    write(tmp_path, a=safetensors({"w": bf16(5000)}), b=safetensors({"w": bf16(3000)}))
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "empty", empty)
+        read(tmp_path, threads=2)
+    assert made in ([64], [64, 64])
+
+
 @given(st.integers(0, 200), st.integers(0, 7))
 def test_boundaries_cut_no_value_and_lose_none(position: int, odd: int) -> None:
     data = safetensors({"odd": ("U8", (odd,), bytes(odd)), "w": ("F64", (5,), bytes(40)), "i": ("I8", (3,), b"123")})

@@ -3,15 +3,17 @@
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import numpy as np
 import pytest
 
 from refitd.catalog import contents, examine, layout
 from refitd.catalog.contents import ReadingStoppedError
-from refitd.catalog.fault import Code
+from refitd.catalog.fault import Code, Fault
 from refitd.catalog.inventory import Reference
 from refitd.catalog.reference import read_reference
 from refitd.catalog.validate import Invalid, Options, Unknown, Valid, Verdict, validate
@@ -327,3 +329,73 @@ def test_reading_stops_when_told(root: Path, reference: Reference) -> None:
     stop.set()
     with pytest.raises(ReadingStoppedError):
         examine.examine(root, PATH, reference, EXPECTED, stop=stop)
+
+
+def test_what_was_seen_is_not_parsed_again_while_the_files_are_the_same(
+    root: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest_for(two_shards(root), model())
+    seen = examine.structure(root, PATH)
+    monkeypatch.setattr(examine, "read_header", lambda *_: pytest.fail("parsed"))
+    found = examine.examine(root, PATH, reference, EXPECTED, seen=seen)
+    assert found.structure is seen
+    assert isinstance(validate(found, reference, EXPECTED), Valid)
+
+
+def rewrite(path: Path) -> None:
+    path.write_bytes(path.read_bytes())
+    os.utime(path, ns=(1, 1))
+
+
+def replaced(folder: Path) -> None:
+    """Another folder of the same name, which holds the same files."""
+    other = folder.with_name("other")
+    folder.rename(other)
+    folder.mkdir()
+    for file in other.iterdir():
+        file.rename(folder / file.name)
+
+
+def linked(path: Path) -> None:
+    target = path.rename(path.with_name("target.json"))
+    path.symlink_to(target)
+
+
+MEANWHILE: dict[str, Callable[[Path], object]] = {
+    "a shard rewritten": lambda folder: rewrite(folder / ONE),
+    "the index rewritten": lambda folder: rewrite(folder / INDEX_NAME),
+    "the manifest rewritten": lambda folder: rewrite(folder / MANIFEST_NAME),
+    "a tokenizer rewritten": lambda folder: rewrite(folder / "tokenizer.json"),
+    "a tokenizer replaced by a link": lambda folder: linked(folder / "tokenizer.json"),
+    "a shard added": lambda folder: (folder / "more.safetensors").touch(),
+    "the folder replaced": replaced,
+}
+
+
+@pytest.mark.parametrize("change", MEANWHILE.values(), ids=MEANWHILE)
+def test_what_changed_since_it_was_seen_is_looked_at_anew(
+    root: Path, reference: Reference, change: Callable[[Path], object]
+) -> None:
+    folder = two_shards(root)
+    (folder / "tokenizer.json").write_text("{}")
+    manifest_for(folder, model())
+    seen = examine.structure(root, PATH)
+    change(folder)
+    found = examine.examine(root, PATH, reference, EXPECTED, seen=seen)
+    assert found.structure is not seen
+    assert found.structure == examine.structure(root, PATH)
+    anew = examine.examine(root, PATH, reference, EXPECTED)
+    assert validate(found, reference, EXPECTED) == validate(anew, reference, EXPECTED)
+
+
+@pytest.mark.parametrize(
+    "doubt", [{"faults": (Fault(Code.CHANGED, "changed"),)}, {"awaits": "STABLE"}, {"path": "run/v000002"}]
+)
+def test_a_look_that_left_doubts_does_not_stand_in_for_another(
+    root: Path, reference: Reference, doubt: dict[str, Any]
+) -> None:
+    two_shards(root)
+    seen = replace(examine.structure(root, PATH), **doubt)
+    found = examine.examine(root, PATH, reference, EXPECTED, seen=seen)
+    assert found.structure == examine.structure(root, PATH)
+    assert isinstance(validate(found, reference, EXPECTED), Valid)

@@ -15,6 +15,7 @@ from safetensors import deserialize
 from safetensors.numpy import save
 
 from refitd_client import strict_header as header
+from refitd_client.recent import Recent
 from refitd_client.strict_header import (
     BITS,
     MAX_HEADER_BYTES,
@@ -166,6 +167,61 @@ def test_a_small_header_cannot_take_a_lot_of_memory(document: bytes) -> None:
         assert tracemalloc.get_traced_memory()[1] < 3 * len(document) + 2**20
     finally:
         tracemalloc.stop()
+
+
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """What was parsed, from a memory that is empty at first and holds a thousand bytes."""
+    found: list[bytes] = []
+    real = header.parse_header
+
+    def parse(data: bytes, data_bytes: int) -> Header:
+        found.append(data)
+        return real(data, data_bytes)
+
+    monkeypatch.setattr(header, "parse_header", parse)
+    monkeypatch.setattr(header, "_remembered", Recent(10, 1000))
+    return found
+
+
+def test_the_same_header_is_parsed_once(tmp_path: Path, parsed: list[bytes]) -> None:
+    one, two = safetensors({"a": bf16(4)}), safetensors({"a": bf16(4, value=7)})
+    assert read(tmp_path, one) is read(tmp_path, two)
+    assert len(parsed) == 1
+
+
+def test_a_hostile_header_is_refused_each_time(tmp_path: Path, parsed: list[bytes]) -> None:
+    bad = raw(json.dumps({"a": entry(start=1)}).encode(), bytes(3))
+    for _ in range(3):
+        with pytest.raises(HeaderRefusedError, match="tensor 'a' begins at byte 1"):
+            read(tmp_path, bad)
+    assert len(parsed) == 3
+
+
+def test_a_file_of_another_size_is_refused_though_its_header_is_known(tmp_path: Path, parsed: list[bytes]) -> None:
+    whole = safetensors({"a": bf16(4)})
+    read(tmp_path, whole)
+    with pytest.raises(TornFileError, match="it has 7 of the 8 bytes"):
+        read(tmp_path, whole[:-1])
+    with pytest.raises(HeaderRefusedError, match="1 bytes after the last tensor"):
+        read(tmp_path, whole + b"\0")
+    read(tmp_path, whole)
+    assert len(parsed) == 3
+
+
+def test_a_header_that_differs_in_one_byte_is_another(tmp_path: Path, parsed: list[bytes]) -> None:
+    one, two = safetensors({"a": bf16(4)}), safetensors({"b": bf16(4)})
+    assert len(one) == len(two)
+    assert (list(read(tmp_path, one).tensors), list(read(tmp_path, two).tensors)) == (["a"], ["b"])
+    assert len(parsed) == 2
+
+
+def test_metadata_of_many_pairs_counts_for_what_it_takes(tmp_path: Path, parsed: list[bytes]) -> None:
+    text = json.dumps({"__metadata__": {str(number): "" for number in range(20)}}).encode()
+    assert len(text) < 1000
+    for _ in range(2):
+        read(tmp_path, raw(text, b""))
+    assert len(parsed) == 2
 
 
 json_like = st.recursive(

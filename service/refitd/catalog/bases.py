@@ -1,18 +1,28 @@
 """What a delta is held against: the tensors and fingerprints of its base. The shell around `chain`."""
 
+from collections.abc import Iterable
+
 from refitd.catalog.chain import NoBase, base_of, chain_of
 from refitd.catalog.delta import Base
+from refitd.catalog.evidence import Structure
 from refitd.catalog.files import Files
 from refitd.catalog.record import VersionRecord
 from refitd.ledger import Ledger
+from refitd_client.recent import Recent
+
+_REMEMBERED = 4  # a full version that many deltas stand on, and the last of them, of two runs
 
 
 class Bases:
-    """Looks at manifests and headers of versions that were found good; no weights are read."""
+    """Looks at manifests and headers of versions that were found good; no weights are read.
+
+    What was parsed is remembered, and looked at from outside from then on.
+    """
 
     def __init__(self, ledger: Ledger, files: Files) -> None:
         self._ledger = ledger
         self._files = files
+        self._remembered: Recent[tuple[str, str | None], Structure] = Recent(_REMEMBERED)
 
     def record_of(self, delta: VersionRecord) -> VersionRecord | NoBase:
         """The base's record as of now."""
@@ -30,11 +40,25 @@ class Bases:
         chain = chain_of(base, self._ledger.versions)
         if isinstance(chain, NoBase):
             return NoBase(f"of {base.id}, {chain.reason}", chain.final)
-        full, seen = await self._files.structure(chain[0].path), await self._files.structure(base.path)
-        changed = [
-            record.id for record, found in ((chain[0], full), (base, seen)) if found.signature != record.signature
-        ]
+        full = chain[0]
+        seen = await self._look({full.path: full, base.path: base}.values())
+        changed = [record.id for record in (full, base) if seen[record.path].signature != record.signature]
         if changed:
             return NoBase(f"the files of {changed[0]} are not those that were checked: publish in full", final=True)
-        fingerprints = {} if seen.manifest is None else seen.manifest.fingerprints
-        return Base(base.id, full.inventory, fingerprints)
+        manifest = seen[base.path].manifest
+        return Base(base.id, seen[full.path].inventory, {} if manifest is None else manifest.fingerprints)
+
+    async def _look(self, records: Iterable[VersionRecord]) -> dict[str, Structure]:
+        """By path. Raises OSError."""
+        known = {record.path: self._remembered.get((record.path, record.signature)) for record in records}
+        now = await self._files.signatures([path for path, seen in known.items() if seen is not None])
+        return {
+            path: seen if seen is not None and now.get(path) == seen.signature else await self._parsed(path)
+            for path, seen in known.items()
+        }
+
+    async def _parsed(self, path: str) -> Structure:
+        seen = await self._files.structure(path)
+        if not seen.faults:
+            self._remembered.put((path, seen.signature), seen)
+        return seen

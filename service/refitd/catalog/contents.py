@@ -1,7 +1,8 @@
 """Reading every byte of a checkpoint once: for the files' digests, and for values that are not finite.
 
-Both in one pass, chunk by chunk while the bytes are still in the processor's cache. Memory is one chunk a thread; the
-threads share out the blocks that digests are made of, so that one large file is read as fast as many.
+Both in one pass, chunk by chunk while the bytes are still in the processor's cache. Memory is one chunk a thread, the
+same for all that it reads; the threads share out the blocks that digests are made of, so that one large file is read
+as fast as many.
 
 Each thread needs the interpreter several times a chunk, and so does the loop that answers requests meanwhile. Two
 threads seldom meet there, sixteen mostly wait for each other: with more threads the chunks are larger. They leave the
@@ -12,9 +13,9 @@ Files are read and not mapped: one that gets shorter is then an error, and not a
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
-from threading import Event
+from threading import Event, local
 
 import numpy as np
 import xxhash
@@ -56,6 +57,12 @@ class _File:
         return max(1, -(-self.stat.size // BLOCK))
 
 
+class _Room(local):
+    """Where a thread reads to. It goes with the reading."""
+
+    chunk: memoryview | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class _Reading:
     """One pass over some files of a folder. `failed` ends it early: nobody waits for a terabyte to hear of an error."""
@@ -65,6 +72,7 @@ class _Reading:
     failed: Event
     chunk: int
     tell: Callable[[int], None] | None = None
+    room: _Room = field(default_factory=_Room)
 
     def block(self, file: _File, number: int) -> bytes:
         """The digest of one block of a file; what is not finite in it is noted."""
@@ -81,7 +89,7 @@ class _Reading:
     def _pass(self, fd: int, file: _File, begin: int, end: int) -> bytes:
         """A value that the block's begin cuts in two is looked at here, one that its end does by the next block."""
         hasher, position, last = xxhash.xxh3_128(), file.search.boundary(begin), file.search.boundary(end)
-        chunk = np.empty(min(self.chunk, end - position), np.uint8).data
+        chunk = self._chunk()
         os.posix_fadvise(fd, position, end - position, os.POSIX_FADV_SEQUENTIAL)
         while position < end:
             if self.stop.is_set() or self.failed.is_set():
@@ -96,6 +104,11 @@ class _Reading:
             if self.tell is not None:
                 self.tell(len(data))
         return hasher.digest()
+
+    def _chunk(self) -> memoryview:
+        if self.room.chunk is None:
+            self.room.chunk = np.empty(self.chunk, np.uint8).data
+        return self.room.chunk
 
 
 def read_contents(

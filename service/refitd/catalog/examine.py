@@ -99,18 +99,27 @@ def _awaited(root: Path, path: str) -> str | None:
 
 
 def examine(
-    root: Path, path: str, reference: Reference | Base | None, options: Options, *, stop: Event | None = None
+    root: Path,
+    path: str,
+    reference: Reference | Base | None,
+    options: Options,
+    *,
+    seen: Structure | None = None,
+    stop: Event | None = None,
 ) -> Evidence:
     """Gather all that `validate` needs for a verdict. The weights are read only where the structure is acceptable.
 
-    So a sparse file of a petabyte costs nothing: its tensors are not those of the model. `stop` ends the reading.
+    So a sparse file of a petabyte costs nothing: its tensors are not those of the model. `seen` is what `structure`
+    found a moment ago; it stands in for another look while the files are the same. `stop` ends the reading.
 
     Raises:
         ReadingStoppedError: `stop` was set.
     """
     try:
         with Folder(root, path) as folder:
-            return _examine(folder, path, reference, options, stop)
+            look = _Look(folder, path)
+            seen = seen if seen is not None and look.confirms(seen) else look.structure()
+            return _examine(folder, seen, reference, options, stop)
     except OpeningRefusedError as error:
         return Evidence(structure=_nothing(path, Fault(Code.NOT_REGULAR, str(error))))
     except OSError as error:
@@ -118,9 +127,8 @@ def examine(
 
 
 def _examine(
-    folder: Folder, path: str, reference: Reference | Base | None, options: Options, stop: Event | None
+    folder: Folder, seen: Structure, reference: Reference | Base | None, options: Options, stop: Event | None
 ) -> Evidence:
-    seen = _Look(folder, path).structure()
     if judge(seen, reference, options) is not None:
         return Evidence(structure=seen)
     try:
@@ -138,7 +146,7 @@ def _examine(
         change = Fault(Code.CHANGED, "files were added, replaced or removed while it was read: it is looked at again")
     except ChangedError as error:
         change = Fault(Code.CHANGED, f"{error}: it is looked at again")
-    return Evidence(structure=_nothing(path, change))
+    return Evidence(structure=_nothing(seen.path, change))
 
 
 def to_read(seen: Structure) -> dict[str, FileStat]:
@@ -167,6 +175,14 @@ class _Look:
         """Read the manifest alone."""
         return self._without_headers(self._manifest())
 
+    def confirms(self, seen: Structure) -> bool:
+        """Whether an earlier look saw these very files, and all of it agreed. Nothing is read.
+
+        What did not agree may by now: that is always looked at anew.
+        """
+        agreed = seen.path == self._path and not seen.faults and seen.awaits is None
+        return agreed and seen.files == self._files() and seen.signature == self._folder.signature(self._listing)
+
     def structure(self) -> Structure:
         """Read manifest, index and headers, and hold them against each other."""
         manifest = self._manifest()
@@ -181,7 +197,7 @@ class _Look:
         return Structure(
             path=self._path,
             signature=self._folder.signature(self._listing),
-            files={name: file for name, file in self._listing.items() if file.is_regular},
+            files=self._files(),
             manifest=manifest,
             has_manifest=MANIFEST_NAME in self._listing,
             headers=headers,
@@ -195,11 +211,14 @@ class _Look:
         self._faults += islice(check_files(manifest, self._listing), _MOST_OF_A_KIND)
         return self._without_headers(manifest)
 
+    def _files(self) -> dict[str, FileStat]:
+        return {name: file for name, file in self._listing.items() if file.is_regular}
+
     def _without_headers(self, manifest: Manifest | None) -> Structure:
         return Structure(
             path=self._path,
             signature=self._folder.signature(self._listing),
-            files={name: file for name, file in self._listing.items() if file.is_regular},
+            files=self._files(),
             manifest=manifest,
             has_manifest=MANIFEST_NAME in self._listing,
             headers={},

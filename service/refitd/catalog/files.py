@@ -46,8 +46,8 @@ class Files(Protocol):
         """The same without index and headers: whose version it is, and what it looks like from outside."""
         ...
 
-    async def examine(self, path: str, reference: Reference | Base | None, options: Options) -> Evidence:
-        """Read everything."""
+    async def examine(self, seen: Structure, reference: Reference | Base | None, options: Options) -> Evidence:
+        """Read everything. `seen` is the last look, which is not repeated while the files are the same."""
         ...
 
 
@@ -128,11 +128,11 @@ class DiskFiles:
 
         return await self._threads.run(f"looking at {path}", guarded, within=LOOK_SECONDS)
 
-    async def examine(self, path: str, reference: Reference | Base | None, options: Options) -> Evidence:
+    async def examine(self, seen: Structure, reference: Reference | Base | None, options: Options) -> Evidence:
         """See `Files`."""
         stop = Event()
         try:
-            reading = partial(examine, self._root, path, reference, options, stop=stop)
-            return await self._threads.run(f"reading {path}", reading)
+            reading = partial(examine, self._root, seen.path, reference, options, seen=seen, stop=stop)
+            return await self._threads.run(f"reading {seen.path}", reading)
         finally:
             stop.set()  # when this is cancelled, the thread would read on to the end, for nobody

@@ -89,7 +89,7 @@ class Judge:
                 self._verdicts.reject(record.id, reason)
             case Complete():
                 self._waiting.settling.pop(record.id, None)
-                await self._validate(record)
+                await self._validate(record, structure)
 
     def _await_files(self, record: VersionRecord) -> None:
         """What was handed over has no files yet. Trainers write in order: what is newer says that none will come."""
@@ -114,7 +114,7 @@ class Judge:
             return await self._bases.of(record)
         return await self._references.of(record.run)
 
-    async def _validate(self, record: VersionRecord) -> None:
+    async def _validate(self, record: VersionRecord, seen: Structure) -> None:
         reference = await self._against(record)
         if isinstance(reference, NoBase) and reference.final:
             self._verdicts.reject(record.id, reference.reason, Code.WRONG_BASE)
@@ -125,7 +125,7 @@ class Judge:
         started, waited = self._ledger.clock.monotonic(), self._ledger.since_seen(record.id)
         self._verdicts.move(record.id, VersionState.VALIDATING, None)
         model = reference if isinstance(reference, Reference | Base) else None
-        options, evidence, verdict = await self._examine(record, model)
+        options, evidence, verdict = await self._examine(record, seen, model)
         record = self._ledger.versions[record.id]
         if options != self._options(record):
             self._verdicts.again(record.id)  # what it is held against may be something else, or it was not read
@@ -134,11 +134,11 @@ class Judge:
         self._conclude(record, reference, evidence, verdict, took)
 
     async def _examine(
-        self, record: VersionRecord, model: Reference | Base | None
+        self, record: VersionRecord, seen: Structure, model: Reference | Base | None
     ) -> tuple[Options, Evidence, Verdict]:
         """Read it and judge it. A notice that came meanwhile counts: what was read is not read again for it."""
         options = self._options(record)
-        evidence = await self._files.examine(record.path, model, options)
+        evidence = await self._files.examine(seen, model, options)
         told = self._ledger.versions[record.id]
         if told.kind is record.kind and evidence.contents is not None:
             options = self._options(told)

@@ -4,7 +4,7 @@
     write       the files and their commit, in one go; or
     stage       the bytes, until the trainer may go on; the files and their commit then in the background. What changed
                 has been copied when it is offered: a delta is put together and written in the background
-    hand_over   the tensors to engines on this host, and the bytes meanwhile as with `stage` (`handover/`)
+    hand_over   the tensors to engines on this host, and then the bytes as with `stage` (`handover/`)
     announce    the notice
 
 Whatever stops it before the commit, deltas begin anew: what they were compared with is not what was published last.
@@ -72,7 +72,8 @@ class Attempt:
         return self._finishing(offer, finish)
 
     def hand_over(self, weights: Any) -> tuple[Callable[[], Publication], Handed]:
-        """As `stage`, and engines that could have copied the tensors by then: what came of that.
+        """As `stage`, after engines that could have copied the tensors: what came of that. Side by side both would take
+        turns on the GPU, and requests would wait twice as long for the new weights.
 
         Where the version does not come about after all, the service is told so.
         """
@@ -81,13 +82,12 @@ class Attempt:
             with self._guarded(), self._offered(weights) as offer:
                 content = self._made(offer)
                 self.means.folder.promise(self.order)  # whatever becomes of its files: engines may hear of it now
-                with lending.of(content) as lent:
-                    finish = self._writer(self.progress).stage(lent.content)
-                    handed = lent.over()
+                lent = lending.of(content)
+                finish = self._writer(self.progress).stage(lent.content)
         except BaseException as error:
             lending.failed(error)
             raise
-        return self._finishing(offer, finish, lending), handed
+        return self._finishing(offer, finish, lending), lent.handed
 
     def announce(self, publication: Publication) -> Publication:
         """Tell the service. A service that does not carry out deltas is sent no more of them."""

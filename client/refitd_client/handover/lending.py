@@ -1,12 +1,10 @@
-"""A version that is lent to engines while its bytes are staged into its files, and what is owed where these fail.
+"""A version that is lent to engines before its bytes are staged into its files, and what is owed where these fail.
 
 Engines may hear of the version as soon as it is lent: its name is used up from then on, and where its files do not come
 about the service is told, and the next version is durable before any engine hears of it.
 """
 
 import logging
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from refitd_client.content import Content
@@ -28,10 +26,10 @@ class Debt:
 
 @dataclass(frozen=True, slots=True)
 class Lent:
-    """What is to be staged meanwhile, and what waits for the engines, or says why nothing is lent."""
+    """What came of an offer, and what is to be staged."""
 
     content: Content
-    over: Callable[[], Handed]
+    handed: Handed
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,22 +41,19 @@ class Lending:
     debt: Debt
     _told: bool = field(default=False, init=False)
 
-    @contextmanager
-    def of(self, content: Content) -> Generator[Lent, None, None]:
-        """Lend the tensors while the context lasts.
+    def of(self, content: Content) -> Lent:
+        """Lend the tensors until engines have answered. Where nothing is lent, it is said why.
 
         Raises:
             InvalidWeightsError: a tensor is not finite.
         """
         hand = _hand(self.place, content, self.layouts)
         if isinstance(hand, str):
-            handed = Handed(reason=hand)
             _log.warning("%s is not handed over, and goes by its files: %s", self.place.version, hand)
-            yield Lent(content, lambda: handed)
-            return
+            return Lent(_fingerprinted(content), Handed(reason=hand))
         self._told = True
         try:
-            yield Lent(_looked_at(content, hand.fingerprints), hand.over)
+            return Lent(_looked_at(content, hand.fingerprints), hand.over())
         finally:
             hand.withdraw()
 
@@ -69,10 +64,15 @@ class Lending:
             self.place.fail(str(error) or type(error).__name__)
 
 
+def _fingerprinted(content: Content) -> Content:
+    """An offer names the fingerprints of tensors, and so does the manifest of what was to be one."""
+    if not isinstance(content.weights, TensorShards):
+        return content
+    return replace(content, weights=replace(content.weights, fingerprinted=True))
+
+
 def _looked_at(content: Content, fingerprints: dict[str, int]) -> Content:
-    """The tensors were looked at for the offer, and stay as they are while they are lent. A second look would take the
-    GPU from the engine that copies them.
-    """
+    """The tensors were looked at for the offer, and are what they were: one look is enough."""
     if not isinstance(content.weights, TensorShards):
         return content
     weights = replace(content.weights, check_finite=False, fingerprinted=False)

@@ -1,6 +1,8 @@
 """New values of a delta that are NaN or infinite."""
 
 from collections.abc import Mapping
+from functools import partial
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,9 @@ from numpy.typing import NDArray
 from refitd_client.delta.adjacent import together
 from refitd_client.delta.change import Change
 from refitd_client.finite import any_nonfinite, count_nonfinite
+from refitd_client.lanes import in_lanes, lanes_for
+
+_AT_A_TIME = 2**20  # values
 
 
 def nonfinite_in(changes: Mapping[str, Change]) -> dict[str, int]:
@@ -27,7 +32,15 @@ def nonfinite_in(changes: Mapping[str, Change]) -> dict[str, int]:
 
 
 def _any(dtype: str, values: NDArray[Any]) -> bool:
-    return any_nonfinite(dtype, _bytes(values))
+    """On as many cores as that is worth."""
+    begins = range(0, len(values), _AT_A_TIME)
+    found = [False] * len(begins)
+
+    def look(number: int, _: Event) -> None:
+        found[number] = any_nonfinite(dtype, _bytes(values[begins[number] : begins[number] + _AT_A_TIME]))
+
+    in_lanes([partial(look, number) for number in range(len(begins))], lanes=lanes_for(len(begins)))
+    return any(found)
 
 
 def _bytes(values: NDArray[Any]) -> NDArray[np.uint8]:

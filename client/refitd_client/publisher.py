@@ -242,9 +242,9 @@ class WeightPublisher:
                 staged like a full version.
             block: `committed` or `staged`.
             handover: engines on this host with refitd's plugin copy the tensors from where they are (docs/handover.md).
-                Returns when those have answered, 20 s at most, and the tensors may be changed: what came of it is the
-                publication's `handed`. Its files follow as with `staged`. After one whose files could not be written
-                the next goes by its files.
+                Returns when those have answered, 20 s at most, and the bytes are staged: the tensors may be changed.
+                What came of it is the publication's `handed`. Its files follow as with `staged`. After one whose files
+                could not be written the next goes by its files.
 
         Raises:
             InvalidWeightsError: the weights cannot be a version; the message names the tensor or file.

@@ -49,7 +49,8 @@ def hinders_handover(now: Situation) -> str | None:
     if not now.whole:
         return "it needs a trainer of one rank, which holds every tensor whole"
     if now.devices > 1:
-        return f"from one GPU to another it has not been tried, and the job lies on {now.devices}"
+        found = f"the job lies on {now.devices} GPUs"
+        return f"{found}, and from one to another it works where they reach each other, which no plan can see"
     if now.lora:
         return "adapters go by disk"
     if now.expandable_segments:

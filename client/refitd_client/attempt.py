@@ -73,7 +73,7 @@ class Attempt:
 
     def hand_over(self, weights: Any) -> tuple[Callable[[], Publication], Handed]:
         """As `stage`, after engines that could have copied the tensors: what came of that. Side by side both would take
-        turns on the GPU, and requests would wait twice as long for the new weights.
+        turns on the GPU, and requests wait longer for the new weights (ADR 8).
 
         Where the version does not come about after all, the service is told so.
         """
@@ -81,13 +81,14 @@ class Attempt:
         try:
             with self._guarded(), self._offered(weights) as offer:
                 content = self._made(offer)
+                self._require_room(content)
                 self.means.folder.promise(self.order)  # whatever becomes of its files: engines may hear of it now
-                lent = lending.of(content)
-                finish = self._writer(self.progress).stage(lent.content)
+                answered = lending.of(content)
+                finish = self._writer(self.progress).stage(answered.content)
         except BaseException as error:
             lending.failed(error)
             raise
-        return self._finishing(offer, finish, lending), lent.handed
+        return self._finishing(offer, finish, lending), answered.handed
 
     def announce(self, publication: Publication) -> Publication:
         """Tell the service. A service that does not carry out deltas is sent no more of them."""
@@ -151,6 +152,12 @@ class Attempt:
             content = offer.content()
         self._needed = content.size
         return content
+
+    def _require_room(self, content: Content) -> None:
+        """Before engines take what could have no files."""
+        folder, free = self.means.folder, free_bytes(self.means.folder.path)
+        if free < self._needed and not folder.slots.has(content.weights.layout):
+            raise no_space(folder.path, self._needed, free)
 
     def _writer(self, progress: Callable[[Progress], None] | None) -> VersionWriter:
         return VersionWriter(

@@ -48,6 +48,14 @@ class Slots:
         finally:
             os.close(handle)
 
+    def has(self, layout: Sequence[ShardLayout]) -> bool:
+        """Whether one that fits seems to be there now. Another may take it, or the service, before it is taken."""
+        try:
+            names = os.listdir(self.root / slots_path(self.run))
+        except OSError:
+            return False
+        return bool(layout) and layout_of(layout) in map(layout_in, names)
+
     def _take_one(self, folder: Path, handle: int, layout: Sequence[ShardLayout], target: Path) -> Lock | None:
         wanted = layout_of(layout)
         for name in _listed(handle):

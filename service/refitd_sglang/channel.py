@@ -121,6 +121,7 @@ class Channel:
         except Exception:
             logger.warning("refitd's channel lost a connection", exc_info=True)
         finally:
+            begun.set()
             self._slots.release()
 
     def _reply(self, connection: socket.socket, lines: BufferedReader) -> bool:

@@ -48,6 +48,7 @@ class Desk:
                 return self._contents()
             case "forget":
                 if self._engine is not None:
+                    self._replace()  # what is being prepared just now is not wanted either
                     self._engine.forget()
                 return {"ok": True}
             case _:

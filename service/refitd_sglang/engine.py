@@ -87,6 +87,8 @@ class Engine:
             with stages.during("ready"):
                 self.preparing.make_ready(way)
         with self._lock:
+            if stop.is_set():  # before it is kept: nobody would close it
+                raise ReadingStoppedError
             self._prepared = way
         return way
 

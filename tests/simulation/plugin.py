@@ -263,7 +263,7 @@ class SimBeside(Beside):
         self._server, self._alive = server, alive
         self._is_there = False
         self._boot = 0
-        self._seen_ahead: tuple[str, str] | None = None  # a path, and what its files looked like
+        self._seen_ahead: tuple[str, str, int] | None = None  # a path, what its files looked like, to which process
         self._taken_ahead: tuple[Offered, Preparation] | None = None
 
     @property
@@ -281,20 +281,23 @@ class SimBeside(Beside):
     async def look(self, launch: Launch) -> None:
         self._is_there, self._boot = self._server.up, self._server.boots
 
+    def is_done(self) -> None:
+        super().is_done()
+        self._seen_ahead = self._taken_ahead = None
+
     async def look_ahead(self, version: Coming | Offered, within: float) -> None:
-        self._seen_ahead = None
+        self._seen_ahead, self._waiting = None, True
         if isinstance(version, Offered):
             self._taken_ahead = version, await self.take(version, within)
             return
         plugin, fault = self._server.plugin, self._server.faults.pop("prepare", None)
         if await self._reached(fault, within) and plugin is not None:
             with suppress(_RefusedError):
-                self._seen_ahead = version.path, plugin.look_ahead(version)
-                self._waiting = True
+                self._seen_ahead = version.path, plugin.look_ahead(version), self._boot
 
     async def prepare(self, files: Files, within: float) -> Preparation:
         seen, self._seen_ahead = self._seen_ahead, None
-        if seen == (files.path, files.signature):
+        if seen == (files.path, files.signature, self._boot):
             return Ready()
         plugin, fault = self._server.plugin, self._server.faults.pop("prepare", None)
         if not await self._reached(fault, within) or plugin is None:
@@ -324,6 +327,7 @@ class SimBeside(Beside):
         return Ready()
 
     async def forget(self) -> None:
+        self._seen_ahead = self._taken_ahead = None
         if self._waiting and self._server.plugin is not None and self._alive():
             self._waiting = False
             self._server.plugin.forget()

@@ -27,7 +27,8 @@ class SimulatedEngine:
         self.taken: list[str] = []
         self.timings = {"load": 1.0}
         self.plugin: str | None = None
-        self.ahead: list[str | None] = []  # what it was to make ready before it was found good, None: nothing any more
+        self.ahead: list[str | None] = []  # what it was to make ready before its load, None: nothing any more
+        self.waiting = self.hangs = False
 
     async def probe(self) -> Reached | Unreached:
         self.probes += 1
@@ -47,7 +48,7 @@ class SimulatedEngine:
         if target.offered is not None:
             self.taken.append(target.offered.version)
         self.loads.append(target.path)
-        self.paused = True
+        self.paused, self.waiting = True, False
         on_stage(Stage.LOAD)
         if self.gate is not None:
             await self.gate.wait()
@@ -61,9 +62,14 @@ class SimulatedEngine:
 
     async def look_ahead(self, version: Coming | Offered) -> None:
         self.ahead.append(version.version)
+        self.waiting = True
+        if self.hangs:
+            await asyncio.Event().wait()
 
     async def look_away(self) -> None:
-        self.ahead.append(None)
+        if self.waiting:
+            self.ahead.append(None)
+        self.waiting = False
 
     async def fingerprint(self, alike: str | None = None) -> str | None:
         return None if self.down else self.contents

@@ -1,6 +1,7 @@
 """Engines with the plugin make a version ready while the service still reads it; the load waits for both."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from refitd.catalog import files
+from refitd.catalog import files, sightings
 from refitd.rollout.coming import coming, looks_ahead
 from refitd.rollout.record import EngineRecord
 from refitd.rollout.strategy import Strategy, StrategyName
@@ -115,6 +116,42 @@ async def test_an_engine_makes_a_version_ready_before_its_verdict_and_loads_it_a
         gate.set()
         await stage.until(id_, lambda record: record.served_at is not None)
         assert (sglang.ahead, len(sglang.loads)) == ([id_], 1)
+
+
+async def test_what_changed_before_its_load_is_let_go_of(
+    tmp_path: Path, gate: Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The verdict was good, and no load comes of it."""
+    original = sightings.Sightings.check
+
+    async def rewritten(self: Any, record: Any) -> bool:
+        os.utime(tmp_path / "root" / record.path / "model.safetensors.index.json", ns=(1, 1))
+        return await original(self, record)
+
+    monkeypatch.setattr(sightings.Sightings, "check", rewritten)
+    async with plugged(tmp_path) as (stage, sglang):
+        id_ = await announce(stage, 1)
+        await until(stage, lambda: sglang.ahead == [id_])
+        gate.set()
+        await stage.until(id_, lambda record: record.state is VersionState.LOST)
+        await until(stage, lambda: sglang.ahead == [id_, None])
+        assert sglang.loads == []
+
+
+async def test_a_look_ahead_that_hangs_holds_up_no_older_version(tmp_path: Path, gate: Event) -> None:
+    """Nor a rollback, an offer or a resume: whatever is to be done comes first."""
+    async with plugged(tmp_path) as (stage, sglang):
+        gate.set()
+        one = await announce(stage, 1)
+        await stage.until(one, lambda record: record.served_at is not None)
+        gate.clear()
+        sglang.hangs = True
+        two = await announce(stage, 2)
+        await until(stage, lambda: sglang.ahead[-1] == two)
+        engine = next(iter(stage.ledger.engines.values()))
+        assert (await stage.http.post(f"/v1/engines/{engine.id}/resync")).status_code == 202
+        await until(stage, lambda: len(sglang.loads) == 2)
+        assert stage.ledger.versions[two].state.is_open
 
 
 async def test_what_turns_out_to_be_bad_is_let_go_of_and_never_loaded(tmp_path: Path, gate: Event) -> None:

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from refitd.engine.port import Coming, Outcome, Reached, Refit, Stage, Target
+from refitd.engine.port import Coming, Offered, Outcome, Reached, Refit, Stage, Target
 from refitd.engine.sglang.adapter import SglangEngine
 from refitd_sglang import feeding
 from refitd_sglang.engine import Engine
+from refitd_sglang.source import SourceRefusedError
 from support.forged import write_delta
 from support.mini_sglang import expected, tiny_weights, values
 from support.plugged_mini import PluggedMini, plugged_mini, put, target
@@ -302,9 +303,40 @@ async def test_a_checkpoint_that_others_wrote_is_sglangs_own_and_proved_as_ever(
 ) -> None:
     put(root, 1)
     async with speaking_to(sglang, root) as engine:
+        await engine.probe()
+        await engine.look_ahead(Coming(version="run~v000001", path="run/v000001"))
         done = await refit(engine, target(root, 1, files=None))
+        assert prepared(sglang) == [False]  # what it looked at ahead is nothing that it loads
     assert done.outcome is Outcome.ACK
     assert "/weights_checker" in sglang.calls
+
+
+async def test_an_engine_that_is_let_go_of_keeps_nothing_that_was_made_ready(root: Path, sglang: PluggedMini) -> None:
+    put(root, 1)
+    async with speaking_to(sglang, root) as engine:
+        await engine.probe()
+        await engine.look_ahead(Coming(version="run~v000001", path="run/v000001"))
+    assert prepared(sglang) == [False]
+
+
+async def test_an_offer_that_was_looked_at_is_not_looked_at_again_and_another_one_is(
+    root: Path, sglang: PluggedMini, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def refuses(_: Any, path: str, *__: Any, offer: str | None = None, **___: Any) -> Any:
+        asked.append(offer or path)
+        raise SourceRefusedError("withdrawn")
+
+    monkeypatch.setattr(Engine, "prepare", refuses)
+    offered = Offered(version="run~v000001", path="run/v000001", offer="run/.offer-1")
+    async with speaking_to(sglang, root) as engine:
+        await engine.probe()
+        for taken in (offered, replace(offered, offer="run/.offer-2")):
+            await engine.look_ahead(offered)
+            done = await refit(engine, Target(path=str(root / "run/v000001"), label="1", offered=taken))
+            assert (done.outcome, "withdrawn" in (done.reason or "")) == (Outcome.NACK, True)
+    assert asked == ["run/.offer-1", "run/.offer-1", "run/.offer-2"]
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])

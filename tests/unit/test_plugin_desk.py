@@ -13,6 +13,7 @@ import pytest
 from refitd.catalog.contents import ReadingStoppedError
 from refitd_sglang import desk
 from refitd_sglang.channel import Request
+from refitd_sglang.deadline import Deadline
 from refitd_sglang.desk import Desk
 from refitd_sglang.turns import short_turns
 
@@ -53,6 +54,20 @@ def test_a_newer_version_is_prepared_in_the_place_of_an_older_one() -> None:
     assert [(reply["ok"], "another version" in reply["reason"]) for reply in replies] == [(False, True)]
 
 
+def test_what_is_not_wanted_any_more_is_not_kept_when_its_prepare_ends() -> None:
+    class Forgetful(Reading):
+        def forget(self) -> None: ...
+
+    engine, replies = Forgetful(), []
+    each = desk_of(engine)
+    preparing = threading.Thread(target=lambda: replies.append(each.handle(prepare("run/v000001"))))
+    preparing.start()
+    assert engine.begun.wait(60)
+    assert each.handle(Request(do="forget"))["ok"]
+    preparing.join(60)
+    assert [reply["ok"] for reply in replies] == [False]
+
+
 def test_a_prepare_ends_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(desk, "PREPARE_SECONDS", 0.01)
     reply = desk_of(Reading()).handle(prepare("run/v000001"))
@@ -62,7 +77,7 @@ def test_a_prepare_ends_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_slow_prepare_says_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """It goes on when it has been said."""
     said: list[str] = []
-    heard = threading.Event()
+    inside, heard, look = threading.Event(), threading.Event(), Deadline._look
 
     class Ear(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -71,12 +86,13 @@ def test_a_slow_prepare_says_where_it_is(monkeypatch: pytest.MonkeyPatch) -> Non
 
     class Hanging(Reading):
         def prepare(self, path: str, *_: Any, **__: Any) -> Any:
-            assert heard.wait(60)
+            assert inside.set() or heard.wait(60)
             return VERSION
 
     ear = Ear(logging.WARNING)
     desk.logger.addHandler(ear)
     monkeypatch.setattr(desk, "_SLOW_SECONDS", 0.001)
+    monkeypatch.setattr(Deadline, "_look", lambda *args: (inside.wait(60), look(*args)))  # not before it is there
     try:
         assert desk_of(Hanging()).handle(prepare("run/v000001"))["ok"]
     finally:

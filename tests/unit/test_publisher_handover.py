@@ -2,6 +2,7 @@
 
 import errno
 import gc
+import json
 import os
 import weakref
 from collections.abc import Iterator
@@ -10,9 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from refitd_client import InvalidWeightsError, StorageError, WeightPublisher, staging
+from refitd_client import InvalidWeightsError, NoSpaceError, StorageError, WeightPublisher, staging, writing
 from refitd_client.contract.states import Kind, WaitOutcome
+from refitd_client.fingerprint import fingerprints, to_texts
 from refitd_client.finite import NO_RULE
+from refitd_client.handover import handing
 from refitd_client.handover.making import Layouts
 from refitd_client.handover.secret import make_secret
 from refitd_client.handover.shared import SharedTensors
@@ -96,15 +99,46 @@ def test_after_files_that_failed_the_next_version_is_durable_before_any_engine_h
     assert said(service, 3) == ["offer", Kind.FULL]
 
 
-def test_a_failure_before_the_offer_is_over_takes_the_tensors_back_and_tells_the_service(
-    publisher: WeightPublisher, service: StandIn, trainer: SharedTensors, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("broken_in", ["handover.handing.Hand._answers", "writing.VersionWriter.stage"])
+def test_a_failure_before_the_offer_is_over_or_after_takes_the_tensors_back_and_tells_the_service(
+    publisher: WeightPublisher,
+    service: StandIn,
+    trainer: SharedTensors,
+    monkeypatch: pytest.MonkeyPatch,
+    broken_in: str,
 ) -> None:
     with monkeypatch.context() as broken:
-        broken.setattr("refitd_client.writing.VersionWriter.stage", lambda *_: 1 / 0)
+        broken.setattr(f"refitd_client.{broken_in}", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             publisher.publish(trainer.tensors, step=1, handover=True)
     assert said(service, 1) == ["offer", "failed"]
     assert not list(publisher._folder.path.glob(".offer-*"))
+
+
+def test_without_room_for_its_files_a_version_is_offered_to_nobody(
+    publisher: WeightPublisher, service: StandIn, trainer: SharedTensors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as full:
+        full.setattr("refitd_client.attempt.free_bytes", lambda _: 10)
+        with pytest.raises(NoSpaceError):
+            publisher.publish(trainer.tensors, step=1, handover=True)
+    assert said(service, 1) == []
+    publisher.publish(trainer.tensors, step=1, handover=True).committed(30)
+    assert said(service, 1) == ["offer", Kind.FULL]
+
+
+def test_the_files_of_what_was_handed_over_are_staged_after_the_answers_and_have_the_fingerprints_of_the_offer(
+    publisher: WeightPublisher, service: StandIn, trainer: SharedTensors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    over, stage = handing.Hand.over, writing.VersionWriter.stage
+    monkeypatch.setattr(handing.Hand, "over", lambda hand: (order.append("over"), over(hand))[1])
+    monkeypatch.setattr(writing.VersionWriter, "stage", lambda *args: (order.append("stage"), stage(*args))[1])
+    publication = publisher.publish(trainer.tensors, step=1, handover=True).committed(30)
+    assert order == ["over", "stage"]
+    manifest = json.loads((publication.path / "refit.json").read_text())
+    found = fingerprints(trainer.tensors.values())
+    assert manifest["fingerprints"] == to_texts(dict(zip(trainer.tensors, found, strict=True)))
 
 
 def test_what_cannot_be_lent_goes_by_its_files_and_says_why(publisher: WeightPublisher, service: StandIn) -> None:

@@ -21,7 +21,7 @@ class VersionState(StrEnum):
     SEALED = "SEALED"  # proven good: engines may load it
     RETIRED = "RETIRED"  # nobody needs it: it may be deleted
     DELETED = "DELETED"
-    REJECTED = "REJECTED"  # proven bad: no engine hears of it
+    REJECTED = "REJECTED"  # proven bad: no engine loads it
     UNKNOWN = "UNKNOWN"  # could not be read: tried again, never deleted
     LOST = "LOST"  # was sealed, and its files have changed or gone
 

@@ -25,7 +25,7 @@ class Debt:
 
 
 @dataclass(frozen=True, slots=True)
-class Lent:
+class Answered:
     """What came of an offer, and what is to be staged."""
 
     content: Content
@@ -41,7 +41,7 @@ class Lending:
     debt: Debt
     _told: bool = field(default=False, init=False)
 
-    def of(self, content: Content) -> Lent:
+    def of(self, content: Content) -> Answered:
         """Lend the tensors until engines have answered. Where nothing is lent, it is said why.
 
         Raises:
@@ -50,10 +50,10 @@ class Lending:
         hand = _hand(self.place, content, self.layouts)
         if isinstance(hand, str):
             _log.warning("%s is not handed over, and goes by its files: %s", self.place.version, hand)
-            return Lent(_fingerprinted(content), Handed(reason=hand))
+            return Answered(_fingerprinted(content), Handed(reason=hand))
         self._told = True
         try:
-            return Lent(_looked_at(content, hand.fingerprints), hand.over())
+            return Answered(_looked_at(content, hand.fingerprints), hand.over())
         finally:
             hand.withdraw()
 

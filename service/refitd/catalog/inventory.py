@@ -1,7 +1,7 @@
 """The tensors of a checkpoint by name, and how two such inventories differ.
 
 SGLang loads half a checkpoint with status 200, and a tensor of another shape kills it. Hence a checkpoint is held
-against the model that the engines serve before any engine hears of it.
+against the model that the engines serve before any engine loads it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

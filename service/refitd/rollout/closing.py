@@ -42,7 +42,7 @@ class Closing:
         entry.put(before, replace(owes, state=before.state))
 
     def drop(self, before: EngineRecord, attempt: AttemptRecord, reason: str) -> None:
-        """Something of the service's own is in the way: the engine never heard of it, and is as it was."""
+        """Something of the service's own is in the way: the engine was not told to load, and is as it was."""
         entry = self.entry
         entry.ledger.close_attempt(replace(attempt, outcome=NOT_SENT, reason=reason))
         entry.unless_removed(before)

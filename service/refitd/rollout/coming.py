@@ -37,6 +37,7 @@ def looks_ahead(
     if engine.plugin is None or not engine.known or engine.state not in _SERVES:
         return False
     serving = versions.get(engine.serving or "")
-    if serving is not None and not serving.barred and serving.order >= version.order:
+    is_of_run = serving is not None and serving.run == version.run and not serving.barred
+    if is_of_run and serving is not None and serving.order >= version.order:
         return False
     return version.kind is Kind.FULL or step_in_place(engine, version, versions) == version

@@ -105,7 +105,7 @@ class EngineRecord:
         return f"loads as SGLang does by itself: {self.stock_reason or 'nobody has looked for a plugin yet'}"
 
 
-NOT_SENT = "NOT_SENT"  # the outcome of an attempt of which the engine never heard
+NOT_SENT = "NOT_SENT"  # the outcome of an attempt that the engine was never told to load
 
 
 class CheckState(StrEnum):

@@ -3,6 +3,7 @@
 What it looks at and writes down is the engine's `Entry`; how it loads is `Loads`.
 """
 
+import asyncio
 import random
 from contextlib import suppress
 from dataclasses import replace
@@ -71,12 +72,11 @@ class Replica:
             case LookAhead(version):
                 await self._look_ahead(version)
             case LookAway():
-                entry.agenda = replace(entry.agenda, ahead=None)
-                await self._engine.look_away()
+                await self._look_away()
             case RefitTo(version, offer):
-                entry.agenda = replace(entry.agenda, ahead=None)
                 loads = self._loads
                 await (loads.by_files(version) if offer is None else loads.from_memory(version, offer))
+                await self._look_away()  # where no load came of it
             case _:
                 assert_never(action)
 
@@ -90,7 +90,7 @@ class Replica:
 
         What it serves until then stays known: an engine that is away is asked for nothing, and nothing is forgotten.
         """
-        self._entry.agenda = Agenda()
+        self._entry.agenda = Agenda(ahead=self._entry.agenda.ahead)
         record = replace(self._entry.record, failures=0, taints=0, strikes={})
         record = replace(record, reload=record.known)  # one with unknown contents is loaded in any case
         if record.state is EngineState.QUARANTINED:
@@ -111,7 +111,33 @@ class Replica:
         record = self._ledger.versions[version]
         missing, extra = record.allow_missing, record.allow_extra
         coming = Coming(version=version, path=record.path, allow_missing=missing, allow_extra=extra)
-        await self._engine.look_ahead(coming)
+        async with asyncio.TaskGroup() as group:
+            look = group.create_task(self._engine.look_ahead(coming))
+            guard = group.create_task(self._give_up(look, version))
+            look.add_done_callback(lambda _: guard.cancel())
+
+    async def _give_up(self, look: asyncio.Task[None], version: str) -> None:
+        """End a look as soon as there is something else to do than to load what is looked at."""
+        seen = self._ledger.targets.count
+        while self._waits_for(version):
+            seen = await self._ledger.targets.after(seen)
+        look.cancel()
+
+    def _waits_for(self, version: str) -> bool:
+        entry = self._entry
+        if not entry.is_named:
+            return False
+        match next_action(entry.record.to_load, entry.goals, entry.agenda, entry.now):
+            case Rest() | Probe():
+                return not self._stopping
+            case RefitTo(wanted, offer):
+                return offer is None and wanted.id == version and not self._stopping
+            case _:
+                return False
+
+    async def _look_away(self) -> None:
+        self._entry.agenda = replace(self._entry.agenda, ahead=None)
+        await self._engine.look_away()
 
     async def _probe(self) -> None:
         entry, before = self._entry, self._entry.record

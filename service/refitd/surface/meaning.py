@@ -37,7 +37,7 @@ def version_meaning(state: VersionState) -> str:
         case VersionState.DELETED:
             return "its files were deleted"
         case VersionState.REJECTED:
-            return "its files are not good, and no engine hears of it"
+            return "its files are not good, and no engine loads it"
         case VersionState.UNKNOWN:
             return "its files could not be read: this is tried again"
         case VersionState.LOST:

@@ -49,14 +49,14 @@ Preparation = Ready | Refused | Unprepared
 class Order:
     """What the ranks are told: the version, and whether the operator lets engines cast tensors to their own dtype."""
 
-    of: Files | Coming
+    version: Files | Coming
     allow_dtype_cast: bool = False
 
     def request(self, check: str) -> dict[str, Any]:
         """As docs/plugin.md has it. `check`: `headers`, or `bytes` to read all of it once more."""
-        allowed = {"allow_missing": self.of.allow_missing, "allow_extra": self.of.allow_extra}
+        allowed = {"allow_missing": self.version.allow_missing, "allow_extra": self.version.allow_extra}
         cast = {"allow_dtype_cast": self.allow_dtype_cast}
-        return {"do": "prepare", "path": self.of.path, "check": check, **allowed, **cast}
+        return {"do": "prepare", "path": self.version.path, "check": check, **allowed, **cast}
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from refitd.engine.sglang.verify import Says, doubt
 from refitd.engine.stopwatch import Stopwatch
 
 PROBE_SECONDS = 5.0
-AHEAD_SECONDS = 10.0  # to make a version ready that may turn out to be bad: nothing else is done meanwhile
+AHEAD_SECONDS = 60.0  # to make a version ready that may turn out to be bad; whoever asks may give up before
 OFFER_SECONDS = 10.0  # to look at a trainer's memory: nothing of it is read yet
 CHECK_SECONDS = 120.0  # to hash all tensors
 
@@ -69,6 +69,7 @@ class SglangEngine:
 
     async def aclose(self) -> None:
         """See `Engine`. No connection is kept from one call to the next."""
+        await self._beside.forget()
 
     async def probe(self) -> Reached | Unreached:
         """See `Engine`. Asks for the launch settings only when the server may be another process than before."""
@@ -114,6 +115,8 @@ class SglangEngine:
             if isinstance(prepared, Refused):
                 needs_full = target.in_place and prepared.needs_full
                 return await self._as_before(prepared.reason, None, target, watch, needs_full=needs_full)
+        else:
+            await self._beside.forget()  # what others wrote SGLang loads by itself
         try:
             with watch.during(Stage.PAUSE):
                 fault = await self._pause(target)
@@ -140,7 +143,7 @@ class SglangEngine:
 
     async def look_ahead(self, version: Coming | Offered) -> None:
         """See `Engine`."""
-        await self._beside.look_ahead(version, AHEAD_SECONDS)
+        await self._beside.look_ahead(version, OFFER_SECONDS if isinstance(version, Offered) else AHEAD_SECONDS)
 
     async def look_away(self) -> None:
         """See `Engine`."""

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 from refitd.catalog.chain import NoBase, chain_of
 from refitd.catalog.record import VersionRecord
 from refitd.catalog.scan import Listing
+from refitd.engine.port import Outcome
 from refitd.rollout.plan import repair_with
+from refitd.rollout.record import AttemptRecord
 from refitd.rollout.target import last_good, last_good_before
 from refitd.surface.versions import wait
 from refitd.telemetry.witness import Silent
@@ -128,6 +130,12 @@ class Promises(Silent):
         back = None if good is None else last_good_before(versions, good)
         assert back is not before, f"10: a rollback goes to {before.id}"
 
+    def attempt_changed(self, attempt: AttemptRecord) -> None:
+        """What a load proves it proves of the process that carried it out: it may be gone before anybody looks here."""
+        if attempt.outcome == Outcome.ACK.name:
+            server = self._world.servers[attempt.engine.removesuffix(":1")]
+            self._proofs[attempt.engine] = _Proof(attempt.version, server.loaded_in)
+
     def before_discard(self, path: str, folder: SimFolder) -> None:
         """6, 7, 8: what a sweep is about to take away."""
         life = self._life
@@ -231,6 +239,9 @@ class Promises(Silent):
     def _engines_are_what_is_said(self) -> None:
         for engine in self._life.ledger.engines.values():
             server = self._world.servers[engine.id.removesuffix(":1")]
+            proof = self._proofs.get(engine.id)
+            if proof is not None and proof.version != engine.serving:
+                del self._proofs[engine.id]  # nobody says so any more: who says it again must prove it again
             if engine.state is EngineState.IN_SYNC and engine.serving is not None:
                 self._is_proven(engine.serving, engine.id, server)
             if engine.state in {EngineState.TAINTED, EngineState.QUARANTINED}:
@@ -238,17 +249,17 @@ class Promises(Silent):
 
     def _is_proven(self, version: str, engine: str, server: SimServer) -> None:
         """What is called proven is true, for as long as the process lives that it was proven of."""
-        proof = self._proofs.get(engine)
-        if proof is None or proof.version != version:
-            self._proofs[engine] = _Proof(version, server.boots)
-            self._goes_forward(version, engine)
-        elif proof.boot != server.boots:
+        self._goes_forward(version, engine)
+        # Without a load that came through it is called so unasked: it must hold it now.
+        proof = self._proofs.setdefault(engine, _Proof(version, server.boots))
+        if proof.boot != server.boots:
             return  # a new process: the next probe finds out
-        path = self._path_of(version)
-        if server.up and server.loading is None and self._proofs[engine].boot == server.boots:
-            assert set(server.tensors) <= self._good(path), (
-                f"3: {engine} is called in sync with {version} and holds {server.tensors}"
-            )
+        if server.up and server.loading is None:
+            self._holds(version, engine, server)
+
+    def _holds(self, version: str, engine: str, server: SimServer) -> None:
+        good = self._good(self._path_of(version))
+        assert set(server.tensors) <= good, f"3: {engine} is called in sync with {version} and holds {server.tensors}"
 
     def _goes_forward(self, version: str, engine: str) -> None:
         """5: never back to an older version, but for a rollback."""
@@ -284,6 +295,8 @@ class Promises(Silent):
             # A fleet with a canary repairs nobody with what no canary has tried.
             nothing_to_repair_with = not engine.known and repair_with(ledger.goals_of(engine)) is None
             assert not server.paused or nothing_to_repair_with, f"9: left paused: {state}"
+            if engine.state is EngineState.IN_SYNC and engine.serving is not None:
+                self._holds(engine.serving, engine.id, server)  # probes have found out who is a new process
             # What a rollback goes to may lose what it stands on, and there is nothing else then.
             is_possible = target is not None and not ledger.carriage.is_refused(target)
             if target is not None and target.state is VersionState.SEALED and is_possible:

@@ -41,6 +41,7 @@ class SimServer:
     path: str = STARTUP
     label: str = "default"
     boots: int = 1
+    loaded_in: int = 0  # the boot whose process has carried out the last load that came through
     faults: dict[str, Fault] = field(default_factory=dict[str, Fault])
     tasks: dict["asyncio.Task[Reply]", None] = field(default_factory=dict["asyncio.Task[Reply]", None])
 
@@ -131,18 +132,22 @@ class SimServer:
             self.tensors = (content, content, now, now)[:whole] + self.tensors[whole:]
             if fault is Fault.UNFLUSHED:
                 return _reply(400, success=False, message=_NOT_FLUSHED)
-            self.path, self.label = body["model_path"], body["weight_version"]
+            self._serves(body)
         finally:
             self.loading = self.reading = None
         self.served(self)
         return _reply(200, success=True, message="Succeeded to update model weights.")
+
+    def _serves(self, body: dict[str, Any]) -> None:
+        """A load came through: from now on it calls itself what it was told to."""
+        self.path, self.label, self.loaded_in = body["model_path"], body["weight_version"], self.boots
 
     async def _load_by(self, plugin: SimPlugin, path: str, body: dict[str, Any], fault: Fault | None) -> Reply:
         answer = await plugin.load(path, fault)
         if answer.outcome is Outcome.SERVED:
             if fault is Fault.UNFLUSHED:
                 return _reply(400, success=False, message=_NOT_FLUSHED)
-            self.path, self.label = body["model_path"], body["weight_version"]
+            self._serves(body)
             self.loading = self.reading = None
             self.served(self)
         status, said = spoken(answer, path, body["weight_version"])

@@ -349,3 +349,18 @@ async def test_a_journal_that_cannot_be_written_is_not_held_against_the_engine(
             assert stage.ledger.engines[A].unreachable_since is None
             assert engine.loads == ["/root/run/v000001"]
         await stage.until(lambda: stage.ledger.engines[A].serving == version(2).id)
+
+
+async def test_a_service_that_is_stopped_while_an_engine_looks_at_an_offer_has_told_it_nothing(tmp_path: Path) -> None:
+    engine = SimulatedEngine()
+    engine.takes_offers = True
+    async with running(tmp_path, {"a": engine}) as stage:
+        stage.ledger.put_version(version(1))
+        await stage.until(lambda: stage.ledger.engines[A].serving == version(1).id)
+        engine.hangs = True
+        offered = version(2, state=VersionState.ANNOUNCED, handed=True)
+        stage.ledger.put_version(offered)
+        stage.ledger.offer(offered, "run/.offer")
+        await stage.until(lambda: engine.ahead == [offered.id])
+    assert (stage.ledger.loading, stage.ledger.engines[A].state) == ({}, EngineState.IN_SYNC)
+    assert engine.loads == ["/root/run/v000001"]

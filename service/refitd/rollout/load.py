@@ -77,9 +77,12 @@ class Loads:
     async def _take(self, attempt: AttemptRecord, version: VersionRecord, offer: str) -> None:
         before = self._updating(f"takes {version.id} from its trainer's memory")
         offered = Offered(version=version.id, path=version.path, offer=offer)
-        unwritten, _ = await asyncio.gather(self.entry.written(), self.engine.look_ahead(offered))
+        try:
+            unwritten, _ = await asyncio.gather(self.entry.written(), self.engine.look_ahead(offered))
+        except asyncio.CancelledError:
+            self.closing.drop(before, attempt, "the service was stopped before the load")
+            raise
         if unwritten is not None:
-            await self.engine.look_away()
             self.closing.drop(before, attempt, f"{unwritten}: {_NOT_DURABLE}")
             return
         path = self.reading.seen_path(version) or ""

@@ -141,8 +141,8 @@ def _silent(connection: socket.socket) -> None:
 async def test_a_hello_that_does_not_come_whole_leaves_the_engine_to_itself_and_hides_no_other(
     root: Path, monkeypatch: pytest.MonkeyPatch, talk: Callable[[socket.socket], None], reason: str
 ) -> None:
-    monkeypatch.setattr(channels_module, "HELLO_SECONDS", 0.2)
-    with impostor(root, "0-1-ab.sock", talk):
+    with impostor(root, "0-1-ab.sock", talk), monkeypatch.context() as hurried:
+        hurried.setattr(channels_module, "HELLO_SECONDS", 0.2)
         stock = await Channels(root).crew(LAUNCH)
         assert isinstance(stock, Stock)
         assert stock.reason.startswith(f"no plugin speaks for it; socket 0-1-ab.sock {reason}")

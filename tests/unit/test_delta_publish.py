@@ -22,6 +22,8 @@ from refitd_client.fingerprint import fingerprints, to_text
 from refitd_client.header import Entry
 from support.stand_in_service import StandIn, make_engine, stand_in
 
+FIRST = "nothing to compare with: the publisher's first version, or its first after one without delta='auto'"
+
 
 @pytest.fixture
 def service() -> Iterator[StandIn]:
@@ -76,7 +78,7 @@ def test_a_small_step_after_a_served_version_is_a_delta(publisher: WeightPublish
     """It leads from the one to the other, says what it is, and holds nothing that a loader would take."""
     state = weights()
     first = publisher.publish(state, step=1, delta="auto")
-    assert (first.kind, first.why_full) == (Kind.FULL, "the first version of this publisher")
+    assert (first.kind, first.why_full) == (Kind.FULL, FIRST)
     serve(service, first)
     old = copied(state)
     state["w"][3, 4:9] = 7
@@ -275,7 +277,7 @@ def test_what_was_not_published_is_compared_with_by_nobody(publisher: WeightPubl
     with pytest.raises(CancelledError):
         publisher.publish(state, step=2, delta="auto", progress=cancel)
     again = publisher.publish(state, step=2, delta="auto")
-    assert (again.kind, again.why_full) == (Kind.FULL, "the first version of this publisher")
+    assert (again.kind, again.why_full) == (Kind.FULL, FIRST)
 
 
 def test_a_changed_value_that_is_not_finite_never_becomes_visible(

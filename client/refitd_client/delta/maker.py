@@ -32,6 +32,8 @@ from refitd_client.reserve import Reserve
 from refitd_client.shards import TensorShards
 from refitd_client.tensors import TensorSource
 
+_NOTHING_YET = "nothing to compare with: the publisher's first version, or its first after one without delta='auto'"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
@@ -106,7 +108,10 @@ class DeltaMaker:
         sources = content.weights.sources
         memory = self._memory
         if memory is None or not _same(memory, sources):
-            why = "the first version of this publisher" if memory is None else "the tensors are not those of the last"
+            first = (
+                "nothing to compare with: the publisher's first version, or its first after one without delta='auto'"
+            )
+            why = first if memory is None else "the tensors are not those of the last"
             return self._begin(content, content.weights, why)
         return self._go_on(memory, content, content.weights, version)
 

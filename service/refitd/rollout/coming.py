@@ -7,7 +7,7 @@ service has read every byte: both happen side by side, and the load waits for bo
 from collections.abc import Iterable
 
 from refitd.catalog.record import VersionRecord
-from refitd.rollout.in_place import Versions, step_in_place
+from refitd.rollout.in_place import Versions, is_past, step_in_place
 from refitd.rollout.record import EngineRecord
 from refitd.rollout.strategy import Strategy, StrategyName
 from refitd_client.contract.states import EngineState, Kind, VersionState
@@ -36,8 +36,6 @@ def looks_ahead(
         return False
     if engine.plugin is None or not engine.known or engine.state not in _SERVES:
         return False
-    serving = versions.get(engine.serving or "")
-    is_of_run = serving is not None and serving.run == version.run and not serving.barred
-    if is_of_run and serving is not None and serving.order >= version.order:
+    if is_past(engine, version, versions):
         return False
     return version.kind is Kind.FULL or step_in_place(engine, version, versions) == version

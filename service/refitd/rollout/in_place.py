@@ -47,16 +47,19 @@ def needs_copy(engine: EngineRecord, wanted: VersionRecord, versions: Versions) 
     """Whether the engine can be brought to a delta by a copy only. Of one that was never reached nobody knows, and one
     that is ahead, with what it took from its trainer's memory, is not brought back to it.
     """
-    if engine.configuration is None or engine.serving == wanted.id or _is_ahead(engine, wanted, versions):
+    if engine.configuration is None or engine.serving == wanted.id:
+        return False
+    if engine.known and is_past(engine, wanted, versions):
         return False
     return step_in_place(engine, wanted, versions) is None
 
 
-def _is_ahead(engine: EngineRecord, wanted: VersionRecord, versions: Versions) -> bool:
+def is_past(engine: EngineRecord, version: VersionRecord, versions: Versions) -> bool:
+    """Whether an engine serves this version or a newer one of its run, and nothing that was rolled back from."""
     serving = versions.get(engine.serving or "")
-    if not engine.known or serving is None or serving.barred or serving.run != wanted.run:
+    if serving is None or serving.barred or serving.run != version.run:
         return False
-    return serving.order > wanted.order
+    return serving.order >= version.order
 
 
 def _takes_deltas(engine: EngineRecord) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from refitd.catalog.record import VersionRecord
+from refitd.rollout.in_place import is_past
 from refitd.rollout.record import EngineRecord
 from refitd.rollout.strategy import Strategy, StrategyName
 from refitd_client.contract.states import EngineState
@@ -46,9 +47,7 @@ def offered_to(engine: EngineRecord, offer: Offer | None, versions: Mapping[str,
         return None
     if not version.state.is_open or version.barred:
         return None
-    serving = versions.get(engine.serving or "")
-    is_ahead = serving is not None and serving.run == version.run and serving.order >= version.order
-    return None if is_ahead and serving is not None and not serving.barred else offer
+    return None if is_past(engine, version, versions) else offer
 
 
 def _can_take(engine: EngineRecord) -> bool:

@@ -114,7 +114,10 @@ class RefitClient:
     def versions(
         self, run: str | None = None, state: VersionState | None = None, limit: int = 50, cursor: str | None = None
     ) -> Page[Version]:
-        """A page of the versions, newest first. `cursor` is `next_cursor` of the page before."""
+        """A page of the versions, newest first. `cursor` is `next_cursor` of the page before.
+
+        Within one run they go by generation and step, across runs by when the service first saw them.
+        """
         return self._send(routes.versions(run, state, limit, cursor))
 
     def version(self, version_id: str) -> Version:

@@ -13,6 +13,7 @@ from typing import Any
 import structlog
 
 from refitd.bell import Bell
+from refitd.catalog.places import Places
 from refitd.catalog.record import VersionRecord
 from refitd.clock import Clock
 from refitd.journal import reads, writes
@@ -49,7 +50,8 @@ log = structlog.get_logger("refitd")
 
 
 class Ledger:
-    """The service's memory. `bell` rings at each change. `versions` holds all but the deleted, which `gone` names.
+    """The service's memory. `bell` rings at each change. `versions` holds all but the deleted, which `gone` names;
+    `places` says where each stands in lists.
 
     `targets` rings when a run's target, an engine's run or the set of engines changes: what a replica has to hear.
     `removed` is what stays known of addresses where no engine is named any more. `away_since` is the time of day, for
@@ -74,6 +76,7 @@ class Ledger:
         self.strategy = strategy
         self.journal = journal
         self.versions: dict[str, VersionRecord] = {}
+        self.places = Places()
         self.gone: set[str] = set()
         self.engines: dict[str, EngineRecord] = {}
         self.removed: dict[str, EngineRecord] = {}
@@ -97,12 +100,17 @@ class Ledger:
         self._rollout_number = 0
         self._read_back()
 
-    def _read_back(self) -> None:
+    def _read_back_versions(self) -> None:
         for version in self.journal.read(reads.read_versions):
             if version.state is VersionState.DELETED:
                 self.gone.add(version.id)
             else:
                 self.versions[version.id] = version
+        for run, row in self.journal.read(reads.read_places):
+            self.places.remember(run, row)
+
+    def _read_back(self) -> None:
+        self._read_back_versions()
         for version_id, configuration, fingerprint in self.journal.read(reads.read_fingerprints):
             if version_id in self.versions:
                 self._fingerprints[version_id, configuration] = fingerprint
@@ -151,7 +159,7 @@ class Ledger:
     def put_version(self, record: VersionRecord, text: str | None = None) -> None:
         """Take a version as it is now; `text` says in the log what happened to it."""
         before = self.versions.get(record.id)
-        self.journal.append(writes.put_version(record))
+        self.journal.append(writes.put_version(record, self.places.of(record.run, record.order)))
         if before is None:
             self._first_seen[record.id] = self.clock.monotonic()
         if record.state is VersionState.DELETED:

@@ -66,7 +66,8 @@ async def _fill(state: Path) -> None:
                     state=VersionState.DELETED,
                     created_at="2026-01-01T00:00:00Z",
                     served_at="2026-01-01T00:00:01Z",
-                )
+                ),
+                step,
             )
         )
     await journal.durable()

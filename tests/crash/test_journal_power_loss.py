@@ -39,7 +39,7 @@ def fact(number: int) -> tuple[writes.Write, writes.Write]:
     """Two writes that belong together: a version as it is at `number`, and the event that says so."""
     record = version(number % STEPS, reason=f"{number} " + "." * 2500)
     event = Event(seq=number, at="t", kind="version", subject=record.id, text=f"{number}")
-    return writes.put_version(record), writes.put_event(event)
+    return writes.put_version(record, number % STEPS), writes.put_event(event)
 
 
 async def keep(folder: Path, effects: list[Effect]) -> None:

@@ -21,6 +21,11 @@ def old_journal(name: str, state: Path) -> Path:
     return path
 
 
+def schema_of(name: str) -> int:
+    """The schema that one is of."""
+    return int(name.split("-")[1])
+
+
 def dump(path: Path) -> list[str]:
     """All that is in a journal: its schema's number, its tables, its rows."""
     with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:

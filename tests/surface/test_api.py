@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from refitd.engine.port import Outcome
+from refitd_client.contract.naming import Order, version_id
 from refitd_client.contract.states import VersionState
 from support.checkpoints import publish, tensors
-from support.services import serving
+from support.services import Stage, serving
 
 
 async def test_a_notice_is_accepted_once_and_known_after_that(tmp_path: Path) -> None:
@@ -114,6 +115,49 @@ async def test_lists_are_paged_newest_first(tmp_path: Path) -> None:
             steps += [version["step"] for version in page["items"]]
             cursor = page["next_cursor"]
         assert steps == [3, 2, 1]
+
+
+async def listed(stage: Stage, query: str = "") -> list[str]:
+    """The ids on all pages."""
+    found, cursor = [], ""
+    while cursor is not None:
+        page = (await stage.http.get(f"/v1/versions?limit=2{query}{cursor and '&cursor=' + cursor}")).json()
+        found += [version["id"] for version in page["items"]]
+        cursor = page["next_cursor"]
+    return found
+
+
+async def announced(stage: Stage, run: str, step: int) -> None:
+    publish(stage.root, run, step, tensors(step))
+    assert (await stage.http.post("/v1/versions", json={"run": run, "step": step})).is_success
+    await stage.until(version_id(run, Order(1, step)), lambda record: record.state is VersionState.SEALED)
+
+
+async def test_lists_go_by_time_across_runs_and_by_step_within_one(tmp_path: Path) -> None:
+    async with serving(tmp_path, names=()) as stage:
+        for run, step in (("old", 100), ("new", 1), ("old", 101), ("new", 3), ("old", 102), ("new", 2)):
+            await announced(stage, run, step)
+        newest_first = ["old~v000102", "new~v000003", "new~v000002", "old~v000101", "new~v000001", "old~v000100"]
+        assert await listed(stage) == newest_first
+        assert await listed(stage, "&run=new") == [each for each in newest_first if each.startswith("new")]
+        assert await listed(stage, "&state=SEALED&run=old") == ["old~v000102", "old~v000101", "old~v000100"]
+
+
+async def test_a_cursor_neither_skips_nor_repeats_while_versions_come_also_late_ones(tmp_path: Path) -> None:
+    async with serving(tmp_path, names=()) as stage:
+        for run, step in (("old", 5), ("old", 9), ("new", 1), ("old", 10), ("new", 7), ("new", 8)):
+            await announced(stage, run, step)
+        there = await listed(stage)
+        found, cursor = [], ""
+        for run, step in (("old", 7), ("new", 3), ("third", 1), ("old", 11), ("new", 9)):
+            page = (await stage.http.get(f"/v1/versions?limit=1{cursor and '&cursor=' + cursor}")).json()
+            found += [version["id"] for version in page["items"]]
+            cursor = page["next_cursor"]
+            await announced(stage, run, step)
+        rest = (await stage.http.get(f"/v1/versions?limit=50&cursor={cursor}")).json()
+        found += [version["id"] for version in rest["items"]]
+        assert [each for each in found if each in there] == there
+        assert len(set(found)) == len(found)
 
 
 @pytest.mark.parametrize("query", ["cursor=x", "state=nonsense", "limit=0", "limit=x"])

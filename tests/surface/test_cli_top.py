@@ -152,3 +152,13 @@ def test_pause_and_resume_say_what_they_did(service: StandIn) -> None:
     assert (paused.exit_code, "are paused" in paused.stdout) == (0, True)
     resumed = refitd("resume", "exp", "--url", service.url)
     assert (resumed.exit_code, "go on" in resumed.stdout) == (0, True)
+
+
+def test_updates_of_several_runs_name_their_runs_and_stand_as_the_service_lists_them() -> None:
+    with stand_in() as state:
+        state.versions = [make_version(100, run="old", place=1), make_version(1, run="new", place=2)]
+        lines = refitd("top", "--once", "--url", state.url).stdout.splitlines()
+        head = next(number for number, line in enumerate(lines) if line.startswith("STEP"))
+        assert lines[head].split()[-1] == "RUN"
+        rows = [line.split() for line in lines[head + 2 : head + 4]]
+        assert [(row[0], row[-1]) for row in rows] == [("1", "new"), ("100", "old")]

@@ -32,7 +32,7 @@ async def written(folder: Path) -> AsyncIterator[Journal]:
 
 async def test_what_is_durable_is_read_back_by_the_next_process(tmp_path: Path) -> None:
     async with written(tmp_path) as journal:
-        journal.append(writes.put_version(version(1)), writes.put_engine(engine(serving="v1")))
+        journal.append(writes.put_version(version(1), 1), writes.put_engine(engine(serving="v1")))
         await journal.durable()
     async with written(tmp_path) as journal:
         assert journal.read(reads.read_versions) == [version(1)]
@@ -57,7 +57,7 @@ def test_what_is_remembered_of_a_version_ends_with_it(tmp_path: Path) -> None:
 async def test_what_is_queued_when_the_service_stops_is_written(tmp_path: Path) -> None:
     async with written(tmp_path) as journal:
         await asyncio.sleep(0)
-        journal.append(writes.put_version(version(1)))
+        journal.append(writes.put_version(version(1), 1))
     async with written(tmp_path) as journal:
         assert journal.read(reads.read_versions) == [version(1)]
 
@@ -81,7 +81,7 @@ async def test_a_journal_that_cannot_be_written_says_so_and_goes_on_by_itself(
         journal.read(lambda connection: connection.exec_driver_sql("PRAGMA busy_timeout=1"))
         other.execute("BEGIN EXCLUSIVE")
         monkeypatch.setattr(journal, "_commit", lambda batch: OSError("No space left on device"))
-        journal.append(writes.put_version(version(1)), writes.put_version(version(2)))
+        journal.append(writes.put_version(version(1), 1), writes.put_version(version(2), 2))
         with pytest.raises(JournalError, match="No space left"):
             await journal.durable()
         other.execute("ROLLBACK")
@@ -99,12 +99,18 @@ async def test_a_journal_that_cannot_be_written_says_so_and_goes_on_by_itself(
 
 async def test_lists_are_newest_first_and_paged(tmp_path: Path) -> None:
     async with written(tmp_path) as journal:
-        journal.append(*(writes.put_version(version(step)) for step in (3, 1, 2)))
-        journal.append(writes.put_version(version(1, generation=2)))
+        journal.append(*(writes.put_version(version(step), 1) for step in (3, 1, 2)))
+        journal.append(writes.put_version(version(1, generation=2), 2), writes.put_version(version(1, run="b"), 3))
         await journal.durable()
         found = journal.read(reads.read_versions)
-        assert [(v.order.generation, v.order.step) for v in found] == [(2, 1), (1, 3), (1, 2), (1, 1)]
-        key = (found[1].order.generation, found[1].order.step, found[1].id)
+        assert [(v.run, v.order.generation, v.order.step) for v in found] == [
+            ("b", 1, 1),
+            ("run", 2, 1),
+            ("run", 1, 3),
+            ("run", 1, 2),
+            ("run", 1, 1),
+        ]
+        key = (2, found[1].order.generation, found[1].order.step)
         assert journal.read(lambda c: reads.read_versions(c, before=key)) == found[2:]
 
 

@@ -20,13 +20,14 @@ from refitd.journal.condition import Missing, Sound, Unreadable, examine_journal
 from refitd.journal.copies import KEPT, copy_of, drop_old_copies, keep_copy
 from refitd.journal.journal import Journal
 from refitd.journal.migrate import MIGRATIONS, in_one_transaction, migrate, take_steps
+from refitd.journal.packing import pack
 from refitd.journal.recovery import open_journal
 from refitd.journal.schema import SCHEMA_VERSION, metadata
 from refitd.ledger import Ledger
 from refitd.ownership import StartRefusedError
 from refitd.settings import Settings
 from refitd_client.contract.states import EngineState, VersionState
-from support.journals import OLD, dump, old_journal, shape
+from support.journals import OLD, dump, old_journal, schema_of, shape
 from support.records import version
 
 SQLITES = {"journal.db", "journal.db-wal", "journal.db-shm"}
@@ -69,7 +70,7 @@ def test_what_alembic_would_generate_is_nothing(name: str | None, state: Path) -
         made_by_steps(path)
     else:
         path = old_journal(name, state)
-        migrate(path, 1)
+        migrate(path, schema_of(name))
     with sa.create_engine(f"sqlite:///{path}", poolclass=sa.NullPool).connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection, opts={"compare_type": True}), metadata) == []
 
@@ -99,10 +100,10 @@ async def test_versions_pins_rollbacks_engines_and_the_log_come_through_a_migrat
     assert [event.seq for event in log] == list(range(1, len(log) + 1))
     assert log[-1].text.startswith("rollout 6 to run~v000004: COMPLETE")
     assert [each.id for each in ledger.journal.read(reads.read_waiting_deliveries)] == (
-        ["msg_1"] if "webhooks" in name else []
+        ["msg_1"] if "webhooks" in name or schema_of(name) > 1 else []
     )
     ledger.journal.close()
-    assert dump(copy_of(path, 1)) == before, "the copy is what the journal was"
+    assert dump(copy_of(path, schema_of(name))) == before, "the copy is what the journal was"
 
 
 @pytest.mark.parametrize("name", OLD)
@@ -126,14 +127,14 @@ def test_fsck_and_doctor_read_an_older_journal_without_changing_it(name: str, ro
     before = path.read_bytes()
     facts = read_journal(state, root)
     assert isinstance(facts.condition, Sound)
-    assert facts.condition.schema == 1
+    assert facts.condition.schema == schema_of(name)
     assert set(facts.engines) == {"a:1", "b:1"}
     assert [attempt.id for attempt in facts.open_attempts] == ["open"]
     finding = next(
         found for found in judge_service(Settings(root=root, state=state), facts, None) if found.check == "journal"
     )
     assert finding.verdict is Verdict.OK
-    assert f"schema 1; the next start brings it to schema {SCHEMA_VERSION}" in finding.text
+    assert f"schema {schema_of(name)}; the next start brings it to schema {SCHEMA_VERSION}" in finding.text
     assert path.read_bytes() == before
 
 
@@ -151,10 +152,12 @@ def test_a_start_on_a_journal_of_this_schema_copies_nothing(root: Path, state: P
 
 def spoiled_step(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     """Replace the last step by one that does something, and more."""
-    shutil.copy(MIGRATIONS / "schema_1.py", folder)
-    head = "import sqlalchemy as sa\nfrom alembic import op\nrevision, down_revision = '2', '1'\ndef upgrade():\n"
+    for number in range(1, SCHEMA_VERSION):
+        shutil.copy(MIGRATIONS / f"schema_{number}.py", folder)
+    numbers = f"revision, down_revision = '{SCHEMA_VERSION}', '{SCHEMA_VERSION - 1}'"
+    head = f"import sqlalchemy as sa\nfrom alembic import op\n{numbers}\ndef upgrade():\n"
     begins = "    op.create_table('half', sa.Column('id', sa.Integer))\n    op.execute('DELETE FROM versions')\n"
-    (folder / "schema_2.py").write_text(f"{head}{begins}    {text}\n")
+    (folder / f"schema_{SCHEMA_VERSION}.py").write_text(f"{head}{begins}    {text}\n")
     monkeypatch.setattr(migrating, "MIGRATIONS", folder)
 
 
@@ -167,7 +170,7 @@ def test_a_step_that_fails_leaves_the_journal_as_it_was_and_is_no_reason_to_begi
     (tmp_path / "steps").mkdir()
     spoiled_step(tmp_path / "steps", monkeypatch, text)
     assert isinstance(examine_journal(path, thorough=True), Unreadable)
-    with pytest.raises(StartRefusedError, match="the step to schema 2 fails"):
+    with pytest.raises(StartRefusedError, match=f"the step to schema {SCHEMA_VERSION} fails"):
         open_journal(state, root)
     with pytest.raises(migrating.MigrationError):
         migrate(path, 1)
@@ -186,7 +189,8 @@ def test_a_copy_that_finds_no_room_stops_the_start_and_leaves_nothing_behind(
         raise sqlite3.OperationalError("database or disk is full")
 
     monkeypatch.setattr("refitd.journal.copies._copy", full)
-    with pytest.raises(StartRefusedError, match=r"cannot be brought to 2.*disk is full.*it is as it was"):
+    refused = rf"cannot be brought to {SCHEMA_VERSION}.*disk is full.*it is as it was"
+    with pytest.raises(StartRefusedError, match=refused):
         open_journal(state, root)
     assert dump(path) == before
     assert not list(state.glob("*schema-1*"))
@@ -241,8 +245,22 @@ def test_an_older_journal_that_was_killed_while_it_was_made_is_moved_aside(root:
 async def test_what_is_written_after_a_migration_is_found_again(root: Path, state: Path) -> None:
     old_journal("schema-1-first", state)
     journal = open_journal(state, root)
-    assert journal._commit([writes.put_version(version(7))]) is None
+    assert journal._commit([writes.put_version(version(7), 7)]) is None
     journal.close()
     ledger = Ledger(open_journal(state, root), SystemClock())
     assert version(7).id in ledger.versions
     ledger.journal.close()
+
+
+def test_versions_of_an_older_journal_stand_in_lists_by_when_they_were_first_seen(root: Path, state: Path) -> None:
+    path = old_journal("schema-2", state)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("DELETE FROM versions")
+        for run, step in (("old", 100), ("new", 1), ("old", 102), ("new", 2), ("old", 101)):
+            record = version(step, run=run)
+            row = (record.id, run, 1, step, record.state.value, pack(record))
+            connection.execute("INSERT INTO versions VALUES (?, ?, ?, ?, ?, ?)", row)
+    journal = open_journal(state, root)
+    found = [record.id for record in journal.read(reads.read_versions)]
+    assert found == ["new~v000002", "old~v000102", "old~v000101", "new~v000001", "old~v000100"]
+    journal.close()

@@ -72,6 +72,7 @@ class Version:
     `base` is the version that a delta leads from. `needs_full`: it cannot be carried out, for the reason given, and the
     next one that can is a full version. `in_memory`: it was handed over from its trainer's memory, and has no
     good files yet, or never will: no engine can be brought back to it.
+    `place`: lists go by (`place`, `generation`, `step`), the greatest first, which is the newest (GET /v1/versions).
     """
 
     id: str
@@ -93,6 +94,7 @@ class Version:
     engines: list[EngineOnVersion] = field(default_factory=list[EngineOnVersion])
     timings: dict[str, float] = field(default_factory=dict[str, float])
     metadata: dict[str, str] = field(default_factory=dict[str, str])
+    place: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -134,7 +134,9 @@ def _updates(versions: Sequence[Version], width: int | None) -> RenderableType:
 
 def _bars(versions: Sequence[Version], width: int) -> Table:
     longest = max((sum(version.timings.values()) for version in versions), default=0.0)
-    table = Table("STEP", "STATE", "UPDATE", "TOOK", "ENGINES", "SIZE", right=_NUMBERS, cut=True)
+    several = len({version.run for version in versions}) > 1
+    columns = ("STEP", "STATE", "UPDATE", "TOOK", "ENGINES", "SIZE", *(("RUN",) if several else ()))
+    table = Table(*columns, right=_NUMBERS, cut=True)
     for version in versions:
         took = sum(version.timings.values())
         table.add_row(
@@ -144,6 +146,7 @@ def _bars(versions: Sequence[Version], width: int) -> Table:
             span(took) if took else render.NOTHING,
             render.engines_on(version),
             render.size(version.bytes),
+            *((render.sentence(version.run),) if several else ()),  # last, where a long name takes no room from others
         )
     return table
 

@@ -27,7 +27,7 @@ def versions(
     token_file: TokenFile = None,
     json: Json = False,
 ) -> None:
-    """List versions, newest first.
+    """List versions, newest first: within one run by generation and step, across runs by when they were first seen.
 
     \b
     refitd versions --run exp/trial

@@ -17,7 +17,7 @@ from refitd.catalog.record import VersionRecord
 from refitd.journal.migrate import MigrationError, is_older, migrated_copy, schema_of
 from refitd.journal.origin import Origin
 from refitd.journal.packing import RecordDamagedError, unpack
-from refitd.journal.reads import read_fingerprints, read_origin
+from refitd.journal.reads import read_fingerprints, read_origin, read_places
 from refitd.journal.schema import (
     SCHEMA_VERSION,
     attempts,
@@ -192,6 +192,7 @@ def _read_all(connection: sa.Connection, *, thorough: bool) -> None:
     _read(connection, rollouts.c.number, rollouts.c.record, RolloutRecord, lambda record: record.number)
     _read(connection, attempts.c.outcome, attempts.c.record, AttemptRecord, lambda record: record.outcome)
     _read(connection, deliveries.c.id, deliveries.c.record, DeliveryRecord, lambda record: record.id)
+    read_places(connection)
     read_fingerprints(connection)
     if thorough:
         _read(connection, events.c.seq, events.c.record, Event, lambda record: record.seq)

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import sqlalchemy as sa
 
+from refitd.catalog.places import Row
 from refitd.catalog.record import VersionRecord
 from refitd.journal.origin import Origin
-from refitd.journal.packing import unpack
+from refitd.journal.packing import RecordDamagedError, unpack
 from refitd.journal.schema import attempts, deliveries, engines, events, fingerprints, origin, rollouts, versions
 from refitd.rollout.record import AttemptRecord, EngineRecord, RolloutRecord
 from refitd.webhooks.delivery import DeliveryRecord
@@ -22,14 +23,13 @@ def read_versions(
     *,
     run: str | None = None,
     state: VersionState | None = None,
-    before: tuple[int, int, str] | None = None,
+    before: tuple[int, int, int] | None = None,
     limit: int | None = None,
 ) -> list[VersionRecord]:
-    """Versions, newest first; `before` is the (generation, step, id) that the last page ended with."""
-    key = sa.tuple_(versions.c.generation, versions.c.step, versions.c.id)
-    query = sa.select(versions.c.record).order_by(
-        versions.c.generation.desc(), versions.c.step.desc(), versions.c.id.desc()
-    )
+    """Versions, newest first; `before` is the (place, generation, step) that the last page ended with."""
+    parts = (versions.c.place, versions.c.generation, versions.c.step)
+    key = sa.tuple_(*parts)
+    query = sa.select(versions.c.record).order_by(*(part.desc() for part in parts))
     if run is not None:
         query = query.where(versions.c.run == run)
     if state is not None:
@@ -37,6 +37,15 @@ def read_versions(
     if before is not None:
         query = query.where(key < sa.tuple_(*(sa.literal(part) for part in before)))
     return [unpack(row, VersionRecord) for row in connection.scalars(query.limit(limit))]
+
+
+def read_places(connection: sa.Connection) -> list[tuple[str, Row]]:
+    """The place of each version in lists, with its run, generation and step."""
+    rows = connection.execute(sa.select(versions.c.run, versions.c.generation, versions.c.step, versions.c.place))
+    found = [(run, (generation, step, place)) for run, generation, step, place in rows]
+    if not all(isinstance(number, int) for _, row in found for number in row):
+        raise RecordDamagedError("a row of VersionRecord is damaged: its place is no number")
+    return found
 
 
 def read_version(connection: sa.Connection, version_id: str) -> VersionRecord | None:

@@ -2,7 +2,7 @@
 
 import sqlalchemy as sa
 
-SCHEMA_VERSION = 2  # with each change of what follows one more, and a step to it in migrations/
+SCHEMA_VERSION = 3  # with each change of what follows one more, and a step to it in migrations/
 
 metadata = sa.MetaData()
 
@@ -15,9 +15,10 @@ versions = sa.Table(
     sa.Column("step", sa.Integer, nullable=False),
     sa.Column("state", sa.Text, nullable=False),
     sa.Column("record", sa.LargeBinary, nullable=False),
-    sa.Index("versions_by_order", "run", "generation", "step"),
-    sa.Index("versions_by_state", "state", "generation", "step"),
-    sa.Index("versions_newest", "generation", "step", "id"),
+    sa.Column("place", sa.Integer, nullable=False, server_default="0"),
+    sa.Index("versions_by_run", "run", "place", "generation", "step"),
+    sa.Index("versions_by_state", "state", "place", "generation", "step"),
+    sa.Index("versions_newest", "place", "generation", "step"),
 )
 engines = sa.Table(
     "engines",
@@ -47,6 +48,12 @@ rollouts = sa.Table(
     sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("run", sa.Text, nullable=False, index=True),
     sa.Column("version", sa.Text, nullable=False),
+    sa.Column("record", sa.LargeBinary, nullable=False),
+)
+runs = sa.Table(
+    "runs",
+    metadata,
+    sa.Column("run", sa.Text, primary_key=True),
     sa.Column("record", sa.LargeBinary, nullable=False),
 )
 events = sa.Table(

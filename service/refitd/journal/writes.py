@@ -41,8 +41,8 @@ _DROP_ENGINE = sa.delete(engines).where(engines.c.id == sa.bindparam("engine_id"
 _FIRST_FINGERPRINT = insert(fingerprints).on_conflict_do_nothing()
 
 
-def put_version(record: VersionRecord) -> Write:
-    """Write a version as it is now."""
+def put_version(record: VersionRecord, place: int) -> Write:
+    """Write a version as it is now, with its place in lists."""
     return _upsert(
         versions,
         id=record.id,
@@ -51,6 +51,7 @@ def put_version(record: VersionRecord) -> Write:
         step=record.order.step,
         state=record.state.value,
         record=pack(record),
+        place=place,
     )
 
 

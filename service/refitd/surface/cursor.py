@@ -9,14 +9,14 @@ import msgspec
 from refitd.catalog.record import VersionRecord
 from refitd.problem import Kind, ProblemError
 
-Key = tuple[int, int, str]
+Key = tuple[int, int, int]
 _Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # what the journal's database can compare with
-_Key = tuple[_Number, _Number, str]
+_Key = tuple[_Number, _Number, _Number]
 
 
-def encode_cursor(last: VersionRecord) -> str:
-    """The cursor behind `last`."""
-    key: Key = (last.order.generation, last.order.step, last.id)
+def encode_cursor(last: VersionRecord, place: int) -> str:
+    """The cursor behind `last`, which has this `place` in lists."""
+    key: Key = (place, last.order.generation, last.order.step)
     return base64.urlsafe_b64encode(msgspec.json.encode(key)).decode()
 
 

@@ -16,11 +16,12 @@ def present_version(
     record: VersionRecord,
     engines: Iterable[EngineRecord],
     *,
+    place: int = 0,
     rollout: RolloutRecord | None = None,
     refused: str | None = None,
     waits_for: str | None = None,
 ) -> Version:
-    """A version with the engines of its run, whose newest rollout is `rollout`.
+    """A version with its place in lists and the engines of its run, whose newest rollout is `rollout`.
 
     Of a delta also why it cannot be carried out, or what it waits for.
     """
@@ -45,6 +46,7 @@ def present_version(
         engines=[_on_version(engine, record, rollout) for engine in mine],
         timings=record.timings,
         metadata=record.metadata,
+        place=place,
     )
 
 

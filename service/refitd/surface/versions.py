@@ -35,7 +35,13 @@ async def list_versions(
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
     cursor: str | None = None,
 ) -> Page[Version]:
-    """Versions, newest first."""
+    """Versions, newest first: within one run by generation and step, across runs by when the service first saw them.
+
+    The order is that of (`place`, `generation`, `step`), the greatest first. `place` is the number of a version's first
+    sight. Where a later step of its run was seen before it, it has that one's place, so that it stands right behind it.
+    A place never changes. Whoever follows `next_cursor` to the end gets each version that was there at the beginning
+    once, whatever comes meanwhile.
+    """
     wanted, before = _state(state), decode_cursor(cursor)
 
     def query() -> list[VersionRecord]:
@@ -45,8 +51,12 @@ async def list_versions(
 
     await service.ledger.durable()  # so that a reader sees what it has just been told
     found = await asyncio.to_thread(query)
-    more = encode_cursor(found[limit - 1]) if len(found) > limit else None
+    more = _cursor_behind(service, found[limit - 1]) if len(found) > limit else None
     return Page(items=[presented(service, record) for record in found[:limit]], next_cursor=more)
+
+
+def _cursor_behind(service: Service, last: VersionRecord) -> str:
+    return encode_cursor(last, service.ledger.places.of(last.run, last.order))
 
 
 @router.get("/versions/{version_id}")
@@ -142,6 +152,7 @@ def presented(service: Service, record: VersionRecord) -> Version:
     return present_version(
         record,
         ledger.engines.values(),
+        place=ledger.places.of(record.run, record.order),
         rollout=ledger.rollouts.get(record.run),
         refused=ledger.carriage.refused.get(record.id),
         waits_for=None if copier is None else copier.why_waiting(record),

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 
 from support.plugged import PluggedSglang
 from support.servers import AREAL_VENV, KIT, SGLANG_VENV, SglangServer
@@ -17,7 +19,10 @@ from support.servers import AREAL_VENV, KIT, SGLANG_VENV, SglangServer
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The same cases each time, however slow the machine; `make soak`, or --hypothesis-profile=default, draws others.
+# The same cases each time and everywhere, however slow the machine; `make soak`, or --hypothesis-profile=default, draws
+# others. Hypothesis also draws constants from the modules that it takes for local, and which those are depends on the
+# folder of the clone and on what was imported before: here there are none. It has no setting for that.
+providers._get_local_constants = Constants  # pyright: ignore[reportPrivateUsage]
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 

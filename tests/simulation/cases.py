@@ -1,0 +1,99 @@
+"""Cases of the simulation. A case follows from its seed alone: neither the folder of the clone, nor what is imported,
+nor the order of hashes changes a step.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+from refitd.rollout.strategy import StrategyName
+
+from .steps import RULES, Story
+from .world import World
+
+RUN_STEPS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A method of `Story`, and its arguments."""
+
+    name: str
+    arguments: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def __str__(self) -> str:
+        """As Python that takes the step again."""
+        said = ", ".join(f"{name}={_said(value)}" for name, value in self.arguments.items())
+        return f"story.{self.name}({said})"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A world and the steps that are taken in it."""
+
+    seed: int
+    strategy: StrategyName
+    steps: tuple[Step, ...]
+
+    def __str__(self) -> str:
+        """As Python that takes the steps again."""
+        world = f"with closing(World({self.seed}, strategy={_said(self.strategy)})) as world:"
+        return "\n    ".join([world, "story = Story(world)", *map(str, self.steps), "world.heal()"])
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_said, value))}]"
+    return f"{type(value).__name__}.{value.name}" if isinstance(value, Enum) else repr(value)
+
+
+def drawn(seed: int) -> Case:
+    """The case of a seed. It knows some of the rules only, so that cases differ in what they do often."""
+    chance = random.Random(seed)
+    share = chance.random()
+    rules = [name for name in RULES if chance.random() < share] or list(RULES)
+    steps = (_step(chance.choice(rules), chance) for _ in range(RUN_STEPS))
+    return Case(chance.getrandbits(32), chance.choice(list(StrategyName)), tuple(steps))
+
+
+def _step(name: str, chance: random.Random) -> Step:
+    return Step(name, {argument: draw(chance) for argument, draw in RULES[name].items()})
+
+
+def played(case: Case) -> Story:
+    """Take the steps, let everything heal, and see that every promise holds.
+
+    Raises:
+        AssertionError: one does not.
+    """
+    with closing(World(case.seed, strategy=case.strategy)) as world:
+        story = Story(world)
+        for step in case.steps:
+            getattr(story, step.name)(**step.arguments)
+        world.heal()
+    return story
+
+
+def shortest(case: Case, fails: Callable[[Case], bool]) -> Case:
+    """Leave out steps as long as the case still fails: large pieces first, then one at a time."""
+    size = len(case.steps) // 2
+    while size:
+        shorter = _without(case, size, fails)
+        size = size if size == 1 and shorter != case else size // 2
+        case = shorter
+    return case
+
+
+def _without(case: Case, size: int, fails: Callable[[Case], bool]) -> Case:
+    start = 0
+    while start < len(case.steps):
+        steps: Sequence[Step] = case.steps
+        shorter = replace(case, steps=(*steps[:start], *steps[start + size :]))
+        if fails(shorter):
+            case = shorter
+        else:
+            start += size
+    return case

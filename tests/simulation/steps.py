@@ -1,0 +1,194 @@
+"""What may happen in a simulation, in any order, and which arguments are drawn for it."""
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+from .disk import Make
+from .fault import Fault
+from .world import World
+
+Draw = Callable[[random.Random], Any]
+Rule = TypeVar("Rule", bound=Callable[..., None])
+
+RULES: dict[str, dict[str, Draw]] = {}  # the names of methods of `Story`, and how each of their arguments is drawn
+
+
+def one_of(values: Iterable[Any]) -> Draw:
+    """One of them, each as likely as the others."""
+    known = list(values)
+    return lambda chance: chance.choice(known)
+
+
+def several(values: Sequence[Any], *, most: int) -> Draw:
+    """A list of one to `most` of them."""
+    return lambda chance: [chance.choice(values) for _ in range(chance.randint(1, most))]
+
+
+def may(**arguments: Draw) -> Callable[[Rule], Rule]:
+    """Say that a step may be taken, and how its arguments are drawn."""
+
+    def take(method: Rule) -> Rule:
+        RULES[method.__name__] = arguments
+        return method
+
+    return take
+
+
+CALLS = (
+    "/update_weights_from_disk",
+    "/pause_generation",
+    "/continue_generation",
+    "/weights_checker",
+    "/model_info",
+    "/server_info",
+    "prepare",
+)
+WRITTEN = [make for make in Make if make is not Make.DELTA]
+MAKES = one_of([*[Make.GOOD] * 6, *WRITTEN])
+FAILURES = (Fault.REFUSES, Fault.ROLLBACK, Fault.UNCLEAR, Fault.UNFLUSHED)
+ENGINES = one_of("abc")
+DISK_FAULTS = ("error", "unmounted", "empty", "unreadable", "full", "no room")
+INDEX = one_of(range(31))
+
+
+class Story:
+    """Anything may happen at any time, and the promises are looked at after each step."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.steps = 0
+
+    def do(self, act: Callable[[World], None]) -> None:
+        """One thing that happens."""
+        self.steps += 1
+        act(self.world)
+        self.world.promises.hold()
+
+    @may(seconds=one_of([0.01, 0.1, 0.3, 0.3, 1.0, 3.0, 10.0, 40.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.do(lambda world: world.wait(seconds))
+
+    @may(make=MAKES, announce=one_of([False, True]), seconds=one_of([0.0, 0.2, 2.0]))
+    def publish(self, make: Make, announce: bool, seconds: float) -> None:
+        self.do(lambda world: world.publish(make, announce=announce))
+        self.do(lambda world: world.wait(seconds))
+
+    @may(
+        back=one_of([0, 0, 0, 1, 2, 4]),
+        announce=one_of([False, True]),
+        honest=one_of([True] * 9 + [False]),
+        seconds=one_of([0.0, 0.01, 0.2, 2.0]),
+    )
+    def publish_a_delta(self, back: int, announce: bool, honest: bool, seconds: float) -> None:
+        self.do(lambda world: world.publish_delta(back, announce=announce, honest=honest))
+        self.do(lambda world: world.wait(seconds))
+
+    @may(steps=one_of(range(2, 6)), seconds=one_of([0.1, 0.5, 2.0]))
+    def train_on(self, steps: int, seconds: float) -> None:
+        for _ in range(steps):
+            self.do(lambda world: world.publish_delta(0, announce=True, honest=True))
+            self.do(lambda world: world.wait(seconds))
+
+    @may(seconds=one_of([0.0, 0.05, 0.2, 2.0]))
+    def hand_over(self, seconds: float) -> None:
+        """Until the trainer does something else its tensors are lent."""
+        self.do(lambda world: world.hand_over())
+        self.do(lambda world: world.wait(seconds))
+
+    @may(
+        name=one_of("ab"),
+        faults=several(FAILURES, most=4),
+        hands_over=one_of([False, True]),
+        seconds=one_of([0.2, 2.0]),
+    )
+    def loads_fail(self, name: str, faults: list[Fault], hands_over: bool, seconds: float) -> None:
+        """Of versions that come right then."""
+        for fault in faults:
+            self.do(lambda world, fault=fault: world.fault(name, CALLS[0], fault))
+            if hands_over:
+                self.do(lambda world: world.hand_over())
+            else:
+                self.do(lambda world: world.publish_delta(0, announce=True, honest=True))
+            self.do(lambda world: world.wait(seconds))
+
+    @may(announce=one_of([False, True]), fails=one_of([False, False, True]))
+    def trainer_takes_its_tensors_back(self, announce: bool, fails: bool) -> None:
+        self.do(lambda world: world.take_back(announce=announce, fails=fails))
+
+    @may()
+    def trainer_dies_and_comes_back(self) -> None:
+        self.do(lambda world: world.kill_trainer())
+
+    @may(named=one_of([True, True, False]), seconds=one_of([0.0, 0.1, 2.0]))
+    def engine_is_added_or_removed(self, named: bool, seconds: float) -> None:
+        self.do(lambda world: world.name_engine(named=named))
+        self.do(lambda world: world.wait(seconds))
+
+    @may()
+    def publish_out_of_order(self) -> None:
+        self.do(lambda world: world.publish_late(Make.GOOD))
+
+    @may()
+    def trainer_restarts_and_reuses_steps(self) -> None:
+        self.do(lambda world: world.restart_trainer())
+
+    @may(back=one_of(range(4)))
+    def same_notice_again(self, back: int) -> None:
+        self.do(lambda world: world.announce(max(1, world.step - back)))
+
+    @may()
+    def roll_back(self) -> None:
+        self.do(lambda world: world.roll_back())
+
+    @may(index=INDEX, pinned=one_of([False, True]))
+    def pin(self, index: int, pinned: bool) -> None:
+        self.do(lambda world: world.pin(index, pinned=pinned))
+
+    @may()
+    def sweep(self) -> None:
+        self.do(lambda world: world.sweep())
+
+    @may(name=ENGINES)
+    def resync(self, name: str) -> None:
+        self.do(lambda world: world.resync(name))
+
+    @may(seconds=one_of([0.0, 0.5, 20.0]))
+    def service_is_killed_and_started_again(self, seconds: float) -> None:
+        self.do(lambda world: world.kill())
+        self.do(lambda world: world.wait(seconds))
+        self.do(lambda world: world.start())
+
+    @may(name=ENGINES)
+    def engine_is_killed(self, name: str) -> None:
+        self.do(lambda world: world.kill_engine(name))
+
+    @may(name=ENGINES)
+    def engine_restarts(self, name: str) -> None:
+        self.do(lambda world: world.start_engine(name))
+
+    @may(name=ENGINES, call=one_of([*[CALLS[0]] * 4, *CALLS]), fault=one_of(Fault))
+    def call_goes_wrong(self, name: str, call: str, fault: Fault) -> None:
+        self.do(lambda world: world.fault(name, call, fault))
+
+    @may(name=ENGINES)
+    def label_is_set_by_someone_else(self, name: str) -> None:
+        self.do(lambda world: world.relabel(name))
+
+    @may(index=INDEX)
+    def trainer_deletes_a_version(self, index: int) -> None:
+        self.do(lambda world: world.take_away(index))
+
+    @may(index=INDEX, make=MAKES)
+    def path_is_rewritten(self, index: int, make: Make) -> None:
+        self.do(lambda world: world.rewrite(index, make))
+
+    @may(kind=one_of(DISK_FAULTS), seconds=one_of([0.5, 9.0]))
+    def disk_fails_for_a_while(self, kind: str, seconds: float) -> None:
+        self.do(lambda world: world.disk_fault(kind))
+        self.do(lambda world: world.wait(seconds))
+        self.do(lambda world: world.heal_disk())
+
+    @may(days=one_of([-1.0, 0.0, 1.0]))
+    def clock_is_set(self, days: float) -> None:
+        self.do(lambda world: world.set_wall_clock(days))

@@ -201,6 +201,7 @@ class Ledger:
         goals = on_the_way(goals, engine, self.versions)
         if not self._looks_ahead(engine, goals.coming, rollout):
             goals = replace(goals, coming=None)
+        goals = replace(goals, serving=self.versions.get(engine.serving or ""))
         offer = offered_to(engine, self._offers.get(engine.run), self.versions)
         return goals if offer is None else replace(goals, offered=RefitTo(self.versions[offer.version], offer.path))
 

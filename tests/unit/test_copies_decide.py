@@ -10,7 +10,8 @@ from refitd_client.contract.naming import Order
 from refitd_client.contract.states import Kind, VersionState
 from support.records import version
 
-READ = Readers(reads=("engine a serves it",), is_waited_for=True, may_go=False)
+READ = Readers(reads=("engine a serves it",), is_waited_for=True, holders=frozenset({"a"}), may_go=False)
+READ_TOO = Readers(reads=("engine b serves it",), is_waited_for=True, holders=frozenset({"b"}), may_go=False)
 OUT_OF_REACH = Readers(reads=("engine a serves it",), is_waited_for=False, may_go=False)
 DEAD = Readers(reads=("engine a serves it",), is_waited_for=False, may_go=True)
 FREE = Readers()
@@ -65,6 +66,20 @@ def test_while_every_copy_is_read_it_is_waited_and_said_for_whom() -> None:
     found = decided((copy("a", 3), READ), (copy("b", 4), READ))
     assert isinstance(found, Wait)
     assert "copies/a: engine a serves it" in found.reason
+
+
+def test_where_engines_stay_on_each_of_several_copies_one_more_is_written() -> None:
+    """None of them would come free by itself: the engines would stay behind for ever."""
+    copies = (copy("a", 3), READ), (copy("b", 4), READ_TOO)
+    found = decided(*copies, stays=lambda _: True)
+    assert isinstance(found, Write)
+    assert (found.into, found.instead_of, steps(found)) == (None, None, [5])
+    assert isinstance(decided(*copies, stays=lambda engine: engine == "a"), Wait), "that of b comes free"
+    assert isinstance(decided(*copies, (copy("c", 2), READ), stays=lambda _: True), Wait), "one more, and no others"
+
+
+def test_a_run_that_may_have_one_copy_has_one() -> None:
+    assert isinstance(decided((copy("a", 4), READ), most=1, stays=lambda _: True), Wait)
 
 
 def test_a_copy_that_only_engines_out_of_reach_hold_is_not_written_but_holds_up_nobody() -> None:

@@ -42,6 +42,7 @@ def test_a_copy_that_an_engine_reads_or_may_be_reading_is_not_written(reading: E
     found = readers(reading)
     assert found.reads
     assert found.is_waited_for
+    assert found.holders == {"e"}
     assert not found.may_go
 
 

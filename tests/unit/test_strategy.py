@@ -93,6 +93,13 @@ def test_a_rollout_that_an_engine_fails_again_and_again_is_not_waited_for() -> N
     assert finished_first(ROLLING, rollout(), [engine("a", state=EngineState.NACKED, failures=3)]) is None
 
 
+def test_a_rollout_that_an_engine_has_given_up_is_not_waited_for() -> None:
+    """The engine went back to the version before, which has ended its failures in a row; the others wait for it."""
+    gave_up = engine("a", state=BEHIND, serving=OLD.id, strikes={NEW.id: 3})
+    assert finished_first(ROLLING, rollout(), [gave_up, *fleet(b=BEHIND)]) is None
+    assert finished_first(ROLLING, rollout(version="run~v000009"), [gave_up, *fleet(b=BEHIND)]) == "run~v000009"
+
+
 def three() -> dict[str, SimulatedEngine]:
     return {name: SimulatedEngine() for name in "abc"}
 

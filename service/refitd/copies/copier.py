@@ -29,6 +29,7 @@ from refitd.ledger import Ledger
 from refitd.reclaim.leases import Views
 from refitd.reclaim.outcome import Refused
 from refitd.rollout.in_place import needs_copy
+from refitd.rollout.plan import stays
 from refitd.rollout.target import last_good
 from refitd_client.contract.states import Kind, VersionState
 from refitd_client.contract.wire import Reclaimable
@@ -275,7 +276,12 @@ class Copier:
             most=self._most,
             last_good=None if good is None else good.id,
             misfits=self._refusals.misfits(target),
+            stays=self._stays,
         )
+
+    def _stays(self, engine_id: str) -> bool:
+        engine = self._ledger.engines.get(engine_id)
+        return engine is not None and stays(engine.to_load, self._ledger.goals_of(engine.to_load))
 
     def _believed(self, copy: Copy) -> Copy:
         """A copy is about a version with a digest: the root may have been emptied, and the run begun anew."""

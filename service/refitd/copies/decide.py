@@ -9,9 +9,13 @@ A run has two copies. Engines read one (B), the other (A) is free, and is brough
     v5 on v4, A is read     B += v4, v5                 and so on
 
 A copy that an engine reads, or may be reading, is never written, whatever waits for it. It may be read from.
+
+Engines can come to rest on different copies: one on v4 in A, one on v5 in B, and then the files of v5 are lost, so that
+no engine goes there any more. Neither copy comes free by itself. One copy more than usual is written then: the engines
+go there, and the sweep takes away what is too much.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from refitd.catalog.chain import NoBase, chain_of, way_from
@@ -74,6 +78,7 @@ def decide(
     most: int,
     last_good: str | None = None,
     misfits: Collection[str] = (),
+    stays: Callable[[str], bool] = lambda _: False,
 ) -> Decision:
     """Decide about a SEALED delta.
 
@@ -85,6 +90,7 @@ def decide(
         most: how many copies the run may have, besides those that only engines out of reach hold.
         last_good: the version that engines would be brought back to: its copy is written last.
         misfits: ids of versions from which the target was not reached, whatever the reason.
+        stays: whether the engine of an id goes nowhere until the run's goals change.
     """
     ready = [copy for copy in copies if copy.holds == target.id]
     if ready:
@@ -100,7 +106,13 @@ def decide(
     source, deltas = ways[0]
     if free:
         return Write(target=target, source=source, deltas=deltas, into=free[0])
-    return _another(target, source, deltas, copies, readers, most)
+    return _another(target, source, deltas, copies, readers, most + _is_one_lacking(readers, stays))
+
+
+def _is_one_lacking(readers: Mapping[str, Readers], stays: Callable[[str], bool]) -> bool:
+    """Whether engines stay on each of several copies, so that none comes free by itself."""
+    waited_for = [each for each in readers.values() if each.is_waited_for]
+    return len(waited_for) > 1 and all(any(map(stays, each.holders)) for each in waited_for)
 
 
 def _another(

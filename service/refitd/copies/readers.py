@@ -20,11 +20,13 @@ _HOLDS_UP_NOBODY = frozenset({EngineState.UNREACHABLE, EngineState.QUARANTINED})
 class Readers:
     """`reads` says in sentences who may read a copy: while there is one, it is not written.
 
-    `is_waited_for` is False where all of them are engines that hold up nobody. `may_go`: it can be deleted.
+    `is_waited_for` is False where all of them are engines that hold up nobody. `holders` are their ids. `may_go`: it
+    can be deleted.
     """
 
     reads: tuple[str, ...] = ()
     is_waited_for: bool = False
+    holders: frozenset[str] = frozenset()
     may_go: bool = True
 
 
@@ -41,6 +43,7 @@ def readers_of(copies: Sequence[Copy], views: Views, paths: Mapping[str, Sequenc
         found[copy.name] = Readers(
             reads=tuple(_sentences(held, naming)),
             is_waited_for=any(_counts(engines.get(lease.holder)) for lease in held) or any(map(_counts, naming)),
+            holders=frozenset([lease.holder for lease in held] + [engine.id for engine in naming]),
             may_go=not kept and all(engine.unreachable_for >= DEAD_AFTER for engine in naming),
         )
     return found

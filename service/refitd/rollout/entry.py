@@ -68,8 +68,7 @@ class Entry:
         goals = self.ledger.goals_of(record)
         candidates = (goals.target, goals.loadable, goals.last_good)
         recorded = frozenset(v.id for v in candidates if v is not None and self.fingerprint_of(v.id) is not None)
-        serving = self.ledger.versions.get(record.serving or "")
-        return replace(goals, serving=serving, recorded=recorded)
+        return replace(goals, recorded=recorded)
 
     @property
     def target_id(self) -> str | None:

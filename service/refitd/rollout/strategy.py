@@ -114,7 +114,11 @@ def _given_up_by_all(target: VersionRecord, engines: Sequence[EngineRecord]) -> 
 
 def has_given_up(engine: EngineRecord, version: VersionRecord) -> bool:
     """Whether this engine is not brought to the version again: its loads have left unknown contents too often."""
-    return engine.strikes.get(version.id, 0) >= GIVE_UP_AFTER
+    return _struck_out(engine, version.id)
+
+
+def _struck_out(engine: EngineRecord, version: str) -> bool:
+    return engine.strikes.get(version, 0) >= GIVE_UP_AFTER
 
 
 def _load_fault(canary: EngineRecord, target: VersionRecord) -> str | None:
@@ -152,11 +156,12 @@ def _checked(rollout: RolloutRecord | None, target: VersionRecord) -> CheckState
 def finished_first(strategy: Strategy, rollout: RolloutRecord | None, engines: Iterable[EngineRecord]) -> str | None:
     """The version whose rollout comes to its end before a newer one starts, so that a fast trainer cannot starve it.
 
-    One that an engine fails again and again is not waited for: a newer version may be what mends it.
+    One that an engine fails again and again, or has given up, is not waited for: a newer version may be what mends it.
     """
     if strategy.name is StrategyName.ALL or rollout is None or rollout.state is not RolloutState.ROLLING:
         return None
-    stuck = any(e.failures >= GIVE_UP_AFTER and e.state not in _AWAY for e in engines)
+    reached = [engine for engine in engines if engine.state not in _AWAY]
+    stuck = any(each.failures >= GIVE_UP_AFTER or _struck_out(each, rollout.version) for each in reached)
     return None if stuck else rollout.version
 
 

@@ -1,0 +1,28 @@
+"""Cases that chance has found, as short as they were made: each was a promise that did not hold."""
+
+from contextlib import closing
+
+from refitd.rollout.strategy import StrategyName
+from simulation.disk import Make
+from simulation.fault import Fault
+from simulation.steps import Story
+from simulation.world import World
+
+
+def test_engines_that_come_to_rest_on_different_copies_are_all_brought_to_the_target() -> None:
+    """Two stock engines serve two deltas from both copies, and the newer delta loses its files: neither engine could
+    go on, neither copy came free, and the next delta was never written into one.
+    """
+    with closing(World(18789976, strategy=StrategyName.CANARY)) as world:
+        story = Story(world)
+        story.loads_fail(faults=[Fault.UNFLUSHED, Fault.REFUSES], hands_over=True, name="a", seconds=0.2)
+        story.engine_is_added_or_removed(named=True, seconds=0.0)
+        story.loads_fail(
+            faults=[Fault.UNFLUSHED, Fault.REFUSES, Fault.UNFLUSHED], hands_over=False, name="b", seconds=2.0
+        )
+        story.engine_is_killed(name="b")
+        story.service_is_killed_and_started_again(seconds=0.0)
+        story.path_is_rewritten(index=23, make=Make.MISSING)
+        story.loads_fail(faults=[Fault.UNCLEAR], hands_over=False, name="a", seconds=0.2)
+        story.publish_a_delta(announce=False, back=4, honest=True, seconds=0.0)
+        world.heal()

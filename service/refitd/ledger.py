@@ -141,6 +141,7 @@ class Ledger:
                     state=EngineState.TAINTED,
                     known=False,
                     serving=None,
+                    held=engine.serving or engine.held,
                     unproven=(*engine.unproven, attempt.version),
                     reason=reason,
                     last_attempt=closed,

@@ -159,6 +159,10 @@ class Remains:
         return [attempt for attempt in self.attempts if attempt.outcome is None]
 
     @property
+    def ids(self) -> set[str]:
+        return {attempt.id for attempt in self.attempts}
+
+    @property
     def loads(self) -> int:
         """Those that were proved by content."""
         return sum(attempt.outcome == "ACK" for attempt in self.attempts)
@@ -236,7 +240,10 @@ def test_kill_9_at_every_journal_and_http_step_of_a_rollout(stage: Stage) -> Non
             assert answered or stage.announce(service)
             stage.check_whole(service)
             assert mended_since(stage.state, remains.last_event) == bool(remains.open), died[-1]
-            assert not remains.open or Remains.of(stage.state).loads > remains.loads, "mended without a load"
+            now = Remains.of(stage.state)
+            assert not remains.open or now.loads > remains.loads, "mended without a load"
+            since = {attempt.version for attempt in now.attempts if attempt.id not in remains.ids}
+            assert since <= {version}, "for a moment it answered from an older step"
     print(f"died at {len(died)} effects: {', '.join(died)}")
     assert point.startswith("commit"), "every call was had"
     # The notice, the intent and the end each wait for a commit; what else there is may share one.

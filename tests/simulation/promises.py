@@ -293,7 +293,7 @@ class Promises(Silent):
             server = self._world.servers[engine.id.removesuffix(":1")]
             state = f"{engine.id} is {engine.state} ({engine.reason}), target {target.id if target else None}"
             # A fleet with a canary repairs nobody with what no canary has tried.
-            nothing_to_repair_with = not engine.known and repair_with(ledger.goals_of(engine)) is None
+            nothing_to_repair_with = not engine.known and repair_with(engine, ledger.goals_of(engine)) is None
             assert not server.paused or nothing_to_repair_with, f"9: left paused: {state}"
             if engine.state is EngineState.IN_SYNC and engine.serving is not None:
                 self._holds(engine.serving, engine.id, server)  # probes have found out who is a new process

@@ -148,7 +148,20 @@ async def test_an_attempt_without_an_outcome_taints_its_engine(tmp_path: Path) -
         found = again.engines["a"]
         assert (found.state, found.known, found.serving) == (EngineState.TAINTED, False, None)
         assert found.unproven == (version(2).id,)
+        assert found.held == version(1).id
+        again.open_attempt("a", version(2).id)  # the load that repairs it, and the service dies in that as well
         await again.durable()
     async with written(tmp_path) as journal:
-        assert journal.read(reads.read_open_attempts) == []
-        assert Ledger(journal, SystemClock()).engines["a"].known is False
+        last = Ledger(journal, SystemClock()).engines["a"]
+        assert (last.known, last.held) == (False, version(1).id)
+        assert len(journal.read(reads.read_open_attempts)) == 1
+
+
+async def test_of_an_engine_whose_load_failed_before_the_service_died_nothing_counts_as_held(tmp_path: Path) -> None:
+    async with written(tmp_path) as journal:
+        ledger = Ledger(journal, SystemClock())
+        ledger.put_engine(engine(state=EngineState.TAINTED, known=False))
+        ledger.open_attempt("a", version(1).id)
+        await ledger.durable()
+    async with written(tmp_path) as journal:
+        assert Ledger(journal, SystemClock()).engines["a"].held is None

@@ -61,6 +61,13 @@ def test_a_tainted_engine_stays_tainted_whatever_its_label_says() -> None:
     assert (after.state, after.known) == (EngineState.TAINTED, False)
 
 
+def test_what_an_engine_held_when_the_service_died_counts_until_a_load_fails_or_is_proved() -> None:
+    cut_off = engine(state=EngineState.TAINTED, known=False, held="v6")
+    assert after_refit(cut_off, "v7", Refit(outcome=Outcome.UNREACHABLE, resumed=False), NOW).held == "v6"
+    assert after_refit(cut_off, "v7", Refit(outcome=Outcome.TAINTED, resumed=False), NOW).held is None
+    assert after_refit(cut_off, "v7", Refit(outcome=Outcome.ACK, resumed=True), NOW).held is None
+
+
 def test_a_quarantined_engine_that_was_restarted_is_brought_up_again() -> None:
     quarantined = engine(state=EngineState.QUARANTINED, known=False, taints=QUARANTINE_AFTER)
     seen = after_probe(quarantined, reached(), None, "v7", NOW)

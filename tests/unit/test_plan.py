@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from refitd.rollout.plan import Agenda, Goals, LookAhead, LookAway, Probe, RefitTo, Rest, Resume, next_action
+from refitd.rollout.plan import Agenda, Goals, LookAhead, LookAway, Probe, RefitTo, Rest, Resume, next_action, stays
 from refitd_client.contract.states import EngineState, VersionState
 from support.records import engine, version
 
@@ -55,6 +55,17 @@ def test_a_tainted_engine_goes_by_way_of_the_last_good_version_when_the_target_h
     assert next_action(engine(state=EngineState.TAINTED, known=False), goals, LATER, NOW) == RefitTo(version(6))
 
 
+def test_an_engine_that_the_service_died_on_in_mid_load_goes_to_the_target_at_once() -> None:
+    """No load has failed. Nothing speaks against the target, and the last good version is a step back."""
+    goals = Goals(target=TARGET, loadable=TARGET, last_good=version(6), recorded=frozenset({version(6).id}))
+    cut_off = engine(state=EngineState.TAINTED, known=False, held=version(6).id)
+    assert next_action(cut_off, goals, LATER, NOW) == RefitTo(TARGET)
+    not_its_turn = replace(goals, loadable=version(6))
+    assert next_action(cut_off, not_its_turn, LATER, NOW) == RefitTo(version(6))
+    struck = replace(cut_off, strikes={TARGET.id: 1})
+    assert next_action(struck, goals, LATER, NOW) == RefitTo(version(6)), "it has left unknown contents here before"
+
+
 @pytest.mark.parametrize("state", [EngineState.TAINTED, EngineState.QUARANTINED])
 def test_an_engine_with_unknown_contents_is_never_resumed(state: EngineState) -> None:
     record = engine(state=state, known=False, resume_owed=True)
@@ -95,6 +106,24 @@ def test_a_version_never_goes_backwards_but_for_a_rollback() -> None:
     assert next_action(engine(serving=version(7).id), goals, LATER, NOW) == Rest(NOW + 5)
     rolled_back = replace(goals, serving=version(7, barred=True))
     assert next_action(engine(serving=version(7).id), rolled_back, LATER, NOW) == RefitTo(version(6))
+
+
+def test_an_engine_stays_where_nothing_that_it_could_load_is_newer() -> None:
+    waits = Goals(target=version(8), loadable=version(6), serving=version(7))
+    assert stays(engine(state=EngineState.BEHIND, serving=version(7).id), waits)
+    assert not stays(engine(state=EngineState.BEHIND, serving=version(5).id), replace(waits, serving=version(5)))
+
+
+@pytest.mark.parametrize("state", [EngineState.PROBING, EngineState.UPDATING, EngineState.VERIFYING])
+def test_an_engine_that_has_not_answered_or_is_being_loaded_does_not_stay(state: EngineState) -> None:
+    goals = Goals(target=TARGET, loadable=TARGET, serving=TARGET)
+    assert not stays(engine(state=state, serving=TARGET.id), goals)
+
+
+def test_an_engine_with_unknown_contents_stays_where_nothing_is_there_to_repair_it_with() -> None:
+    tainted = engine(state=EngineState.TAINTED, known=False)
+    assert stays(tainted, Goals(target=TARGET))
+    assert not stays(tainted, GOALS)
 
 
 def test_an_engine_with_nothing_to_load_makes_ready_what_is_coming_once() -> None:

@@ -81,7 +81,8 @@ class Target:
     """What an engine is to serve: `path` as the engine sees it, `label` the weight_version it gets.
 
     `fingerprint` is what a clean load of this version gave on an engine of the same configuration, None while
-    nobody has loaded it; `not_fingerprint` is what the engine's contents before the load gave, when the files differ.
+    nobody has loaded it; `not_fingerprint` is what the engine's contents before the load gave, when the files differ
+    (where those are unknown: what it held last).
     `repairs`: the contents before the load are unknown, so that "untouched" is no reason to resume. `unchanged` says
     after the load whether the files are still those that were checked: else nobody knows which ones it read.
     `files` is None for what others wrote: an engine's plugin leaves that to the engine; and for what is `offered`.

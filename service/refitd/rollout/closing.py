@@ -53,7 +53,9 @@ class Closing:
         """That the service was stopped says nothing against the version."""
         ledger = self.entry.ledger
         if (record := ledger.engines.get(self.entry.id)) is not None:
-            ledger.put_engine(replace(record, strikes=before.strikes, failures=before.failures))
+            held, taints = before.serving or before.held, before.taints
+            kept = replace(record, strikes=before.strikes, failures=before.failures, taints=taints, held=held)
+            ledger.put_engine(kept)
 
     def _closed(self, attempt: AttemptRecord, refit: Refit) -> AttemptRecord:
         closed = replace(attempt, outcome=refit.outcome.name, reason=refit.reason, timings=refit.timings)

@@ -116,7 +116,7 @@ class Loads:
             self.entry.ledger.put_engine(verifying, "VERIFYING: has loaded")
 
     def _target_for(self, engine: EngineRecord, version: VersionRecord, path: str, *, in_place: bool) -> Target:
-        serving = self.entry.ledger.versions.get(engine.serving or "")
+        serving = self.entry.ledger.versions.get(engine.serving or engine.held or "")
         differs = serving is not None and serving.differs_in_weights(version)
         return Target(
             path=path,

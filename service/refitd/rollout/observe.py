@@ -84,6 +84,7 @@ def after_refit(engine: EngineRecord, version: str, refit: Refit, now: float) ->
                 # Who does not hear that it may go on may be gone: another process would be told to go on in its place.
                 state=EngineState.IN_SYNC if refit.resumed else EngineState.PROBING,
                 serving=version,
+                held=None,
                 known=True,
                 reload=False,
                 named_before=None,
@@ -106,6 +107,7 @@ def after_refit(engine: EngineRecord, version: str, refit: Refit, now: float) ->
                 failed,
                 state=EngineState.QUARANTINED if taints >= QUARANTINE_AFTER else EngineState.TAINTED,
                 serving=None,
+                held=None,
                 known=False,
                 resume_owed=False,
                 beneath=None,

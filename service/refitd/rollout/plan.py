@@ -93,7 +93,7 @@ def next_action(engine: EngineRecord, goals: Goals, agenda: Agenda, now: float) 
         case EngineState.PROBING | EngineState.UNREACHABLE | EngineState.QUARANTINED:
             return _probe_or_rest(agenda.probe_at, agenda, now)
         case EngineState.TAINTED:
-            return _refit_or_rest(repair_with(goals), agenda, now)
+            return _refit_or_rest(repair_with(engine, goals), agenda, now)
         case (
             EngineState.IN_SYNC | EngineState.BEHIND | EngineState.NACKED | EngineState.UPDATING | EngineState.VERIFYING
         ):
@@ -113,7 +113,7 @@ def stays(engine: EngineRecord, goals: Goals) -> bool:
         case EngineState.PROBING | EngineState.UPDATING | EngineState.VERIFYING:
             return False
         case EngineState.TAINTED:
-            return repair_with(goals) is None
+            return repair_with(engine, goals) is None
         case _:
             return goals.offered is None and _wanted(engine, goals) is None
 
@@ -128,12 +128,19 @@ def _wanted(engine: EngineRecord, goals: Goals) -> VersionRecord | None:
     return goals.loadable
 
 
-def repair_with(goals: Goals) -> VersionRecord | None:
+def repair_with(engine: EngineRecord, goals: Goals) -> VersionRecord | None:
     """What an engine with unknown contents is brought to.
 
-    Its contents count as proved only against a fingerprint on record, and records come only from clean loads. So the
-    target if it has one; else the last good version if that has one; else the target, which makes the first record.
+    After a load that failed its contents count as proved only against a fingerprint on record, and records come only
+    from clean loads. So the target if it has one; else the last good version if that has one; else the target, which
+    makes the first record.
+
+    Where no load has failed, and the service has only stopped in the middle of one, the load to the target is as good
+    as a clean one: it is held against what the engine held before. By way of the last good version the engine would
+    answer from an older step meanwhile. A version that has left unknown contents here before is no such target.
     """
+    if goals.loadable is not None and engine.held is not None and goals.loadable.id not in engine.strikes:
+        return goals.loadable
     for version in (goals.loadable, goals.last_good):
         if version is not None and version.id in goals.recorded:
             return version

@@ -46,6 +46,8 @@ class EngineRecord:
     that carries out its loads, None where they are the server's own, for `stock_reason`; `takes_offers`: it can copy
     weights from the memory of a trainer on its host. `beneath` is the full version that deltas were written into since,
     from which the plugin would put it back; `wants_full`: it takes no delta in place until it was given a full version.
+    `held` is what it served before a load in the middle of which the service stopped, as long as its contents are
+    unknown and no load of it has failed since.
     `named_before` is what it named before a load that failed, until it is asked. `reload`: somebody has asked for it to
     be loaded again, whatever it serves; a load that comes through ends that.
     """
@@ -57,6 +59,7 @@ class EngineRecord:
     source: Source = Source.SETTINGS
     state: EngineState = EngineState.PROBING
     serving: str | None = None
+    held: str | None = None
     known: bool = True
     resume_owed: bool = False
     unproven: tuple[str, ...] = ()

@@ -40,7 +40,7 @@ check: $(READY) ## lint, formatting and types
 	@$(BIN)/ruff format --check client service tests docs
 	@$(BIN)/pyright
 
-simulation: $(READY) ## 10,000 steps of the simulation from a seed that is drawn and shown (SEED=7 STEPS=50: that case again)
+simulation: $(READY) ## 10,000 steps of the simulation from a seed that is drawn and shown (SEED=7 STEPS=1: that case again)
 	@seed=$(SEED); echo "the first case of the simulation is $$seed: 'make simulation SEED=$$seed' takes the same steps"; \
 	REFITD_SIMULATION_SEED=$$seed REFITD_SIMULATION_STEPS=$(or $(STEPS),$(REFITD_SIMULATION_STEPS),10000) REFITD_SIMULATION_SHARES=2 \
 	$(BIN)/python -m pytest tests/simulation/test_simulation.py -q -n 2 -k whatever_comes $(ARGS)

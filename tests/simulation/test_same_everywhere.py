@@ -1,8 +1,10 @@
 """The simulation's cases are the same in every clone: in whatever folder, beside whatever else, in whatever order."""
 
+import ast
 import hashlib
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from simulation import test_simulation
 from simulation.cases import Case, drawn, played, shortest
 
 ROOT = Path(__file__).parents[2]
@@ -69,3 +72,36 @@ def test_a_case_that_fails_is_left_with_the_steps_that_it_takes() -> None:
         return all(any(step is each for step in shorter.steps) for each in guilty)
 
     assert list(shortest(case, fails).steps) == guilty
+
+
+def test_a_case_that_fails_says_how_to_have_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its seed, and by its steps as Python, to be put among the cases that were found."""
+
+    def fail(case: Case) -> None:
+        raise AssertionError(f"11: {case.seed} does not hold")
+
+    monkeypatch.setattr(test_simulation, "played", fail)
+    monkeypatch.setattr(test_simulation, "FIRST", 7)
+    with pytest.raises(AssertionError) as caught:
+        test_simulation.test_every_promise_holds_under_whatever_comes(0)
+    (note,) = caught.value.__notes__
+    said, _, steps = note.partition("\n")
+    assert said == "to have it again: make simulation SEED=7 STEPS=1"
+    assert steps == str(drawn(7))
+    ast.parse(steps)
+
+
+def test_make_simulation_begins_with_another_case_each_time_unless_it_is_told_which() -> None:
+    drawn_by_make = {first_case_of() for _ in range(2)}
+    assert len(drawn_by_make) == 2
+    assert first_case_of("SEED=7") == "7"
+    assert "simulation" in (ROOT / ".ci/run").read_text().partition("for verb in")[2].split()
+
+
+def first_case_of(*arguments: str) -> str:
+    """What `make simulation` would begin with: nothing is run."""
+    order = ["make", "--dry-run", "simulation", *arguments]
+    environment = {name: value for name, value in os.environ.items() if name not in {"SEED", "MAKEFLAGS"}}
+    done = subprocess.run(order, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    (seed,) = re.findall(r"seed=(\d+);", done.stdout)
+    return seed

@@ -15,7 +15,9 @@ from refitd_client.errors import (
     WaitTimeoutError,
 )
 
-_FAILED = frozenset({EngineState.NACKED, EngineState.TAINTED, EngineState.UNREACHABLE, EngineState.QUARANTINED})
+_FAILED = frozenset(
+    {EngineState.NACKED, EngineState.TAINTED, EngineState.UNREACHABLE, EngineState.QUARANTINED, EngineState.CONTESTED}
+)
 _ROLLED_BACK = "it was rolled back from; what the trainer publishes next is served as usual"
 
 

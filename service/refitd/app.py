@@ -15,6 +15,7 @@ import structlog
 
 from refitd.catalog.watch import mounts_now
 from refitd.clock import SystemClock
+from refitd.engine.plugin.leading import Leads, leads_of
 from refitd.journal.recovery import open_journal
 from refitd.ledger import Ledger
 from refitd.logs import configure_logs
@@ -87,6 +88,15 @@ def _make_secret(root: Path) -> None:
         log.warning("no secret for hand-overs from memory", reason=str(error))
 
 
+def _leads(settings: Settings) -> Leads | None:
+    """Without a name of its own a service leads no engine, and nothing else is the worse for it."""
+    try:
+        return leads_of(settings.root.resolve(), settings.state_folder, settings.probe_interval)
+    except OSError as error:
+        log.warning("engines with the plugin are not told who leads them", reason=str(error))
+        return None
+
+
 def _root_guard(settings: Settings, ledger: Ledger, hold: Hold) -> RootGuard:
     """Find out whether the root is the one that the journal is about."""
     root = settings.root.resolve()
@@ -104,7 +114,7 @@ async def _run(
 ) -> None:
     await _warn_of_strangers(settings, ledger)
     await asyncio.to_thread(_make_secret, settings.root.resolve())
-    parts = compose(settings, ledger, guard)
+    parts = compose(settings, ledger, guard, await asyncio.to_thread(_leads, settings))
     webhooks = await asyncio.to_thread(Webhooks, settings, ledger, telemetry)
     await parts.copier.survey()  # before engines are asked: an engine goes straight to a copy that is there already
     gc.collect()

@@ -42,6 +42,7 @@ _GRAVE = frozenset(
         EngineState.NACKED,
         EngineState.TAINTED,
         EngineState.QUARANTINED,
+        EngineState.CONTESTED,
         EngineState.UNREACHABLE,
     }
 )
@@ -120,7 +121,11 @@ class Ledger:
         for engine in self.journal.read(reads.read_engines):
             # Clocks of another boot mean nothing here, and what the engine does now nobody knows yet.
             self.engines[engine.id] = replace(
-                engine, state=EngineState.PROBING, unreachable_since=None, resume_owed=True
+                engine,
+                state=EngineState.PROBING,
+                unreachable_since=None,
+                resume_owed=True,
+                contested_at=None if engine.contested_at is None else self.clock.monotonic(),
             )
         for engine in self.journal.read(reads.read_removed_engines):
             self.removed[engine.url] = replace(engine, unreachable_since=self.clock.monotonic())

@@ -18,6 +18,9 @@ from refitd.copies.disk import DiskCopies
 from refitd.discovery.place import parse_place
 from refitd.discovery.scout import Scout
 from refitd.engine.connect import connector
+from refitd.engine.engines_file import EngineSpec
+from refitd.engine.plugin.leading import Leads
+from refitd.engine.port import Engine
 from refitd.ledger import Ledger
 from refitd.notice.intake import Intake
 from refitd.reclaim.collector import Collector, LedgerFacts
@@ -53,15 +56,16 @@ class Parts:
         return (*first, self.canaries.run, self.copier.run, self.fleet.run, self.scout.run)
 
 
-def compose(settings: Settings, ledger: Ledger, guard: RootGuard) -> Parts:
-    """Make them. Call it on the event loop."""
+def compose(settings: Settings, ledger: Ledger, guard: RootGuard, leads: Leads | None = None) -> Parts:
+    """Make them, with what plugins are told of who loads their engines. Call it on the event loop."""
     root, threads = settings.root.resolve(), RootThreads()
     files = DiskFiles(root, guard, threads, settings.trainers)
     catalog = Catalog(ledger, files, References(ledger, settings.base_model, threads), CatalogRules.of(settings))
     copies = DiskCopies(root, settings.copies_folder, threads)
     copier = Copier(ledger, LedgerFacts(ledger, files), copies, most=settings.copies)
     warmer = Warmer(root, lambda: root_file_system(root), threads)
-    fleet = _fleet(settings, ledger, BeforeLoad(catalog.check, copier, warmer, ledger.carriage))
+    connect = connector(settings, guard_of(settings, ledger), leads)
+    fleet = _fleet(settings, ledger, connect, BeforeLoad(catalog.check, copier, warmer, ledger.carriage))
     return Parts(
         watcher=Watcher(root, settings.watch, asyncio.get_running_loop(), catalog.nudge),
         collector=Collector(ledger, files, DiskFolders(root, threads), settings, copier),
@@ -75,14 +79,16 @@ def compose(settings: Settings, ledger: Ledger, guard: RootGuard) -> Parts:
     )
 
 
-def _fleet(settings: Settings, ledger: Ledger, before_load: BeforeLoad) -> Fleet:
+def _fleet(
+    settings: Settings, ledger: Ledger, connect: Callable[[EngineSpec], Engine], before_load: BeforeLoad
+) -> Fleet:
     return Fleet(
         ledger,
         root=settings.path_map or str(settings.root.resolve()),
         urls=settings.engines,
         engines_file=settings.engines_file,
         probe_interval=settings.probe_interval,
-        connect=connector(settings, guard_of(settings, ledger)),
+        connect=connect,
         check=before_load.check,
         warm=before_load.warm,
         chance=random.Random(),  # noqa: S311 - jitter, not a secret

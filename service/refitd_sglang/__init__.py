@@ -21,6 +21,7 @@
     overlap      fingerprints beside the copies
     contents     fingerprints of what is in memory; `memory` whether it is there at all
     turns        how a thread gets on beside SGLang's loop
+    lease        which service leads the engine
     channel      a socket in the root, where the service says what comes next
     answer       what the reply to the service says, for people and for programs
 

@@ -28,7 +28,7 @@ _SENTENCES = {
 class Answer:
     """What one update came to. `how`: `replay`, `load` or `delta`; `contents`: digest of this rank's fingerprints;
     `proved`: how many tensors lie in its memory with the fingerprints of the manifest; times in ms. `needs`: `full`
-    where a delta was refused that a full version can stand for.
+    where a delta was refused that a full version can stand for, `leader` where another service leads the engine.
     """
 
     outcome: Outcome

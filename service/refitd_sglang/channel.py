@@ -8,6 +8,7 @@ and a thread of the plugin does it while the engine serves. One line of JSON is 
     {"do": "prepare", "path": …, "offer": …}           the same of a version in a trainer's memory
     {"do": "contents"}                                 a digest of what is in memory now
     {"do": "forget"}                                   close what was prepared
+    {"do": "lead", "owner": {…}, "seconds": 30}        updates from other roots are refused for so long
 
 Everything is bounded: the length of a line, the number of connections, how long one may be silent. Nothing is
 unpickled, nothing runs in SGLang's threads, and whatever goes wrong here, the engine serves on without a channel.
@@ -17,6 +18,7 @@ import logging
 import os
 import secrets
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -28,6 +30,7 @@ from typing import Any, Literal
 import msgspec
 
 from refitd_client.contract.naming import SERVICE_FOLDER
+from refitd_sglang.lease import Owner
 from refitd_sglang.turns import short_turns
 
 logger = logging.getLogger("refitd_sglang")
@@ -38,21 +41,26 @@ MAX_CONNECTIONS = 8
 SILENT_SECONDS = 60.0
 _RETRY_SECONDS = 2.0
 _BEGIN_SECONDS = 1.0
+_CREDENTIALS = struct.Struct("3i")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Request(msgspec.Struct, forbid_unknown_fields=True):
     """One line of the service. `path` is relative to the root, and so is `offer`, the file of an offer of the version
-    that will be at `path`; the `allow_…` are what the notice allows.
+    that will be at `path`; the `allow_…` are what the notice allows. `owner` leads for `seconds`. `peer` is the process
+    that asks, as the kernel says (0 where it is of another PID namespace), whatever the line says.
     """
 
-    do: Literal["hello", "prepare", "contents", "forget"]
+    do: Literal["hello", "prepare", "contents", "forget", "lead"]
     path: str = ""
     offer: str = ""
     allow_missing: bool = False
     allow_extra: bool = False
     allow_dtype_cast: bool = False
     check: Literal["bytes", "headers"] | None = None
+    owner: Owner | None = None
+    seconds: float = 0.0
+    peer: int = 0
 
 
 Reply = dict[str, Any]
@@ -128,14 +136,14 @@ class Channel:
         """One request and its reply; whether there may be another."""
         line = lines.readline(MAX_LINE + 1)
         if line:
-            connection.sendall(msgspec.json.encode(self._answer(line)) + b"\n")
+            connection.sendall(msgspec.json.encode(self._answer(line, _peer(connection))) + b"\n")
         return 0 < len(line) <= MAX_LINE  # the rest of a longer one would be taken for a request
 
-    def _answer(self, line: bytes) -> Reply:
+    def _answer(self, line: bytes, peer: int) -> Reply:
         if len(line) > MAX_LINE:
             return refused(f"a line has at most {MAX_LINE} bytes")
         try:
-            request = msgspec.json.decode(line, type=Request)
+            request = msgspec.structs.replace(msgspec.json.decode(line, type=Request), peer=peer)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             return refused(f"not a request: {error}")
         try:
@@ -143,6 +151,11 @@ class Channel:
         except Exception as error:
             logger.warning("refitd could not answer %s", request.do, exc_info=True)
             return refused(f"{type(error).__name__}: {error}")
+
+
+def _peer(connection: socket.socket) -> int:
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return _CREDENTIALS.unpack(raw)[0]
 
 
 def refused(reason: str) -> Reply:

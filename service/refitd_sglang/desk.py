@@ -51,8 +51,19 @@ class Desk:
                     self._replace()  # what is being prepared just now is not wanted either
                     self._engine.forget()
                 return {"ok": True}
+            case "lead":
+                return self._lead(request)
             case _:
                 assert_never(request.do)
+
+    def _lead(self, request: Request) -> Reply:
+        """A service says that it is the one that loads this engine."""
+        if request.owner is None or not request.seconds > 0:
+            return refused("who leads, and for how many seconds?")
+        if self._engine is None:
+            return refused(f"the plugin stands aside: {self._aside}")
+        other = self._engine.lease.take(request.owner, request.seconds, request.peer)
+        return {"ok": True} if other is None else refused(other)
 
     def _hello(self) -> Reply:
         args, engine = self._runner.args, self._engine
@@ -76,6 +87,8 @@ class Desk:
             "served": "" if engine is None else engine.served,
             "plan": None if engine is None else _plan(engine),
             "kinds": [] if engine is None else ["full", "delta", "handover"],
+            "leads": engine is not None,
+            "leader": "" if engine is None else engine.lease.leader() or "",
             "no_deltas": (self._aside or "") if engine is None else engine.no_deltas,
         }
 

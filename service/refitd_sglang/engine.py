@@ -19,6 +19,7 @@ from refitd_sglang.commit import Commit
 from refitd_sglang.contents import contents_of, digest
 from refitd_sglang.devices import idle
 from refitd_sglang.footing import Footing
+from refitd_sglang.lease import LED, Lease, LedError, is_of_another_root
 from refitd_sglang.loading import Loading
 from refitd_sglang.memory import released
 from refitd_sglang.preparing import Preparing
@@ -49,6 +50,8 @@ class Engine:
         self.loading = Loading(runner, loader)
         self.footing = Footing(root, runner.config)
         self.preparing = Preparing(runner, root, self.loading, self.footing)
+        self.lease = Lease()
+        self.root = root  # of the service that leads; None until its channel is open
         self.touched = False  # whether an update that is going on may have written, here or on another rank
         self._ranks, self._check_bytes = ranks, check_bytes
         self._prepared: Way | None = None
@@ -180,6 +183,8 @@ class Engine:
             return self._fitting(call)
         except FullNeededError as error:
             return _Refused(str(error), "full")
+        except LedError as error:
+            return _Refused(str(error), LED)
         except (SourceRefusedError, OSError) as error:
             return _Refused(str(error))
         except Exception as error:  # whatever it is, other ranks wait for this one's report
@@ -190,9 +195,16 @@ class Engine:
         if (reason := loaded_once(self.runner.model, self.runner.config)) is not None:
             raise SourceRefusedError(reason)
 
+    def _refuse_what_is_another_s(self, path: str) -> None:
+        leader = self.lease.leader()
+        if leader is not None and self.root is not None and is_of_another_root(path, self.root):
+            raise LedError(leader)
+        self.lease.renew()  # while it loads it has no time to
+
     def _fitting(self, call: Call) -> Commit:
         with self._lock:
             way, self._prepared = self._prepared, None
+        self._refuse_what_is_another_s(call.path)
         self._refuse_what_is_loaded_once()
         if self.runner.may_release and (name := released(self.runner.model)) is not None:
             raise SourceRefusedError(f"the memory of {name} is released: POST /resume_memory_occupation first")

@@ -168,6 +168,8 @@ class _Seat:
         from refitd_sglang.desk import Desk
 
         if self._channel is None and root is not None:
+            if self.engine is not None:
+                self.engine.root = root
             desk = Desk(root, self._runner, self.engine, self.aside, plugin_version())
             self._channel = Channel(root, self._runner.rank, desk.handle)
             self._channel.open()

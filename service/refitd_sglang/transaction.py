@@ -46,9 +46,7 @@ class Step(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a rank tells the others. `version` is the digest of what it is about to load; `needs` is `full` where a
-    delta was refused that a full version can stand for.
-    """
+    """What a rank tells the others. `version` is the digest of what it is about to load; `needs` as in an answer."""
 
     rank: int
     state: State

@@ -6,7 +6,15 @@ from collections.abc import Iterable
 from refitd_client.contract.states import EngineState
 from refitd_client.contract.wire import Event
 
-_TROUBLES = frozenset({EngineState.TAINTED, EngineState.NACKED, EngineState.UNREACHABLE, EngineState.QUARANTINED})
+_TROUBLES = frozenset(
+    {
+        EngineState.TAINTED,
+        EngineState.NACKED,
+        EngineState.UNREACHABLE,
+        EngineState.QUARANTINED,
+        EngineState.CONTESTED,
+    }
+)
 
 
 def updates_done(events: Iterable[Event]) -> int:

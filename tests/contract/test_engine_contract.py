@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from refitd.engine.port import Outcome, Reached, Refit, Stage, Unreached
+from refitd.engine.port import Outcome, Process, Reached, Refit, Stage, Unreached
 from refitd.engine.sglang.adapter import SglangEngine
 from support.servers import API_KEY, EmbeddedServer, EngineServer
 from support.subject import PROMPT, Subject, ignore_stage
@@ -31,6 +31,29 @@ async def test_a_probe_tells_what_is_served_and_how_the_server_was_started(subje
     assert seen.server_version.startswith("0.5.23")
     for part in ("sglang", seen.server_version, "unquantized", "tp1", "pp1", "dp1", "ep1"):
         assert part in seen.configuration.split()
+
+
+async def test_what_a_server_tells_of_its_process_stays_the_same_whoever_loads_it_and_not_when_it_restarts(
+    subject: Subject,
+) -> None:
+    async def told() -> Process:
+        engine = subject.adapter()  # one that has asked nothing yet, as the service's own after a change
+        try:
+            seen = await engine.probe()
+        finally:
+            await engine.aclose()
+        assert isinstance(seen, Reached)
+        assert seen.address == f"localhost:{subject.server.port}"
+        return seen.process
+
+    first = await told()
+    assert first.seed is not None
+    assert first.started is not None
+    await subject.refit("model_b", "3")
+    assert await told() == first
+    if subject.kind.startswith("embedded"):  # a real one takes long to start
+        subject.server.restart()
+        assert first.is_as(await told()) is False
 
 
 async def test_from_a_to_b_and_back_gives_the_same_answers_and_fingerprint_as_before(subject: Subject) -> None:

@@ -190,6 +190,20 @@ MUTANTS = [
         "return True",
         "tests/unit/test_served.py",
     ),
+    Mutant(
+        "takes another writer for a restart",
+        "service/refitd/rollout/contest.py",
+        "        return Cause.ANOTHER_WRITER\n    # A seed",
+        "        return Cause.RESTARTED\n    # A seed",
+        "tests/unit/test_contest.py",
+    ),
+    Mutant(
+        "fights another writer for ever",
+        "service/refitd/rollout/contest.py",
+        "engine.contests > len(WAITS)",
+        "engine.contests > 10 * len(WAITS)",
+        "tests/unit/test_contest.py",
+    ),
 ]
 
 

@@ -11,12 +11,13 @@ from refitd.catalog.record import VersionRecord
 from refitd.catalog.scan import Listing
 from refitd.engine.port import Outcome
 from refitd.rollout.plan import repair_with
-from refitd.rollout.record import AttemptRecord
+from refitd.rollout.record import AttemptRecord, EngineRecord
 from refitd.rollout.target import last_good, last_good_before
+from refitd.surface.overview import glance_at
 from refitd.surface.versions import wait
 from refitd.telemetry.witness import Silent
 from refitd_client.contract.naming import Order, version_id
-from refitd_client.contract.states import EngineState, VersionState, WaitOutcome
+from refitd_client.contract.states import EngineState, Standing, VersionState, WaitOutcome
 
 from .copies import copy_path
 from .disk import SimFolder
@@ -31,10 +32,10 @@ RUN = "run"
 
 @dataclass(slots=True)
 class _Proof:
-    """What the ledger called proven of an engine, and on which process of it."""
+    """What the ledger called proven of an engine, and in which life of it."""
 
     version: str
-    boot: int
+    life: int
 
 
 class Promises(Silent):
@@ -54,6 +55,7 @@ class Promises(Silent):
         self._again: set[str] = set()  # paths where something else was before, and the root was emptied
         self._taken: dict[str, int] = {}  # version → what was published, by a notice that was answered 2xx
         self._held: set[int] = set()
+        self._others: set[int] = set()  # what another writer has loaded
         self.recycled = 0
         self.copied = 0
         self.trace: list[str] = []
@@ -79,6 +81,10 @@ class Promises(Silent):
         """The notice of a publication was answered 2xx: its trainer may wait for it."""
         assert path in self._orders
         self._taken[version_id(RUN, order)] = content
+
+    def written_by_another(self, content: int) -> None:
+        """Another writer loads this into an engine, and it is good as far as that writer goes."""
+        self._others.add(content)
 
     def removed(self, engine: str) -> None:
         """Nobody names it any more: what it serves is nobody's promise."""
@@ -233,7 +239,7 @@ class Promises(Silent):
             return
         contents = set(server.tensors)
         assert len(contents) == 1, f"15: {server.name} answers with a mixture {server.tensors}"
-        good = {BASE}.union(*self._contents.values(), *self._lent.values())
+        good = {BASE}.union(self._others, *self._contents.values(), *self._lent.values())
         assert contents <= good, f"2: {server.name} answers with {server.tensors}, which is no good version"
 
     def _engines_are_what_is_said(self) -> None:
@@ -251,9 +257,9 @@ class Promises(Silent):
         """What is called proven is true, for as long as the process lives that it was proven of."""
         self._goes_forward(version, engine)
         # Without a load that came through it is called so unasked: it must hold it now.
-        proof = self._proofs.setdefault(engine, _Proof(version, server.boots))
-        if proof.boot != server.boots:
-            return  # a new process: the next probe finds out
+        proof = self._proofs.setdefault(engine, _Proof(version, server.life))
+        if proof.life != server.life:
+            return  # a new process, or another writer: the next probe finds out
         if server.up and server.loading is None:
             self._holds(version, engine, server)
 
@@ -301,10 +307,16 @@ class Promises(Silent):
             is_possible = target is not None and not ledger.carriage.is_refused(target)
             if target is not None and target.state is VersionState.SEALED and is_possible:
                 assert engine.serving == target.id, f"11: does not serve the target: {state}"
+                assert not server.foreign, f"11: serves what another writer has loaded: {state}"
         self._newest_wins()
         self._nothing_leaks()
         states = " ".join(f"{e.id} {e.state} {e.serving}" for e in ledger.engines.values())
         self.trace.append(f"{self._world.loop.time():.4f} {states}")
+
+    def is_seen(self, engine: EngineRecord) -> None:
+        """11: an engine that is left to another writer is where somebody sees it."""
+        run = glance_at(self._life.ledger, RUN)
+        assert run.standing is Standing.TROUBLED, f"11: {engine.id} is {engine.state}, and the run is {run.standing}"
 
     def hold_in_a_pause(self) -> None:
         """11: while rollouts are paused no engine is left behind the last good version, nor goes on to a newer one."""

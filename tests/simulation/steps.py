@@ -175,6 +175,12 @@ class Story:
     def label_is_set_by_someone_else(self, name: str) -> None:
         self.do(lambda world: world.relabel(name))
 
+    @may(name=ENGINES, seconds=one_of([0.05, 3.0]), times=one_of([1, 1, 1, 2, 6]))
+    def another_writer_loads_into_an_engine(self, name: str, seconds: float, times: int) -> None:
+        for _ in range(times):
+            self.do(lambda world: world.write_as_another(name))
+            self.do(lambda world: world.wait(seconds))
+
     @may(index=INDEX)
     def trainer_deletes_a_version(self, index: int) -> None:
         self.do(lambda world: world.take_away(index))

@@ -13,7 +13,9 @@ from itertools import count
 
 import pytest
 
+from refitd.rollout.contest import WAITS
 from refitd.rollout.strategy import StrategyName
+from refitd_client.contract.states import Standing
 from simulation.cases import Case, drawn, played, shortest
 from simulation.disk import Make
 from simulation.fault import Fault
@@ -108,6 +110,32 @@ def test_engines_that_restart_in_a_pause_of_rollouts_are_brought_back_to_what_th
             world.promises.hold_in_a_pause()
             world.pause_rollouts(paused=False)
             world.wait(10.0)
+        world.heal()
+    finally:
+        world.close()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_another_writer_that_never_stops_is_not_answered_for_ever_and_is_always_seen(seed: int) -> None:
+    """While what it has loaded is served the run is not CURRENT for longer than it takes to look."""
+    chance = random.Random(seed)
+    world = World(seed, strategy=list(StrategyName)[seed % 3])
+    try:
+        world.publish(Make.GOOD, announce=True)
+        world.wait(10.0)
+        server = world.servers["a"]
+        orders, writes = server.orders, 40
+        for _ in range(writes):
+            world.write_as_another("a")
+            world.wait(chance.choice([2.5, 4.0, 20.0]))
+            assert not server.foreign or world.standing is Standing.TROUBLED
+            if chance.random() < 0.2:
+                world.publish(Make.GOOD, announce=True)
+        assert server.orders - orders <= 2 * len(WAITS)  # of each a second one, where a cache was not flushed
+        world.start_engine("a")
+        world.wait(10.0)
+        assert not server.foreign
+        assert server.label != "default", "11: it was restarted, and is not brought to the target"
         world.heal()
     finally:
         world.close()

@@ -17,12 +17,13 @@ from refitd.journal.journal import JournalError
 from refitd.problem import ProblemError
 from refitd.rollout.strategy import Strategy, StrategyName
 from refitd.settings import Settings
+from refitd.surface.overview import glance_at
 from refitd.surface.present import present_engine
 from refitd.surface.rollback import rollback
 from refitd.surface.rollouts import pause, resume
 from refitd.surface.versions import pin, unpin
 from refitd_client.contract.naming import Order, parse_version_folder, version_folder, version_id
-from refitd_client.contract.states import Kind
+from refitd_client.contract.states import EngineState, Kind, Standing
 from refitd_client.contract.wire import NewEngine, Notice, Rollback, Rollouts
 from refitd_client.delta.plan import last_served
 
@@ -80,6 +81,7 @@ class World:
         self._contents = itertools.count(1)
         self.life: Life | None = Life(self)
         self.log: list[str] = []
+        self._others: set[asyncio.Task[None]] = set()
 
     def close(self) -> None:
         """End everything."""
@@ -342,6 +344,15 @@ class World:
         """Somebody else sets the version label."""
         self.servers[name].label = "somebody else's"
 
+    def write_as_another(self, name: str) -> None:
+        """Another service, a trainer or a script loads weights into an engine."""
+        content = next(self._contents)
+        self.promises.written_by_another(content)
+        server = self.servers[name]
+        task = self.loop.create_task(server.is_written_by_another(content))
+        self._others.add(task)
+        task.add_done_callback(self._others.discard)
+
     def take_away(self, index: int) -> None:
         """The trainer deletes a version of its own."""
         if paths := sorted(self.disk.folders):
@@ -397,6 +408,10 @@ class World:
         engines = self.life.ledger.engines.values()
         if given_up := [each.id.removesuffix(":1") for each in engines if each.state.value == "QUARANTINED"]:
             self._restart(given_up)
+        for each in list(engines):
+            if each.state is EngineState.CONTESTED:  # as an operator would, told by the alert
+                self.promises.is_seen(each)
+                self.life.fleet.resync(each.id)
         self.wait(HEAL_SECONDS)
         self.promises.hold_in_the_end()
 
@@ -407,6 +422,12 @@ class World:
         self.wait(START_SECONDS)
         for name in names:
             self.servers[name].start()
+
+    @property
+    def standing(self) -> Standing:
+        """How the run stands, in a word."""
+        assert self.life is not None
+        return glance_at(self.life.ledger, RUN).standing
 
     @property
     def trace(self) -> list[str]:

@@ -4,7 +4,7 @@ to show on demand. The contract suite holds the adapter against real servers."""
 import asyncio
 from collections.abc import Callable
 
-from refitd.engine.port import Coming, Offered, Outcome, Reached, Refit, Stage, Target, Unreached
+from refitd.engine.port import UNTOLD, Coming, Offered, Outcome, Reached, Refit, Stage, Target, Unreached
 
 
 class SimulatedEngine:
@@ -29,6 +29,8 @@ class SimulatedEngine:
         self.plugin: str | None = None
         self.ahead: list[str | None] = []  # what it was to make ready before its load, None: nothing any more
         self.waiting = self.hangs = False
+        self.process = UNTOLD
+        self.address: str | None = None
 
     async def probe(self) -> Reached | Unreached:
         self.probes += 1
@@ -42,6 +44,8 @@ class SimulatedEngine:
             startup_path="/base",
             takes_offers=self.takes_offers,
             plugin=self.plugin,
+            process=self.process,
+            address=self.address,
         )
 
     async def refit(self, target: Target, on_stage: Callable[[Stage], None]) -> Refit:

@@ -91,6 +91,15 @@ def test_a_job_that_is_well_has_nothing_to_do(job: list[str], sglang: ScriptedSg
     assert "shared-files" in shown
 
 
+def test_two_names_of_one_engine_are_found(job: list[str], sglang: ScriptedSglang) -> None:
+    other = sglang.url.replace("127.0.0.1", "localhost")
+    assert other != sglang.url
+    code, found = examined(*job, "--engine", sglang.url, "--engine", other)
+    assert code != 0
+    assert sglang.url in found["engines", "failed"]["text"]
+    assert other in found["engines", "failed"]["text"]
+
+
 def test_who_merely_listens_on_the_port_is_not_taken_for_the_engine(job: list[str], sglang: ScriptedSglang) -> None:
     """Here a test; elsewhere the end of a tunnel, which sees this host's root and not the engine's."""
     _, found = examined(*job, "--engine", sglang.url, "--nccl", "--trainer-pid", str(os.getpid()))
@@ -167,6 +176,7 @@ async def test_the_running_service_says_the_state_of_each_engine_and_who_carries
         make_engine("b", state=EngineState.UNREACHABLE, reason="connection refused", stock_reason=NOBODY),
         make_engine("c", state=EngineState.TAINTED, version=None, step=None),
         make_engine("d", state=EngineState.PROBING, run=None),
+        make_engine("e", state=EngineState.CONTESTED, reason="another writer loads /other/v1 as '1'"),
     ]
     page = msgspec.to_builtins(Page(items=engines))
     with serve(answer(200, page)) as service:
@@ -198,6 +208,11 @@ async def test_the_running_service_says_the_state_of_each_engine_and_who_carries
             "who carries out its loads is not known yet",
         ),
         "d": (Verdict.OK, "the service says PROBING; it follows no run; who carries out its loads is not known yet"),
+        "e": (
+            Verdict.FAILED,
+            "the service says CONTESTED (another writer loads /other/v1 as '1'); it follows run exp and is on "
+            "exp~v000002; who carries out its loads is not known yet",
+        ),
     }
     assert len(list(judge_told([make_engine(state=state) for state in EngineState]))) == len(EngineState)
 

@@ -37,6 +37,7 @@ def test_all_on_the_newest_is_one_sentence_and_no_reason() -> None:
         (EngineState.NACKED, Standing.TROUBLED),
         (EngineState.TAINTED, Standing.TROUBLED),
         (EngineState.QUARANTINED, Standing.TROUBLED),
+        (EngineState.CONTESTED, Standing.TROUBLED),
     ],
 )
 def test_an_engine_that_is_not_there_is_named_with_its_state_and_reason(state: EngineState, standing: Standing) -> None:
@@ -44,6 +45,13 @@ def test_an_engine_that_is_not_there_is_named_with_its_state_and_reason(state: E
     found = glance(seen([*HERE, late]))
     assert (found.standing, found.headline) == (standing, "2 of 3 engines serve step 2, the newest.")
     assert found.reasons == [f"late is {state}: so it is"]
+
+
+def test_an_engine_that_another_writer_has_changed_lately_is_trouble_though_it_is_there_again() -> None:
+    fought = engine("a", serving=HERE[0].serving, contests=2)
+    found = glance(seen([fought]))
+    assert (found.standing, found.in_sync) == (Standing.TROUBLED, 1)
+    assert found.reasons == ["a is loaded again where another writer had changed the weights: 'refitd explain a'"]
 
 
 def test_two_hundred_engines_in_one_state_are_one_sentence() -> None:

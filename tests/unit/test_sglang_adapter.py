@@ -506,3 +506,19 @@ async def test_an_engine_that_is_lost_before_the_load_is_resumed_and_told_nothin
             done = await refit(engine)
     assert (done.outcome, done.resumed) == (Outcome.UNREACHABLE, True)
     assert sglang.changes == [PAUSE, RESUME]
+
+
+@pytest.mark.parametrize(("path", "overwritten"), [("/other/v3", True), ("/base", False)])
+async def test_what_another_writer_loads_at_the_same_time_is_told_from_a_load_that_failed(
+    path: str, overwritten: bool
+) -> None:
+    with scripted_sglang() as sglang:
+
+        def loaded(handler: BaseHTTPRequestHandler) -> None:
+            sglang.served = {"model_path": path, "weight_version": "3"}
+            said(200, "Succeeded to update model weights.")(handler)
+
+        sglang.on(LOAD, loaded)
+        async with speaking_to(sglang) as engine:
+            done = await refit(engine)
+    assert (done.outcome, done.resumed, done.overwritten) == (Outcome.TAINTED, False, overwritten)

@@ -58,6 +58,7 @@ class EngineState(StrEnum):
     TAINTED = "TAINTED"  # contents unknown: stays paused until a full load was proved
     UNREACHABLE = "UNREACHABLE"
     QUARANTINED = "QUARANTINED"  # could not be repaired: stays paused, counted, alerted
+    CONTESTED = "CONTESTED"  # another writer loads weights into it: nothing is loaded for a while, then not at all
 
 
 class DeliveryState(StrEnum):

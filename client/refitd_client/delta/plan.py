@@ -7,7 +7,7 @@ from refitd_client.contract.naming import parse_version_id
 from refitd_client.contract.states import EngineState
 from refitd_client.contract.wire import Engine
 
-_HOLDS_UP_NOBODY = frozenset({EngineState.UNREACHABLE, EngineState.QUARANTINED})
+_HOLDS_UP_NOBODY = frozenset({EngineState.UNREACHABLE, EngineState.QUARANTINED, EngineState.CONTESTED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

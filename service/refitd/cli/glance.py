@@ -30,6 +30,7 @@ STAGES: Mapping[str, tuple[str, str]] = {
 _OTHER = ("?", "dim")
 _NUMBERS = frozenset({"STEP", "TOOK", "ENGINES", "SIZE"})
 _NEED = (
+    EngineState.CONTESTED,
     EngineState.QUARANTINED,
     EngineState.TAINTED,
     EngineState.NACKED,

@@ -44,6 +44,7 @@ _ENGINE_STYLES: Mapping[EngineState, str] = {
     EngineState.TAINTED: _BAD,
     EngineState.UNREACHABLE: _BAD,
     EngineState.QUARANTINED: _BAD,
+    EngineState.CONTESTED: _BAD,
 }
 
 

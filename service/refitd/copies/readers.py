@@ -13,7 +13,7 @@ from refitd.reclaim.leases import DEAD_AFTER, EngineView, Lease, LeaseKind, View
 from refitd_client.contract.states import EngineState
 
 _READS = frozenset({LeaseKind.SERVING, LeaseKind.LOADING, LeaseKind.UNPROVEN})
-_HOLDS_UP_NOBODY = frozenset({EngineState.UNREACHABLE, EngineState.QUARANTINED})
+_HOLDS_UP_NOBODY = frozenset({EngineState.UNREACHABLE, EngineState.QUARANTINED, EngineState.CONTESTED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,8 @@ import { PAGE, change } from "./store.js";
 import { bar, placed, total } from "./timeline.js";
 
 // What needs somebody first, what is well last.
-const ORDER = ["QUARANTINED", "TAINTED", "NACKED", "UNREACHABLE", "PROBING", "UPDATING", "VERIFYING", "BEHIND", "IN_SYNC"];
+const TROUBLED = ["CONTESTED", "QUARANTINED", "TAINTED", "NACKED", "UNREACHABLE"];
+const ORDER = [...TROUBLED, "PROBING", "UPDATING", "VERIFYING", "BEHIND", "IN_SYNC"];
 
 export const byNeed = (one, other) =>
   ORDER.indexOf(one.state) - ORDER.indexOf(other.state) || one.id.localeCompare(other.id, "en", { numeric: true });

@@ -31,6 +31,7 @@ const MARKS = {
   TAINTED: ["diamond", "bad"],
   UNREACHABLE: ["cross", "bad"],
   QUARANTINED: ["stop", "bad"],
+  CONTESTED: ["triangle", "bad"],
 
   ANNOUNCED: ["dots", "busy"],
   SETTLING: ["ring", "busy"],

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from refitd.discovery.memory import Named
 from refitd.doctor.door import ask_service, judge_door, stranger_at_door
-from refitd.doctor.engines import Asked, ask_engines, judge_engine
+from refitd.doctor.engines import Asked, ask_engines, judge_engine, judge_names
 from refitd.doctor.finding import Check, Finding, Verdict
 from refitd.doctor.gpus import gpus_of, judge_gpus, look_at_gpus
 from refitd.doctor.hub import judge_hub
@@ -75,6 +75,7 @@ async def _check(settings: Settings, root: Path, nonce: Nonce, *, nccl: bool, tr
     told = await _at_door(settings, running)
     findings += [*told, *judge_places(answers)]
     findings += [] if any(finding.check is Check.ENGINES for finding in told) else _none(asked)
+    findings += judge_names(asked)
     for one in asked:
         findings += await asyncio.to_thread(_of_engine, nonce, one, processes[one.name], journal)
     findings += await asyncio.to_thread(_of_gpus, processes, trainer)
@@ -99,7 +100,12 @@ async def _at_door(settings: Settings, running: str | None) -> list[Finding]:
 async def _without_root(settings: Settings) -> list[Finding]:
     """What can be said all the same: whether engines are there, and can be driven."""
     asked = await ask_engines(roster_of(settings, {}, set()))
-    return [*judge_settings(settings), *_none(asked), *(each for one in asked for each in judge_engine(one))]
+    return [
+        *judge_settings(settings),
+        *_none(asked),
+        *judge_names(asked),
+        *(each for one in asked for each in judge_engine(one)),
+    ]
 
 
 def _of_engine(nonce: Nonce, asked: Asked, process: LocalProcess | None, journal: JournalFacts) -> list[Finding]:

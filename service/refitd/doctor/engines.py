@@ -6,7 +6,7 @@ refuses the request as incomplete (400 or 422). Nothing is paused and nothing is
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 
@@ -18,6 +18,7 @@ from refitd.engine.port import Reached, Unreached
 from refitd.engine.sglang.reply import message_of
 from refitd.engine.sglang.transport import Lost, NoReply, Reply, Transport
 from refitd.fsck.roster import Roster
+from refitd.rollout.twins import is_one_server
 
 CALL_SECONDS = 5.0
 SKEW_SECONDS = 5.0  # a Date header has whole seconds, and the call takes its time
@@ -86,6 +87,18 @@ def judge_engine(asked: Asked) -> Iterator[Finding]:
     if asked.change is not None:
         yield _changes(asked.name, asked.change)
     yield _clock(asked.name, asked.skew)
+
+
+def judge_names(asked: Sequence[Asked]) -> Iterator[Finding]:
+    """Whether two of the names lead to one server."""
+    for at, one in enumerate(asked):
+        for other in asked[:at]:
+            if is_one_server(one.seen, other.seen):
+                text = (
+                    f"{one.spec.url} and {other.spec.url} are one server: the service loads it by one of the two names"
+                )
+                fix = "take one of the two out of --engine, the engines file or what is discovered"
+                yield Finding(check=Check.ENGINES, subject=one.name, verdict=Verdict.FAILED, text=text, fix=fix)
 
 
 def _way_in(read: Reply | NoReply | None) -> str:

@@ -55,6 +55,9 @@ def _verdict(engine: Engine) -> tuple[Verdict, str | None]:
             return Verdict.FAILED, "start it, or mend the way to it: the service brings it to its target by itself"
         case EngineState.QUARANTINED:
             return Verdict.FAILED, f"see its log, then restart it, or 'refitd engines resync {engine.id}'"
+        case EngineState.CONTESTED:
+            fix = "stop the other service, trainer or script that loads it, or take one of its two names out"
+            return Verdict.FAILED, f"{fix}; then 'refitd engines resync {engine.id}'"
         case EngineState.TAINTED | EngineState.NACKED:
             return Verdict.WARNING, f"'refitd explain {engine.id}' says what was tried, and what comes next"
         case _:

@@ -6,6 +6,7 @@ from typing import TypedDict
 
 from refitd.engine.dialing import Guard
 from refitd.engine.engines_file import EngineSpec
+from refitd.engine.plugin.leading import Leads
 from refitd.engine.port import Engine
 from refitd.engine.sglang.adapter import SglangEngine
 from refitd.engine.sglang.adapters import SglangAdapters
@@ -27,10 +28,11 @@ def key_files(settings: Settings, spec: EngineSpec) -> KeyFiles:
     }
 
 
-def connector(settings: Settings, guard: Guard) -> Callable[[EngineSpec], Engine]:
+def connector(settings: Settings, guard: Guard, leads: Leads | None = None) -> Callable[[EngineSpec], Engine]:
     """A function that makes the adapter for an engine. Keys come from files, the engine's own before the service's.
 
-    `guard` says which addresses may be called. Nothing is read or called yet.
+    `guard` says which addresses may be called, `leads` what plugins are told of who loads their engines. Nothing is
+    read or called yet.
     """
 
     def connect(spec: EngineSpec) -> Engine:
@@ -51,6 +53,7 @@ def connector(settings: Settings, guard: Guard) -> Callable[[EngineSpec], Engine
             guard=guard,
             root=settings.root.resolve(),
             allow_dtype_cast=settings.allow_dtype_cast,
+            leads=leads,
         )
 
     return connect

@@ -101,6 +101,28 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """What a server tells of its process, that another process of the same server would tell otherwise.
+
+    `seed` is drawn at each start, unless the operator gives one; `started` says how the start went, and no second start
+    goes like it. None where the server does not tell.
+    """
+
+    seed: int | None = None
+    started: str | None = None
+
+    def is_as(self, other: "Process") -> bool | None:
+        """Whether both are of one process, as far as is told; None where nothing is told that can be compared."""
+        for mine, its in ((self.started, other.started), (self.seed, other.seed)):
+            if mine is not None and its is not None:
+                return mine == its
+        return None
+
+
+UNTOLD = Process()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reached:
     """What a probe saw. `configuration` is equal for engines whose fingerprints can be compared.
 
@@ -108,6 +130,8 @@ class Reached:
     what checkpoints are held against. `fingerprint` is not part of a probe: it costs the engine time.
     `plugin` is the release of refitd's plugin that carries out its loads; None where they are the server's own, and
     then `stock_reason` says why, where a plugin was looked for. `takes_offers`: it can load from a trainer's memory.
+    `address` is where the connection went, equal for two names of one server; `led_by` says which other service leads
+    the engine, None where none does.
     """
 
     model_path: str
@@ -118,6 +142,9 @@ class Reached:
     plugin: str | None = None
     takes_offers: bool = False
     stock_reason: str | None = None
+    process: Process = UNTOLD
+    address: str | None = None
+    led_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +158,9 @@ class Unreached:
 class Refit:
     """How a refit ended. `timings` maps stages to milliseconds; `fingerprint` is of the contents left behind.
 
-    `needs_full`: it is a NACK of a delta that is good, and that cannot be written into what the engine holds.
+    `needs_full`: it is a NACK of a delta that is good, and that cannot be written into what the engine holds; `led`: it
+    is one because another service leads the engine. `overwritten`: it is TAINTED because another writer loaded
+    something at the same time, which says nothing against the version.
     """
 
     outcome: Outcome
@@ -139,6 +168,8 @@ class Refit:
     reason: str | None = None
     fingerprint: str | None = None
     needs_full: bool = False
+    led: bool = False
+    overwritten: bool = False
     timings: dict[str, float] = field(default_factory=dict[str, float])
 
 

@@ -14,7 +14,7 @@ from refitd.rollout.served import is_proven
 from refitd.rollout.strategy import fault_found, is_through
 from refitd_client.contract.states import EngineState, RolloutState
 
-_LEFT_BEHIND = frozenset({EngineState.UNREACHABLE, EngineState.QUARANTINED})
+_LEFT_BEHIND = frozenset({EngineState.UNREACHABLE, EngineState.QUARANTINED, EngineState.CONTESTED})
 _PROVEN = frozenset({RolloutState.COMPLETE, RolloutState.DEGRADED})
 
 

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from refitd.engine.port import Outcome, Reached, Refit, Unreached
+from refitd.engine.port import Outcome, Process, Reached, Refit, Unreached
+from refitd.rollout.contest import calmed, changed, forgiven, held, refused, still_changed
 from refitd.rollout.record import EngineRecord
 from refitd_client.contract.states import EngineState
 
@@ -19,13 +20,30 @@ class Expected:
 
 
 def after_probe(
-    engine: EngineRecord, seen: Reached | Unreached, expected: Expected | None, target: str | None, now: float
+    engine: EngineRecord,
+    seen: Reached | Unreached,
+    expected: Expected | None,
+    target: str | None,
+    now: float,
+    *,
+    interval: float = 2.0,
+    twin: str | None = None,
 ) -> EngineRecord:
-    """The record after a probe. `expected` belongs to `engine.serving`; `target` is the version id it should serve."""
+    """The record after a probe.
+
+    Args:
+        engine: the record before it.
+        seen: what it saw.
+        expected: what belongs to `engine.serving`.
+        target: the id of the version that the engine should serve.
+        now: of the monotonic clock, in seconds.
+        interval: seconds from one probe to the next.
+        twin: which other entry names the same server and is the one that loads it; None where there is none.
+    """
     if isinstance(seen, Unreached):
         since = engine.unreachable_since if engine.unreachable_since is not None else now
         return replace(engine, state=EngineState.UNREACHABLE, reason=seen.reason, unreachable_since=since)
-    moved = engine.model_path not in {None, seen.model_path}
+    before, moved = engine, engine.model_path not in {None, seen.model_path}
     was_away = engine.known and engine.state in {EngineState.PROBING, EngineState.UNREACHABLE}
     engine = replace(
         engine,
@@ -39,13 +57,26 @@ def after_probe(
         plugin=seen.plugin,
         takes_offers=seen.takes_offers,
         stock_reason=seen.stock_reason,
+        process=_process(engine.process, seen.process),
+        address=seen.address,
+        taken=twin or seen.led_by,
     )
     if not engine.known:
         return _still_tainted(engine, moved=moved)
     if engine.serving is not None and (expected is None or not _as_expected(seen, expected)):
-        reason = f"serves {seen.model_path} as {seen.weight_version!r} and no longer {engine.serving}: it was restarted"
-        engine = replace(engine, serving=None, beneath=None, wants_full=False, reason=reason, failures=0)
-    return standing(engine, target)
+        engine = changed(before, engine, seen, None if expected is None else expected.path, now)
+    elif engine.contest is not None:
+        engine = still_changed(before, engine, seen)
+    else:
+        engine = calmed(engine, now, interval)
+    return held(standing(engine, target), now, interval)
+
+
+def _process(known: Process, told: Process) -> Process:
+    """What is known of the process now: one that tells less for a moment is the one that told more."""
+    if told.is_as(known) is False:
+        return told
+    return Process(seed=known.seed if told.seed is None else told.seed, started=told.started or known.started)
 
 
 def _as_expected(seen: Reached, expected: Expected) -> bool:
@@ -59,7 +90,7 @@ def _still_tainted(engine: EngineRecord, *, moved: bool) -> EngineRecord:
     if engine.state is EngineState.QUARANTINED and not moved:
         return engine
     if engine.state in {EngineState.QUARANTINED, EngineState.UNREACHABLE}:
-        return replace(engine, state=EngineState.TAINTED, taints=0)
+        return forgiven(replace(engine, state=EngineState.TAINTED, taints=0))
     return replace(engine, state=EngineState.TAINTED)
 
 
@@ -87,6 +118,7 @@ def after_refit(engine: EngineRecord, version: str, refit: Refit, now: float) ->
                 held=None,
                 known=True,
                 reload=False,
+                contest=None,
                 named_before=None,
                 unproven=(),  # loads do not overlap in a server: one that was proved to end proves the earlier ones too
                 resume_owed=not refit.resumed,
@@ -96,6 +128,10 @@ def after_refit(engine: EngineRecord, version: str, refit: Refit, now: float) ->
                 reason=None,
                 unreachable_since=None,
             )
+        case Outcome.NACK if refit.led:
+            engine = refused(engine, refit.reason or "another service leads it", now)
+            state = EngineState.CONTESTED if engine.known else EngineState.TAINTED
+            return replace(engine, state=state, reason=refit.reason, resume_owed=engine.known and not refit.resumed)
         case Outcome.NACK if refit.needs_full:
             owed = not refit.resumed
             return replace(engine, state=EngineState.BEHIND, wants_full=True, reason=refit.reason, resume_owed=owed)
@@ -115,7 +151,7 @@ def after_refit(engine: EngineRecord, version: str, refit: Refit, now: float) ->
                 named_before=engine.model_path or engine.named_before,
                 weight_version=None,
                 taints=taints,
-                strikes=_struck(engine.strikes, version),
+                strikes=engine.strikes if refit.overwritten else _struck(engine.strikes, version),
                 unproven=(*(each for each in engine.unproven if each != version), version),
             )
         case Outcome.UNREACHABLE:

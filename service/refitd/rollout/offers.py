@@ -13,7 +13,9 @@ from refitd.rollout.record import EngineRecord
 from refitd.rollout.strategy import Strategy, StrategyName
 from refitd_client.contract.states import EngineState
 
-_AWAY = frozenset({EngineState.PROBING, EngineState.UNREACHABLE, EngineState.TAINTED, EngineState.QUARANTINED})
+_AWAY = frozenset(
+    {EngineState.PROBING, EngineState.UNREACHABLE, EngineState.TAINTED, EngineState.QUARANTINED, EngineState.CONTESTED}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

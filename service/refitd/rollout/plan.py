@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from refitd.catalog.record import VersionRecord
+from refitd.rollout.contest import gives_up
 from refitd.rollout.record import EngineRecord
 from refitd_client.contract.states import EngineState
 
@@ -91,6 +92,11 @@ def next_action(engine: EngineRecord, goals: Goals, agenda: Agenda, now: float) 
     """Decide."""
     match engine.state:
         case EngineState.PROBING | EngineState.UNREACHABLE | EngineState.QUARANTINED:
+            return _probe_or_rest(agenda.probe_at, agenda, now)
+        case EngineState.CONTESTED:
+            owes = engine.resume_owed and engine.known and now >= agenda.resume_at
+            return Resume() if owes else _probe_or_rest(agenda.probe_at, agenda, now)
+        case EngineState.TAINTED if engine.taken is not None or gives_up(engine):
             return _probe_or_rest(agenda.probe_at, agenda, now)
         case EngineState.TAINTED:
             return _refit_or_rest(repair_with(engine, goals), agenda, now)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from refitd.engine.port import UNTOLD, Process
 from refitd_client.contract.states import EngineState, RolloutState
 
 
@@ -50,6 +51,10 @@ class EngineRecord:
     unknown and no load of it has failed since.
     `named_before` is what it named before a load that failed, until it is asked. `reload`: somebody has asked for it to
     be loaded again, whatever it serves; a load that comes through ends that.
+    `process` is what its server tells of its process, `address` where connections to it go. `contest` says what another
+    writer has done to it, None while it serves what this service has loaded; `contests` counts the changes by another
+    writer that followed each other, the newest at `contested_at` (monotonic seconds). `taken` says why it is not this
+    entry's to load at all: another service leads it, or another entry names the same server.
     """
 
     id: str
@@ -82,6 +87,12 @@ class EngineRecord:
     last_attempt: AttemptRecord | None = None
     removed: bool = False
     reload: bool = False
+    process: Process = UNTOLD
+    address: str | None = None
+    contest: str | None = None
+    contests: int = 0
+    contested_at: float | None = None
+    taken: str | None = None
 
     @property
     def to_load(self) -> "EngineRecord":

@@ -16,6 +16,7 @@ from refitd.engine.port import Coming, Engine, Reached
 from refitd.ledger import Ledger
 from refitd.rollout.backoff import backoff
 from refitd.rollout.closing import Closing
+from refitd.rollout.contest import forgiven
 from refitd.rollout.entry import Entry, RemovedError
 from refitd.rollout.label import label_of
 from refitd.rollout.load import Loads
@@ -23,6 +24,7 @@ from refitd.rollout.observe import Expected, after_probe, standing
 from refitd.rollout.plan import Agenda, LookAhead, LookAway, Probe, RefitTo, Rest, Resume, next_action
 from refitd.rollout.reading import Reading
 from refitd.rollout.record import EngineRecord
+from refitd.rollout.twins import twin_of
 from refitd_client.contract.states import EngineState, Kind
 
 _AWAY = frozenset({EngineState.PROBING, EngineState.UNREACHABLE})
@@ -91,11 +93,11 @@ class Replica:
         What it serves until then stays known: an engine that is away is asked for nothing, and nothing is forgotten.
         """
         self._entry.agenda = Agenda(ahead=self._entry.agenda.ahead)
-        record = replace(self._entry.record, failures=0, taints=0, strikes={})
+        record = forgiven(replace(self._entry.record, failures=0, taints=0, strikes={}))
         record = replace(record, reload=record.known)  # one with unknown contents is loaded in any case
         if record.state is EngineState.QUARANTINED:
             record = replace(record, state=EngineState.TAINTED)
-        elif record.known and record.state not in _AWAY:
+        elif record.known and record.state not in _AWAY and record.taken is None:
             record = replace(record, state=EngineState.BEHIND, reason="a resync was asked for")
         when = " when it is reachable" if record.state is EngineState.UNREACHABLE else ""
         self._ledger.put_engine(record, f"resync was asked for: it will be loaded again{when}")
@@ -147,7 +149,16 @@ class Replica:
             entry.agenda = replace(entry.agenda, failed=None)
             wait = min(wait, backoff(1, self._chance)) if before.state is EngineState.PROBING else wait
         entry.agenda = replace(entry.agenda, probe_at=entry.now + wait)
-        after = after_probe(entry.record, seen, self._expected(), entry.target_id, entry.now)
+        twin = twin_of(entry.record, seen, self._ledger.engines.values()) if isinstance(seen, Reached) else None
+        after = after_probe(
+            entry.record,
+            seen,
+            self._expected(),
+            entry.target_id,
+            entry.now,
+            interval=self._probe_interval,
+            twin=twin,
+        )
         if isinstance(seen, Reached) and before.state in _AWAY and after.serving is not None:
             after = await self._adopted(after)
         entry.put(before, after)

@@ -7,7 +7,7 @@ from refitd.rollout.record import EngineRecord
 from refitd_client.contract.states import EngineState, VersionState, WaitOutcome
 
 _FILES_GONE = frozenset({VersionState.LOST, VersionState.RETIRED, VersionState.DELETED})
-_HOLDS_UP_NOBODY = frozenset({EngineState.UNREACHABLE, EngineState.QUARANTINED})
+_HOLDS_UP_NOBODY = frozenset({EngineState.UNREACHABLE, EngineState.QUARANTINED, EngineState.CONTESTED})
 
 
 def is_proven(version: str, engines: Iterable[EngineRecord], quorum: int) -> bool:

@@ -8,6 +8,7 @@
 
 An engine that may not go yet stays on, or is brought to, the last good version, so that the fleet is never on a mix
 that nobody ordered. One that cannot be reached takes no place: it serves nobody, and a dead engine holds up nobody.
+Nor does one that another writer loads weights into: as long as it is left alone it is not waited for.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -23,7 +24,7 @@ GIVE_UP_AFTER = 3  # refusals of a canary, failures for which a newer version is
 CANARY_STRIKES = 2
 
 _OUT_OF_SERVICE = frozenset({EngineState.UPDATING, EngineState.VERIFYING, EngineState.TAINTED, EngineState.QUARANTINED})
-_AWAY = frozenset({EngineState.PROBING, EngineState.UNREACHABLE})
+_AWAY = frozenset({EngineState.PROBING, EngineState.UNREACHABLE, EngineState.CONTESTED})
 
 
 class StrategyName(StrEnum):

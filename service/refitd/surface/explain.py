@@ -6,6 +6,7 @@ Reads records, asks nobody.
 from refitd.catalog.record import VersionRecord
 from refitd.ledger import Ledger
 from refitd.rollout.binding import why_unbound
+from refitd.rollout.contest import gives_up
 from refitd.rollout.record import AttemptRecord, EngineRecord, RolloutRecord
 from refitd.rollout.strategy import has_given_up, released, why_waiting
 from refitd.surface.meaning import ended, engine_meaning, version_meaning
@@ -104,6 +105,7 @@ def explain_engine(engine: EngineRecord, ledger: Ledger) -> list[str]:
         sentences.append("It is paused, and stays so until a full load was proved by its contents.")
     if engine.resume_owed and engine.known:
         sentences.append("It may still be paused: it is told to resume until it answers.")
+    sentences += _fought_over(engine)
     if engine.failures:
         failed = "1 attempt has" if engine.failures == 1 else f"{engine.failures} attempts in a row have"
         sentences.append(f"{failed} failed; the next one waits a while.")
@@ -112,6 +114,22 @@ def explain_engine(engine: EngineRecord, ledger: Ledger) -> list[str]:
     if engine.last_attempt is not None:
         sentences.append(_told(engine.last_attempt))
     return _with_reason(sentences, engine, ledger.rollouts.get(engine.run))
+
+
+def _fought_over(engine: EngineRecord) -> list[str]:
+    """What is known of another writer, and what ends that."""
+    if engine.taken is not None or not engine.contests:
+        return []
+    times = "once" if engine.contests == 1 else f"{engine.contests} times"
+    counted = f"Another writer has changed its weights or its label {times} lately."
+    if engine.contest is None:
+        return [f"{counted} It was loaded again since."]
+    if gives_up(engine):
+        return [
+            f"{counted} Nothing more is loaded into it: stop the other writer (another refitd with this engine, or a "
+            f"trainer or a script that updates it), then 'refitd engines resync {engine.id}'."
+        ]
+    return [f"{counted} It is loaded again, after a longer wait each time."]
 
 
 def _with_reason(sentences: list[str], engine: EngineRecord, rollout: RolloutRecord | None) -> list[str]:

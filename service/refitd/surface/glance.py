@@ -14,7 +14,13 @@ from refitd_client.contract.states import EngineState, Standing, VersionState
 from refitd_client.contract.wire import RunGlance
 
 NAMED = 3  # engines that a sentence names; the others it counts
-_TROUBLE = (EngineState.QUARANTINED, EngineState.TAINTED, EngineState.NACKED, EngineState.UNREACHABLE)
+_TROUBLE = (
+    EngineState.CONTESTED,
+    EngineState.QUARANTINED,
+    EngineState.TAINTED,
+    EngineState.NACKED,
+    EngineState.UNREACHABLE,
+)
 _OVER = frozenset({VersionState.RETIRED, VersionState.DELETED})
 
 
@@ -98,10 +104,18 @@ def _headline(seen: Seen, newest: VersionRecord | None, there: int) -> str:
 
 def _trouble(seen: Seen, newest: VersionRecord | None) -> list[str]:
     """What somebody should look at."""
-    found = [_group(seen, state) for state in _TROUBLE]
+    found = [*(_group(seen, state) for state in _TROUBLE), _fought_over(seen)]
     if newest is not None and not _was_left(seen, newest):  # who has gone back from it knows what is wrong with it
         found.append(_trouble_with(newest, is_target=seen.target is not None and newest.id == seen.target.id))
     return [sentence for sentence in found if sentence is not None]
+
+
+def _fought_over(seen: Seen) -> str | None:
+    """Engines that another writer has changed lately, and that were loaded again."""
+    mine = sorted(engine.id for engine in seen.engines if engine.contests and engine.state is not EngineState.CONTESTED)
+    if not mine:
+        return None
+    return f"{_names(mine)} loaded again where another writer had changed the weights: 'refitd explain {mine[0]}'"
 
 
 def _trouble_with(newest: VersionRecord, *, is_target: bool) -> str | None:

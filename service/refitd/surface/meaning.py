@@ -15,6 +15,23 @@ _ENDED: Mapping[str, str] = {
     NOT_SENT: "did not come about: nothing was sent",
 }
 
+_ENGINES: Mapping[EngineState, str] = {
+    EngineState.PROBING: "it has not answered yet",
+    EngineState.IN_SYNC: "it serves what it should",
+    EngineState.BEHIND: "it serves something older than it should",
+    EngineState.UPDATING: "it loads a version",
+    EngineState.VERIFYING: "it has loaded a version, and its contents are being checked",
+    EngineState.NACKED: "it refused the version, and is proved to serve what it served before",
+    EngineState.TAINTED: "its contents are unknown",
+    EngineState.UNREACHABLE: "it does not answer, is asked again and again, and is brought up to date when it does",
+    EngineState.QUARANTINED: (
+        "it could not be repaired, and is left alone until it is restarted or a resync is asked for"
+    ),
+    EngineState.CONTESTED: (
+        "another writer loads weights into it, so nothing is loaded for a while, and in the end not at all"
+    ),
+}
+
 
 def ended(attempt: AttemptRecord) -> str:
     """How a load has ended, if it has."""
@@ -48,24 +65,4 @@ def version_meaning(state: VersionState) -> str:
 
 def engine_meaning(state: EngineState) -> str:
     """What an engine's state says of it."""
-    match state:
-        case EngineState.PROBING:
-            return "it has not answered yet"
-        case EngineState.IN_SYNC:
-            return "it serves what it should"
-        case EngineState.BEHIND:
-            return "it serves something older than it should"
-        case EngineState.UPDATING:
-            return "it loads a version"
-        case EngineState.VERIFYING:
-            return "it has loaded a version, and its contents are being checked"
-        case EngineState.NACKED:
-            return "it refused the version, and is proved to serve what it served before"
-        case EngineState.TAINTED:
-            return "its contents are unknown"
-        case EngineState.UNREACHABLE:
-            return "it does not answer, is asked again and again, and is brought up to date when it does"
-        case EngineState.QUARANTINED:
-            return "it could not be repaired, and is left alone until it is restarted or a resync is asked for"
-        case _:
-            assert_never(state)
+    return _ENGINES[state]

@@ -68,7 +68,7 @@ class LedgerCollector(Collector):
         )
 
     def _each_engine(self) -> Iterator[Metric]:
-        """By engine, so that an alert names it. Of states only the one that it is in: all would be nine-fold."""
+        """By engine, so that an alert names it. Of states only the one that it is in: all would be ten-fold."""
         labels = ["run", "engine"]
         state = GaugeMetricFamily(
             "refitd_engine_state", "1 for the state that an engine is in", labels=[*labels, "state"]
@@ -79,13 +79,17 @@ class LedgerCollector(Collector):
             "The trainer's steps from what an engine serves to its run's target",
             labels=labels,
         )
+        contests = GaugeMetricFamily(
+            "refitd_engine_contests", "How often another writer has changed its weights or label lately", labels=labels
+        )
         for engine in self._ledger.engines.values():
             of = [engine.run or "", engine.id]
+            contests.add_metric(of, engine.contests)
             state.add_metric([*of, engine.state.value], 1)
             known.add_metric(of, engine.known)
             if (steps := steps_behind(engine, self._ledger)) is not None:
                 behind.add_metric(of, steps)
-        yield from (state, known, behind)
+        yield from (state, known, contests, behind)
 
     def _of_runs(self) -> Iterator[Metric]:
         target = GaugeMetricFamily("refitd_target_step", "Step that the run's engines should serve", labels=["run"])

@@ -6,6 +6,7 @@
     line       one request and its reply over a socket
     folder     which sockets there are
     channels   the engine's crew, found and found again
+    leading    which service the engine is led by: this one, for as long as it says so
     prepared   a version made ready on all ranks while the engine serves
 
 Nothing here decides what an engine serves: that is the answer to the update itself. What a socket says can only make an

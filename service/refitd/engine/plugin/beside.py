@@ -4,6 +4,7 @@ from pathlib import Path
 
 from refitd.engine.plugin.channels import Channels
 from refitd.engine.plugin.crew import Crew, Launch, Stock
+from refitd.engine.plugin.leading import Leading, Leads
 from refitd.engine.plugin.prepared import (
     Early,
     Order,
@@ -24,8 +25,9 @@ CONTENTS_SECONDS = 120.0  # to fingerprint all tensors, while the engine serves
 class Beside:
     """`root` is the folder that the sockets are in, None where there is none to look in."""
 
-    def __init__(self, root: Path | None, *, allow_dtype_cast: bool) -> None:
+    def __init__(self, root: Path | None, *, allow_dtype_cast: bool, leads: Leads | None = None) -> None:
         self._channels = Channels(root)
+        self._leading = None if leads is None else Leading(self._channels, leads)
         self._cast = allow_dtype_cast
         self._crew: Crew | Stock | None = None
         self._waiting = False  # whether its ranks may hold a version that was prepared and not loaded
@@ -46,6 +48,11 @@ class Beside:
         """Why its loads are its own."""
         return self._crew.reason if isinstance(self._crew, Stock) else None
 
+    @property
+    def led_by(self) -> str | None:
+        """Which other service leads the engine, in a sentence."""
+        return None if self._leading is None else self._leading.led_by
+
     def vouches_for(self, target: Target) -> bool:
         """Whether the answer to a load will say what it left behind."""
         return (target.files is not None or target.offered is not None) and self.release is not None
@@ -53,6 +60,8 @@ class Beside:
     async def look(self, launch: Launch) -> None:
         """Find out who speaks for the engine that was started so."""
         self._crew = await self._channels.crew(launch)
+        if self._leading is not None:
+            await self._leading.say(self._crew)
 
     async def look_ahead(self, version: Coming | Offered, within: float) -> None:
         """Have a version made ready while the engine serves and the service is not yet done with it, within seconds."""

@@ -13,7 +13,8 @@ _SHOWN = 200  # characters of a foreign text in a sentence
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
     """The part of the reply that matters here. `rank` of `ranks` is tensor-parallel; docs/plugin.md has all of it.
 
-    `host`, `port` and `seed` tie it to a server: the host's name, and two of the server's own launch settings.
+    `host`, `port` and `seed` tie it to a server: the host's name, and two of the server's own launch settings. `leads`:
+    it knows of leases.
     """
 
     plugin: str
@@ -28,6 +29,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     served: str = ""
     kinds: tuple[str, ...] = ()
+    leads: bool = False
 
 
 def read_hello(reply: Mapping[str, Any]) -> Hello | str:

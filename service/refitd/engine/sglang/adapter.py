@@ -15,12 +15,14 @@ computed before or after it, and it is not asked what it serves.
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, assert_never
 
 from refitd.engine.dialing import Guard
 from refitd.engine.fingerprint import BY_PLUGIN
 from refitd.engine.plugin.beside import Beside
+from refitd.engine.plugin.leading import Leads
 from refitd.engine.plugin.prepared import Preparation, Refused, Unprepared
 from refitd.engine.port import Coming, Offered, Outcome, Reached, Refit, Stage, Target, Unreached
 from refitd.engine.sglang.answers import fingerprint
@@ -56,10 +58,13 @@ class SglangEngine:
         guard: Guard | None = None,
         root: Path | None = None,
         allow_dtype_cast: bool = False,
+        leads: Leads | None = None,
     ) -> None:
-        """`root` is where the plugin's sockets are, as the service sees it."""
+        """`root` is where the plugin's sockets are, as the service sees it; `leads` is what the plugin is told of who
+        loads the engine, None where it is only asked.
+        """
         self._http = Transport(url, api_key=api_key, admin_key=admin_key, guard=guard)
-        self._beside = Beside(root, allow_dtype_cast=allow_dtype_cast)
+        self._beside = Beside(root, allow_dtype_cast=allow_dtype_cast, leads=leads)
         self._pause_mode = pause_mode
         self._load_timeout = load_timeout
         self._server: ServerInfo | None = None
@@ -73,7 +78,8 @@ class SglangEngine:
 
     async def probe(self) -> Reached | Unreached:
         """See `Engine`. Asks for the launch settings only when the server may be another process than before."""
-        info = await self._model_info()
+        reply = await self._http.get("/model_info", PROBE_SECONDS)
+        info = read_model_info(reply, self._http.url)
         if isinstance(info, str):
             return Unreached(reason=info)
         if self._server is None or info != self._last:
@@ -97,6 +103,9 @@ class SglangEngine:
             plugin=self._beside.release,
             takes_offers=self._beside.takes_offers,
             stock_reason=self._beside.reason,
+            process=self._server.process,
+            address=reply.address if isinstance(reply, Reply) else None,
+            led_by=self._beside.led_by,
         )
 
     async def refit(self, target: Target, on_stage: Callable[[Stage], None]) -> Refit:
@@ -248,6 +257,12 @@ class SglangEngine:
         match happened:
             case Untouched(reason) if again:  # untouched since the first try, which has written
                 return _tainted(f"its cache was not flushed, and then {reason}", watch)
+            case Untouched(reason, led=True):
+                # What it holds is the leader's business: it is not left paused, whatever is known of it here.
+                with watch.during(Stage.RESUME):
+                    resumed = await asyncio.shield(self.resume())
+                timings = watch.milliseconds
+                return Refit(outcome=Outcome.NACK, resumed=resumed, reason=reason, led=True, timings=timings)
             case Untouched(reason, vouched=True, needs_full=needs_full):
                 needs_full = target.in_place and needs_full
                 return await self._as_before(reason, None, target, watch, needs_full=needs_full)
@@ -280,7 +295,9 @@ class SglangEngine:
         says = Says(model_path=info.model_path, weight_version=info.weight_version, fingerprint=contents)
         reason = doubt(says, target, unchanged=unchanged)
         if reason is not None:
-            return _tainted(f"loaded, but {reason}", watch)
+            # A load of ours that fails leaves the old name or the new one.
+            names = {target.path, None if self._last is None else self._last.model_path, self._startup_path}
+            return replace(_tainted(f"loaded, but {reason}", watch), overwritten=info.model_path not in names)
         self._last = info
         with watch.during(Stage.RESUME):
             resumed = await asyncio.shield(self.resume())

@@ -108,7 +108,8 @@ class SglangAdapters:
 
     async def probe(self) -> Reached | Unreached:
         """See `Engine`. It serves the adapter that was proved last, else the newest that it lists, else the model."""
-        info = read_model_info(await self._http.get("/model_info", PROBE_SECONDS), self._http.url)
+        reply = await self._http.get("/model_info", PROBE_SECONDS)
+        info = read_model_info(reply, self._http.url)
         if isinstance(info, str):
             return Unreached(reason=info)
         listed = await self._listed()
@@ -127,6 +128,7 @@ class SglangAdapters:
             server_version=self._server.version,
             configuration=f"{self._server.configuration} lora {self._name}",
             startup_path=self._server.model_path,
+            address=reply.address if isinstance(reply, Reply) else None,
         )
 
     async def prepare(self, target: Target) -> None:

@@ -4,10 +4,13 @@ A reply that is not SGLang's becomes a sentence, so that a gateway, a web page o
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
+from xxhash import xxh3_128_hexdigest
 
 from refitd.engine.plugin.crew import Launch
+from refitd.engine.port import Process
 from refitd.engine.sglang.dialect import Dialect, dialect_of
 from refitd.engine.sglang.reply import message_of
 from refitd.engine.sglang.transport import NoReply, Reply
@@ -38,6 +41,7 @@ class _Launch(msgspec.Struct, frozen=True):
     tokenizer_worker_num: int = 1
     port: int | str | None = None
     random_seed: int | str | None = None
+    startup_time: Any = None
 
     @property
     def configuration(self) -> str:
@@ -46,6 +50,12 @@ class _Launch(msgspec.Struct, frozen=True):
         split = f"{self.enable_dp_attention} {self.enable_dp_lm_head} {self.moe_dense_tp_size}"
         kind = f"{self.device} {self.dtype} {self.quantization or 'unquantized'}"
         return f"sglang {self.version} {kind} {sizes} {split} {self.moe_runner_backend} {self.speculative_algorithm}"
+
+    @property
+    def process(self) -> Process:
+        """What tells this process of the server from the one that it will be after a restart."""
+        seed = self.random_seed if isinstance(self.random_seed, int) else None
+        return Process(seed=seed, started=_one_line(self.startup_time) if self.startup_time else None)
 
     @property
     def launch(self) -> Launch:
@@ -68,6 +78,7 @@ class ServerInfo:
     model_path: str | None
     dialect: Dialect
     launch: Launch
+    process: Process
 
 
 def read_model_info(reply: Reply | NoReply, url: str) -> ModelInfo | str:
@@ -97,7 +108,13 @@ def read_server_info(reply: Reply | NoReply, url: str) -> ServerInfo | str:
         model_path=launch.model_path,
         dialect=dialect_of(launch.version),
         launch=launch.launch,
+        process=launch.process,
     )
+
+
+def _one_line(told: Any) -> str:
+    """A digest of what a server says, in whatever form: it is only compared."""
+    return xxh3_128_hexdigest(msgspec.json.encode(told, order="sorted"))
 
 
 def _fault(reply: Reply | NoReply, url: str, path: str) -> Reply | str:

@@ -12,6 +12,7 @@ from typing import assert_never
 from refitd.engine.sglang.answers import fingerprint, worst
 from refitd.engine.sglang.transport import Lost, NoReply, Reply
 from refitd_sglang.answer import MARK, Answer, answers_in
+from refitd_sglang.lease import LED
 from refitd_sglang.transaction import Outcome
 
 
@@ -33,13 +34,14 @@ class NotFlushed:
 @dataclass(frozen=True, slots=True)
 class Untouched:
     """It refused before the first write, or never heard of it. `vouched`: its plugin says so, or has put back all.
-    `needs_full` as in `Refit`.
+    `needs_full` and `led` as in `Refit`.
     """
 
     reason: str
     reachable: bool = True
     vouched: bool = False
     needs_full: bool = False
+    led: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +93,8 @@ def _said_by_plugin(reply: Reply, answers: list[Answer], ranks: int) -> Loading:
         case Outcome.SERVED:
             return Unclear(f"the engine answered {reply.status}: {message_of(reply)}")
         case Outcome.REFUSED:
-            needs_full = answer.needs == "full"
-            return Untouched(f"the engine refused: {answer.reason}", vouched=True, needs_full=needs_full)
+            full, led = answer.needs == "full", answer.needs == LED
+            return Untouched(f"the engine refused: {answer.reason}", vouched=True, needs_full=full, led=led)
         case Outcome.RESTORED:
             return Untouched(f"the load failed, and what was there is back: {answer.reason}", vouched=True)
         case Outcome.UNKNOWN:

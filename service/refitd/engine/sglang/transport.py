@@ -10,10 +10,11 @@ import os
 import re
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
+from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpcore
 import httpx
@@ -36,12 +37,15 @@ MAX_BODY_BYTES = 64 * 2**20  # the checksums of a hundred thousand tensors are a
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a server answered. `data` is its JSON object, None where it sent something else; `date` is its own clock."""
+    """What a server answered. `data` is its JSON object, None where it sent something else; `date` is its own clock,
+    `address` where it was reached, equal for two names of one server.
+    """
 
     status: int
     text: str
     data: dict[str, Any] | None
     date: str | None = None
+    address: str | None = None
 
     @property
     def ok(self) -> bool:
@@ -129,7 +133,9 @@ class Transport:
             connection.stream(method, url, headers=headers, content=content) as response,
         ):
             date = next((value.decode() for name, value in response.headers if name.lower() == b"date"), None)
-            return _reply(response.status, await _body(response), date)
+            extensions = cast("dict[str, Any]", response.extensions)  # pyright: ignore[reportUnknownMemberType]
+            address = _address(extensions["network_stream"])
+            return replace(_reply(response.status, await _body(response), date), address=address)
 
 
 def _spoken(error: Exception) -> str:
@@ -151,6 +157,13 @@ async def _body(response: httpcore.Response) -> bytes:
         if len(body) > MAX_BODY_BYTES:
             raise _TooLargeError
     return bytes(body)
+
+
+def _address(stream: httpcore.AsyncNetworkStream) -> str:
+    """Host and port of the server; its own addresses are all the same host to a client on the same one."""
+    host, port = stream.get_extra_info("peername")[:2]
+    own = stream.get_extra_info("sockname")[0]
+    return f"{'localhost' if host == own or ip_address(host).is_loopback else host}:{port}"
 
 
 def _reply(status: int, body: bytes, date: str | None) -> Reply:

@@ -1,0 +1,77 @@
+"""Which service an engine is led by: this one says so to each of its ranks, again and again.
+
+A plugin that knows nothing of leases is told nothing. A lease that is refused, because another service has it, is asked
+for again at each look: it ends with that service.
+"""
+
+import os
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from refitd.engine.plugin.channels import Channels
+from refitd.engine.plugin.crew import Crew, Member, Stock
+from refitd.engine.plugin.hello import shown
+from refitd_client.durable import replace_file
+from refitd_sglang.lease import Owner
+
+SECONDS = 30.0  # of a lease; longer where engines are asked more seldom
+PROBES = 5  # that a lease outlasts at least
+_WITHIN = 2.0  # seconds
+_MOST = 500  # characters of a rank's reason
+_NAME = "id"
+_LONGEST = 64  # bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leads:
+    """What ranks are told: who leads, and for how many seconds."""
+
+    owner: Owner
+    seconds: float = SECONDS
+
+
+def leads_of(root: Path, state_folder: Path, probe_interval: float) -> Leads:
+    """What the service of a root and a state folder tells. Its name is kept in the folder, made once. Blocks.
+
+    Raises:
+        OSError: the folder cannot be read or written.
+    """
+    owner = Owner(service=_name(state_folder), root=str(root), host=socket.gethostname(), pid=os.getpid())
+    return Leads(owner=owner, seconds=max(SECONDS, PROBES * probe_interval))
+
+
+def _name(folder: Path) -> str:
+    path = folder / _NAME
+    if not path.is_file():
+        replace_file(path, f"{os.urandom(16).hex()}\n".encode(), by=folder / f".{_NAME}-{os.getpid()}")
+    with path.open("rb") as file:
+        return file.read(_LONGEST).decode(errors="replace").strip()
+
+
+class Leading:
+    """One engine's lease. `led_by` says which other service has it, in a sentence; None where none has."""
+
+    def __init__(self, channels: Channels, leads: Leads) -> None:
+        self.led_by: str | None = None
+        self._channels = channels
+        self._leads = leads
+        self._told: tuple[Member, ...] = ()
+        self._again_at = 0.0
+
+    async def say(self, crew: Crew | Stock) -> None:
+        """Tell the ranks, where it is time to. Takes seconds at most."""
+        if not isinstance(crew, Crew) or not all(member.hello.leads for member in crew.members):
+            self.led_by, self._told = None, ()
+            return
+        now = time.monotonic()
+        if crew.members == self._told and self.led_by is None and now < self._again_at:
+            return
+        request = {"do": "lead", "owner": msgspec.to_builtins(self._leads.owner), "seconds": self._leads.seconds}
+        replies = await self._channels.ask_all(crew.members, request, _WITHIN)
+        refused = [each for each in replies if isinstance(each, dict) and each.get("ok") is not True]
+        self.led_by = shown(str(refused[0].get("reason", "")), _MOST) if refused else None
+        self._told, self._again_at = crew.members, now + self._leads.seconds / 3

@@ -1,0 +1,206 @@
+"""An engine with the plugin is led by one service: another one is refused in its name, for as long as that is true."""
+
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from refitd.engine.plugin.leading import PROBES, SECONDS, Leads, leads_of
+from refitd.engine.port import Outcome, Reached
+from refitd.engine.sglang.adapter import SglangEngine
+from refitd_sglang.desk import Desk
+from refitd_sglang.lease import LONGEST_SECONDS, Lease, Owner
+from support.plugged import ask
+from support.plugged_mini import PluggedMini, plugged_mini, put, target
+
+FIRST = Owner(service="one", root="/mnt/one", host="gpu-1", pid=os.getpid())
+OTHER = Owner(service="two", root="/mnt/two", host="gpu-2", pid=1)
+PAUSE, LOAD = "/pause_generation", "/update_weights_from_disk"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def lease(clock: Clock) -> Lease:
+    lease = Lease(clock)
+    assert lease.take(FIRST, 30.0) is None
+    return lease
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def sglang(root: Path) -> Iterator[PluggedMini]:
+    with plugged_mini(root) as engine:
+        yield engine
+
+
+@asynccontextmanager
+async def speaking_to(sglang: PluggedMini, root: Path, owner: Owner | None) -> AsyncIterator[SglangEngine]:
+    engine = SglangEngine(sglang.url, root=root, leads=None if owner is None else Leads(owner=owner))
+    try:
+        yield engine
+    finally:
+        await engine.aclose()
+
+
+async def probed(engine: SglangEngine) -> Reached:
+    seen = await engine.probe()
+    assert isinstance(seen, Reached)
+    return seen
+
+
+def test_the_second_service_is_told_who_leads_and_since_when(lease: Lease, clock: Clock) -> None:
+    clock.now += 4
+    told = lease.take(OTHER, 30.0)
+    assert told == (
+        f"the engine is led by the refitd of root /mnt/one at gpu-1 (pid {os.getpid()}), which said so 4 s ago"
+    )
+    assert lease.leader() == told
+
+
+def test_a_service_that_restarts_takes_its_own_lease_again_at_once(lease: Lease) -> None:
+    again = Owner(service="one", root="/mnt/one", host="gpu-1", pid=4242)
+    assert lease.take(again, 30.0) is None
+    assert "pid 4242" in (lease.leader() or "")
+
+
+def test_a_lease_that_is_not_renewed_ends(lease: Lease, clock: Clock) -> None:
+    clock.now += 29
+    lease.renew()
+    clock.now += 29
+    assert lease.take(OTHER, 30.0) is not None
+    clock.now += 1
+    assert lease.leader() is None
+    lease.renew()
+    assert lease.take(OTHER, 30.0) is None
+
+
+def test_a_lease_ends_with_the_process_of_its_owner(clock: Clock) -> None:
+    lease = Lease(clock)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        assert lease.take(FIRST, 30.0, process.pid) is None
+        assert lease.take(OTHER, 30.0, os.getpid()) is not None
+        process.kill()
+        process.wait()
+        assert lease.take(OTHER, 30.0, os.getpid()) is None
+
+
+def test_a_lease_of_a_process_that_cannot_be_seen_ends_in_its_time(clock: Clock) -> None:
+    lease = Lease(clock)
+    assert lease.take(FIRST, 10 * LONGEST_SECONDS, pid=0) is None
+    clock.now += LONGEST_SECONDS
+    assert lease.leader() is None
+
+
+def test_no_descriptor_is_left_open(clock: Clock) -> None:
+    lease, before = Lease(clock), len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        assert lease.take(FIRST, 30.0, os.getpid()) is None
+        lease.renew()
+    clock.now += 30
+    assert lease.leader() is None
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_the_process_is_what_the_kernel_says_and_not_what_the_request_says(root: Path, sglang: PluggedMini) -> None:
+    owner = {"service": "one", "root": "/mnt/one", "host": "gpu-1", "pid": 1}
+    assert ask(sglang.members[0].socket, do="lead", owner=owner, seconds=30, peer=2**30)["ok"] is True
+    assert "root /mnt/one" in ask(sglang.members[0].socket, do="hello")["leader"]
+    for wrong in ({}, {"owner": owner}, {"seconds": 30}, {"owner": {"service": "one"}, "seconds": 30}):
+        assert ask(sglang.members[0].socket, do="lead", **wrong)["ok"] is False
+
+
+@pytest.mark.parametrize("size", [1, 2])
+async def test_a_service_of_another_root_is_refused_in_the_name_of_the_one_that_leads(
+    tmp_path: Path, root: Path, size: int
+) -> None:
+    other_root = tmp_path / "other"
+    (other_root / ".refitd").mkdir(parents=True)
+    put(root, 1)
+    put(other_root, 2)
+    with plugged_mini(root, size) as sglang:
+        async with speaking_to(sglang, root, FIRST) as first, speaking_to(sglang, other_root, OTHER) as second:
+            assert (await probed(first)).led_by is None
+            assert (await first.refit(target(root, 1), lambda _: None)).outcome is Outcome.ACK
+            await probed(second)
+            for repairs in (False, True):
+                refused = await second.refit(target(other_root, 2, repairs=repairs), lambda _: None)
+                assert (refused.outcome, refused.led, refused.resumed) == (Outcome.NACK, True, True)
+            assert "led by the refitd of root /mnt/one at gpu-1" in (refused.reason or "")
+            assert sglang.holds(1)
+            for rank in sglang.members:
+                rank.engine.lease._end()
+            assert (await second.refit(target(other_root, 2), lambda _: None)).outcome is Outcome.ACK
+            assert sglang.holds(2)
+
+
+async def test_a_second_service_at_the_same_channel_is_told_who_leads_until_that_one_is_gone(
+    root: Path, sglang: PluggedMini
+) -> None:
+    async with speaking_to(sglang, root, FIRST) as first, speaking_to(sglang, root, OTHER) as second:
+        assert (await probed(first)).led_by is None
+        for _ in range(2):
+            assert "root /mnt/one" in ((await probed(second)).led_by or "")
+        sglang.members[0].engine.lease._end()
+        assert (await probed(second)).led_by is None
+
+
+async def test_a_plugin_that_knows_nothing_of_leases_is_told_nothing(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    hello, handle = Desk._hello, Desk.handle
+
+    def older(self: Desk) -> dict[str, Any]:
+        return {key: value for key, value in hello(self).items() if key not in {"leads", "leader"}}
+
+    def noted(self: Desk, request: Any) -> dict[str, Any]:
+        asked.append(request.do)
+        return handle(self, request)
+
+    monkeypatch.setattr(Desk, "_hello", older)
+    monkeypatch.setattr(Desk, "handle", noted)
+    with plugged_mini(root) as sglang:
+        async with speaking_to(sglang, root, FIRST) as engine:
+            seen = await probed(engine)
+    assert (seen.plugin is not None, seen.led_by) == (True, None)
+    assert set(asked) == {"hello"}
+
+
+async def test_who_only_looks_leads_nothing(root: Path, sglang: PluggedMini) -> None:
+    """As doctor and fsck do."""
+    async with speaking_to(sglang, root, None) as engine:
+        assert (await probed(engine)).plugin is not None
+    assert sglang.members[0].engine.lease.leader() is None
+
+
+def test_a_service_keeps_its_name_in_its_state_folder(tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.mkdir()
+    other.mkdir()
+    first = leads_of(tmp_path, one, 2.0)
+    assert (first.owner.root, first.owner.pid, first.seconds) == (str(tmp_path), os.getpid(), SECONDS)
+    assert leads_of(tmp_path, one, 2.0) == first
+    assert leads_of(tmp_path, other, 2.0).owner.service != first.owner.service
+    assert leads_of(tmp_path, one, 60.0) == replace(first, seconds=60.0 * PROBES)

@@ -12,7 +12,7 @@ a published version under the engines.
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import msgspec
 
@@ -21,10 +21,12 @@ from refitd_client.contract.naming import ADAPTER_NAME, INDEX_NAME, MANIFEST_NAM
 from refitd_client.contract.slot import ShardLayout
 from refitd_client.errors import InvalidWeightsError
 from refitd_client.header import Entry
+from refitd_client.plain_file import read_plain
 from refitd_client.source_file import opened
 from refitd_client.staged_file import StagedFile
 from refitd_client.staging import Staging
 
+_MAX_INDEX_BYTES = 64 * 2**20
 _COMPANIONS = frozenset({".json", ".txt", ".model", ".jinja", ".tiktoken", ".py"})
 _NO_COMPANIONS = frozenset({MANIFEST_NAME, "trainer_state.json"})
 _PICKLES = frozenset({".bin", ".pt", ".pth", ".ckpt"})
@@ -95,12 +97,13 @@ def companions_of(folder: Path) -> list[Path]:
     return [
         path
         for path in sorted(folder.iterdir())
-        if path.suffix in _COMPANIONS
-        and not path.name.startswith(".")
-        and not path.name.endswith(".index.json")
-        and path.name not in _NO_COMPANIONS
-        and path.is_file()
+        if is_companion(path.name) and not path.name.endswith(".index.json") and path.is_file()
     ]
+
+
+def is_companion(name: str) -> bool:
+    """Whether a file of this name belongs to a model beside its weights, by its ending."""
+    return PurePath(name).suffix in _COMPANIONS and not name.startswith(".") and name not in _NO_COMPANIONS
 
 
 def copy_into(staging: Staging, path: Path) -> None:
@@ -153,7 +156,7 @@ def _shard_paths(folder: Path, index: _Index | None) -> list[Path]:
 def _read_index(folder: Path) -> _Index | None:
     path = folder / INDEX_NAME
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_Index)
+        return msgspec.json.decode(read_plain(path, _MAX_INDEX_BYTES, follow=True), type=_Index)
     except FileNotFoundError:
         return None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -53,13 +53,13 @@ def make_folders(path: Path) -> None:
     sync_folder(path.parent)
 
 
-def create(path: Path) -> int:
-    """Open a new file for writing and return its descriptor.
+def create(path: Path, mode: int = 0o666) -> int:
+    """Open a new file for writing and return its descriptor. Its mode is `mode` less what the umask takes.
 
     Raises:
         FileExistsError: there is something of that name, be it a dangling link.
     """
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
 
 
 def create_nameless(folder: Path) -> int:
@@ -164,9 +164,9 @@ def remove_folder(path: Path) -> None:
     path.rmdir()
 
 
-def write_file(path: Path, data: bytes) -> None:
+def write_file(path: Path, data: bytes, mode: int = 0o666) -> None:
     """Create a small file with these bytes, durable but for its folder."""
-    fd = create(path)
+    fd = create(path, mode)
     try:
         write(fd, data)
         sync(fd)
@@ -175,8 +175,11 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def replace_file(path: Path, data: bytes, *, by: Path) -> None:
-    """Have `path` hold the old bytes or the new at any moment. `by` is a free name on the same file system."""
-    write_file(by, data)
+    """Have `path` hold the old bytes or the new at any moment. `by` is a free name on the same file system.
+
+    Only its owner may write to the file, whatever the umask: others replace it, where they may write to the folder.
+    """
+    write_file(by, data, 0o644)
     rename(by, path)
     sync_folder(path.parent)
 

@@ -18,8 +18,10 @@ import msgspec
 
 from refitd_client.contract.naming import Order, parse_version_folder
 from refitd_client.errors import PublishError
+from refitd_client.plain_file import read_plain
 
 RECORD_NAME = ".publisher.json"
+_LONGEST = 4096  # bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +59,7 @@ def to_record(order: Order) -> bytes:
 
 def _read_record(path: Path) -> Order | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Order)
+        return msgspec.json.decode(read_plain(path, _LONGEST), type=Order)
     except FileNotFoundError:
         return None
     except msgspec.MsgspecError as error:

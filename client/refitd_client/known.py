@@ -13,6 +13,7 @@ from pathlib import Path
 from refitd_client.connection import Connection
 from refitd_client.contract.naming import ROOT_NAME, SERVICE_FOLDER, Order
 from refitd_client.errors import ServiceError
+from refitd_client.plain_file import read_plain
 from refitd_client.publication import open_client
 
 _LONGEST = 64  # bytes
@@ -36,8 +37,7 @@ def newest_known(connection: Connection | None, run: str) -> Order | None:
 def name_of(root: Path) -> str | None:
     """The name that the service has given to a root: empty where it has none, None where that cannot be told."""
     try:
-        with (root / SERVICE_FOLDER / ROOT_NAME).open("rb") as file:
-            return file.read(_LONGEST).decode(errors="replace").strip()
+        return read_plain(root / SERVICE_FOLDER / ROOT_NAME, _LONGEST).decode(errors="replace").strip()
     except FileNotFoundError:
         return ""
     except OSError:

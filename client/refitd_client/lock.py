@@ -11,11 +11,15 @@ import errno
 import fcntl
 import os
 import socket
+import stat
 import weakref
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+
+from refitd_client.plain_file import open_plain
 
 _HELD: "weakref.WeakSet[Lock]" = weakref.WeakSet()
 _UNSUPPORTED = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
@@ -40,15 +44,16 @@ class LockHeldError(Exception):
 class Lock:
     """A held lock. Taken by construction, given back by `release` or the end of the process."""
 
-    def __init__(self, path: Path) -> None:
-        """Take it without waiting.
+    def __init__(self, path: Path, mode: int = 0o666) -> None:
+        """Take it without waiting. `mode` is the file's, less what the umask takes: who may open it may take the lock.
 
         Raises:
             LockHeldError: another process, or another part of this one, holds it.
             OSError: the file cannot be opened, or its file system has no locks.
         """
-        self._fd: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        self._fd: int | None = open_plain(path, os.O_RDWR | os.O_CREAT, mode)
         try:
+            _narrow(self._fd, mode)
             self._take(self._fd, path)
         except BaseException:
             self.release()
@@ -79,6 +84,13 @@ class Lock:
             ) from error
         os.ftruncate(fd, 0)
         os.pwrite(fd, msgspec.json.encode(Holder(pid=os.getpid(), host=socket.gethostname())), 0)
+
+
+def _narrow(fd: int, mode: int) -> None:
+    """Take from a file that is there already what its mode has too much, where this process may."""
+    if (now := stat.S_IMODE(os.fstat(fd).st_mode)) & ~mode:
+        with suppress(PermissionError):  # another's, who does the same
+            os.fchmod(fd, now & mode)
 
 
 def _read_holder(fd: int) -> Holder | None:

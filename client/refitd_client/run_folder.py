@@ -32,7 +32,7 @@ class RunFolder:
         self.slots = Slots(root, self.run)
         try:
             durable.make_folders(self.path)
-            self.lock = Lock(self.path / LOCK_NAME)
+            self.lock = Lock(self.path / LOCK_NAME, 0o660)
         except LockHeldError as error:
             raise _busy(self.run, error.holder) from None
         except OSError as error:

@@ -20,6 +20,7 @@ from refitd_client import durable
 from refitd_client.contract.naming import STAGING_LOCK
 from refitd_client.contract.slot import ShardLayout, layout_in, layout_of, slots_path
 from refitd_client.lock import Lock, LockHeldError
+from refitd_client.plain_file import open_folder, open_plain
 
 _log = logging.getLogger("refitd_client")
 
@@ -40,7 +41,7 @@ class Slots:
             return None
         folder = self.root / slots_path(self.run)
         try:
-            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            handle = open_folder(folder)
         except OSError:  # no service hands anything back here, or not to this user
             return None
         try:
@@ -76,7 +77,7 @@ class Slots:
 
 def open_shard(path: Path) -> int:
     """A descriptor of a recycled file, to write it anew. It is never truncated."""
-    return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    return open_plain(path, os.O_RDWR)
 
 
 def _listed(folder: int) -> list[str]:

@@ -6,6 +6,7 @@ way come to their end, then everything else ends; the journal is last.
 
 import asyncio
 import gc
+import os
 import sys
 from pathlib import Path
 from socket import socket
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 DRAIN_SECONDS = 20.0
 SWITCH_SECONDS = 0.0005
 
+_NOT_ROOT = "run it as a user that may write to the root and the state folder, and nothing else (docs/deploy.md)"
+
 log = structlog.get_logger("refitd")
 
 
@@ -49,6 +52,8 @@ def serve(settings: Settings) -> int:
     configure_logs(settings.log_format)
     # Threads look at files and write the journal; the loop must not wait for its turn behind them (5 ms by default).
     sys.setswitchinterval(SWITCH_SECONDS)
+    if os.geteuid() == 0:
+        log.warning("refitd runs as root and need not", advice=_NOT_ROOT)
     try:
         with owned(settings.root) as hold:
             check_state_folder(settings.state_folder, named=settings.state is not None, mounts=mounts_now())

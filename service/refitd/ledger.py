@@ -7,6 +7,7 @@ Everything happens on the event loop's thread.
 
 import asyncio
 import uuid
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from refitd.clock import Clock
 from refitd.journal import reads, writes
 from refitd.journal.journal import Journal
 from refitd.journal.origin import NEW
+from refitd.known_versions import KnownVersions
 from refitd.rollout.carriage import Carriage
 from refitd.rollout.coming import looks_ahead
 from refitd.rollout.goals import goals_of_engine, goals_of_run, in_place, on_the_way
@@ -33,6 +35,8 @@ from refitd_client.contract.states import EngineState, RolloutState, VersionStat
 from refitd_client.contract.wire import Event
 
 _ALL = Strategy()
+
+_GOALS = frozenset({VersionState.SEALED, VersionState.LOST})
 
 # States that somebody may want to be woken for.
 _GRAVE = frozenset(
@@ -51,15 +55,16 @@ log = structlog.get_logger("refitd")
 
 
 class Ledger:
-    """The service's memory. `bell` rings at each change. `versions` holds all but the deleted, which `gone` names;
-    `places` says where each stands in lists.
+    """The service's memory. `bell` rings at each change. `versions` holds all but the deleted, which `gone` names, and
+    `open` those of them that have no verdict yet; `places` says where each stands in lists.
 
     `targets` rings when a run's target, an engine's run or the set of engines changes: what a replica has to hear.
     `removed` is what stays known of addresses where no engine is named any more. `away_since` is the time of day, for
     people, since when each engine that is UNREACHABLE does not answer.
-    `loading` holds the open attempt of each engine; `root_fault` says why the root cannot be listed, None while it can;
-    `fleet_fault` why it is not known which engines there are; `file_fault` why the engines file cannot be used, so that
-    what it said before stays in force. `origin` says whether the journal is being rebuilt.
+    `loading` holds the open attempt of each engine; `root_fault` says why the root cannot be listed, None while it
+    can; `fleet_fault` why it is not known which engines there are; `file_fault` why the engines file cannot be
+    used, so that what it said before stays in force. `left_out` counts folders of the root that are not taken in
+    yet. `origin` says whether the journal is being rebuilt.
 
     What copies hold is read off the disk at each start and not written down: `carriage` says which deltas engines find
     in one, or why not; `copying` names the versions that a copy is being made from. Nor is written down what trainers
@@ -76,7 +81,8 @@ class Ledger:
         self.clock = clock
         self.strategy = strategy
         self.journal = journal
-        self.versions: dict[str, VersionRecord] = {}
+        self._known = KnownVersions()
+        self.versions, self.open = self._known.all, self._known.open
         self.places = Places()
         self.gone: set[str] = set()
         self.engines: dict[str, EngineRecord] = {}
@@ -88,6 +94,7 @@ class Ledger:
         self.fleet_fault: str | None = "the engines have not been taken in yet"
         self.file_fault: str | None = None
         self.discovery_fault: str | None = None
+        self.left_out = 0
         self.origin = journal.read(reads.read_origin) or NEW
         self._first_seen: dict[str, float] = {}
         self.copying: frozenset[str] = frozenset()
@@ -106,7 +113,7 @@ class Ledger:
             if version.state is VersionState.DELETED:
                 self.gone.add(version.id)
             else:
-                self.versions[version.id] = version
+                self._known.keep(version)
         for run, row in self.journal.read(reads.read_places):
             self.places.remember(run, row)
 
@@ -170,19 +177,24 @@ class Ledger:
             self._first_seen[record.id] = self.clock.monotonic()
         if record.state is VersionState.DELETED:
             self._first_seen.pop(record.id, None)
-            self.versions.pop(record.id, None)
+            self._known.drop(record)
             self.gone.add(record.id)
             self._refused.pop(record.id, None)
             for key in [key for key in self._fingerprints if key[0] == record.id]:
                 del self._fingerprints[key]
         else:
-            self.versions[record.id] = record
-        self._aim(record.run)
+            self._known.keep(record)
+        if before is None or _may_be_aimed_at(before) or _may_be_aimed_at(record) or self._looks_at_newest(record.run):
+            self._aim(record.run)
         for witness in self.witnesses:
             witness.version_changed(before, record)
         if text is not None:
             self.say("version", record.id, text, state=record.state.value, step=record.order.step, run=record.run)
         self.bell.ring()
+
+    def _looks_at_newest(self, run: str) -> bool:
+        """Whether an engine of a run looks at its newest version before that has a verdict."""
+        return any(engine.plugin is not None for engine in self.engines_of(run))
 
     def since_seen(self, version: str) -> float | None:
         """Milliseconds since a version came to be known; None where that was before the service started."""
@@ -192,8 +204,10 @@ class Ledger:
     def goals(self, run: str) -> Goals:
         """What the run's engines are to serve. Asked by every replica at every turn, so it is remembered."""
         if run not in self._goals:
+            known = self.versions_of(run)
+            looked_at = [*known[:1], *(version for version in known[1:] if _may_be_aimed_at(version))]
             self._goals[run] = goals_of_run(
-                self.strategy, self.rollouts.get(run), self.versions_of(run), self.engines_of(run), self.carriage
+                self.strategy, self.rollouts.get(run), looked_at, self.engines_of(run), self.carriage
             )
         return self._goals[run]
 
@@ -297,8 +311,12 @@ class Ledger:
 
     def versions_of(self, run: str) -> list[VersionRecord]:
         """The versions of a run, newest first."""
-        mine = (version for version in self.versions.values() if version.run == run)
-        return sorted(mine, key=lambda version: version.order, reverse=True)
+        return self._known.of_run(run)
+
+    @property
+    def runs(self) -> Collection[str]:
+        """The runs that a version is known of."""
+        return self._known.runs
 
     def put_engine(self, record: EngineRecord, text: str | None = None) -> None:
         """Take an engine as it is now."""
@@ -446,6 +464,13 @@ class Ledger:
     def last_event(self) -> int:
         """The number of the newest event."""
         return self._seq
+
+
+def _may_be_aimed_at(version: VersionRecord) -> bool:
+    """Whether engines may serve it, or go there. What was found bad, or has no verdict, changes no goal of a run, but
+    for what was handed over from its trainer's memory.
+    """
+    return version.state in _GOALS or version.handed
 
 
 def _named(kind: str, subject: str, data: dict[str, Any]) -> dict[str, Any]:

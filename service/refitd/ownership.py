@@ -8,8 +8,7 @@ from pathlib import Path
 
 from refitd.reclaim.trash import TRASH
 from refitd_client.contract.naming import SERVICE_FOLDER
-
-_LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+from refitd_client.plain_file import open_plain
 
 
 class StartRefusedError(Exception):
@@ -85,7 +84,7 @@ def state_owned(folder: Path) -> Generator[None]:
 
 def _locked(path: Path, mode: int, what: str) -> int:
     """A handle that holds the lock in a file; raises StartRefusedError where another process holds it, or OSError."""
-    handle = os.open(path, _LOCK_FLAGS, mode)
+    handle = open_plain(path, os.O_RDWR | os.O_CREAT, mode)
     try:
         _lock(handle, what)
     except BaseException:

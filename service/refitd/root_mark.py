@@ -18,6 +18,7 @@ from refitd.catalog.watch import Mount, mount_of
 from refitd.state_folder import VOLATILE
 from refitd_client.contract.naming import ROOT_NAME, SERVICE_FOLDER
 from refitd_client.durable import replace_file
+from refitd_client.plain_file import read_plain
 
 _LONGEST = 64  # bytes
 
@@ -58,8 +59,7 @@ def mark_root(root: Path, known: RootMark | None, *, has_versions: bool, mounts:
 
 def _read(root: Path) -> str | None:
     try:
-        with (root / SERVICE_FOLDER / ROOT_NAME).open("rb") as file:
-            return file.read(_LONGEST).decode(errors="replace").strip()
+        return read_plain(root / SERVICE_FOLDER / ROOT_NAME, _LONGEST).decode(errors="replace").strip()
     except FileNotFoundError:
         return None
 

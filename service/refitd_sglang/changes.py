@@ -11,14 +11,17 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from refitd.catalog.delta import Base
 from refitd.catalog.fault import shown
+from refitd.catalog.inventory import Reference
 from refitd.catalog.opening import ChangedError, FileStat, Folder, OpeningRefusedError
 from refitd.catalog.whole_file import read_whole
 from refitd_client.contract.manifest import MAX_MANIFEST_BYTES, Manifest, ManifestRefusedError, parse_manifest
 from refitd_client.contract.naming import DELTA_NAME, MANIFEST_NAME, version_id
 from refitd_client.contract.states import Kind
-from refitd_client.delta import Delta, DeltaRefusedError, parse_delta
+from refitd_client.delta import Delta, DeltaFile, DeltaRefusedError, parse_delta
 from refitd_client.delta.nonfinite import nonfinite_in
+from refitd_client.delta.reader import MAX_BYTES, check_memory
 from refitd_sglang.kept import Kept
 from refitd_sglang.laid import Laid, Ways, lay
 from refitd_sglang.source import Place, SourceRefusedError
@@ -84,8 +87,25 @@ def is_delta(path: str) -> bool:
     return (Path(path) / DELTA_NAME).is_file()
 
 
-def open_changes(place: Place, *, check_bytes: bool, room: Room = _room, ways: Ways | None = None) -> Changes:
-    """Look at a delta, check it, read it, and lay it out. `room` gives the memory for so many bytes of it.
+def most_memory(reference: Reference | None) -> int:
+    """Bytes of memory that a delta may take in an engine that was started on a model, where that is known.
+
+    A delta changes each element once. Twice of that: a version may have wider types than the model, before casts.
+    """
+    return MAX_BYTES if reference is None else 2 * Base("", reference.inventory, {}).most_bytes
+
+
+def open_changes(
+    place: Place, *, check_bytes: bool, room: Room = _room, ways: Ways | None = None, most: int = MAX_BYTES
+) -> Changes:
+    """Look at a delta, check it, read it, and lay it out.
+
+    Args:
+        place: where its folder is.
+        check_bytes: whether to look for values that are NaN or infinite.
+        room: gives the memory for so many bytes of it. It is asked when the header was found good.
+        ways: where its tensors lie in the model, to lay it out by.
+        most: bytes of memory that it may take.
 
     Raises:
         SourceRefusedError: it is none that may be applied to anything, or not along `ways`.
@@ -97,6 +117,7 @@ def open_changes(place: Place, *, check_bytes: bool, room: Room = _room, ways: W
             listing = folder.list()
             files = {name: listing[name] for name in _COUNT}
             manifest = parse_manifest(bytes(_read(folder, MANIFEST_NAME, files, MAX_MANIFEST_BYTES, _room)[0]))
+            _check_head(folder, files, most)
             data, digest = _read(folder, DELTA_NAME, files, files[DELTA_NAME].size, room)
             delta = _checked(manifest, data, digest, place)
             with folder.open(DELTA_NAME, files[DELTA_NAME]) as fd:
@@ -118,6 +139,15 @@ def open_changes(place: Place, *, check_bytes: bool, room: Room = _room, ways: W
         ways=ways,
         laid=None if ways is None else lay(delta.changes, ways),
     )
+
+
+def _check_head(folder: Folder, files: dict[str, FileStat], most: int) -> None:
+    """See how much memory a delta takes, before it takes any: a file with holes takes no room on its disk."""
+    try:
+        with folder.open(DELTA_NAME, files[DELTA_NAME]) as fd:
+            check_memory(DeltaFile(fd).head, most)
+    except DeltaRefusedError as error:
+        raise SourceRefusedError(f"{DELTA_NAME} is no delta to be used: {error}") from error
 
 
 def _read(folder: Folder, name: str, files: dict[str, FileStat], limit: int, room: Room) -> tuple[memoryview, str]:

@@ -30,6 +30,7 @@ from typing import Any, Literal
 import msgspec
 
 from refitd_client.contract.naming import SERVICE_FOLDER
+from refitd_client.plain_file import open_folder
 from refitd_sglang.lease import Owner
 from refitd_sglang.turns import short_turns
 
@@ -42,7 +43,6 @@ SILENT_SECONDS = 60.0
 _RETRY_SECONDS = 2.0
 _BEGIN_SECONDS = 1.0
 _CREDENTIALS = struct.Struct("3i")
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Request(msgspec.Struct, forbid_unknown_fields=True):
@@ -165,15 +165,15 @@ def refused(reason: str) -> Reply:
 
 def _engines_folder(root: Path) -> int:
     """A descriptor of `<root>/.refitd/engines`, made if only that last part is missing. Links are not followed."""
-    top = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    top = open_folder(root, follow=True)
     try:
-        service = os.open(SERVICE_FOLDER, _FOLDER, dir_fd=top)
+        service = open_folder(SERVICE_FOLDER, within=top)
     finally:
         os.close(top)
     try:
         with suppress(FileExistsError):
             os.mkdir(ENGINES_FOLDER, 0o770, dir_fd=service)
             os.chmod(ENGINES_FOLDER, 0o770, dir_fd=service)  # noqa: S103 - the group shares it, whatever the umask
-        return os.open(ENGINES_FOLDER, _FOLDER, dir_fd=service)
+        return open_folder(ENGINES_FOLDER, within=service)
     finally:
         os.close(service)

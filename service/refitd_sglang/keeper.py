@@ -17,6 +17,7 @@ from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.handover import lender, secret
 from refitd_client.handover.device import DriverError
 from refitd_client.handover.lent import Borrowed
+from refitd_client.handover.offer import Allocation as Lent
 from refitd_client.handover.offer import DevicePlace, Layout, Offer, OfferedTensor, OfferRefusedError
 from refitd_client.handover.taking import Taker
 from refitd_sglang.source import SourceRefusedError
@@ -57,6 +58,15 @@ class Opened:
             for tensor in self.layout.tensors
             if tensor.nbytes and isinstance(tensor.place, DevicePlace)
         }
+
+    @property
+    def ends(self) -> dict[Lent, int]:
+        """How many bytes of each allocation the tensors use."""
+        found: dict[Lent, int] = {}
+        for tensor in self.layout.tensors:
+            if (place := self.places.get(tensor.name)) is not None:
+                found[place.allocation] = max(found.get(place.allocation, 0), place.offset + tensor.nbytes)
+        return found
 
     @property
     def is_on_device(self) -> bool:
@@ -107,7 +117,7 @@ class Keeper:
         if len(opened.places) < sum(1 for tensor in opened.layout.tensors if tensor.nbytes):
             return None
         with self._turn, _refusing():
-            found = self._taker.addresses({place.allocation for place in opened.places.values()}, device)
+            found = self._taker.addresses(opened.ends, device)
         return {place.handle.hex(): Allocation(found[place.allocation]) for place in opened.places.values()}
 
     def close(self) -> None:

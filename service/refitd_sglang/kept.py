@@ -16,6 +16,7 @@ class Kept:
     def __init__(self, fd: int, place: Place, base: str, label: str) -> None:
         """`fd` stays the caller's."""
         self._fd = os.dup(fd)
+        self._size = os.fstat(fd).st_size
         self.place, self.base, self.label = place, base, label
         finalize(self, os.close, self._fd)
 
@@ -30,7 +31,9 @@ class Kept:
             SourceRefusedError: it is not what it was.
             OSError: it cannot be read.
         """
-        data = np.empty(os.fstat(self._fd).st_size, np.uint8)
+        if os.fstat(self._fd).st_size != self._size:  # before there is room for it: it may be of any size now
+            raise SourceRefusedError(f"the changes to {self.label} are not what they were: their file has another size")
+        data = np.empty(self._size, np.uint8)
         fill(self._fd, data.data, 0)
         try:
             return parse_delta(data.data)

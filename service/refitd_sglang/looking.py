@@ -11,7 +11,7 @@ from refitd.catalog.inventory import Reference
 from refitd.catalog.validate import Options
 from refitd_sglang.ahead import findings, letters
 from refitd_sglang.ahead.clerk import Clerk
-from refitd_sglang.changes import Changes, is_delta, open_changes
+from refitd_sglang.changes import Changes, is_delta, most_memory, open_changes
 from refitd_sglang.held import close_all
 from refitd_sglang.laid import Ways
 from refitd_sglang.source import FullNeededError, Place, Source, SourceRefusedError, open_version
@@ -42,7 +42,7 @@ class Looking:
             ReadingStoppedError: `stop` was set. OSError: it cannot be read.
         """
         if is_delta(str(place.folder)):
-            return open_changes(place, check_bytes=check_bytes)
+            return open_changes(place, check_bytes=check_bytes, most=most_memory(self._known_or_none()))
         return open_version(place, self.known(), options, check_bytes=check_bytes, stop=stop)
 
     def ahead(
@@ -60,7 +60,7 @@ class Looking:
         order = letters.Order(
             root=str(place.root),
             path=place.path,
-            model="" if delta else str(self._model()),
+            model=str(self._model_or_none() or "") if delta else str(self._model()),
             check_bytes=check_bytes,
             allow_missing=options.allow_missing,
             allow_extra=options.allow_extra,
@@ -117,6 +117,18 @@ class Looking:
                 raise _error(reply)
             case _:
                 assert_never(reply)
+
+    def _known_or_none(self) -> Reference | None:
+        try:
+            return self.known()
+        except SourceRefusedError:
+            return None
+
+    def _model_or_none(self) -> Path | None:
+        try:
+            return self._model()
+        except SourceRefusedError:
+            return None
 
     def _model(self) -> Path:
         if self._folder is None:

@@ -11,6 +11,7 @@ from recorded_slots import MirroredOs
 
 from refitd.copies import disk, files, rewrite, writing
 from refitd.reclaim import handle, trash
+from refitd_client import plain_file
 
 
 class CopyingOs(MirroredOs):
@@ -49,7 +50,7 @@ def mirrored_copies(
 ) -> Generator[MirroredOs]:
     """Have every effect of writing copies mirrored; one thread writes, so that effects have an order."""
     mirror = CopyingOs(model, before_each)
-    for module in (disk, files, rewrite, writing, handle, trash):
+    for module in (disk, files, rewrite, writing, handle, trash, plain_file):
         patch.setattr(module, "os", mirror)
     patch.setattr(files, "_threads", lambda _: 1)
     try:

@@ -62,11 +62,11 @@ class Mirror:
             case _:
                 raise AssertionError(f"an effect that the model does not know: {name}{args}")
 
-    def lock(self, path: Path) -> Lock:
+    def lock(self, path: Path, mode: int = 0o666) -> Lock:
         """Locks are the one thing that the publisher makes past `durable`: their files' bytes do not matter."""
         if not path.exists():
             self.disk.create(str(path))
-        return Lock(path)
+        return Lock(path, mode)
 
 
 @contextmanager

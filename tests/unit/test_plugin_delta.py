@@ -7,12 +7,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from refitd_client.contract.naming import DELTA_NAME
 from refitd_sglang import fitted, sparse
+from refitd_sglang.changes import most_memory, open_changes
 from refitd_sglang.patch import HostPatch
+from refitd_sglang.source import SourceRefusedError, place_of
 from refitd_sglang.standing import leads_from
+from refitd_sglang.startup import reference_in
 from refitd_sglang.transaction import Outcome
 from support.forged import sign
 from support.mini_sglang import expected, tiny_weights, values
@@ -476,3 +481,32 @@ def test_a_hundred_updates_leave_nothing_behind(root: Path, startup: Path) -> No
 
 def _mappings(root: Path) -> int:
     return sum(str(root) in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+
+def test_a_delta_that_would_take_more_memory_than_its_model_allows_takes_none(root: Path, startup: Path) -> None:
+    """Its file has holes: a header that says so, and nothing on the disk."""
+    folder = delta(root, 3, 2, tiny_weights(2), changed(tiny_weights(2), 3))
+    file, asked = folder / DELTA_NAME, list[int]()
+
+    def room(size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        asked.append(size)
+        return np.empty(size, np.uint8)
+
+    place, known = place_of(str(folder), root), reference_in(startup)
+    assert open_changes(place, check_bytes=True, room=room, most=most_memory(known)).label == "run~v000003"
+    taken = list(asked)
+    with pytest.raises(SourceRefusedError, match=r"would take \d+ bytes of memory; at most 100 are given to it"):
+        open_changes(place, check_bytes=True, room=room, most=100)
+    os.truncate(file, 2**40)
+    with pytest.raises(SourceRefusedError, match="it has"):
+        open_changes(place, check_bytes=True, room=room, most=most_memory(known))
+    assert asked == taken
+
+
+def test_a_delta_whose_file_has_grown_is_not_read_again(root: Path, startup: Path) -> None:
+    folder = delta(root, 3, 2, tiny_weights(2), changed(tiny_weights(2), 3))
+    kept = open_changes(place_of(str(folder), root), check_bytes=True).kept
+    kept.read()
+    os.truncate(folder / DELTA_NAME, 2**40)
+    with pytest.raises(SourceRefusedError, match="their file has another size"):
+        kept.read()

@@ -72,7 +72,7 @@ def in_blocks(parts: Iterable[memoryview]) -> list[list[memoryview]]:
     return found
 
 
-def digest_of_pieces(pieces: Iterable[memoryview]) -> bytes:
+def digest_of_pieces(pieces: Iterable[bytes | memoryview]) -> bytes:
     """Of a block, for `joined` and `combined`."""
     hasher = xxhash.xxh3_128()
     for piece in pieces:

@@ -7,6 +7,7 @@ its id is one URL-safe word made of both. Order is by (generation, step) and nev
 import operator
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import SupportsIndex
 
 MANIFEST_NAME = "refit.json"
@@ -100,6 +101,7 @@ def parse_version_folder(name: str) -> Order | None:
     return order if version_folder(order) == name else None
 
 
+@lru_cache(2**16)
 def version_id(run: str, order: Order) -> str:
     """The id of a version on the wire. Clients treat it as opaque."""
     return _SEPARATOR.join([*run.split("/"), version_folder(order)])

@@ -8,6 +8,7 @@ from refitd_client.delta.apply import apply, check_fits
 from refitd_client.delta.change import Change, Delta, DeltaRefusedError, index_type, union
 from refitd_client.delta.find import changed
 from refitd_client.delta.layout import Compression, Encoding
+from refitd_client.delta.pieces import DeltaFile
 from refitd_client.delta.plan import DeltaRules
 from refitd_client.delta.reader import parse_delta, read_delta
 from refitd_client.delta.writer import EncodedDelta, encode
@@ -16,6 +17,7 @@ __all__ = [
     "Change",
     "Compression",
     "Delta",
+    "DeltaFile",
     "DeltaRefusedError",
     "DeltaRules",
     "EncodedDelta",

@@ -33,7 +33,8 @@ def apply(delta: Delta, targets: Targets, fingerprints: Mapping[str, int] | None
         DeltaRefusedError: it does not fit the targets (then nothing was written), or the result is not the one that
             it promises: the tensors were of another version, and now are of none.
     """
-    check_fits(delta, {name: entry for name, (entry, _) in targets.items()})
+    entries = {name: entry for name, (entry, _) in targets.items()}
+    check_fits({name: (change.dtype, change.shape) for name, change in delta.changes.items()}, entries)
     results = {name: _apply(change, targets[name][1], (fingerprints or {}).get(name))
                for name, change in delta.changes.items()}  # fmt: skip
     for name, found in results.items():
@@ -46,19 +47,19 @@ def apply(delta: Delta, targets: Targets, fingerprints: Mapping[str, int] | None
     return results
 
 
-def check_fits(delta: Delta, entries: Mapping[str, Entry]) -> None:
+def check_fits(changed: Mapping[str, tuple[str, tuple[int, ...]]], entries: Mapping[str, Entry]) -> None:
     """See that a model has the tensors that a delta changes, with their dtypes and shapes.
 
     Raises:
         DeltaRefusedError: it has not.
     """
-    for name, change in delta.changes.items():
+    for name, (dtype, shape) in changed.items():
         entry = entries.get(name)
         if entry is None:
             raise DeltaRefusedError(f"the delta changes tensor {name}, which is not there")
-        if (entry.dtype, entry.shape) != (change.dtype, change.shape):
+        if (entry.dtype, entry.shape) != (dtype, shape):
             raise DeltaRefusedError(
-                f"the delta changes tensor {name} as {change.dtype} of shape {list(change.shape)}, and it is "
+                f"the delta changes tensor {name} as {dtype} of shape {list(shape)}, and it is "
                 f"{entry.dtype} of shape {list(entry.shape)}"
             )
 

@@ -6,6 +6,8 @@ and this one. 65535 says that as many elements are skipped, and no index follows
     indices 0, 1, 5, 70000      gaps 0, 0, 3, 69994      tokens 0, 0, 3, 65535, 4459
 """
 
+from collections.abc import Iterable, Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -42,15 +44,24 @@ def decode(tokens: NDArray[np.uint16], count: int, elements: int, kind: type[np.
         raise DeltaRefusedError("ends with a skip that leads to no index")
     if int(np.count_nonzero(tokens != ESCAPE)) != count:
         raise DeltaRefusedError(f"has tokens for another number of indices than {count}")
-    indices, filled, reached = np.empty(count, kind), 0, -1
-    for begin in range(0, len(tokens), _CHUNK):
-        part = tokens[begin : begin + _CHUNK]
+    indices, filled = np.empty(count, kind), 0
+    for found in decoded((tokens[begin : begin + _CHUNK] for begin in range(0, len(tokens), _CHUNK)), elements):
+        indices[filled : filled + len(found)] = found
+        filled += len(found)
+    return indices
+
+
+def decoded(parts: Iterable[NDArray[np.uint16]], elements: int) -> Iterator[NDArray[np.int64]]:
+    """The indices that tokens stand for, part by part; `parts` are all tokens of a tensor with so many elements.
+
+    Raises:
+        DeltaRefusedError: an index lies outside the tensor.
+    """
+    reached = -1
+    for part in parts:
         is_index = part != ESCAPE
         places = reached + np.cumsum(part.astype(np.int64) + is_index)
         reached = int(places[-1])
         if reached >= elements:
             raise DeltaRefusedError(f"has index {reached} or above, of {elements} elements")
-        found = places[is_index]
-        indices[filled : filled + len(found)] = found
-        filled += len(found)
-    return indices
+        yield places[is_index]

@@ -6,32 +6,55 @@
 Up to 16 MiB both are the same.
 """
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from threading import Event
 
-import xxhash
-
-from refitd_client.contract.digest import combined, digest_of_pieces, in_blocks
+from refitd_client.contract.digest import BLOCK, combined, digest_of_pieces, in_blocks
 from refitd_client.delta.layout import FIRST_FORMAT, FORMAT
+from refitd_client.file_bytes import read_at
 from refitd_client.lanes import in_lanes, lanes_for
+
+_PIECE = 2**20  # bytes that are read at a time
 
 
 def formats_with(data: memoryview, digest: bytes) -> tuple[str, ...]:
     """The formats in which a file of these bytes ends in this digest. None where it is damaged."""
-    blocks = _digests(data)
-    if combined(blocks) == digest:
-        return (FORMAT, FIRST_FORMAT) if len(blocks) == 1 else (FORMAT,)
-    is_first = len(blocks) > 1 and xxhash.xxh3_128_digest(data) == digest
-    return (FIRST_FORMAT,) if is_first else ()
-
-
-def _digests(data: memoryview) -> list[bytes]:
-    """Of its blocks, on as many cores as that is worth."""
     blocks = in_blocks([data])
+    return _formats([partial(digest_of_pieces, block) for block in blocks], digest, [data])
+
+
+def formats_of(fd: int, size: int, digest: bytes) -> tuple[str, ...]:
+    """The same for the first `size` bytes of an open file. Takes the memory of a piece for each thread.
+
+    Raises:
+        OSError: it cannot be read, or is shorter.
+    """
+    begins = range(0, max(1, size), BLOCK)
+    blocks = [partial(_digest_of, fd, begin, min(begin + BLOCK, size)) for begin in begins]
+    return _formats(blocks, digest, _pieces(fd, 0, size))
+
+
+def _formats(
+    blocks: Sequence[Callable[[], bytes]], digest: bytes, pieces: Iterable[bytes | memoryview]
+) -> tuple[str, ...]:
+    """`blocks` digest a block each, on as many cores as that is worth."""
     found = [b""] * len(blocks)
 
     def take(number: int, _: Event) -> None:
-        found[number] = digest_of_pieces(blocks[number])
+        found[number] = blocks[number]()
 
     in_lanes([partial(take, number) for number in range(len(blocks))], lanes=lanes_for(len(blocks)))
-    return found
+    if combined(found) == digest:
+        return (FORMAT, FIRST_FORMAT) if len(blocks) == 1 else (FORMAT,)
+    is_first = len(blocks) > 1 and digest_of_pieces(pieces) == digest
+    return (FIRST_FORMAT,) if is_first else ()
+
+
+def _digest_of(fd: int, begin: int, end: int) -> bytes:
+    return digest_of_pieces(_pieces(fd, begin, end))
+
+
+def _pieces(fd: int, begin: int, end: int) -> Iterator[bytes]:
+    for at in range(begin, end, _PIECE):
+        yield read_at(fd, min(_PIECE, end - at), at)

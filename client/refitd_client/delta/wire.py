@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 
 from refitd_client.delta.change import DeltaRefusedError
 
+MAX_UNPACKED_BYTES = 2**29
+"""Bytes that one tensor's indices, or its values, may take: they are unpacked together, whatever is done with them."""
+
 _LEVEL = 1  # of these bytes, which are nearly random, a higher one makes no less, and takes longer
 
 
@@ -26,8 +29,10 @@ def pack(array: NDArray[Any]) -> NDArray[np.uint8]:
     """Compress an array.
 
     Raises:
-        DeltaRefusedError: there is no zstd here.
+        DeltaRefusedError: there is no zstd here, or the array is larger than readers unpack.
     """
+    if array.nbytes > MAX_UNPACKED_BYTES:
+        raise DeltaRefusedError(f"an array of {array.nbytes} bytes is not compressed: at most {MAX_UNPACKED_BYTES} are")
     planes = np.ascontiguousarray(array.view(np.uint8).reshape(len(array), array.itemsize).T)
     return np.frombuffer(_needed().compress(planes.reshape(-1).data), np.uint8)
 
@@ -41,6 +46,11 @@ def unpack(data: NDArray[np.uint8], count: int, kind: np.dtype[Any]) -> NDArray[
     planes = _decompressed(data.tobytes(), count * kind.itemsize)
     rows = np.frombuffer(planes, np.uint8).reshape(kind.itemsize, count)
     return np.ascontiguousarray(rows.T).reshape(-1).view(kind)
+
+
+def packed_bytes(size: int) -> int:
+    """How many bytes a frame of `size` bytes takes at most (ZSTD_COMPRESSBOUND, with some room)."""
+    return size + size // 128 + 2**10
 
 
 def _decompressed(data: bytes, size: int) -> bytes:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from refitd_client import header
 from refitd_client.contract.digest import FileDigest
 from refitd_client.delta import gap, wire
-from refitd_client.delta.change import Change, Delta, DeltaRefusedError
+from refitd_client.delta.change import Change, Delta, DeltaRefusedError, elements_of, index_type
 from refitd_client.delta.layout import (
     DIGEST_ENTRY,
     FORMAT,
@@ -27,7 +27,7 @@ from refitd_client.delta.layout import (
     Metadata,
     Row,
 )
-from refitd_client.fingerprint import to_text
+from refitd_client.fingerprint import to_text, width_of
 from refitd_client.header import Entry
 from refitd_client.lanes import in_lanes, lanes_for
 
@@ -136,8 +136,17 @@ def fits_surely(entries: Iterable[Entry], compression: Compression) -> bool:
     """Whether any delta of these tensors can be encoded. False where one has to be, to see."""
     if compression is Compression.ZSTD and not wire.available():
         return False
-    rooms = [_header_bytes(entry) for entry in entries]
+    known = list(entries)
+    if compression is Compression.ZSTD and any(_most_packed(entry) > wire.MAX_UNPACKED_BYTES for entry in known):
+        return False
+    rooms = [_header_bytes(entry) for entry in known]
     return len(rooms) <= MAX_TENSORS and sum(rooms) + _OTHER_BYTES <= MAX_HEADER_BYTES
+
+
+def _most_packed(entry: Entry) -> int:
+    """Bytes that are compressed together at most: a tensor's indices, or its values."""
+    elements = elements_of(entry.dtype, entry.shape)
+    return elements * max(width_of(entry.dtype), index_type(elements)().itemsize)
 
 
 def _header_bytes(entry: Entry) -> int:

@@ -7,8 +7,9 @@ https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html
 
 import ctypes
 import sys
-from collections.abc import Generator, Set
+from collections.abc import Generator, Mapping, Set
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from math import prod
 from typing import Any
@@ -58,18 +59,27 @@ def serial_at(address: int) -> int:
     return 0 if error else found.value
 
 
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """An allocation of another process, as this one sees it on a GPU: its first byte and its size in bytes."""
+
+    address: int
+    size: int
+    device: int
+
+
 class DeviceMemory:
     """Allocations of other processes, opened once each. Keep it: opening takes longer than copying does."""
 
     def __init__(self) -> None:
-        self._bases: dict[Allocation, tuple[int, int]] = {}
+        self._opened: dict[Allocation, _Opened] = {}
 
     def tensor(self, place: DevicePlace, dtype: str, shape: tuple[int, ...]) -> Any:
         """A view of the tensor that lies there, to be used on the device that is current in this thread. Read it only.
 
         Raises:
-            DriverError: the process is gone, it is this one, or the GPUs cannot reach each other; or it lies on another
-                GPU, of whose memory torch makes a copy.
+            DriverError: the process is gone, it is this one, or the GPUs cannot reach each other; the tensor ends
+                beyond its allocation; or it lies on another GPU, of whose memory torch makes a copy.
         """
         torch: Any = sys.modules["torch"]
         nbytes = prod(shape) * BITS[dtype] // 8
@@ -78,28 +88,33 @@ class DeviceMemory:
             return torch.empty(shape, dtype=kind, device="cuda")
         if place.device != uuid_of(torch.device("cuda", torch.cuda.current_device())):
             raise DriverError("it lies on another GPU, and only what is copied as it is can be taken from there")
-        base = self.addresses({place.allocation}, torch.cuda.current_device())[place.allocation]
+        ends = {place.allocation: place.offset + nbytes}
+        base = self.addresses(ends, torch.cuda.current_device())[place.allocation]
         seen = _Seen(base + place.offset, nbytes)
         return torch.as_tensor(seen, device="cuda").view(kind).reshape(shape)
 
     def keep(self, allocations: Set[Allocation]) -> None:
         """Give back all others: what is held here the trainer cannot free. Nothing may read there any more."""
-        for allocation in self._bases.keys() - allocations:
-            address, device = self._bases.pop(allocation)
-            with _context_of(device):
-                _done(_driver().cuIpcCloseMemHandle(ctypes.c_uint64(address)), "give an allocation back")
+        for allocation in self._opened.keys() - allocations:
+            opened = self._opened.pop(allocation)
+            with _context_of(opened.device):
+                _done(_driver().cuIpcCloseMemHandle(ctypes.c_uint64(opened.address)), "give an allocation back")
 
-    def addresses(self, allocations: Set[Allocation], device: int) -> dict[Allocation, int]:
-        """Where allocations begin, as a GPU of this process sees them.
+    def addresses(self, ends: Mapping[Allocation, int], device: int) -> dict[Allocation, int]:
+        """Where allocations begin, as a GPU of this process sees them. `ends` says how many bytes of each are used.
 
         Raises:
-            DriverError: the process is gone, it is this one, or the GPUs cannot reach each other.
+            DriverError: the process is gone, it is this one, or the GPUs cannot reach each other; or an allocation has
+                fewer bytes.
         """
-        if new := allocations - self._bases.keys():
+        if new := ends.keys() - self._opened.keys():
             with _context_of(device):  # once for all: a thread beside SGLang's loop waits at each step of it
                 for allocation in new:
-                    self._bases[allocation] = _opened(allocation[0]), device
-        return {allocation: self._bases[allocation][0] for allocation in allocations}
+                    self._opened[allocation] = _opened(allocation[0], device)
+        for allocation, end in ends.items():
+            if end > (size := self._opened[allocation].size):
+                raise DriverError(f"a tensor ends at byte {end} of an allocation that has {size}")
+        return {allocation: self._opened[allocation].address for allocation in ends}
 
 
 class _Seen:
@@ -111,11 +126,18 @@ class _Seen:
         }  # fmt: skip
 
 
-def _opened(handle: bytes) -> int:
+def _opened(handle: bytes, device: int) -> _Opened:
     base, given = ctypes.c_uint64(), _Handle.from_buffer_copy(handle)
     opened = _driver().cuIpcOpenMemHandle_v2(ctypes.byref(base), given, ctypes.c_uint(_LAZY_PEER_ACCESS))
     _done(opened, "open an allocation that was lent")
-    return base.value
+    first, size = ctypes.c_uint64(), ctypes.c_size_t()
+    try:
+        found = _driver().cuMemGetAddressRange_v2(ctypes.byref(first), ctypes.byref(size), base)
+        _done(found, "find the size of an allocation that was lent")
+    except DriverError:
+        _driver().cuIpcCloseMemHandle(base)
+        raise
+    return _Opened(base.value, first.value + size.value - base.value, device)
 
 
 @cache

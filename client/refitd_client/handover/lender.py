@@ -11,6 +11,8 @@ import struct
 import threading
 from pathlib import Path
 
+from refitd_client.plain_file import open_plain
+
 NAME = ".lender.lock"
 OFFERS = ".offer-"
 MAKING = f".making{OFFERS}"
@@ -35,7 +37,7 @@ def begin(folder: Path) -> None:
             return
         for path in [*folder.glob(f"{OFFERS}*"), *folder.glob(f"{MAKING}*")]:
             _void(path)
-        fd = os.open(folder / NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640)
+        fd = open_plain(folder / NAME, os.O_RDWR | os.O_CREAT, 0o640)
         try:
             _locked(fd, 0)
         except BaseException:
@@ -55,7 +57,7 @@ def end(folder: Path) -> None:
 def is_there(folder: Path) -> bool:
     """Whether somebody lends in a run's folder now."""
     try:
-        fd = os.open(folder / NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = open_plain(folder / NAME)
     except OSError:
         return False
     try:

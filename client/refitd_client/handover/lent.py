@@ -20,6 +20,7 @@ from pathlib import Path
 
 from refitd_client.handover import lender
 from refitd_client.handover.offer import MAX_OFFER_BYTES, Offer, OfferRefusedError, seal, unseal
+from refitd_client.plain_file import open_plain
 
 _LOOK_SECONDS = 0.0005
 _LOOKS_SLOWER = 0.02  # the longest time between two looks
@@ -37,7 +38,7 @@ class Lent:
         lender.begin(folder)
         self.path = folder / f"{lender.OFFERS}{secrets.token_hex(8)}"
         made = folder / f".making{self.path.name}"
-        self._fd: int | None = os.open(made, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
+        self._fd: int | None = open_plain(made, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o640)
         try:
             _write(self._fd, seal(offer, secret))
             made.rename(self.path)
@@ -87,7 +88,7 @@ class Borrowed:
         """
         self._folder = path.parent
         self._fd: int | None = None
-        self._fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._fd = open_plain(path)
         try:
             self.offer: Offer = unseal(_read_offer(self._fd, path.name), secret, known)
         except BaseException:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from refitd_client.contract.naming import SERVICE_FOLDER
+from refitd_client.plain_file import NotPlainError, open_plain
 
 NAME = "handover.key"
 BYTES = 32
@@ -30,7 +31,7 @@ def make_secret(root: Path) -> None:
     if (folder / NAME).exists():
         return
     made = folder / f".{NAME}-{secrets.token_hex(8)}"
-    fd = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE)
+    fd = open_plain(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE)
     try:
         os.fchmod(fd, _MODE)  # whatever the umask
         os.write(fd, secrets.token_bytes(BYTES))
@@ -50,11 +51,12 @@ def read_secret(root: Path) -> bytes:
         OSError: there is none (FileNotFoundError: does a service run on this root?), or it may not be read.
     """
     path = root / SERVICE_FOLDER / NAME
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        fd = open_plain(path)
+    except NotPlainError as error:
+        raise SecretRefusedError(f"{path} is no plain file: remove it, and start the service again") from error
     try:
         status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise SecretRefusedError(f"{path} is no plain file: remove it, and start the service again")
         if status.st_mode & stat.S_IRWXO:
             raise SecretRefusedError(f"everyone may read {path}: chmod o= it, or remove it for a new one")
         secret = os.read(fd, BYTES + 1)

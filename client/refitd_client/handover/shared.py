@@ -15,6 +15,7 @@ from weakref import WeakSet
 
 from refitd_client.handover.offer import HostPlace
 from refitd_client.header import BITS
+from refitd_client.plain_file import open_plain
 from refitd_client.tensors import TORCH_NAMES
 
 _ALIGNED = 64
@@ -35,7 +36,7 @@ class SharedTensors:
         for name, (dtype, shape) in specs.items():
             self.places[name] = HostPlace(str(self.path), size)
             size += -(-prod(shape) * BITS[dtype] // 8 // _ALIGNED) * _ALIGNED
-        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
+        fd = open_plain(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o640)
         try:
             os.ftruncate(fd, max(size, 1))
             self._memory = mmap.mmap(fd, max(size, 1))
@@ -91,7 +92,7 @@ class HostMemory:
         if not prod(shape):
             return sys.modules["torch"].empty(shape, dtype=getattr(sys.modules["torch"], TORCH_NAMES[dtype]))
         if place.path not in self._maps:
-            fd = os.open(place.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            fd = open_plain(place.path)
             try:
                 self._maps[place.path] = mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)
             finally:

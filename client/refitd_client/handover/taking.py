@@ -1,6 +1,6 @@
 """The tensors of an offer, as an engine sees them: views of another process's memory, nothing copied yet."""
 
-from collections.abc import Set
+from collections.abc import Mapping
 from typing import Any
 
 from refitd_client.handover.device import DeviceMemory
@@ -50,13 +50,14 @@ class Taker:
         """
         return self._open(tensor.place, tensor.dtype, tensor.shape)
 
-    def addresses(self, allocations: Set[Allocation], device: int) -> dict[Allocation, int]:
-        """Where allocations of a layout that was begun are seen by a GPU of this process.
+    def addresses(self, ends: Mapping[Allocation, int], device: int) -> dict[Allocation, int]:
+        """Where allocations of a layout that was begun are seen by a GPU of this process. `ends` says how many bytes of
+        each its tensors use.
 
         Raises:
             DriverError: as `tensor`.
         """
-        return self._device.addresses(allocations, device)
+        return self._device.addresses(ends, device)
 
     def keep(self, layout: Layout | None) -> None:
         """Give back what this layout does not name, all where there is none. Nothing may read there any more."""

@@ -5,8 +5,6 @@ manifest says is of the bytes that are there, whoever wrote them.
 """
 
 import os
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from refitd_client.contract.digest import FileDigest
 from refitd_client.contract.manifest import ManifestFile
 from refitd_client.file_bytes import read_at
 from refitd_client.header import Entry
+from refitd_client.plain_file import plain_file
 from refitd_client.proof import PIECE, ShardProof
 from refitd_client.sharded.reading import PIECE_BYTES
 
@@ -35,7 +34,7 @@ def digested(path: Path) -> Digested:
     Raises:
         OSError: it cannot be read.
     """
-    with _opened(path) as fd:
+    with plain_file(path) as fd:
         found, size = FileDigest(), 0
         buffer = memoryview(bytearray(PIECE_BYTES))
         while count := os.readv(fd, [buffer]):
@@ -53,7 +52,7 @@ def fingerprinted(path: Path) -> Digested:
     """
     located = header.locate(path).values()
     entries = [entry for entry, _ in located]
-    with _opened(path) as fd:
+    with plain_file(path) as fd:
         size = os.fstat(fd).st_size
         head = read_at(fd, size - sum(entry.nbytes for entry in entries), 0)
         proof = ShardProof(head, check_finite=False, fingerprinted=[entry.name for entry in entries])
@@ -66,12 +65,3 @@ def _prove(fd: int, entry: Entry, offset: int, proof: ShardProof) -> None:
     for begin in range(0, entry.nbytes, PIECE):
         data = read_at(fd, min(PIECE, entry.nbytes - begin), offset + begin)
         proof.add(entry, begin, np.frombuffer(data, np.uint8))
-
-
-@contextmanager
-def _opened(path: Path) -> Generator[int, None, None]:
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        yield fd
-    finally:
-        os.close(fd)

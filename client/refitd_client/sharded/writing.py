@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from refitd_client import durable
 from refitd_client.finite import any_nonfinite, count_nonfinite
+from refitd_client.plain_file import open_plain
 from refitd_client.sharded.boxes import Box, runs, whole
 from refitd_client.sharded.holdings import Holding
 from refitd_client.sharded.layout import Location, Part
@@ -97,7 +98,7 @@ def opening(folder: Path, names: Sequence[str]) -> Generator[Callable[[], list[i
 
 
 def _open(stack: ExitStack, path: Path, flags: int) -> int:
-    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
+    fd = open_plain(path, flags)
     stack.callback(os.close, fd)
     return fd
 

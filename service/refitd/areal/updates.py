@@ -13,9 +13,10 @@ from pathlib import Path
 
 from refitd_client import RefitError, ServiceError, WeightPublisher
 from refitd_client.connection import connect_to
-from refitd_client.contract.manifest import ManifestRefusedError, parse_manifest
+from refitd_client.contract.manifest import MAX_MANIFEST_BYTES, ManifestRefusedError, parse_manifest
 from refitd_client.contract.naming import MANIFEST_NAME, version_folder
 from refitd_client.generation import newest_in
+from refitd_client.plain_file import read_plain
 from refitd_client.publication import Publication
 
 _FOLDER = re.compile(r"weight_update_v(\d+)")
@@ -114,7 +115,7 @@ class Updates:
         if newest is None:
             return {}
         try:
-            return parse_manifest((run / version_folder(newest) / MANIFEST_NAME).read_bytes()).metadata
+            return parse_manifest(read_plain(run / version_folder(newest) / MANIFEST_NAME, MAX_MANIFEST_BYTES)).metadata
         except (FileNotFoundError, ManifestRefusedError):
             return {}
 

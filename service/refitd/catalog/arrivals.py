@@ -1,4 +1,14 @@
-"""Folders that a listing has found become versions: which one each is, and whether it is known already."""
+"""Folders that a listing has found become versions: which one each is, and whether it is known already.
+
+Whoever can write to the root can make any number of folders. So a few are taken in at each turn of the loop, and of a
+run so many as long as they have no verdict, the newest first. Runs that no engine follows share one such number, so
+that their folders hold up nothing of a run that engines follow. What is announced is taken in whatever there is.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 from refitd.catalog.conventions import is_foreign
 from refitd.catalog.record import VersionRecord
@@ -8,6 +18,9 @@ from refitd.catalog.waiting import Waiting
 from refitd.ledger import Ledger
 from refitd_client.contract.naming import Order, parse_version_id, version_id
 from refitd_client.contract.states import VersionState
+
+MOST_OPEN = 1000  # versions without a verdict that are taken in of one run, or of all runs that no engine follows
+A_TURN = 50  # folders that are taken in before others have their turn on the loop
 
 
 class Arrivals:
@@ -19,27 +32,56 @@ class Arrivals:
         self._waiting = waiting
         self._told: set[str] = set()
 
-    def meet(self, found: Found) -> None:
-        """A folder that looks like a version."""
+    async def meet_all(self, found: Sequence[Found]) -> None:
+        """Folders that look like versions: all that a listing has found."""
+        paths = {version.path for version in self._ledger.versions.values()}
+        followed = {engine.run for engine in self._ledger.engines.values()}
+        open_ = Counter(version.run if version.run in followed else None for version in self._ledger.open.values())
+        left_out = Counter[str]()
+        for number, each in enumerate(newest_first(each for each in found if self._is_new(each, paths)), 1):
+            share = each.run if each.run in followed else None
+            if open_[share] >= MOST_OPEN:
+                left_out[each.run] += 1
+            elif self._meet(each):
+                open_[share] += 1
+            if number % A_TURN == 0:
+                await asyncio.sleep(0)
+        self._leave_out(left_out)
+
+    def _is_new(self, found: Found, paths: set[str]) -> bool:
+        return found.path not in paths and version_id(found.run, found.order) not in self._ledger.versions
+
+    def _leave_out(self, runs: Counter[str]) -> None:
+        """Say what is left out, when it begins and when it is over; the metric has the number."""
+        before, self._ledger.left_out = self._ledger.left_out, runs.total()
+        if runs and not before:
+            some = ", ".join(f"{number} of run {run}" for run, number in runs.most_common(3))
+            why = f"{MOST_OPEN} versions wait for a verdict already, and the others follow as these have theirs"
+            advice = "remove folders that are no versions; a version that is announced is taken in at once"
+            self._ledger.say("root", "root", f"{runs.total()} folders are not taken in yet ({some}): {why}. {advice}")
+        elif before and not runs:
+            self._ledger.say("root", "root", "all folders of the root are taken in again")
+
+    def _meet(self, found: Found) -> bool:
+        """A folder that looks like a version; whether it has become one."""
         order = self._placed(found) if is_foreign(found.path) else found.order
-        if order is None:
-            return
-        id_ = version_id(found.run, order)
-        if id_ in self._ledger.versions:
-            return
+        id_ = None if order is None else version_id(found.run, order)
+        if order is None or id_ is None or id_ in self._ledger.versions:
+            return False
         if id_ in self._ledger.gone:
             self._tell_once(
                 id_, f"{found.path} is back after it was deleted: a restarted trainer begins a new generation"
             )
-            return
+            return False
         self._announce(found.run, order, found.path, "found in the root")
+        return True
 
     def rewritten(self, version: VersionRecord, found: str) -> None:
         """A trainer that was restarted has written into the folder of an earlier version of its own.
 
         `found` is what the folder looks like now, `version` the one that was lost by that.
         """
-        newer = [v for v in self._ledger.versions.values() if v.path == version.path and v.order > version.order]
+        newer = [v for v in self._ledger.versions_of(version.run) if v.path == version.path and v.order > version.order]
         if newer or found == version.signature:
             return
         order = self._written_again(version.run, version.order.step)
@@ -60,8 +102,7 @@ class Arrivals:
 
     def _placed(self, found: Found) -> Order | None:
         """Where a trainer's own folder belongs in its run; None where the version in it is known already."""
-        known = [version for version in self._ledger.versions.values() if version.path == found.path]
-        if known:
+        if any(version.path == found.path for version in self._ledger.versions_of(found.run)):
             return None  # whether it was written again is seen where its files are looked at
         order = Order(self._newest(found.run).generation, found.order.step)
         is_back = version_id(found.run, order) in self._ledger.gone
@@ -83,3 +124,12 @@ class Arrivals:
         if id_ not in self._told:
             self._told.add(id_)
             self._ledger.say("version", id_, text)
+
+
+def newest_first(found: Iterable[Found]) -> list[Found]:
+    """The newest of each run, then the second of each, and so on: one that has many does not come before the others."""
+    by_run = sorted(found, key=lambda each: (each.run, -each.order.generation, -each.order.step))
+    placed = [
+        (place, each) for _, mine in groupby(by_run, key=lambda each: each.run) for place, each in enumerate(mine)
+    ]
+    return [each for _, each in sorted(placed, key=lambda pair: pair[0])]

@@ -24,6 +24,7 @@ from refitd.ledger import Ledger
 from refitd_client.contract.states import VersionState
 
 PACE_SECONDS = 0.02  # between two scans: a burst of hints is one hint
+MOST_DEATHS = 2  # of the service, while it validated a version
 
 
 class Catalog:
@@ -35,7 +36,7 @@ class Catalog:
         self._rules = rules
         self._hints = Bell()
         self._waiting = Waiting(ledger)
-        verdicts = Verdicts(ledger, self._waiting)
+        self._verdicts = verdicts = Verdicts(ledger, self._waiting)
         self._arrivals = Arrivals(ledger, rules, self._waiting)
         self._sightings = Sightings(ledger, files, self._waiting, verdicts, self._arrivals)
         self._judge = Judge(ledger, files, references, rules, self._waiting, verdicts)
@@ -54,9 +55,16 @@ class Catalog:
             group.create_task(self._judge.run(group), name="judge")
 
     def _reconsider(self) -> None:
-        """What was REJECTED for want of a model to hold it against: this start may have been given one."""
+        """What was REJECTED for want of a model to hold it against: this start may have been given one. What the
+        service validated when it died: once that may have had other causes, and twice it is set aside.
+        """
         for version in list(self._ledger.versions.values()):
-            if version.state is VersionState.REJECTED and version.code is Code.NO_REFERENCE:
+            if version.unended >= MOST_DEATHS:
+                self._verdicts.set_aside(version)
+            elif version.unended:
+                text = "the service died while it validated this version: it is validated again, by itself"
+                self._ledger.say("version", version.id, text)
+            elif version.state is VersionState.REJECTED and version.code is Code.NO_REFERENCE:
                 again = replace(version, state=VersionState.ANNOUNCED, reason=None, code=None)
                 self._ledger.put_version(again, "looked at again: there may be a model to hold it against now")
 
@@ -78,7 +86,6 @@ class Catalog:
             self._ledger.root_fault = listing.reason
             return False
         self._ledger.root_fault = None
-        for found in listing.found:
-            self._arrivals.meet(found)
+        await self._arrivals.meet_all(listing.found)
         self._waiting.wake_handed()
         return True

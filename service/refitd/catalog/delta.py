@@ -14,8 +14,8 @@ from refitd.catalog.inventory import Inventory
 from refitd_client.contract.manifest import Manifest, TensorsSummary
 from refitd_client.contract.naming import DELTA_NAME, version_id
 from refitd_client.delta.change import elements_of
+from refitd_client.delta.head import bytes_of_change
 from refitd_client.delta.layout import MAX_HEADER_BYTES
-from refitd_client.fingerprint import width_of
 from refitd_client.header import BITS
 from refitd_client.strict_header import BITS as ALL_BITS
 
@@ -35,9 +35,9 @@ class Base:
 
     @property
     def most_bytes(self) -> int:
-        """The indices and values of a delta that changes every element: no honest one takes more memory."""
+        """The indices and values of a delta that changes every element: no delta on this base has more."""
         return sum(
-            elements_of(tensor.dtype, tensor.shape) * (8 + width_of(tensor.dtype))
+            elements_of(tensor.dtype, tensor.shape) * bytes_of_change(tensor.dtype, tensor.shape)
             for tensor in self.inventory.tensors.values()
             if tensor.dtype in BITS
         )
@@ -82,7 +82,8 @@ def structure_faults(manifest: Manifest, names: Collection[str], base: Base) -> 
         )
     size = manifest.files[manifest.delta.file].size
     if size > base.most_bytes + MAX_HEADER_BYTES:
-        yield Fault(Code.BAD_DELTA, f"{DELTA_NAME} has {size} bytes, more than any delta to {base.id} can have")
+        most = f"one on {base.id} has at most {base.most_bytes} of indices and values, for every element of its tensors"
+        yield Fault(Code.BAD_DELTA, f"{DELTA_NAME} has {size} bytes, more than any delta can have: {most}")
     if manifest.tensors != _summary(base.inventory):
         yield Fault(Code.WRONG_BASE, f"refit.json speaks of other tensors than those of its base {base.id}: {_AGAIN}")
     if manifest.fingerprints and manifest.fingerprints.keys() != base.inventory.tensors.keys():
@@ -112,12 +113,18 @@ def content_faults(manifest: Manifest, delta: DeltaContents, base: Base) -> Iter
         yield Fault(Code.NON_FINITE, f"{text}: the trainer has diverged or wrote damage")
 
 
+def fits(name: str, row: DeltaRow, base: Base) -> bool:
+    """Whether a tensor that a delta changes is one of the base's: then that bounds what its changes take."""
+    tensor = base.inventory.tensors.get(name)
+    return tensor is not None and (row.dtype, row.shape) == (tensor.dtype, tensor.shape)
+
+
 def _row_faults(name: str, row: DeltaRow, manifest: Manifest, base: Base) -> Iterator[Fault]:
     tensor = base.inventory.tensors.get(name)
     if tensor is None:
         yield Fault(Code.WRONG_BASE, f"it changes tensor {shown(name)}, which its base {base.id} does not have")
         return
-    if (row.dtype, row.shape) != (tensor.dtype, tensor.shape):
+    if not fits(name, row, base):
         text = f"it changes tensor {shown(name)} as {row.dtype} {list(row.shape)}, and in {base.id} it is {tensor}"
         yield Fault(Code.WRONG_BASE, text)
     if base.fingerprints.get(name, row.base) != row.base:

@@ -41,9 +41,17 @@ from refitd_client.contract.manifest import MAX_MANIFEST_BYTES, Manifest, Manife
 from refitd_client.contract.naming import ADAPTER_CONFIG_NAME, DELTA_NAME, INDEX_NAME, MANIFEST_NAME
 from refitd_client.contract.states import Kind
 from refitd_client.file_bytes import read_at
-from refitd_client.strict_header import MAX_TENSORS, Header, HeaderRefusedError, TornFileError, read_header
+from refitd_client.strict_header import (
+    MAX_TENSORS,
+    METADATA_KEY,
+    Header,
+    HeaderRefusedError,
+    TornFileError,
+    read_header,
+)
 
 T = TypeVar("T")
+MAX_HEADERS_BYTES = 2**26  # of all files of a version; 200,000 tensors take 20 MB
 _MOST_OF_A_KIND = 3  # one tensor in the wrong place often means all of them
 
 
@@ -132,15 +140,10 @@ def _examine(
     if judge(seen, reference, options) is not None:
         return Evidence(structure=seen)
     try:
-        delta, files, digests = None, to_read(seen), dict[str, str]()
-        if isinstance(reference, Base) and seen.manifest is not None and DELTA_NAME in files:
-            said = seen.manifest.files[DELTA_NAME].digest
-            digest, delta = look_into(folder, files[DELTA_NAME], reference, said, stop=stop)
-            if digest is not None:
-                digests[DELTA_NAME] = digest
-                del files[DELTA_NAME]  # it was read
+        delta, files = None, to_read(seen)
+        if isinstance(reference, Base) and DELTA_NAME in files:
+            delta = look_into(folder, files[DELTA_NAME], reference, stop=stop)
         contents = read_contents(folder, files, seen.headers, stop=stop)
-        contents = replace(contents, digests={**contents.digests, **digests})
         if folder.signature(folder.list()) == seen.signature:
             return Evidence(structure=seen, contents=contents, delta=delta)
         change = Fault(Code.CHANGED, "files were added, replaced or removed while it was read: it is looked at again")
@@ -275,7 +278,7 @@ class _Look:
 
     def _headers(self, names: tuple[str, ...]) -> dict[str, Header]:
         headers: dict[str, Header] = {}
-        tensors = 0
+        tensors = length = 0
         for name in names:
             header = self._read(name, read_header)
             if header is None:
@@ -283,6 +286,11 @@ class _Look:
             tensors += len(header.tensors)
             if tensors > MAX_TENSORS:
                 self._faults.append(Fault(Code.BAD_HEADER, f"the files have more than {MAX_TENSORS} tensors in all"))
+                break
+            length += header.data_start
+            if length > MAX_HEADERS_BYTES:  # one file may lie there under any number of names
+                text = f"the headers of all files take more than the {MAX_HEADERS_BYTES} bytes that are read"
+                self._faults.append(Fault(Code.BAD_HEADER, f"{text}: leave out what is in their {METADATA_KEY}"))
                 break
             headers[name] = header
         return headers

@@ -28,6 +28,8 @@ class Code(StrEnum):
     UNSUPPORTED_KIND = "unsupported-kind"
     BAD_DELTA = "bad-delta"
     WRONG_BASE = "wrong-base"  # the base of a delta is gone, bad, or not what the delta leads from
+    OUT_OF_MEMORY = "out-of-memory"  # the service could not have the memory that validating it takes
+    SET_ASIDE = "set-aside"  # the service died while it validated it, more than once
     CHANGED = "changed"  # while it was looked at
     UNREADABLE = "unreadable"
 
@@ -35,6 +37,10 @@ class Code(StrEnum):
     def is_proof(self) -> bool:
         """Whether it proves the checkpoint bad. What changes or cannot be read is looked at again instead."""
         return self not in {Code.CHANGED, Code.UNREADABLE}
+
+
+AGAIN_WHEN_ANNOUNCED = frozenset({Code.OUT_OF_MEMORY, Code.SET_ASIDE})
+"""What says more of the service than of the version: announced once more, it is validated once more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from refitd.catalog.settle import Complete, Hopeless, Wait, look_of, settle
 from refitd.catalog.validate import Invalid, Options, Unknown, Valid, Verdict, validate
 from refitd.catalog.verdicts import Verdicts
 from refitd.catalog.waiting import Waiting
+from refitd.journal.journal import JournalError
 from refitd.ledger import Ledger
 from refitd_client.contract.naming import Order, version_folder
 from refitd_client.contract.states import Kind, VersionState
@@ -60,6 +61,10 @@ class Judge:
                 await self._judge(self._ledger.versions[id_])
         except OSError as error:
             self._verdicts.unknown(id_, f"cannot be read: {error}")
+        except JournalError as error:
+            self._verdicts.unknown(id_, f"it cannot be written down that it is validated: {error}")
+        except MemoryError:
+            self._verdicts.out_of_memory(id_)
         finally:
             self._waiting.give_back(id_)
 
@@ -123,9 +128,15 @@ class Judge:
             self._verdicts.unknown(record.id, reference.reason)
             return
         started, waited = self._ledger.clock.monotonic(), self._ledger.since_seen(record.id)
-        self._verdicts.move(record.id, VersionState.VALIDATING, None)
         model = reference if isinstance(reference, Reference | Base) else None
-        options, evidence, verdict = await self._examine(record, seen, model)
+        self._verdicts.begin(record.id)
+        try:
+            await self._ledger.durable()
+            options, evidence, verdict = await self._examine(record, seen, model)
+        except (asyncio.CancelledError, OSError, MemoryError, JournalError):
+            self._verdicts.end(record.id)
+            raise  # what nobody expects takes the service down, and counts as its death
+        self._verdicts.end(record.id)
         record = self._ledger.versions[record.id]
         if options != self._options(record):
             self._verdicts.again(record.id)  # what it is held against may be something else, or it was not read
@@ -170,7 +181,7 @@ class Judge:
 
     def _too_late(self, record: VersionRecord, evidence: Evidence) -> str | None:
         """A folder whose writer knows of no generations may be meant for the current one: it is not retired unasked."""
-        current = max(version.order.generation for version in self._ledger.versions_of(record.run))
+        current = self._ledger.versions_of(record.run)[0].order.generation
         if record.order.generation == current or (evidence.structure is not None and evidence.structure.has_manifest):
             return None
         name = version_folder(Order(current, record.order.step))

@@ -18,12 +18,11 @@ import xxhash
 
 from refitd.catalog.fault import shown
 from refitd_client.contract.naming import ADAPTER_CONFIG_NAME, DELTA_NAME, INDEX_NAME, MANIFEST_NAME
+from refitd_client.plain_file import NotPlainError, open_folder, open_plain
 
 CONFIG_NAME = "config.json"
 _COUNT = frozenset({INDEX_NAME, MANIFEST_NAME, CONFIG_NAME, ADAPTER_CONFIG_NAME, DELTA_NAME})
 MAX_FILES = 100_000
-_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
 class OpeningRefusedError(ValueError):
@@ -96,7 +95,7 @@ class Folder:
             OSError: it is not there, or cannot be opened.
         """
         parts = components(path)
-        self._fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._fd = open_folder(root, follow=True)
         try:
             for part in parts:
                 above, self._fd = self._fd, _open_folder(part, self._fd, path)
@@ -144,11 +143,9 @@ class Folder:
 
     def _open(self, name: str) -> int:
         try:
-            return os.open(name, _FILE_FLAGS, dir_fd=self._fd)
-        except OSError as error:
-            if error.errno in {errno.ENOENT, errno.ELOOP, errno.ENXIO}:  # gone, now a link, now a socket
-                raise ChangedError(f"{shown(name)} was replaced or removed while it was looked at") from error
-            raise
+            return open_plain(name, within=self._fd)
+        except (FileNotFoundError, NotPlainError) as error:
+            raise ChangedError(f"{shown(name)} was replaced or removed while it was looked at") from error
 
     def signature(self, listing: Mapping[str, FileStat]) -> str:
         """What the files that count (weights, index, manifest, config, changes) look like from outside.
@@ -200,7 +197,7 @@ def check_unchanged(name: str, fd: int, expected: FileStat) -> None:
 
 def _open_folder(name: str, above: int, path: str) -> int:
     try:
-        return os.open(name, _FOLDER_FLAGS, dir_fd=above)
+        return open_folder(name, within=above)
     except OSError as error:
         if error.errno in {errno.ENOTDIR, errno.ELOOP}:
             raise OpeningRefusedError(

@@ -18,7 +18,8 @@ class VersionRecord:
     `owned` says that refitd's own publisher wrote it (it has a manifest). `served_at` is when it was first proven on
     every reachable engine of its run, None before: the newest such version is the last good one. `code` is for programs
     what `reason` is for people, where validation has REJECTED it. `handed`: it was offered to engines from its
-    trainer's memory, before its files were there.
+    trainer's memory, before its files were there. `unended` counts the validations that began and did not end, because
+    the service died meanwhile; it is written down before each begins.
     """
 
     run: str
@@ -40,6 +41,7 @@ class VersionRecord:
     owned: bool = False
     noticed: bool = False
     handed: bool = False
+    unended: int = 0
     pinned: bool = False
     barred: bool = False
     served_at: str | None = None

@@ -5,7 +5,6 @@ them). What is read is checked as strictly as a checkpoint.
 """
 
 import os
-import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -18,6 +17,7 @@ from refitd.catalog.layout import MAX_INDEX_BYTES, Index, IndexRefusedError, che
 from refitd.catalog.opening import CONFIG_NAME
 from refitd_client.contract.naming import INDEX_NAME
 from refitd_client.file_bytes import read_at
+from refitd_client.plain_file import NotPlainError, plain_file
 from refitd_client.strict_header import Header, HeaderRefusedError, read_header
 
 MAX_CONFIG_BYTES = 4 * 2**20
@@ -104,11 +104,8 @@ def _config(path: Path) -> _Config:
 
 
 def _read(path: Path, read: Callable[[int, int], T]) -> T:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise ReferenceRefusedError(f"{path} is not a regular file")
-        return read(fd, status.st_size)
-    finally:
-        os.close(fd)
+        with plain_file(path, follow=True) as fd:
+            return read(fd, os.fstat(fd).st_size)
+    except NotPlainError as error:
+        raise ReferenceRefusedError(f"{path} is not a regular file") from error

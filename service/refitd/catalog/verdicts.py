@@ -11,6 +11,8 @@ from refitd.catalog.waiting import Waiting
 from refitd.ledger import Ledger
 from refitd_client.contract.states import VersionState
 
+_AGAIN = "announce the version again (the same notice: POST /v1/versions) to have it validated once more"
+
 
 class Verdicts:
     """Writes them into the ledger."""
@@ -24,6 +26,18 @@ class Verdicts:
         record = self._ledger.versions[id_]
         if (record.state, record.reason) != (state, reason):
             self._ledger.put_version(replace(record, state=state, reason=reason))
+
+    def begin(self, id_: str) -> None:
+        """Its files are about to be read. If the service dies meanwhile, the next start knows over which version."""
+        record = self._ledger.versions[id_]
+        begun = replace(record, state=VersionState.VALIDATING, reason=None, unended=record.unended + 1)
+        self._ledger.put_version(begun)
+
+    def end(self, id_: str) -> None:
+        """They were read, or are not read any more, and the service is alive."""
+        record = self._ledger.versions.get(id_)
+        if record is not None and record.unended:
+            self._ledger.put_version(replace(record, unended=0))
 
     def again(self, id_: str) -> None:
         """What was found out does not count any more: the next look comes at once."""
@@ -39,9 +53,22 @@ class Verdicts:
         """It is bad."""
         record = self._ledger.versions[id_]
         self._waiting.forget(id_)
-        rejected = replace(record, state=VersionState.REJECTED, reason=reason, code=code)
+        rejected = replace(record, state=VersionState.REJECTED, reason=reason, code=code, unended=0)
         self._ledger.put_version(rejected, f"rejected: {reason}")
         self._wake_deltas(id_)
+
+    def set_aside(self, record: VersionRecord) -> None:
+        """It is not validated any more, unless it is announced again."""
+        reason = (
+            f"set aside: the service died {record.unended} times while it validated this version. See in the log of "
+            f"the service, or of its container, why it died (often for want of memory), then {_AGAIN}"
+        )
+        self.reject(record.id, reason, Code.SET_ASIDE)
+
+    def out_of_memory(self, id_: str) -> None:
+        """The operating system gives the service no more memory for it."""
+        reason = f"the service does not have the memory that validating it takes: give it more, then {_AGAIN}"
+        self.reject(id_, reason, Code.OUT_OF_MEMORY)
 
     def seal(self, id_: str, verdict: Valid, evidence: Evidence, took: dict[str, float]) -> None:
         """It is good. `took` maps stages to milliseconds."""
@@ -70,7 +97,7 @@ class Verdicts:
 
     def _wake_deltas(self, base: str) -> None:
         """Those that wait for a verdict on their base have it."""
-        for version in self._ledger.versions.values():
+        for version in self._ledger.open.values():
             if version.base == base and version.state is VersionState.UNKNOWN:
                 self._waiting.at_once(version.id)
         self._waiting.bell.ring()

@@ -1,5 +1,7 @@
 """Versions without a verdict: which is looked at next, and when."""
 
+from collections import Counter
+
 from refitd.bell import Bell
 from refitd.catalog.record import VersionRecord
 from refitd.catalog.settle import Settling
@@ -24,24 +26,48 @@ class Waiting:
         self._due: dict[str, float] = {}
         self._tries: dict[str, int] = {}
         self._busy: set[str] = set()
+        self._alone: str | None = None
 
     def take(self) -> list[VersionRecord]:
-        """Those to look at now, as many as there are judges free, the newest first: older ones may never be needed."""
+        """Those to look at now, as many as judges are free: of a run the newest, as older ones may never be needed."""
         now = self._ledger.clock.monotonic()
         due = [
             version
-            for version in self._ledger.versions.values()
-            if version.state.is_open and version.id not in self._busy and self._due.get(version.id, 0.0) <= now
+            for version in self._ledger.open.values()
+            if version.id not in self._busy and self._due.get(version.id, 0.0) <= now
         ]
-        taken = sorted(due, key=lambda version: version.order, reverse=True)[: JUDGES - len(self._busy)]
+        taken = self._apart(self._in_turn(due))[: JUDGES - len(self._busy)]
         self._busy.update(version.id for version in taken)
+        self._alone = next((version.id for version in taken if version.unended), self._alone)
         for version in taken:
             self._due.pop(version.id, None)
         return taken
 
+    def _in_turn(self, due: list[VersionRecord]) -> list[VersionRecord]:
+        """Runs that engines follow come first, and each run's newest before any run's second: none waits for another
+        that has many.
+        """
+        followed = {engine.run for engine in self._ledger.engines.values()}
+        places = Counter[str]()
+        keyed: list[tuple[bool, int, VersionRecord]] = []
+        for version in sorted(due, key=_place, reverse=True):
+            keyed.append((version.run not in followed, places[version.run], version))
+            places[version.run] += 1
+        return [version for _, _, version in sorted(keyed, key=lambda each: each[:2])]
+
+    def _apart(self, due: list[VersionRecord]) -> list[VersionRecord]:
+        """Those that may be looked at beside the busy ones. One in whose validation the service died is looked at by
+        itself: if the service dies again, that was no other's doing.
+        """
+        if self._alone is not None:
+            return []
+        others = [version for version in due if not version.unended]
+        return others if others or self._busy else due[:1]
+
     def give_back(self, id_: str) -> None:
         """A look at it is over."""
         self._busy.discard(id_)
+        self._alone = None if self._alone == id_ else self._alone
         self.bell.ring()
 
     def is_busy(self, id_: str) -> bool:
@@ -51,13 +77,18 @@ class Waiting:
     @property
     def pause(self) -> float | None:
         """Seconds until the next one is due; None where no judge is free for it."""
-        if len(self._busy) >= JUDGES:
+        if len(self._busy) >= JUDGES or self._alone is not None:
             return None
         now = self._ledger.clock.monotonic()
         soonest = min(
-            (due for id_, due in self._due.items() if id_ not in self._busy), default=now + _NOTHING_DUE_SECONDS
+            (due for id_, due in self._due.items() if self._may_come(id_)), default=now + _NOTHING_DUE_SECONDS
         )
         return max(soonest - now, 0.001)
+
+    def _may_come(self, id_: str) -> bool:
+        """Whether its turn does not wait for a busy one."""
+        version = self._ledger.versions.get(id_)
+        return id_ not in self._busy and not (self._busy and version is not None and version.unended)
 
     def at(self, id_: str, due: float) -> None:
         """Look at it again then."""
@@ -73,8 +104,8 @@ class Waiting:
 
     def wake_handed(self) -> None:
         """Something came: the files of what was handed over, or a newer version in their place."""
-        for version in self._ledger.versions.values():
-            if version.handed and version.state.is_open and version.id not in self._busy:
+        for version in self._ledger.open.values():
+            if version.handed and version.id not in self._busy:
                 self._due.pop(version.id, None)
         self.bell.ring()
 
@@ -92,3 +123,7 @@ class Waiting:
         self.settling.pop(id_, None)
         self._due.pop(id_, None)
         self._tries.pop(id_, None)
+
+
+def _place(version: VersionRecord) -> tuple[int, int]:
+    return version.order.generation, version.order.step

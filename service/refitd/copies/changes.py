@@ -1,19 +1,18 @@
-"""The deltas that are applied in one pass, read from their versions' folders, and what fingerprints they promise."""
+"""The deltas that are applied in one pass, open in their versions' folders, and what fingerprints they promise."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
-from refitd.catalog.delta import Base
-from refitd.catalog.delta_file import read_changes
+from refitd.catalog.contents import ReadingStoppedError
 from refitd.catalog.examine import structure
-from refitd.catalog.inventory import inventory_of
 from refitd.catalog.opening import ChangedError, Folder, OpeningRefusedError
 from refitd.catalog.record import VersionRecord
 from refitd.copies.trouble import MisfitError, SourceChangedError
 from refitd_client.contract.naming import DELTA_NAME
-from refitd_client.delta import Delta, DeltaRefusedError, check_fits
+from refitd_client.delta import DeltaFile, DeltaRefusedError, check_fits
 from refitd_client.fingerprint import to_text
 from refitd_client.header import BITS, Entry
 from refitd_client.strict_header import Header
@@ -23,7 +22,7 @@ from refitd_client.strict_header import Header
 class Changes:
     """Deltas in their order. `expected` are the fingerprints of what they lead to, of as many tensors as they tell."""
 
-    deltas: Sequence[Delta]
+    deltas: Sequence[DeltaFile]
     expected: Mapping[str, int]
     last: str
 
@@ -41,8 +40,11 @@ class Changes:
                 )
 
 
-def read_batch(root: Path, batch: Sequence[VersionRecord], headers: Mapping[str, Header], stop: Event) -> Changes:
-    """Read the deltas of some versions, for shards with these headers.
+@contextmanager
+def open_batch(
+    root: Path, batch: Sequence[VersionRecord], headers: Mapping[str, Header], stop: Event
+) -> Generator[Changes]:
+    """Open the deltas of some versions, for shards with these headers.
 
     Raises:
         SourceChangedError: they are not what was checked.
@@ -50,30 +52,35 @@ def read_batch(root: Path, batch: Sequence[VersionRecord], headers: Mapping[str,
         ReadingStoppedError: `stop` was set.
         OSError: one cannot be read.
     """
-    base, entries = Base("", inventory_of(headers), {}), _entries(headers)
-    deltas: list[Delta] = []
+    entries = _entries(headers)
+    deltas: list[DeltaFile] = []
     expected: dict[str, int] = {}
-    for record in batch:
-        delta, promised = _read(root, record, base, stop)
-        try:
-            check_fits(delta, entries)
-        except DeltaRefusedError as error:
-            raise MisfitError(f"{record.id} does not fit: {error}") from error
-        deltas.append(delta)
-        expected |= {name: change.result for name, change in delta.changes.items()} | promised
-    return Changes(deltas=deltas, expected=expected, last=batch[-1].id)
+    with ExitStack() as files:
+        for record in batch:
+            if stop.is_set():
+                raise ReadingStoppedError
+            delta, promised = files.enter_context(_opened(root, record))
+            try:
+                check_fits({name: (row.dtype, row.shape) for name, row in delta.head.rows.items()}, entries)
+            except DeltaRefusedError as error:
+                raise MisfitError(f"{record.id} does not fit: {error}") from error
+            deltas.append(delta)
+            expected |= {name: int(row.result, 16) for name, row in delta.head.rows.items()} | promised
+        yield Changes(deltas=deltas, expected=expected, last=batch[-1].id)
 
 
-def _read(root: Path, record: VersionRecord, base: Base, stop: Event) -> tuple[Delta, dict[str, int]]:
+@contextmanager
+def _opened(root: Path, record: VersionRecord) -> Generator[tuple[DeltaFile, dict[str, int]]]:
     seen = structure(root, record.path)
     if seen.signature != record.signature or seen.manifest is None:
         raise SourceChangedError(f"the files of {record.id} are not those that were checked")
     try:
-        with Folder(root, record.path) as folder:
-            delta = read_changes(folder, seen.files[DELTA_NAME], base, stop=stop)
+        with Folder(root, record.path) as folder, folder.open(DELTA_NAME, seen.files[DELTA_NAME]) as fd:
+            delta = DeltaFile(fd)
+            delta.check_digest()
+            yield delta, {name: int(text, 16) for name, text in seen.manifest.fingerprints.items()}
     except (DeltaRefusedError, ChangedError, OpeningRefusedError) as error:
         raise SourceChangedError(f"the changes of {record.id} cannot be used any more: {error}") from error
-    return delta, {name: int(text, 16) for name, text in seen.manifest.fingerprints.items()}
 
 
 def _entries(headers: Mapping[str, Header]) -> dict[str, Entry]:

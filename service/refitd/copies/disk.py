@@ -35,9 +35,9 @@ from refitd.reclaim.trash import condemn, empty, empty_one
 from refitd.root_threads import LISTING_SECONDS, LOOK_SECONDS, RootHangsError, RootThreads
 from refitd_client.contract.naming import SERVICE_FOLDER, Order
 from refitd_client.contract.slot import run_of_slots, run_slots
+from refitd_client.plain_file import open_plain
 
 AnswerT = TypeVar("AnswerT")
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class CopyFolders(Protocol):
@@ -266,7 +266,7 @@ def _let_in(folder: int) -> None:
 
 def _note(mine: int, name: str, run: str) -> Note | None:
     try:
-        handle = os.open(name + NOTE_ENDING, _READ, dir_fd=mine)
+        handle = open_plain(name + NOTE_ENDING, within=mine)
     except FileNotFoundError:
         return None
     try:

@@ -1,7 +1,8 @@
 """The files of a copy: made to fit those that they are written from, and rewritten by several threads.
 
 A file of the right name and size is written in place: its pages are there already. Everything is opened by handle, and
-no link is followed.
+no link is followed. A copy holds shards and what engines read beside them, and of a file's mode it takes only who may
+read it: what else a trainer puts into its folder, and bits such as setuid, are not carried into files of the service.
 """
 
 import os
@@ -15,14 +16,15 @@ from threading import Event
 from refitd.catalog.contents import MAX_THREADS
 from refitd.copies.rewrite import Shard, copy_file, rewrite
 from refitd.copies.trouble import NoRoomError, SourceChangedError
+from refitd_client.checkpoint import is_companion
 from refitd_client.contract.naming import MANIFEST_NAME
-from refitd_client.delta import Delta
+from refitd_client.delta import DeltaFile
+from refitd_client.plain_file import NotPlainError, open_plain
 from refitd_client.strict_header import Header, HeaderRefusedError, read_header
 
 SPARE_BYTES = 16 * 2**20  # left free on a disk that others write to as well
 SHARD_ENDING = ".safetensors"
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_WRITE = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_MODE = 0o664  # all that a copy's file can have: it is no program, and nobody but the service and its group writes it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,13 +37,13 @@ class Checkpoint:
 
 
 def checkpoint_in(folder: int) -> Checkpoint:
-    """Look at a folder. A manifest is left out: it speaks of one version only.
+    """Look at a folder. A manifest is left out, which speaks of one version only, and so is what engines do not read.
 
     Raises:
         SourceChangedError: it is no checkpoint (any more).
         OSError: it cannot be read.
     """
-    names = sorted(name for name in os.listdir(folder) if not name.startswith(".") and name != MANIFEST_NAME)
+    names = sorted(name for name in os.listdir(folder) if _is_copied(name))
     headers: dict[str, Header] = {}
     sizes: dict[str, int] = {}
     for name in names:
@@ -52,6 +54,24 @@ def checkpoint_in(folder: int) -> Checkpoint:
     if not headers:
         raise SourceChangedError("there are no shards to write from")
     return Checkpoint(folder=folder, headers=headers, sizes=sizes)
+
+
+def _is_copied(name: str) -> bool:
+    is_shard = name.endswith(SHARD_ENDING) and not name.startswith(".")
+    return is_shard or (is_companion(name) and name != MANIFEST_NAME)
+
+
+def clean(source: Checkpoint, folder: int) -> None:
+    """Take away files that no copy has, and modes that none has: an earlier refitd copied all that a version's folder
+    held, as it was.
+    """
+    for name in os.listdir(folder):
+        if name not in source.sizes:
+            os.unlink(name, dir_fd=folder)
+            continue
+        with reading(folder, name) as fd:
+            if (mode := stat.S_IMODE(os.fstat(fd).st_mode)) & ~_MODE:
+                os.fchmod(fd, mode & _MODE)
 
 
 def fit(source: Checkpoint, folder: int) -> None:
@@ -74,7 +94,7 @@ def fit(source: Checkpoint, folder: int) -> None:
         )
 
 
-def rewrite_all(source: Checkpoint, folder: int, deltas: Sequence[Delta], stop: Event) -> dict[str, int]:
+def rewrite_all(source: Checkpoint, folder: int, deltas: Sequence[DeltaFile], stop: Event) -> dict[str, int]:
     """Write all shards with deltas applied, and give all tensors' fingerprints. `folder` may be the source's own.
 
     Raises:
@@ -115,10 +135,11 @@ def copy_others(source: Checkpoint, folder: int, stop: Event) -> None:
 @contextmanager
 def reading(folder: int, name: str) -> Generator[int]:
     """A descriptor of a regular file."""
-    fd = os.open(name, _READ, dir_fd=folder)
     try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise SourceChangedError(f"{name} is no regular file")
+        fd = open_plain(name, within=folder)
+    except NotPlainError as error:
+        raise SourceChangedError(f"{name} is no regular file") from error
+    try:
         yield fd
     finally:
         os.close(fd)
@@ -126,9 +147,11 @@ def reading(folder: int, name: str) -> Generator[int]:
 
 @contextmanager
 def writing(folder: int, name: str, source: int) -> Generator[int]:
-    """The file to write: the one that is there, or one that is as readable as that which it is made from."""
-    mode = stat.S_IMODE(os.fstat(source).st_mode) | 0o600
-    fd = os.open(name, _WRITE | os.O_CREAT, mode, dir_fd=folder)
+    """The file to write: the one that is there, or a new one that those may read who may read the source, as far as the
+    umask lets them.
+    """
+    mode = stat.S_IMODE(os.fstat(source).st_mode) & _MODE | 0o600
+    fd = open_plain(name, os.O_RDWR | os.O_CREAT, mode, within=folder)
     try:
         yield fd
     finally:

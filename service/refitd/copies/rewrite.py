@@ -6,18 +6,18 @@ full disk is an error then, and no SIGBUS that ends the service.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from threading import Event
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from refitd.catalog.contents import ReadingStoppedError
-from refitd_client.delta import Change, Delta
+from refitd_client.delta import DeltaFile
+from refitd_client.delta.change import Indices
 from refitd_client.file_bytes import fill
-from refitd_client.fingerprint import bits_of, fingerprint, width_of
+from refitd_client.fingerprint import Bits, bits_of, fingerprint, width_of
 from refitd_client.fingerprint.definition import MASK, ROW
 from refitd_client.header import BITS
 from refitd_client.strict_header import Header, TensorSpec
@@ -40,17 +40,18 @@ class Shard:
         return self.source == self.target
 
 
-def rewrite(shard: Shard, deltas: Sequence[Delta], stop: Event) -> dict[str, int]:
+def rewrite(shard: Shard, deltas: Sequence[DeltaFile], stop: Event) -> dict[str, int]:
     """Write a shard with deltas applied in order, and give its tensors' fingerprints.
 
     Raises:
         ReadingStoppedError: `stop` was set.
+        DeltaRefusedError: a delta is not what it was when it was opened.
         OSError: it cannot be read or written.
     """
     if not shard.in_place:
         _copy(shard, 0, shard.header.data_start, stop)
     return {
-        name: _tensor(shard, spec, [delta.changes[name] for delta in deltas if name in delta.changes], stop)
+        name: _tensor(shard, spec, [_Cursor(delta.pieces(name)) for delta in deltas if name in delta.head.rows], stop)
         for name, spec in shard.header.tensors.items()
     }
 
@@ -65,33 +66,46 @@ def width_in(dtype: str) -> int:
     return width_of(dtype) if dtype in BITS else 1
 
 
-def _tensor(shard: Shard, spec: TensorSpec, changes: Sequence[Change], stop: Event) -> int:
+class _Cursor:
+    """The changes of a tensor, in their order. Only the piece at hand is in memory."""
+
+    def __init__(self, pieces: Iterator[tuple[Indices, Bits]]) -> None:
+        self._pieces = pieces
+        self._rest: tuple[Indices, Bits] | None = None
+
+    def before(self, end: int) -> Iterator[tuple[Indices, Bits]]:
+        """What there is further on, of elements before `end`."""
+        while (piece := self._rest or next(self._pieces, None)) is not None:
+            indices, values = piece
+            cut = (
+                len(indices)
+                if end > np.iinfo(indices.dtype).max
+                else int(np.searchsorted(indices, indices.dtype.type(end)))
+            )
+            yield indices[:cut], values[:cut]
+            self._rest = (indices[cut:], values[cut:]) if cut < len(indices) else None
+            if self._rest is not None:
+                return
+
+
+def _tensor(shard: Shard, spec: TensorSpec, changes: Sequence[_Cursor], stop: Event) -> int:
     width = width_in(spec.dtype)
     elements = (spec.end - spec.start) // width
     step = max(ROW, CHUNK_BYTES // (ROW * width) * ROW)
-    firsts = np.arange(0, elements, step, dtype=np.uint64)
-    cuts = [_cuts(change, firsts) for change in changes]
     total = 0
-    for number, first in enumerate(range(0, elements, step)):
+    for first in range(0, elements, step):
         count = min(step, elements - first)
         offset = shard.header.data_start + spec.start + first * width
         bits = bits_of(_read(shard.source, offset, count * width, stop), width)
         is_dirty = not shard.in_place
-        for change, cut in zip(changes, cuts, strict=True):
-            part = slice(int(cut[number]), int(cut[number + 1]))
-            if part.start != part.stop:
-                bits[change.indices[part] - change.indices.dtype.type(first)] = change.values[part]
-                is_dirty = True
+        for change in changes:
+            for indices, values in change.before(first + count):
+                bits[indices - indices.dtype.type(first)] = values
+                is_dirty = is_dirty or len(indices) > 0
         if is_dirty:
             _write(shard.target, bits.view(np.uint8), offset)
         total += fingerprint(bits, first=first)
     return total & MASK
-
-
-def _cuts(change: Change, firsts: NDArray[np.uint64]) -> NDArray[Any]:
-    """Where the chunks that begin at some elements begin in a change's indices, and the end."""
-    begins = np.searchsorted(change.indices, firsts.astype(change.indices.dtype))
-    return np.append(begins, len(change.indices))
 
 
 def _copy(shard: Shard, begin: int, end: int, stop: Event) -> None:

@@ -1,8 +1,8 @@
 """A copy written. Its note goes first and comes back last, so that a copy is the version that it says, or nothing.
 
-read the first deltas, see that they fit   until here the copy is what it was
+open the first deltas, see that they fit   until here the copy is what it was
 unlink the note, sync of the run's folder  from here on it is worth nothing, whatever stops us
-shards: read, patch, write                 in threads; each pass takes a few deltas, so that memory is bounded
+shards: read, patch, write                 in threads; each pass takes a few deltas, piece by piece
 fingerprints                               each pass's against those that its last delta promises
 sync of every file, of the folder, of the run's folder
 note: write, sync, rename, sync            from here on it is the version
@@ -20,16 +20,16 @@ import msgspec
 
 from refitd.catalog.opening import listing_of, signature_of
 from refitd.catalog.record import VersionRecord
-from refitd.copies.changes import Changes, read_batch
+from refitd.copies.changes import Changes, open_batch
 from refitd.copies.copy import NOTE_ENDING, Copy, Note
-from refitd.copies.files import Checkpoint, checkpoint_in, copy_others, fit, rewrite_all
-from refitd.copies.trouble import NoRoomError, SourceChangedError
+from refitd.copies.files import Checkpoint, checkpoint_in, clean, copy_others, fit, rewrite_all
+from refitd.copies.trouble import CopyError, NoRoomError, SourceChangedError
 from refitd.reclaim.handle import below, made, opened, root_at
 from refitd.reclaim.trash import sync
 from refitd_client.errors import NO_SPACE
+from refitd_client.plain_file import open_plain
 
 DELTAS_AT_ONCE = 4
-_NOTE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +56,10 @@ def write_copy(root: Path, run: int, path: str, job: Job, stop: Event) -> Copy:
         OSError: something cannot be read or written.
     """
     try:
-        with _source(job) as source:
-            changes = read_batch(root, job.deltas[:DELTAS_AT_ONCE], source.headers, stop)
+        with (
+            _source(job) as source,
+            open_batch(root, job.deltas[:DELTAS_AT_ONCE], source.headers, stop) as changes,
+        ):
             invalidate(run, job.name)
             with made(job.name, run, 0o755) as folder:
                 _first_pass(source, folder, changes, stop, in_place=job.in_place)
@@ -68,6 +70,8 @@ def write_copy(root: Path, run: int, path: str, job: Job, stop: Event) -> Copy:
             sync(folder)
             sync(run)
             return _validate(run, folder, path, job)
+    except MemoryError as error:
+        raise CopyError("there is not the memory to write a copy: give the service more") from error
     except OSError as error:
         if error.errno in NO_SPACE:
             raise NoRoomError(f"there was no room to write a copy to its end: {error.strerror}") from error
@@ -103,9 +107,11 @@ def _check(job: Job, folder: int) -> None:
 
 def _first_pass(source: Checkpoint, folder: int, changes: Changes, stop: Event, *, in_place: bool) -> None:
     if in_place:
+        clean(source, folder)
         source = Checkpoint(folder=folder, headers=source.headers, sizes=source.sizes)
     else:
         fit(source, folder)
+        clean(source, folder)
         copy_others(source, folder, stop)
     changes.check(rewrite_all(source, folder, changes.deltas, stop))
 
@@ -113,12 +119,12 @@ def _first_pass(source: Checkpoint, folder: int, changes: Changes, stop: Event, 
 def _further_passes(root: Path, folder: int, deltas: tuple[VersionRecord, ...], stop: Event) -> None:
     for first in range(0, len(deltas), DELTAS_AT_ONCE):
         here = checkpoint_in(folder)
-        changes = read_batch(root, deltas[first : first + DELTAS_AT_ONCE], here.headers, stop)
-        changes.check(rewrite_all(here, folder, changes.deltas, stop))
+        with open_batch(root, deltas[first : first + DELTAS_AT_ONCE], here.headers, stop) as changes:
+            changes.check(rewrite_all(here, folder, changes.deltas, stop))
 
 
 def _sync_file(folder: int, name: str) -> None:
-    handle = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    handle = open_plain(name, os.O_RDWR, within=folder)
     try:
         now = time.time_ns()
         os.utime(handle, ns=(now, now))  # it looks like another file from now on, however coarse the kernel's clock is
@@ -140,7 +146,7 @@ def _validate(run: int, folder: int, path: str, job: Job) -> Copy:
         signature=signature,
     )
     temporary = f".{job.name}{NOTE_ENDING}"  # one for each copy: what a kill leaves is written over the next time
-    handle = os.open(temporary, _NOTE, 0o644, dir_fd=run)
+    handle = open_plain(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644, within=run)
     try:
         os.pwrite(handle, msgspec.json.encode(note), 0)
         os.fsync(handle)

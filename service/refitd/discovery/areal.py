@@ -11,6 +11,7 @@ from refitd.discovery.memory import MOST, Answer, Named, Silent
 from refitd.discovery.place import Areal
 from refitd.engine.address import AddressRefusedError, check_url
 from refitd.root_threads import LOOK_SECONDS, RootHangsError, RootThreads
+from refitd_client.plain_file import open_plain
 
 SERVERS = "gen_servers"
 ENTRY = "ENTRY"
@@ -40,7 +41,7 @@ def _read(place: Areal) -> Answer:
 
 
 def _text(path: Path) -> str:
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    fd = open_plain(path, follow=True)
     try:
         return os.read(fd, _MOST_BYTES).decode().strip()
     finally:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from refitd_client.contract.naming import SERVICE_FOLDER
+from refitd_client.plain_file import open_plain
 
 
 @contextmanager
@@ -17,7 +18,7 @@ def still(root: Path) -> Generator[str | None]:
         OSError: the lock cannot be read.
     """
     try:
-        handle = os.open(root / SERVICE_FOLDER / "lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        handle = open_plain(root / SERVICE_FOLDER / "lock")
     except FileNotFoundError:
         yield None  # no service was ever here
         return

@@ -11,6 +11,7 @@ from uuid import uuid4
 
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.durable import replace_file
+from refitd_client.plain_file import read_plain
 
 _NAME = "journal"
 _LONGEST = 4096  # bytes of a path, PATH_MAX
@@ -23,8 +24,7 @@ def last_state_folder(root: Path) -> Path | None:
         OSError: the file cannot be read.
     """
     try:
-        with (root / SERVICE_FOLDER / _NAME).open("rb") as file:
-            return Path(os.fsdecode(file.read(_LONGEST)).strip())
+        return Path(os.fsdecode(read_plain(root / SERVICE_FOLDER / _NAME, _LONGEST)).strip())
     except FileNotFoundError:
         return None
 

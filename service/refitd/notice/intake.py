@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import assert_never
 
 from refitd.catalog.conventions import Trainer
+from refitd.catalog.fault import AGAIN_WHEN_ANNOUNCED
 from refitd.catalog.files import Files, RootAwayError
 from refitd.catalog.record import VersionRecord
 from refitd.ledger import Ledger
@@ -144,7 +145,7 @@ class Intake:
 
     def _check_followed(self, run: str) -> None:
         """A version that no engine would ever go to is refused, rather than taken and waited for."""
-        runs = {version.run for version in self._ledger.versions.values()} | {run}
+        runs = {*self._ledger.runs, run}
         follow = followed(self._ledger.engines.values(), self._default_run, runs)
         if not follow or run in follow:
             return
@@ -262,6 +263,6 @@ def _told(known: VersionRecord, notice: Notice) -> VersionRecord:
         allow_missing=notice.allow_missing,
         allow_extra=notice.allow_extra,
     )
-    if known.state is VersionState.REJECTED and told != described:
+    if known.state is VersionState.REJECTED and (told != described or known.code in AGAIN_WHEN_ANNOUNCED):
         return replace(told, state=VersionState.ANNOUNCED, reason=None, code=None)
     return told if known.state.is_open else described

@@ -10,8 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from refitd_client.contract.naming import SERVICE_FOLDER
-
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+from refitd_client.plain_file import open_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ def opened(name: str, parent: int) -> Generator[int, None, None]:
         NotADirectoryError: it is a link or no folder.
         OSError: it cannot be opened.
     """
-    handle = os.open(name, _FOLDER, dir_fd=parent)
+    handle = open_folder(name, within=parent)
     try:
         yield handle
     finally:
@@ -55,7 +54,7 @@ def below(root: int, parts: tuple[str, ...]) -> Generator[int, None, None]:
     handle = os.dup(root)
     try:
         for part in parts:
-            deeper = os.open(part, _FOLDER, dir_fd=handle)
+            deeper = open_folder(part, within=handle)
             os.close(handle)
             handle = deeper
         yield handle
@@ -75,7 +74,7 @@ def made(name: str, parent: int, mode: int) -> Generator[int, None, None]:
 @contextmanager
 def root_at(path: str | os.PathLike[str]) -> Generator[int, None, None]:
     """A handle on the root itself, which the operator names and which may be a link."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    handle = open_folder(path, follow=True)
     try:
         yield handle
     finally:

@@ -20,6 +20,7 @@ from refitd.reclaim.handle import below, identity_of, made, opened, parts_below
 from refitd.reclaim.outcome import Discarded, Gone, Refused
 from refitd.reclaim.trash import discard
 from refitd_client.contract.naming import INCOMING_PREFIX, SERVICE_FOLDER, STAGING_LOCK
+from refitd_client.plain_file import open_plain
 
 WITHOUT_LOCK = 24  # a folder without a lock must be this many times as old
 MAX_DEPTH = 8
@@ -154,8 +155,7 @@ def _locked(folder: int) -> Generator[Lock, None, None]:
     A shared lock, because that needs no right to write, also on NFS; it keeps a publisher's exclusive one out as well.
     """
     try:
-        # Without O_NONBLOCK a FIFO of this name would stop the sweep for ever.
-        handle = os.open(STAGING_LOCK, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW, dir_fd=folder)
+        handle = open_plain(STAGING_LOCK, within=folder)
     except FileNotFoundError:
         yield Lock.MISSING
         return

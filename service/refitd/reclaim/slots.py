@@ -41,10 +41,10 @@ from refitd_client.contract.slot import (
     slots_path,
 )
 from refitd_client.file_bytes import read_at
+from refitd_client.plain_file import open_plain
 
 MAKING = ".making-"
 _SHARD = ".safetensors"
-_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,13 +181,15 @@ def _status(folder: int, name: str) -> os.stat_result:
         raise _NoSlotError(f"{name!a} is no plain file")
     if status.st_nlink != 1:
         raise _NoSlotError(f"{name!a} has {status.st_nlink} hard links: whoever has another would see it overwritten")
+    if stat.S_IMODE(status.st_mode) & ~0o666:
+        raise _NoSlotError(f"{name!a} has mode {stat.S_IMODE(status.st_mode):o}, which no file of weights has")
     if status.st_dev != os.fstat(folder).st_dev:
         raise _NoSlotError(f"{name!a} is on another file system")
     return status
 
 
 def _header(folder: int, name: str, size: int) -> bytes:
-    handle = os.open(name, _FILE, dir_fd=folder)
+    handle = open_plain(name, within=folder)
     try:
         length = int.from_bytes(os.pread(handle, 8, 0), "little")
         if length > min(MAX_HEADER_BYTES, size - 8):

@@ -35,7 +35,7 @@ class Conductor:
 
     def look(self) -> None:
         """Bring bindings and rollouts up to date, once."""
-        runs = {version.run for version in self._ledger.versions.values()}
+        runs = set(self._ledger.runs)
         for engine in list(self._ledger.engines.values()):
             if engine.run is None or (self._default_run not in (None, engine.run) and not engine.run_named):
                 self._bind(replace(engine, run=None, serving=engine.serving if engine.run is None else None), runs)

@@ -92,7 +92,7 @@ def explain_engine(engine: EngineRecord, ledger: Ledger) -> list[str]:
     if engine.reload and engine.state in {EngineState.PROBING, EngineState.UNREACHABLE}:
         sentences.append("A resync was asked for: it will be loaded again when it is reachable.")
     if engine.run is None:
-        runs = {version.run for version in ledger.versions.values()}
+        runs = set(ledger.runs)
         return _with_reason([*sentences, f"It follows no run: {why_unbound(runs)}."], engine, None)
     target = ledger.goals(engine.run).target
     sentences.append(_against(engine, engine.run, target))

@@ -29,6 +29,7 @@ class LedgerCollector(Collector):
         yield InfoMetricFamily("refitd_build", "The release that runs", value={"version": release_of("refitd")})
         yield self._faults()
         yield self._versions()
+        yield self._left_out()
         yield from self._of_engines()
         yield from self._each_engine()
         yield from self._of_runs()
@@ -54,6 +55,10 @@ class LedgerCollector(Collector):
         for state in VersionState:
             family.add_metric([state.value], counts[state])
         return family
+
+    def _left_out(self) -> Metric:
+        what = "Folders of the root that are not taken in yet, because too many versions wait for a verdict"
+        return GaugeMetricFamily("refitd_folders_left_out", what, value=self._ledger.left_out)
 
     def _of_engines(self) -> Iterator[Metric]:
         engines = self._ledger.engines.values()

@@ -60,8 +60,7 @@ def overview_of(ledger: Ledger, faults: Faults) -> Overview:
 
 def runs_of(ledger: Ledger) -> list[str]:
     """The runs that anything is known of."""
-    runs = {version.run for version in ledger.versions.values()}
-    return sorted(runs | {engine.run for engine in ledger.engines.values() if engine.run is not None})
+    return sorted({*ledger.runs} | {engine.run for engine in ledger.engines.values() if engine.run is not None})
 
 
 def glance_at(ledger: Ledger, run: str) -> RunGlance:
@@ -70,7 +69,7 @@ def glance_at(ledger: Ledger, run: str) -> RunGlance:
         Seen(
             run=run,
             target=ledger.goals(run).target,
-            versions=[version for version in ledger.versions.values() if version.run == run],  # in any order
+            versions=ledger.versions_of(run),
             engines=ledger.engines_of(run),
             rollout=ledger.rollouts.get(run),
             strategy=ledger.strategy,

@@ -11,9 +11,9 @@ from refitd_sglang.laid import Placed
 
 
 class Order(msgspec.Struct, tag=True, kw_only=True):
-    """Look at a version. `model` is the folder that full ones are held against; `layout` the one whose headers the rank
-    has; `busy` are the rooms that it still uses. `ways` come once, with the number that is named from then on in
-    `along` (0: none).
+    """Look at a version. `model` is the folder that full ones are held against, and that says how much memory a delta
+    may take (empty: it cannot be found); `layout` the one whose headers the rank has; `busy` are the rooms that it
+    still uses. `ways` come once, with the number that is named from then on in `along` (0: none).
     """
 
     root: str

@@ -17,7 +17,7 @@ from refitd.catalog.validate import Options
 from refitd_sglang.ahead import letters
 from refitd_sglang.ahead.line import MOST_FILES
 from refitd_sglang.ahead.rooms import Rooms
-from refitd_sglang.changes import Changes, is_delta, open_changes
+from refitd_sglang.changes import Changes, is_delta, most_memory, open_changes
 from refitd_sglang.laid import Laid
 from refitd_sglang.source import FullNeededError, Place, Source, SourceRefusedError, open_version
 from refitd_sglang.startup import reference_in
@@ -98,6 +98,12 @@ class Reading:
             self._references[model] = reference_in(Path(model))
         return self._references[model]
 
+    def _reference_or_none(self, model: str) -> Reference | None:
+        try:
+            return self._reference(model) if model else None
+        except SourceRefusedError:
+            return None
+
     def _delta(self, order: letters.Order) -> Found:
         along, told = self._ways
         if order.along not in {0, along}:
@@ -105,7 +111,8 @@ class Reading:
         ways = None if told is None or not order.along else told.ways
         self._rooms.begin(order.busy)
         place = Place(Path(order.root), order.path)
-        changes = open_changes(place, check_bytes=order.check_bytes, room=self._rooms.memory, ways=ways)
+        most = most_memory(self._reference_or_none(order.model))
+        changes = open_changes(place, check_bytes=order.check_bytes, room=self._rooms.memory, ways=ways, most=most)
         return self._laid(order.along, changes, changes.laid or Laid((), (), ()))
 
     def _laid(self, along: int, changes: Changes, laid: Laid) -> Found:

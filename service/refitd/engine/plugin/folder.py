@@ -14,11 +14,11 @@ from pathlib import Path
 
 from refitd.engine.plugin.trust import Keeper
 from refitd_client.contract.naming import SERVICE_FOLDER
+from refitd_client.plain_file import open_folder
 from refitd_sglang.channel import ENGINES_FOLDER
 
 MOST_SOCKETS = 512  # the newest: the others are leftovers
 _NAME = re.compile(r"\d+-\d+-[0-9a-f]+\.sock")
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +47,11 @@ def listing(root: Path) -> Generator[Listing]:
 
 
 def _open(root: Path) -> int:
-    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = open_folder(root, follow=True)
     for part in (SERVICE_FOLDER, ENGINES_FOLDER):
         above = descriptor
         try:
-            descriptor = os.open(part, _FOLDER, dir_fd=above)
+            descriptor = open_folder(part, within=above)
         finally:
             os.close(above)
     return descriptor

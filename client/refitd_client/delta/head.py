@@ -1,0 +1,275 @@
+"""The header of a delta that anyone may have written, checked before a byte of the data is read.
+
+It says where each tensor's indices and values lie, and how many there are. All of it is held against the file's size,
+and the counts against the tensors' shapes: what follows knows how much memory each part takes before it takes any.
+Names and rows are read one after another, so that a header takes a few times its own size and never more.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any, TypeVar
+
+import msgspec
+
+from refitd_client import header
+from refitd_client.contract.naming import parse_version_id
+from refitd_client.delta import gap
+from refitd_client.delta.change import DeltaRefusedError, elements_of, index_type
+from refitd_client.delta.layout import (
+    DIGEST,
+    DIGEST_ENTRY,
+    FIRST_FORMAT,
+    FORMAT,
+    INDICES,
+    MAX_DIMENSIONS,
+    MAX_HEADER_BYTES,
+    MAX_NAME_LENGTH,
+    MAX_SIZE,
+    MAX_TENSORS,
+    UNSIGNED,
+    VALUES,
+    Compression,
+    Encoding,
+    Metadata,
+    Row,
+)
+from refitd_client.delta.wire import MAX_UNPACKED_BYTES, packed_bytes
+from refitd_client.file_bytes import read_at
+from refitd_client.fingerprint import width_of
+from refitd_client.header import METADATA_KEY, Entry
+from refitd_client.pairs import OBJECTS, STRINGS, PairsRefusedError, pairs, text
+
+DIGEST_BYTES = DIGEST_ENTRY.nbytes
+_FORMATS = (FORMAT, FIRST_FORMAT)
+_HEX = frozenset("0123456789abcdef")
+_SHOWN = 100
+
+KindT = TypeVar("KindT")
+
+
+class _Place(msgspec.Struct, forbid_unknown_fields=True):
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """What a header says. `places` are the bytes of the file, from and up to, that each entry's data lies in."""
+
+    metadata: Metadata
+    rows: Mapping[str, Row]
+    places: Mapping[str, tuple[int, int]]
+
+    @property
+    def base(self) -> str:
+        """The id of the version that the delta leads from."""
+        return self.metadata.base
+
+    @property
+    def version(self) -> str:
+        """The id of the version that it leads to."""
+        return self.metadata.version
+
+    @property
+    def memory(self) -> int:
+        """Bytes that all indices and values take once they are decoded."""
+        return sum(2 * row.tokens + row.changed * bytes_of_change(row.dtype, row.shape) for row in self.rows.values())
+
+
+def bytes_of_change(dtype: str, shape: tuple[int, ...]) -> int:
+    """What the index and the value of one changed element of a tensor take."""
+    return index_type(elements_of(dtype, shape))().itemsize + width_of(dtype)
+
+
+def read_head(fd: int) -> Head:
+    """Read and check the header of an open file. No other part of the file is read.
+
+    Raises:
+        DeltaRefusedError: it breaks a rule. The message is a sentence about "it", the file.
+        OSError: it cannot be read.
+    """
+    size = os.fstat(fd).st_size
+    length = _length_of_header(read_at(fd, min(8, size), 0), size)
+    return parse_head(read_at(fd, length, 8), size)
+
+
+def head_in(view: memoryview) -> Head:
+    """The same for a file in memory."""
+    length = _length_of_header(bytes(view[:8]), len(view))
+    return parse_head(bytes(view[8 : 8 + length]), len(view))
+
+
+def parse_head(data: bytes, size: int) -> Head:
+    """Check the JSON of the header of a file of `size` bytes; raises DeltaRefusedError as `read_head`."""
+    try:
+        places, metadata = _parse(data)
+        rows = _rows(metadata)
+    except PairsRefusedError as error:
+        raise DeltaRefusedError(f"its header does not parse: {_told(error)}") from error
+    _check_places(places, rows, metadata, size - 8 - len(data))
+    begin = 8 + len(data)
+    spans = {name: (begin + place.data_offsets[0], begin + place.data_offsets[1]) for name, place in places.items()}
+    return Head(metadata=metadata, rows=rows, places=spans)
+
+
+def named(name: str) -> str:
+    """A tensor, in a sentence."""
+    return f"tensor {name[:_SHOWN]!a}"
+
+
+def _length_of_header(begin: bytes, size: int) -> int:
+    if size < 8 + DIGEST_BYTES:
+        raise DeltaRefusedError(f"it has {size} bytes, too few for a delta")
+    length = int.from_bytes(begin, "little")
+    if length > MAX_HEADER_BYTES:
+        raise DeltaRefusedError(f"its header claims {length} bytes; at most {MAX_HEADER_BYTES} are read")
+    if 8 + length + DIGEST_BYTES > size:
+        raise DeltaRefusedError("it ends inside its header")
+    return length
+
+
+def _parse(data: bytes) -> tuple[dict[str, _Place], Metadata]:
+    places: dict[str, _Place] = {}
+    metadata: Metadata | None = None
+    for name, value in _once(data):
+        if name == METADATA_KEY:
+            metadata = _metadata(value)
+        else:
+            places[name] = _decoded(value, _Place, "its header is not a delta's")
+        if len(places) > 2 * MAX_TENSORS + 1:
+            raise DeltaRefusedError(f"it has more than {MAX_TENSORS} tensors")
+    if metadata is None:
+        raise DeltaRefusedError(f"its header is not a delta's: it has no {METADATA_KEY}")
+    return places, metadata
+
+
+def _metadata(value: bytes) -> Metadata:
+    texts = {name: text(string) for name, string in _once(value, STRINGS)}
+    try:
+        metadata = msgspec.convert(texts, Metadata)
+    except msgspec.ValidationError as error:
+        raise DeltaRefusedError(f"its header is not a delta's: {_told(error)}") from error
+    if metadata.format not in _FORMATS:
+        raise DeltaRefusedError(f"its format is {_told(metadata.format)}; this refitd reads {' and '.join(_FORMATS)}")
+    for what, id_ in (("base", metadata.base), ("version", metadata.version)):
+        if parse_version_id(id_) is None:
+            raise DeltaRefusedError(f"its {what} is {_told(id_)!r}, which is no version's id")
+    return metadata
+
+
+def _rows(metadata: Metadata) -> dict[str, Row]:
+    rows: dict[str, Row] = {}
+    for name, value in _once(metadata.tensors.encode()):
+        if len(rows) == MAX_TENSORS:
+            raise DeltaRefusedError(f"it has more than {MAX_TENSORS} tensors")
+        rows[name] = row = _decoded(value, Row, "its list of tensors does not parse")
+        _check_row(name, row, metadata.encoding)
+    return rows
+
+
+def _once(data: bytes, values: re.Pattern[bytes] = OBJECTS) -> Iterator[tuple[str, bytes]]:
+    """Each key with its value, in which nothing nests."""
+    seen: set[str] = set()
+    for name, value in pairs(data, values):
+        if name in seen:
+            raise DeltaRefusedError("its header does not parse: a name comes twice")
+        seen.add(name)
+        yield name, value
+
+
+def _decoded(value: bytes, kind: type[KindT], what: str) -> KindT:
+    """A place or a row, in which each key comes once."""
+    try:
+        found = msgspec.json.decode(value, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise DeltaRefusedError(f"{what}: {_told(error)}") from error
+    if value.count(b'"') != _quotes(kind, value):
+        raise DeltaRefusedError(f"{what}: a key comes twice")
+    return found
+
+
+def _quotes(kind: type[Any], value: bytes) -> int:
+    """How many a place or a row has, around its keys and its texts, which need no escapes."""
+    if kind is _Place:
+        return 8
+    return 18 if b'"tokens"' in value else 16
+
+
+def _check_row(name: str, row: Row, encoding: Encoding) -> None:
+    if not name or len(name) > MAX_NAME_LENGTH or not name.isprintable():
+        raise DeltaRefusedError(f"{named(name)} has a name that is empty, too long or not printable")
+    if row.dtype not in header.BITS:
+        raise DeltaRefusedError(f"{named(name)} has dtype {_told(row.dtype)!r}, which no version has")
+    is_sane = len(row.shape) <= MAX_DIMENSIONS and all(0 <= size <= MAX_SIZE for size in row.shape)
+    if not is_sane or prod(row.shape) > MAX_SIZE or prod(row.shape) * header.BITS[row.dtype] % 8:
+        raise DeltaRefusedError(f"{named(name)} has an impossible shape")
+    elements = elements_of(row.dtype, row.shape)
+    if not 0 < row.changed <= elements:
+        raise DeltaRefusedError(f"{named(name)} has {row.changed} changes, of {elements}")
+    least, most = (row.changed, row.changed + elements // gap.ESCAPE) if encoding is Encoding.GAP else (0, 0)
+    if not least <= row.tokens <= most:
+        raise DeltaRefusedError(f"{named(name)} has {row.tokens} tokens for {row.changed} changes")
+    for digits in (row.base, row.result):
+        if len(digits) != 16 or not _HEX.issuperset(digits):
+            raise DeltaRefusedError(f"{named(name)} has a fingerprint that is not 16 hexadecimal digits")
+
+
+def _check_places(places: Mapping[str, _Place], rows: Mapping[str, Row], metadata: Metadata, body: int) -> None:
+    expected = {DIGEST: (DIGEST_ENTRY.dtype, DIGEST_ENTRY.shape)}
+    for name, row in rows.items():
+        expected |= _expected(name, row, places, metadata)
+    if expected.keys() != places.keys():
+        odd = named(min(expected.keys() ^ places.keys()))
+        raise DeltaRefusedError(f"it has other data than its list of tensors says: {odd}")
+    reached = 0
+    for name, place in sorted(places.items(), key=lambda item: item[1].data_offsets):
+        dtype, shape = expected[name]
+        if (place.dtype, place.shape) != (dtype, shape):
+            raise DeltaRefusedError(f"{named(name)} is {_told(place)}, and should be {dtype} of shape {list(shape)}")
+        if place.data_offsets != (reached, reached + Entry(name=name, dtype=dtype, shape=shape).nbytes):
+            raise DeltaRefusedError(f"{named(name)} lies where it leaves a hole, or over other data")
+        reached = place.data_offsets[1]
+    if reached != body or places[DIGEST].data_offsets[1] != body:
+        raise DeltaRefusedError(f"its header speaks of {reached} bytes of data with a digest at the end; it has {body}")
+
+
+def _expected(
+    name: str, row: Row, places: Mapping[str, _Place], metadata: Metadata
+) -> dict[str, tuple[str, tuple[int, ...]]]:
+    indices, values = INDICES + name, VALUES + name
+    width = width_of(row.dtype)
+    value_type = row.dtype if header.BITS[row.dtype] == 8 * width else UNSIGNED[width]
+    is_gap = metadata.encoding is Encoding.GAP
+    index_dtype = "U16" if is_gap else UNSIGNED[index_type(elements_of(row.dtype, row.shape))().itemsize]
+    count = row.tokens if is_gap else row.changed
+    if metadata.compression is Compression.ZSTD:  # only the data knows how long it is
+        unpacked = {indices: count * _WIDTHS[index_dtype], values: row.changed * width}
+        return {each: ("U8", (_length(each, places, size),)) for each, size in unpacked.items()}
+    return {indices: (index_dtype, (count,)), values: (value_type, (row.changed,))}
+
+
+_WIDTHS = {name: width for width, name in UNSIGNED.items()}
+
+
+def _length(name: str, places: Mapping[str, _Place], unpacked: int) -> int:
+    """How long compressed data is that takes `unpacked` bytes without compression."""
+    place = places.get(name)
+    if place is None or len(place.shape) != 1 or place.shape[0] < 0:
+        raise DeltaRefusedError(f"{named(name)} is not there, or is no row of bytes")
+    if unpacked > MAX_UNPACKED_BYTES:
+        raise DeltaRefusedError(
+            f"{named(name)} takes {unpacked} bytes unpacked; of compressed data at most {MAX_UNPACKED_BYTES} are "
+            "unpacked at a time: publish in full, or without compression"
+        )
+    if place.shape[0] > packed_bytes(unpacked):
+        raise DeltaRefusedError(f"{named(name)} has {place.shape[0]} compressed bytes for {unpacked}")
+    return place.shape[0]
+
+
+def _told(what: object) -> str:
+    """What anyone may have written, in a sentence: a line of it at most, and nothing that a terminal would obey."""
+    return ascii(str(what)[:_SHOWN])[1:-1]

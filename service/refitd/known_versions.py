@@ -1,0 +1,48 @@
+"""The versions that the ledger knows: by id, by run, and those that have no verdict yet."""
+
+from collections.abc import Collection
+
+from refitd.catalog.record import VersionRecord
+
+
+class KnownVersions:
+    """`all` holds them by id, `open` those of them without a verdict. Both are changed here alone."""
+
+    def __init__(self) -> None:
+        """None yet."""
+        self.all: dict[str, VersionRecord] = {}
+        self.open: dict[str, VersionRecord] = {}
+        self._by_run: dict[str, dict[str, VersionRecord]] = {}
+        self._in_order: dict[str, list[VersionRecord]] = {}
+
+    def keep(self, record: VersionRecord) -> None:
+        """Take a version as it is now."""
+        self.all[record.id] = record
+        self._by_run.setdefault(record.run, {})[record.id] = record
+        self._in_order.pop(record.run, None)
+        if record.state.is_open:
+            self.open[record.id] = record
+        else:
+            self.open.pop(record.id, None)
+
+    def drop(self, record: VersionRecord) -> None:
+        """Forget a version. Harmless where it is not known."""
+        self.all.pop(record.id, None)
+        self.open.pop(record.id, None)
+        self._in_order.pop(record.run, None)
+        mine = self._by_run.get(record.run, {})
+        mine.pop(record.id, None)
+        if not mine:
+            self._by_run.pop(record.run, None)
+
+    def of_run(self, run: str) -> list[VersionRecord]:
+        """Those of a run, newest first. They are sorted once after each change, when they are asked for."""
+        if run not in self._in_order:
+            mine = self._by_run.get(run, {}).values()
+            self._in_order[run] = sorted(mine, key=lambda version: version.order, reverse=True)
+        return list(self._in_order[run])
+
+    @property
+    def runs(self) -> Collection[str]:
+        """The runs that have any."""
+        return self._by_run.keys()

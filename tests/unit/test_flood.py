@@ -1,0 +1,144 @@
+"""Any number of folders in the root: each costs the same, none holds up the loop, and none holds up another run's."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from refitd.catalog import arrivals
+from refitd.catalog.arrivals import Arrivals, newest_first
+from refitd.catalog.record import VersionRecord
+from refitd.catalog.scan import Found
+from refitd.catalog.waiting import Waiting
+from refitd.clock import SystemClock
+from refitd.journal.journal import Journal
+from refitd.ledger import Ledger
+from refitd.rollout import goals
+from refitd_client.contract.naming import Order
+from refitd_client.contract.states import VersionState
+from support.catalogs import RULES, watching
+from support.checkpoints import publish, tensors
+from support.records import engine
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    journal = Journal(tmp_path / "state")
+    yield Ledger(journal, SystemClock())
+    journal.close()
+
+
+def folders(run: str, number: int) -> list[Found]:
+    return [Found(run=run, order=Order(1, step), path=f"{run}/v{step:06d}") for step in range(1, number + 1)]
+
+
+def follows(ledger: Ledger, run: str) -> None:
+    ledger.put_engine(engine(run, run=run))
+
+
+async def taken_in(ledger: Ledger, found: list[Found]) -> Waiting:
+    waiting = Waiting(ledger)
+    await Arrivals(ledger, RULES, waiting).meet_all(found)
+    return waiting
+
+
+async def test_others_have_their_turn_while_folders_are_taken_in(ledger: Ledger) -> None:
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(other())
+    await taken_in(ledger, folders("run", 500))
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+    assert turns >= 500 // arrivals.A_TURN
+
+
+@pytest.mark.parametrize("number", [100, 400])
+async def test_what_a_folder_costs_does_not_depend_on_how_many_there_are(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Counted are the versions that are looked at to say what engines are to serve, while it is asked all the time."""
+    looked, real = 0, goals.choose_target
+
+    def choose(versions: list[VersionRecord], *more: object) -> VersionRecord | None:
+        nonlocal looked
+        looked += len(versions)
+        return real(versions, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(goals, "choose_target", choose)
+    follows(ledger, "run")
+
+    class Asks:
+        def __getattr__(self, _: str) -> object:
+            return lambda *_: ledger.goals("run")
+
+    ledger.witnesses.append(Asks())  # type: ignore[arg-type]
+    await taken_in(ledger, folders("run", number))
+    for version in list(ledger.open.values()):
+        ledger.put_version(VersionRecord(**_fields(version) | {"state": VersionState.REJECTED}))
+    assert looked <= 3 * number
+
+
+def _fields(version: VersionRecord) -> dict[str, object]:
+    return {name: getattr(version, name) for name in VersionRecord.__dataclass_fields__}
+
+
+async def test_of_a_run_so_many_are_taken_in_and_the_rest_is_said_and_follows(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrivals, "MOST_OPEN", 10)
+    follows(ledger, "run")
+    found = folders("run", 25)
+    waiting = Waiting(ledger)
+    taking = Arrivals(ledger, RULES, waiting)
+    said: list[str] = []
+    monkeypatch.setattr(ledger, "say", lambda kind, subject, text, **_: said.append(text) if kind == "root" else None)
+    await taking.meet_all(found)
+    await taking.meet_all(found)
+    assert sorted(version.order.step for version in ledger.open.values()) == list(range(16, 26))
+    assert ledger.left_out == 15
+    assert len(said) == 1
+    assert "15 folders are not taken in yet (15 of run run): 10 versions wait for a verdict already" in said[0]
+    while ledger.open:
+        for version in list(ledger.open.values()):
+            ledger.put_version(VersionRecord(**_fields(version) | {"state": VersionState.REJECTED}))
+        await taking.meet_all(found)
+    assert (len(ledger.versions), ledger.left_out, len(said)) == (25, 0, 2)
+
+
+async def test_a_flood_in_one_run_keeps_nothing_out_of_another(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor do any number of runs that no engine follows."""
+    monkeypatch.setattr(arrivals, "MOST_OPEN", 10)
+    follows(ledger, "good")
+    junk = [each for run in range(30) for each in folders(f"junk-{run:02d}", 30)]
+    waiting = await taken_in(ledger, [*junk, *folders("good", 2)])
+    assert {version.run for version in ledger.open.values()} > {"good"}
+    assert len(ledger.open) == 12
+    assert [version.id for version in waiting.take()] == ["good~v000002", "good~v000001"]
+
+
+def test_each_run_s_newest_comes_before_any_run_s_second() -> None:
+    found = newest_first([*folders("a", 3), *folders("b", 1), *folders("c/d", 2)])
+    assert [f"{each.run}:{each.order.step}" for each in found] == ["a:3", "b:1", "c/d:2", "a:2", "c/d:1", "a:1"]
+
+
+async def test_a_version_that_is_announced_is_taken_in_whatever_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from refitd_client.contract.wire import Notice
+
+    monkeypatch.setattr(arrivals, "MOST_OPEN", 0)
+    async with watching(tmp_path) as stage:
+        publish(stage.root, "run", 1, tensors(1))
+        await stage.until(lambda: stage.ledger.left_out == 1)
+        await stage.intake.take(Notice(run="run", step=1))
+        await stage.verdict("run~v000001", VersionState.SEALED)
+        await stage.until(lambda: stage.ledger.left_out == 0)

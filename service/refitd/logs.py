@@ -9,7 +9,9 @@ import os
 import sys
 
 import structlog
-from structlog.typing import Processor
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+from refitd.printable import clean, one_line
 
 
 def configure_logs(how: str) -> None:
@@ -26,6 +28,7 @@ def configure_logs(how: str) -> None:
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
+        *([_printable] if console else []),  # JSON escapes what has to be escaped by itself
     ]
     structlog.configure(
         processors=[*shared, renderer],
@@ -36,6 +39,14 @@ def configure_logs(how: str) -> None:
     finish = [structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer]
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(processors=finish, foreign_pre_chain=shared))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
+
+
+def _printable(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    """Values quote files and answers of others: none of them may steer the terminal or look like a line of its own."""
+    for name, value in event.items():
+        if isinstance(value, str):
+            event[name] = clean(value) if name == "exception" else one_line(value)
+    return event
 
 
 def announce(event: str) -> None:

@@ -28,7 +28,7 @@ from refitd.reclaim.folders import DiskFolders
 from refitd.rollout.canary import CanaryChecks, Check, OperatorCheck
 from refitd.rollout.conductor import Conductor
 from refitd.rollout.fleet import Fleet
-from refitd.rollout.hosts import guard_of
+from refitd.rollout.hosts import guard_of, named_by_operator
 from refitd.rollout.record import Source
 from refitd.root_mark import RootGuard
 from refitd.root_threads import RootThreads
@@ -64,7 +64,7 @@ def compose(settings: Settings, ledger: Ledger, guard: RootGuard, leads: Leads |
     copies = DiskCopies(root, settings.copies_folder, threads)
     copier = Copier(ledger, LedgerFacts(ledger, files), copies, most=settings.copies)
     warmer = Warmer(root, lambda: root_file_system(root), threads)
-    connect = connector(settings, guard_of(settings, ledger), leads)
+    connect = connector(settings, guard_of(settings, ledger), named_by_operator(settings, ledger), leads)
     fleet = _fleet(settings, ledger, connect, BeforeLoad(catalog.check, copier, warmer, ledger.carriage))
     return Parts(
         watcher=Watcher(root, settings.watch, asyncio.get_running_loop(), catalog.nudge),

@@ -25,7 +25,7 @@ def check_start(settings: Settings) -> None:
 
 def faults_of(settings: Settings) -> list[str]:
     """What a start would be refused for."""
-    checks: tuple[Callable[[Settings], str | None], ...] = (_engines_file, _base_model)
+    checks: tuple[Callable[[Settings], str | None], ...] = (_engines_file, _keys_without_token, _base_model)
     return [fault for check in checks if (fault := check(settings)) is not None]
 
 
@@ -49,6 +49,30 @@ def _engines_file(settings: Settings) -> str | None:
     except EnginesFileError as error:
         return f"--engines-file (REFITD_ENGINES_FILE): {error}"
     return None
+
+
+def _keys_without_token(settings: Settings) -> str | None:
+    """Without a token every user of the machine could have engines loaded with keys that only the service may read."""
+    if settings.insecure or settings.has_token:
+        return None
+    keys = "--engine-key-file" if settings.engine_key_file is not None else "--engine-admin-key-file"
+    if settings.engine_key_file is None and settings.engine_admin_key_file is None:
+        if not _file_has_keys(settings):
+            return None
+        keys = "a key in --engines-file"
+    return (
+        f"engines have keys ({keys}) and this service has no token, so any user of this machine could have it change "
+        "them: set --token-file (REFITD_TOKEN_FILE), or --insecure where every user may"
+    )
+
+
+def _file_has_keys(settings: Settings) -> bool:
+    if settings.engines_file is None:
+        return False
+    with suppress(EnginesFileError):
+        specs = read_engines(settings.engines_file)
+        return any(spec.api_key_file is not None or spec.admin_key_file is not None for spec in specs)
+    return False
 
 
 def _base_model(settings: Settings) -> str | None:

@@ -151,6 +151,10 @@ class Settings(BaseSettings):
         default=None, description="Bearer token for what only looks (default: looking needs none)"
     )
     read_token_file: Path | None = Field(default=None, description="File with that token, or several")
+    insecure: bool = Field(
+        default=False,
+        description="Start without a token although engines have keys: any user of this machine can then change them",
+    )
 
     keep_last: int = Field(
         default=3,
@@ -218,6 +222,11 @@ class Settings(BaseSettings):
     webhooks: Annotated[Urls, AfterValidator(_receivers)] = Field(
         default=[], description="URLs that are told what happens, by signed webhooks (comma-separated)"
     )
+    webhooks_file: Path | None = Field(
+        default=None,
+        description="File with such URLs, one a line, instead of flags, which other users can read in the list of "
+        "processes",
+    )
     webhook_secret_file: Path | None = Field(
         default=None, description="File with the secret that webhooks are signed with: whsec_ and base64, one a line"
     )
@@ -255,10 +264,14 @@ class Settings(BaseSettings):
 
     def _check_webhooks(self) -> None:
         """Nothing is sent unsigned, and nothing that was set is passed over in silence."""
-        if not self.webhooks:
+        try:
+            receivers = self.receivers
+        except OSError as error:
+            raise ValueError(f"the webhooks file {error.filename} cannot be read: {error.strerror}") from error
+        if not receivers:
             if of_webhooks := self.model_fields_set & {"webhook_secret_file", "webhook_events", "stalled_after"}:
                 flag = "--" + min(of_webhooks).replace("_", "-")
-                raise ValueError(f"{flag} is for --webhook (REFITD_WEBHOOKS), and there is none")
+                raise ValueError(f"{flag} is for --webhook (REFITD_WEBHOOKS) or --webhooks-file, and there is none")
             return
         if self.webhook_secret_file is None:
             raise ValueError("--webhook needs --webhook-secret-file (REFITD_WEBHOOK_SECRET_FILE): they are signed")
@@ -294,6 +307,11 @@ class Settings(BaseSettings):
         return Strategy(name=self.strategy, max_unavailable=self.max_unavailable, canary=self.canary)
 
     @property
+    def has_token(self) -> bool:
+        """Whether changes need a token."""
+        return self.token is not None or self.token_file is not None
+
+    @property
     def state_folder(self) -> Path:
         """Where the journal lives: one folder for each root, on local disk."""
         if self.state is not None:
@@ -301,6 +319,25 @@ class Settings(BaseSettings):
         base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
         name = hashlib.sha256(str(self.root.resolve()).encode()).hexdigest()[:12]
         return base / "refitd" / f"{self.root.name}-{name}"
+
+    @property
+    def receivers(self) -> list[str]:
+        """The URLs that webhooks go to, of the flags and of the file. Reads the file.
+
+        Raises:
+            ValueError: a line of the file is no URL, or a URL is there twice.
+            OSError: the file cannot be read.
+        """
+        if self.webhooks_file is None:
+            return self.webhooks
+        try:
+            lines = [line.strip() for line in self.webhooks_file.read_text().splitlines()]
+        except UnicodeDecodeError:
+            raise ValueError(f"the webhooks file {self.webhooks_file} is no text") from None
+        urls = [line for line in lines if line and not line.startswith("#")]
+        if not urls:
+            raise ValueError(f"the webhooks file {self.webhooks_file} names no URL: write one a line")
+        return _receivers([*self.webhooks, *urls])
 
     def tokens(self) -> Tokens:
         """The bearer tokens, a file's before a variable's. Read again for each request, so that they can be rotated.

@@ -17,7 +17,7 @@ from refitd.engine.dialing import CheckedNetwork, Guard, refused
 from refitd.engine.engines_file import EngineSpec
 from refitd.engine.port import Reached, Unreached
 from refitd.engine.sglang.transport import Lost, NoReply, Reply, Transport
-from refitd.rollout.hosts import guard_of
+from refitd.rollout.hosts import guard_of, named_by_operator
 from refitd.rollout.record import EngineRecord, Source
 from refitd.settings import Settings
 from refitd_client import RefitClient
@@ -29,10 +29,17 @@ from support.services import serving
 METADATA = ["http://169.254.169.254", "http://[fe80::1]", "http://[fd00:ec2::254]", "http://100.100.100.200"]
 NOWHERE = ["http://0.0.0.0:1", "http://0:1", "http://[::]:1", "http://224.0.0.1", "http://[ff02::1]"]
 DISGUISED = ["http://2852039166", "http://0xa9fea9fe", "http://[::ffff:169.254.169.254]", "http://[64:ff9b::a9fe:a9fe]"]
+CLOUDS = ["http://168.63.129.16", "http://[fd20:ce::254]", "http://192.0.0.192"]
+LOOPBACK_ELSEWHERE = [
+    "http://[2002:7f00:1::1]",
+    "http://[64:ff9b::7f00:1]",
+    "http://[64:ff9b:1::7f00:1]",
+    "http://[::127.0.0.1]",
+]
 ALL = ["*", "0.0.0.0/0", "::/0"]
 
 
-@pytest.mark.parametrize("url", [*METADATA, *NOWHERE, *DISGUISED])
+@pytest.mark.parametrize("url", [*METADATA, *NOWHERE, *DISGUISED, *CLOUDS, *LOOPBACK_ELSEWHERE])
 async def test_metadata_and_addresses_of_nobody_are_refused_whatever_is_allowed(tmp_path: Path, url: str) -> None:
     for allowed in ([], ALL):
         async with serving(tmp_path, names=(), engine_allow=allowed) as stage:
@@ -143,7 +150,7 @@ async def test_an_engine_that_is_no_longer_allowed_is_not_called_after_a_restart
     with serve(answer(200, {})) as server:
         settings = Settings(root=tmp_path, engine_allow=["10.0.0.0/8"])
         async with serving(tmp_path, names=()) as stage:
-            engine = connector(settings, guard_of(settings, stage.ledger))(EngineSpec(url=server.url))
+            engine = connector(settings, guard_of(settings, stage.ledger), lambda _: True)(EngineSpec(url=server.url))
             probe = await engine.probe()
             await engine.aclose()
         assert isinstance(probe, Unreached)
@@ -187,6 +194,27 @@ async def test_proxies_of_the_environment_hear_nothing(monkeypatch: pytest.Monke
             assert (await asyncio.to_thread(client.engines)).items == []
         assert proxy.seen == []
         assert (await asyncio.to_thread(httpx.get, server.url)).status_code == 502  # the trap works
+
+
+@pytest.mark.parametrize("source", Source)
+@pytest.mark.parametrize("allow", [[], ["127.0.0.1"]])
+async def test_default_keys_go_only_to_engines_that_the_operator_named(
+    tmp_path: Path, source: Source, allow: list[str]
+) -> None:
+    """Without a token any user of the machine can register a server of their own on loopback."""
+    (tmp_path / "key").write_text("secret")
+    with serve(answer(200, {})) as server:
+        named = [server.url] if source is Source.SETTINGS else []
+        settings = Settings(root=tmp_path, engines=named, engine_key_file=tmp_path / "key", engine_allow=allow)
+        async with serving(tmp_path, names=()) as stage:
+            stage.ledger.put_engine(EngineRecord(id="e", url=server.url, source=source))
+            connect = connector(settings, lambda *_: None, named_by_operator(settings, stage.ledger))
+            engine = connect(EngineSpec(url=server.url))
+            await engine.probe()
+            await engine.aclose()
+        sent = server.seen[0].headers.get("authorization")
+    is_named = source in {Source.SETTINGS, Source.FILE} or (source is Source.DISCOVERED and bool(allow))
+    assert sent == ("Bearer secret" if is_named else None)
 
 
 async def test_an_engines_keys_are_exchanged_without_a_restart(tmp_path: Path) -> None:
@@ -238,7 +266,7 @@ async def test_key_files_are_not_read_on_the_event_loop(tmp_path: Path, monkeypa
     monkeypatch.setattr(Path, "read_text", read_text)
     settings = Settings(root=tmp_path, engine_key_file=tmp_path / "key")
     with serve(answer(200, {})) as server:
-        engine = connector(settings, lambda *_: None)(EngineSpec(url=server.url))
+        engine = connector(settings, lambda *_: None, lambda _: True)(EngineSpec(url=server.url))
         assert not isinstance(await engine.probe(), Reached)
         await engine.aclose()
         assert server.seen[0].headers["authorization"] == "Bearer key"

@@ -149,9 +149,12 @@ async def test_what_failed_to_get_files_is_marked_so_stays_served_and_is_never_g
         await ready(stage, "a")
         await offer(stage, 2)
         await taken(stage, TWO)
-        assert (await offer(stage, 2, failed="no space left")).status_code == 200
+        assert (await offer(stage, 2, failed="no space\x1b[2J\n left")).status_code == 200
         version = stage.ledger.versions[TWO]
-        assert (version.state, version.reason) == (VersionState.REJECTED, "its files will not come: no space left")
+        told = (
+            "its files will not come: no space\N{REPLACEMENT CHARACTER}[2J left"  # on one line, and steers no terminal
+        )
+        assert (version.state, version.reason) == (VersionState.REJECTED, told)
         assert await outcome(stage, TWO, "sealed") == "failed"
         lack = f"It has no good files: a restart of an engine or a rollback leads to {ONE}."
         assert f"It has that from its trainer's memory. {lack}" in await explained(stage, "a:1")

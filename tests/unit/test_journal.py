@@ -1,6 +1,7 @@
 """The journal: what is durable is a prefix of what happened."""
 
 import asyncio
+import os
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,7 +13,8 @@ import sqlalchemy as sa
 from refitd.clock import SystemClock
 from refitd.journal import journal as journal_module
 from refitd.journal import reads, writes
-from refitd.journal.journal import Journal, JournalError
+from refitd.journal.copies import keep_copy
+from refitd.journal.journal import JOURNAL_NAME, Journal, JournalError
 from refitd.ledger import Ledger
 from refitd_client.contract.states import EngineState, VersionState
 from support.records import engine, version
@@ -37,6 +39,22 @@ async def test_what_is_durable_is_read_back_by_the_next_process(tmp_path: Path) 
     async with written(tmp_path) as journal:
         assert journal.read(reads.read_versions) == [version(1)]
         assert journal.read(reads.read_engines) == [engine(serving="v1")]
+
+
+async def test_a_journal_is_for_its_owner_alone_also_in_a_folder_that_everybody_may_look_into(tmp_path: Path) -> None:
+    """Webhooks' URLs are in it, and many receivers know their senders by a path that nobody can guess."""
+    before = os.umask(0)
+    try:
+        Path.touch(tmp_path / JOURNAL_NAME, mode=0o644)  # as an earlier refitd made it
+        async with written(tmp_path) as journal:
+            journal.append(writes.put_version(version(1), 1))
+            await journal.durable()
+            kept = keep_copy(journal.path, 1)
+            modes = {name: oct((tmp_path / name).stat().st_mode & 0o777) for name in os.listdir(tmp_path)}
+    finally:
+        os.umask(before)
+    assert {f"{JOURNAL_NAME}-wal", kept.name} <= modes.keys()
+    assert set(modes.values()) == {"0o600"}
 
 
 def test_what_is_remembered_of_a_version_ends_with_it(tmp_path: Path) -> None:

@@ -244,6 +244,8 @@ async def test_a_read_only_state_folder_is_refused_with_a_sentence_and_can_still
     state.chmod(0o555)
     user = os.geteuid()
     if user == 0:
+        for file in state.iterdir():
+            os.chown(file, NOBODY, -1)
         os.seteuid(NOBODY)
     try:
         assert isinstance(examine_journal(path, thorough=True), Sound)

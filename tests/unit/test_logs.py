@@ -38,6 +38,17 @@ def test_what_is_ready_and_what_libraries_log_is_json_where_the_log_is(
     assert all("timestamp" in line for line in lines)
 
 
+def test_what_others_have_written_neither_steers_a_terminal_nor_looks_like_a_line_of_its_own(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.root, "handlers", [])
+    configure_logs("console")
+    structlog.get_logger("refitd").info("rejected", reason="no\x1b[2J\n2026-01-01 [info] served  version=forged")
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert "\x1b[2J" not in told
+
+
 def test_for_people_it_is_a_line_with_the_address(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,6 +37,24 @@ def test_a_base_model_that_is_none_is_refused(tmp_path: Path, spoil: Any, named:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"engine_key_file": "/k"}, "--engine-key-file"),
+        ({"engine_admin_key_file": "/k"}, "--engine-admin-key-file"),
+        ({"engines_file": "FILE"}, "--engines-file"),
+    ],
+)
+def test_engines_with_keys_want_a_service_with_a_token(tmp_path: Path, given: dict[str, Any], named: str) -> None:
+    file = tmp_path / "engines.yaml"
+    file.write_text("- {url: 'http://a:1', admin_key_file: /k}\n")
+    given = {name: str(file) if value == "FILE" else value for name, value in given.items()}
+    with pytest.raises(ValueError, match=f"{named}.*no token.*--token-file.*--insecure"):
+        check_start(settings(tmp_path, **given))
+    check_start(settings(tmp_path, token="t", **given))
+    check_start(settings(tmp_path, insecure=True, **given))
+
+
 @pytest.mark.parametrize("text", [None, "engines: [", "engines: [{}]"])
 def test_an_engines_file_that_cannot_be_used_is_refused_in_one_line(tmp_path: Path, text: str | None) -> None:
     file = tmp_path / "engines.yaml"

@@ -214,6 +214,18 @@ async def test_the_operator_has_a_say_in_the_check_of_a_canary(status: int, good
     assert good or "BLEU fell by half" in (fault or "")
 
 
+async def test_the_password_and_token_of_an_operator_s_check_are_in_no_reason() -> None:
+    told: asyncio.Queue[str] = asyncio.Queue()
+    with serve(answer(500, b"later"), answer(422, b"no\n\x1b[2Jforged")) as server:
+        secret = server.url.replace("http://", "http://user:hush@") + "/judge?token=hush"
+        fault = await OperatorCheck(secret)(NEW, engine("a"), told.put_nowait) or ""
+        assert server.seen[0].headers["authorization"].startswith("Basic ")
+    for text in (fault, await told.get()):
+        assert "hush" not in text
+        assert f"{server.url}/judge" in text
+        assert text.isprintable()
+
+
 async def test_an_operator_s_check_that_is_down_is_a_no_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(canary, "CHECK_SECONDS", 0.05)
     fault = await OperatorCheck("http://127.0.0.1:9/")(NEW, engine("a"), lambda _: None)

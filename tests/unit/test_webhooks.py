@@ -355,6 +355,7 @@ class TestSettings:
             ({"webhooks": [URL], "webhook_secret_file": "SECRET", "webhook_events": ["severd"]}, "webhook_events"),
             ({"webhooks": [URL], "webhook_secret_file": "SECRET", "webhook_events": []}, "nothing would be told"),
             ({"webhook_events": ["served"]}, "is for --webhook"),
+            ({"webhooks_file": "/nowhere", "webhook_secret_file": "SECRET"}, "/nowhere cannot be read"),
             ({"webhook_secret_file": "SECRET"}, "is for --webhook"),
         ],
     )
@@ -364,6 +365,19 @@ class TestSettings:
         with pytest.raises(ValidationError, match=why) as refused:
             Settings(root=tmp_path, **given)
         assert "hush" not in str(refused.value)
+
+    @pytest.mark.parametrize(
+        ("text", "why"), [("", "names no URL"), ("ftp://x/", "http:// or https://"), (f"{URL}\n{URL}\n", "twice")]
+    )
+    def test_a_file_of_urls_that_cannot_be_used_is_refused(self, text: str, why: str, tmp_path: Path) -> None:
+        (tmp_path / "urls").write_text(text)
+        with pytest.raises(ValidationError, match=why):
+            Settings(root=tmp_path, webhooks_file=tmp_path / "urls", webhook_secret_file=secret_file(tmp_path))
+
+    def test_urls_come_from_a_file_that_no_list_of_processes_shows(self, tmp_path: Path) -> None:
+        (tmp_path / "urls").write_text(f"# the pager\n{URL}\n")
+        settings = Settings(root=tmp_path, webhooks_file=tmp_path / "urls", webhook_secret_file=secret_file(tmp_path))
+        assert settings.receivers == [URL]
 
 
 async def test_a_load_that_fails_at_first_is_no_news(tmp_path: Path) -> None:

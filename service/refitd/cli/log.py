@@ -6,9 +6,10 @@ from typing import Annotated
 import typer
 
 from refitd.cli.options import Json, TokenFile, Url, connect
-from refitd.cli.output import clean, speaking
+from refitd.cli.output import speaking
 from refitd.cli.render import when
 from refitd.cli.table import Table
+from refitd.printable import clean
 from refitd_client.contract.wire import Event
 
 Subject = Annotated[str | None, typer.Argument(metavar="[ID]", help="Of one version or engine only, by its id")]

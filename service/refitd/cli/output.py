@@ -16,11 +16,11 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from refitd.cli.exits import Failure, failure_of
+from refitd.printable import clean
 from refitd_client.errors import RefitError
 
 # Into a pipe, lines are as long as they are: a table that is cut at 80 columns cannot be searched.
 _PIPE_WIDTH = 1000
-_UNPRINTABLE = "\N{REPLACEMENT CHARACTER}"
 
 
 class Output:
@@ -72,11 +72,6 @@ def speaking(*, json: bool) -> Generator[Output]:
         failure = failure_of(error)
         out.fail(failure)
         raise typer.Exit(failure.code) from error
-
-
-def clean(text: str) -> str:
-    """The text without what would steer the terminal: reasons quote files that anyone may have written."""
-    return "".join(character if character.isprintable() or character == "\n" else _UNPRINTABLE for character in text)
 
 
 def _console(*, stderr: bool) -> Console:

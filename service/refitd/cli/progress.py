@@ -10,7 +10,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, Te
 from rich.progress import TransferSpeedColumn as SpeedColumn
 from rich.table import Column
 
-from refitd.cli.output import Output, clean
+from refitd.cli.output import Output
+from refitd.printable import clean
 from refitd_client.errors import RefitError
 
 LOOK_SECONDS = 0.5

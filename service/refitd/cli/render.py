@@ -7,9 +7,9 @@ from typing import assert_never
 
 from rich.text import Text
 
-from refitd.cli.output import clean
 from refitd.cli.table import Table
 from refitd.duration import spoken
+from refitd.printable import clean
 from refitd_client.contract.naming import parse_version_id
 from refitd_client.contract.states import DeliveryState, EngineState, VersionState, WaitOutcome
 from refitd_client.contract.wire import Delivery, Engine, Explanation, ReclaimPlan, Version, WaitResult

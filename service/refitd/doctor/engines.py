@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 
 from refitd.doctor.finding import Check, Finding, Verdict, good
-from refitd.engine.connect import connector, key_files
+from refitd.engine.connect import key_files
 from refitd.engine.engines_file import EngineSpec
 from refitd.engine.plugin.crew import NOBODY
 from refitd.engine.port import Reached, Unreached
@@ -54,8 +54,8 @@ async def ask_engines(roster: Roster) -> list[Asked]:
 async def _ask(roster: Roster, name: str) -> Asked:
     spec, settings = roster.specs[name], roster.settings
     root = spec.root or settings.path_map or str(settings.root.resolve())
-    engine = connector(settings, roster.guard)(spec)
-    http = Transport(spec.url, **key_files(settings, spec), guard=roster.guard)
+    engine = roster.connect(name)
+    http = Transport(spec.url, **key_files(settings, spec, roster.is_named), guard=roster.guard)
     try:
         seen = await engine.probe()
     finally:

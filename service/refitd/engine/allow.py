@@ -20,16 +20,20 @@ _NEVER: dict[Network, str] = {
     for network, what in {
         "0.0.0.0/8": "no host",
         "169.254.0.0/16": "link-local, where clouds keep their metadata",
-        "100.100.100.200/32": "a cloud's metadata",
+        "100.100.100.200/32": "a cloud's metadata",  # Alibaba
+        "168.63.129.16/32": "a cloud's metadata",  # Azure's wire server
+        "192.0.0.192/32": "a cloud's metadata",  # Oracle
         "224.0.0.0/4": "multicast",
         "255.255.255.255/32": "broadcast",
         "::/128": "no host",
         "fe80::/10": "link-local",
-        "fd00:ec2::254/128": "a cloud's metadata",
+        "fd00:ec2::254/128": "a cloud's metadata",  # AWS
+        "fd20:ce::254/128": "a cloud's metadata",  # Google
         "ff00::/8": "multicast",
     }.items()
 }
-_NAT64 = IPv6Network("64:ff9b::/96")  # RFC 6052: an IPv4 address in the last 32 bits
+# An IPv4 address in the last 32 bits: RFC 6052, RFC 8215, and RFC 4291's deprecated "IPv4-compatible" addresses.
+_LAST_32_BITS = (IPv6Network("64:ff9b::/96"), IPv6Network("64:ff9b:1::/48"), IPv6Network("::/96"))
 
 
 class AllowRefusedError(ValueError):
@@ -85,8 +89,8 @@ def refusal(host: str, address: Address | None, allowed: AllowList, named: Colle
     """
     told = host if address is None or str(address) == host else f"{host} ({address})"
     if address is not None:
-        address = _meant(address)
-        if what := next((what for network, what in _NEVER.items() if address in network), None):
+        address = _unmapped(address)
+        if what := _what_no_engine_is(address):
             return f"{told} is {what}: no engine is there"
     if host in named or allowed.names(host) or (address is not None and allowed.holds(address)):
         return None
@@ -97,13 +101,29 @@ def refusal(host: str, address: Address | None, allowed: AllowList, named: Colle
     return f"{told} is not on the allow list: set {SETTING}, or name the engine with --engine or in the engines file"
 
 
-def _meant(address: Address) -> Address:
-    """The IPv4 address that an IPv6 address stands for, where it does."""
-    if isinstance(address, IPv4Address):
-        return address
-    if address in _NAT64:
-        return IPv4Address(int(address) & 0xFFFFFFFF)
-    return address.ipv4_mapped or address.sixtofour or address
+def _unmapped(address: Address) -> Address:
+    """The IPv4 address that the kernel connects to for an IPv4-mapped IPv6 address; any other address as it is."""
+    return address if isinstance(address, IPv4Address) else address.ipv4_mapped or address
+
+
+def _what_no_engine_is(address: Address) -> str | None:
+    """Why no engine has the address, nor the IPv4 host that a gateway would pass its packets on to; None if one may."""
+    for candidate in (address, *_behind_gateway(address)):
+        if what := next((what for network, what in _NEVER.items() if candidate in network), None):
+            return what
+        if candidate is not address and candidate.is_loopback:
+            return "another host's loopback"
+    return None
+
+
+def _behind_gateway(address: Address) -> list[Address]:
+    """The IPv4 addresses that an IPv6 address carries for a gateway (6to4, Teredo, NAT64)."""
+    if isinstance(address, IPv4Address) or address.is_loopback:
+        return []
+    carried: list[IPv4Address | None] = [address.sixtofour, *(address.teredo or ())]
+    if any(address in network for network in _LAST_32_BITS):
+        carried.append(IPv4Address(int(address) & 0xFFFFFFFF))
+    return [each for each in carried if each is not None]
 
 
 def literal(host: str) -> Address | None:

@@ -20,19 +20,29 @@ class KeyFiles(TypedDict):
     admin_key: Path | None
 
 
-def key_files(settings: Settings, spec: EngineSpec) -> KeyFiles:
-    """The engine's own, else the service's."""
+IsNamed = Callable[[str], bool]
+"""Whether the operator named the engine with this URL: only such engines are sent the service's default keys."""
+
+
+def key_files(settings: Settings, spec: EngineSpec, is_named: IsNamed) -> KeyFiles:
+    """The engine's own key files, else the service's where the operator named the engine, else none."""
+    default = is_named(spec.url)
     return {
-        "api_key": spec.api_key_file or settings.engine_key_file,
-        "admin_key": spec.admin_key_file or settings.engine_admin_key_file,
+        "api_key": spec.api_key_file or (settings.engine_key_file if default else None),
+        "admin_key": spec.admin_key_file or (settings.engine_admin_key_file if default else None),
     }
 
 
-def connector(settings: Settings, guard: Guard, leads: Leads | None = None) -> Callable[[EngineSpec], Engine]:
-    """A function that makes the adapter for an engine. Keys come from files, the engine's own before the service's.
+def connector(
+    settings: Settings, guard: Guard, is_named: IsNamed, leads: Leads | None = None
+) -> Callable[[EngineSpec], Engine]:
+    """Return a function that makes the adapter for an engine. It reads no file and calls no server yet.
 
-    `guard` says which addresses may be called, `leads` what plugins are told of who loads their engines. Nothing is
-    read or called yet.
+    Args:
+        settings: the service's; the default keys among them.
+        guard: says which addresses may be called.
+        is_named: says which engines are sent the default keys.
+        leads: what plugins are told of the service that loads their engines.
     """
 
     def connect(spec: EngineSpec) -> Engine:
@@ -41,13 +51,13 @@ def connector(settings: Settings, guard: Guard, leads: Leads | None = None) -> C
                 spec.url,
                 name=settings.lora,
                 keep=settings.lora_keep,
-                **key_files(settings, spec),
+                **key_files(settings, spec, is_named),
                 load_timeout=settings.load_timeout,
                 guard=guard,
             )
         return SglangEngine(
             spec.url,
-            **key_files(settings, spec),
+            **key_files(settings, spec, is_named),
             pause_mode=settings.pause_mode,
             load_timeout=settings.load_timeout,
             guard=guard,

@@ -21,15 +21,18 @@ _PAUSED = 503
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """The engines by id. `settled` are the hosts that settings and engines file name."""
+    """The engines by id. `settled` are the hosts that settings and engines file name; `named` the URLs of the engines
+    that get the default keys, as the service sends them (`rollout/hosts.py`).
+    """
 
     settings: Settings
     specs: Mapping[str, EngineSpec]
     settled: frozenset[str]
+    named: frozenset[str]
 
     def connect(self, name: str) -> Engine:
         """The adapter for an engine. Close it afterwards."""
-        return connector(self.settings, self.guard)(self.specs[name])
+        return connector(self.settings, self.guard, self.is_named)(self.specs[name])
 
     async def ask(self, names: list[str], *, contents: bool) -> list[EngineFacts]:
         """Ask engines, all at once, what they serve. `contents` also has them hash their tensors."""
@@ -56,13 +59,17 @@ class Roster:
         spec, settings = self.specs[name], self.settings
         http = Transport(
             spec.url,
-            **key_files(settings, spec),
+            **key_files(settings, spec, self.is_named),
             guard=self.guard,
         )
         reply = await http.get("/ready", READY_SECONDS)
         if not isinstance(reply, Reply):
             return None
         return {True: True, False: False}.get(reply.ok) if reply.ok or reply.status == _PAUSED else None
+
+    def is_named(self, url: str) -> bool:
+        """Whether the engine gets the default keys."""
+        return url in self.named
 
     def guard(self, host: str, address: Address | None) -> str | None:
         """The operator's own word is trusted, as the service trusts it (`rollout/hosts.py`), and nobody else's.
@@ -84,13 +91,16 @@ def roster_of(settings: Settings, records: Mapping[str, EngineRecord], found: Co
     specs = {engine_id(url): EngineSpec(url=check_url(url)) for url in settings.engines}
     if settings.engines_file is not None:
         specs |= {spec.id or engine_id(spec.url): spec for spec in _parsed(settings.engines_file)}
-    settled = frozenset(host_of(spec.url) for spec in specs.values())
+    named = {spec.url for spec in specs.values()}
+    settled = frozenset(host_of(url) for url in named)
     for record in records.values():
         if record.source in {Source.API, Source.DISCOVERED}:
             specs.setdefault(record.id, EngineSpec(url=record.url, id=record.id, run=record.run))
+    if settings.engine_allow:
+        named |= {*found, *(record.url for record in records.values() if record.source is Source.DISCOVERED)}
     known = {spec.url for spec in specs.values()}
     specs |= {engine_id(url): EngineSpec(url=url) for url in found if url not in known}
-    return Roster(settings, specs, settled)
+    return Roster(settings, specs, settled, frozenset(named))
 
 
 def _parsed(file: Path) -> list[EngineSpec]:

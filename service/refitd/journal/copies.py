@@ -4,9 +4,10 @@ One a schema, and those of the newest schemas only. They hold what was asked for
 later a refitd that goes back to one finds on the disk and at the engines.
 """
 
+import os
 import re
 import sqlite3
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 from refitd_client.durable import sync_folder
@@ -39,8 +40,28 @@ def keep_copy(path: Path, schema: int) -> Path:
     return kept
 
 
+def make_private(path: Path) -> None:
+    """Let the owner alone read and write a journal, which is made if there is none: webhooks' URLs are in it.
+
+    SQLite gives the files that it makes beside a journal the journal's mode. Call it while this process has no
+    connection to the journal: closing a descriptor of the file would release SQLite's locks on it.
+
+    Raises:
+        OSError: it cannot be made or written.
+    """
+    for file in (path, *(path.with_name(path.name + side) for side in ("-wal", "-shm"))):
+        if file == path or file.exists():
+            handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            try:
+                with suppress(PermissionError):  # another user's, shared by that user's own choice
+                    os.fchmod(handle, 0o600)
+            finally:
+                os.close(handle)
+
+
 def _copy(path: Path, to: Path) -> None:
     """By SQLite's own means, so that what is still in its log comes along; it syncs what it has written."""
+    make_private(to)
     uri = f"{path.absolute().as_uri()}?mode=ro"
     with closing(sqlite3.connect(uri, uri=True)) as journal, closing(sqlite3.connect(to)) as copy:
         copy.execute("PRAGMA synchronous=FULL")

@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.exc import DatabaseError
 
+from refitd.journal.copies import make_private
 from refitd.journal.migrate import in_one_transaction
 from refitd.journal.origin import NEW, Origin
 from refitd.journal.reads import read_origin
@@ -54,6 +55,7 @@ class Journal:
             folder.mkdir(exist_ok=True, mode=0o700)
             sync_folder(folder.parent)
         self.path = folder / JOURNAL_NAME
+        make_private(self.path)
         self._db = sa.create_engine(f"sqlite:///{self.path}", connect_args={"check_same_thread": False})
         event.listen(self._db, "connect", _set_pragmas)
         try:

@@ -13,6 +13,7 @@ from refitd.ledger import Ledger
 from refitd.notice.admit import Conflict, New, Same, Seen, admit
 from refitd.notice.caps import check_caps, check_handover, check_metadata
 from refitd.notice.paths import order_of, relative_path
+from refitd.printable import one_line
 from refitd.problem import Kind, ProblemError
 from refitd.rollout.binding import followed, why_unbound
 from refitd.root_threads import RootHangsError
@@ -137,7 +138,7 @@ class Intake:
         if known is None:
             raise ProblemError(Kind.UNKNOWN_VERSION, "what was handed over here is not known, so it cannot fail")
         if known.state.is_open:
-            text = f"its files will not come: {reason}"
+            text = f"its files will not come: {one_line(reason)}"
             known = replace(known, state=VersionState.REJECTED, reason=text)
             self._ledger.put_version(known, f"rejected: {text}")
         await self._ledger.durable()

@@ -12,6 +12,7 @@ import httpx
 
 from refitd.catalog.record import VersionRecord
 from refitd.ledger import Ledger
+from refitd.printable import one_line, without_secrets
 from refitd.rollout.record import CheckState, EngineRecord, RolloutRecord
 from refitd.rollout.strategy import awaits_check
 
@@ -107,10 +108,14 @@ class CanaryQuestion:
 
 
 class OperatorCheck:
-    """Asks the operator's URL. No redirects, no proxies from the environment; an outage is waited for."""
+    """Asks the operator's URL. No redirects, no proxies from the environment; an outage is waited for.
+
+    Reasons name the URL without user, password and query: they stand in the log and in what the API shows everyone.
+    """
 
     def __init__(self, url: str) -> None:
         self._url = url
+        self._shown = without_secrets(url)
 
     async def __call__(self, version: VersionRecord, engine: EngineRecord, tell: Tell) -> str | None:
         """See `Check`."""
@@ -131,10 +136,10 @@ class OperatorCheck:
                     else:
                         if reply.is_success:
                             return None
-                        trouble = f"it answered {reply.status_code}: {reply.text[:200]}"
+                        trouble = f"it answered {reply.status_code}: {one_line(reply.text[:200])}"
                         if reply.is_client_error:
-                            return f"{self._url} says no: {trouble}"
-                    tell(f"{self._url}: {trouble}")
+                            return f"{self._shown} says no: {trouble}"
+                    tell(f"{self._shown}: {trouble}")
                     await asyncio.sleep(RETRY_SECONDS)
         except TimeoutError:
-            return f"{self._url} said nothing within {CHECK_SECONDS:g} s: {trouble}"
+            return f"{self._shown} said nothing within {CHECK_SECONDS:g} s: {trouble}"

@@ -1,4 +1,4 @@
-"""The hosts that the operator named as engines' in the settings or in the engines file."""
+"""Which engines the operator named: the hosts that may be called, and the engines that get the default keys."""
 
 from collections.abc import Callable
 
@@ -25,3 +25,19 @@ def guard_of(settings: Settings, ledger: Ledger) -> Callable[[str, Address | Non
         return refusal(host, address, allowed, settled | file)
 
     return guard
+
+
+def named_by_operator(settings: Settings, ledger: Ledger) -> Callable[[str], bool]:
+    """Return whether the operator named the engine with a URL, by what the engines file says at the time of the call.
+
+    `--engine` and the engines file name engines. A place of `--discover` does where an allow list says on which hosts
+    engines are; without one any process on loopback could be discovered. A POST to the API names none: whoever can send
+    it could register a server of their own, to be sent the key of the others.
+    """
+    settled = frozenset(settings.engines)
+    sources = {Source.FILE, Source.DISCOVERED} if settings.engine_allow else {Source.FILE}
+
+    def is_named(url: str) -> bool:
+        return url in settled or any(e.url == url and e.source in sources for e in ledger.engines.values())
+
+    return is_named

@@ -16,10 +16,11 @@ class Webhooks:
 
     def __init__(self, settings: Settings, ledger: Ledger, telemetry: Telemetry, post: Post | None = None) -> None:
         """Read back what waits. Blocks; `post` stands in for the network."""
+        receivers = settings.receivers
         self.courier = Courier(
             ledger.journal,
             ledger.clock,
-            settings.webhooks,
+            receivers,
             post or SignedPost(settings.webhook_secret_file or Path("/nonexistent")),
             ended=telemetry.meters.delivery_ended,
             chance=random.Random(),  # noqa: S311 - jitter, not a secret
@@ -29,7 +30,7 @@ class Webhooks:
             ledger,
             telemetry.unserved,
             self.courier.tell,
-            topics=settings.webhook_events if settings.webhooks else (),
+            topics=settings.webhook_events if receivers else (),
             stalled_after=settings.stalled_after,
         )
         ledger.witnesses.append(self._reporter)

@@ -58,7 +58,8 @@ _IS_STALE = "cache was not flushed"
 _SUCCEEDED = "Succeeded to update model weights"
 
 _REFUSED = {
-    401: "the engine wants a key: set --engine-key-file and --engine-admin-key-file",
+    401: "the engine wants a key: set --engine-key-file and --engine-admin-key-file, and name the engine with "
+    "--engine or in the engines file (one that the API named is sent no key)",
     403: "the engine does not accept the key: set --engine-admin-key-file to its admin key",
     404: "the address knows no such route: a gateway or another server? name the SGLang server itself",
     405: "the address knows no such route: a gateway or another server? name the SGLang server itself",

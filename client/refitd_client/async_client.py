@@ -129,15 +129,20 @@ class AsyncRefitClient:
         wait_for: WaitFor = "served",
         timeout: float = 30.0,  # noqa: ASYNC109 - the service is told, and answers "pending" when it is over
     ) -> WaitResult:
-        """Wait up to `timeout` seconds until a version is served (or sealed), has failed or was superseded.
+        """Wait up to `timeout` seconds until a version is served, has failed or was superseded.
 
-        The outcome is `PENDING` when the time is up. A restart of the service in between does not end the wait.
+        With `wait_for="sealed"` until the service has found it good; with `"taken"` until no engine copies it from its
+        trainer's memory any more, or will, whatever becomes of it then.
+
+        The outcome is `PENDING` when the time is up. A restart of the service in between does not end the wait, and
+        a service that does not know the version yet, since it has just started, is asked again.
         """
         poll = LongPoll(ends=time.monotonic() + timeout)
         while True:
             began = time.monotonic()
             asked = poll.next_poll(began)
-            result = await self._send(routes.wait(version_id, wait_for, asked), within=poll.ends - began)
+            policy = self._retry.waiting(poll.ends - began)
+            result = await self._send(routes.wait(version_id, wait_for, asked), policy)
             pause = poll.pause(began, asked, time.monotonic()) if result.outcome is WaitOutcome.PENDING else None
             if pause is None:
                 return result
@@ -230,7 +235,7 @@ class AsyncRefitClient:
         return await self._says_yes(routes.healthy())
 
     async def ready(self) -> bool:
-        """Whether the service can take notices: its journal can be written and its root be read. Asks once."""
+        """Whether the service is ready: its journal can be written, and it has listed the root. Asks once."""
         return await self._says_yes(routes.ready())
 
     async def events(self, last_event_id: str | None = None) -> AsyncGenerator[Event, None]:
@@ -264,13 +269,13 @@ class AsyncRefitClient:
 
     async def _says_yes(self, call: Call[None]) -> bool:
         try:
-            await self._send(call, within=0)
+            await self._send(call, self._retry.within(0))
         except ServiceError:
             return False
         return True
 
-    async def _send(self, call: Call[ResultT], within: float | None = None) -> ResultT:
-        policy = self._retry if within is None else self._retry.within(within)
+    async def _send(self, call: Call[ResultT], policy: RetryPolicy | None = None) -> ResultT:
+        policy = policy or self._retry
         began, tried = time.monotonic(), 0
         while True:
             outcome = await self._try(call)

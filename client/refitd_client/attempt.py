@@ -51,6 +51,8 @@ class Attempt:
     means: Means
     order: Order
     metadata: dict[str, str]
+    allow_missing: bool
+    allow_extra: bool
     progress: Callable[[Progress], None] | None
     delta: DeltaChoice
     begun: str | None
@@ -126,7 +128,15 @@ class Attempt:
         connection, folder = self.means.connection, self.means.folder
         if connection is None:
             raise ValueError("handover=True needs a service to tell engines: open the publisher with service_url")
-        place = Place(root=folder.root, run=folder.run, order=self.order, connection=connection, metadata=self.metadata)
+        place = Place(
+            root=folder.root,
+            run=folder.run,
+            order=self.order,
+            connection=connection,
+            metadata=self.metadata,
+            allow_missing=self.allow_missing,
+            allow_extra=self.allow_extra,
+        )
         return Lending(place=place, layouts=self.means.layouts, debt=self.means.debt)
 
     def staged(self, outcome: Outcome, handed: Handed | None = None) -> StagedPublication:
@@ -228,6 +238,8 @@ class Attempt:
                 path=path,
                 kind=manifest.kind,
                 base=manifest.base,
+                allow_missing=self.allow_missing,
+                allow_extra=self.allow_extra,
                 metadata=self.metadata,
                 publish_ms=self._laps.since_begin,
                 digest=manifest.digest,

@@ -125,15 +125,20 @@ class RefitClient:
         return self._send(routes.version(version_id))
 
     def wait(self, version_id: str, wait_for: WaitFor = "served", timeout: float = 30.0) -> WaitResult:
-        """Wait up to `timeout` seconds until a version is served (or sealed), has failed or was superseded.
+        """Wait up to `timeout` seconds until a version is served, has failed or was superseded.
 
-        The outcome is `PENDING` when the time is up. A restart of the service in between does not end the wait.
+        With `wait_for="sealed"` until the service has found it good; with `"taken"` until no engine copies it from its
+        trainer's memory any more, or will, whatever becomes of it then.
+
+        The outcome is `PENDING` when the time is up. A restart of the service in between does not end the wait, and
+        a service that does not know the version yet, since it has just started, is asked again.
         """
         poll = LongPoll(ends=time.monotonic() + timeout)
         while True:
             began = time.monotonic()
             asked = poll.next_poll(began)
-            result = self._send(routes.wait(version_id, wait_for, asked), within=poll.ends - began)
+            policy = self._retry.waiting(poll.ends - began)
+            result = self._send(routes.wait(version_id, wait_for, asked), policy)
             pause = poll.pause(began, asked, time.monotonic()) if result.outcome is WaitOutcome.PENDING else None
             if pause is None:
                 return result
@@ -226,7 +231,7 @@ class RefitClient:
         return self._says_yes(routes.healthy())
 
     def ready(self) -> bool:
-        """Whether the service can take notices: its journal can be written and its root be read. Asks once."""
+        """Whether the service is ready: its journal can be written, and it has listed the root. Asks once."""
         return self._says_yes(routes.ready())
 
     def events(self, last_event_id: str | None = None) -> Generator[Event, None, None]:
@@ -262,13 +267,13 @@ class RefitClient:
 
     def _says_yes(self, call: Call[None]) -> bool:
         try:
-            self._send(call, within=0)
+            self._send(call, self._retry.within(0))
         except ServiceError:
             return False
         return True
 
-    def _send(self, call: Call[ResultT], within: float | None = None) -> ResultT:
-        policy = self._retry if within is None else self._retry.within(within)
+    def _send(self, call: Call[ResultT], policy: RetryPolicy | None = None) -> ResultT:
+        policy = policy or self._retry
         began, tried = time.monotonic(), 0
         while True:
             outcome = self._try(call)

@@ -62,13 +62,14 @@ class Publication:
     begun: str | None = None
 
     def wait(self, timeout: float = 60.0, wait_for: WaitFor = "served") -> Served:
-        """Wait until engines serve the version, or until the service has found it good (`wait_for="sealed"`).
+        """Wait until engines serve the version, or until what `wait_for` says.
 
         A service that is down is waited for; it is told of the version again when the notice was lost.
 
         Args:
             timeout: seconds.
-            wait_for: `served` or `sealed`.
+            wait_for: `served`; or `sealed`: the service has found it good; or `taken`: no engine copies it from this
+                trainer's memory any more, or will (after `handover=True`), so that the tensors may be changed.
 
         Returns:
             What was reached. Outcome `served` means that engines were proved to serve it; where they have gone on to a

@@ -182,6 +182,8 @@ class WeightPublisher:
         *,
         step: int,
         metadata: Mapping[str, str] | None = None,
+        allow_missing: bool = False,
+        allow_extra: bool = False,
         progress: Callable[[Progress], None] | None = None,
         delta: DeltaChoice = "never",
         block: Literal["committed"] = "committed",
@@ -194,6 +196,8 @@ class WeightPublisher:
         *,
         step: int,
         metadata: Mapping[str, str] | None = None,
+        allow_missing: bool = False,
+        allow_extra: bool = False,
         progress: Callable[[Progress], None] | None = None,
         delta: DeltaChoice = "never",
         block: Literal["staged"],
@@ -206,6 +210,8 @@ class WeightPublisher:
         *,
         step: int,
         metadata: Mapping[str, str] | None = None,
+        allow_missing: bool = False,
+        allow_extra: bool = False,
         progress: Callable[[Progress], None] | None = None,
         handover: Literal[True],
     ) -> StagedPublication: ...
@@ -216,6 +222,8 @@ class WeightPublisher:
         *,
         step: int,
         metadata: Mapping[str, str] | None = None,
+        allow_missing: bool = False,
+        allow_extra: bool = False,
         progress: Callable[[Progress], None] | None = None,
         delta: DeltaChoice = "never",
         block: Literal["committed", "staged"] = "committed",
@@ -236,6 +244,10 @@ class WeightPublisher:
                 buffers), or the path of a checkpoint's folder with `*.safetensors`.
             step: the trainer's step, above the last that this publisher published.
             metadata: texts for the manifest and the service.
+            allow_missing: the version may lack tensors of the engines' model: an engine keeps its old values of those.
+                Without it such a version is rejected.
+            allow_extra: the version may have tensors that the engines' model lacks. Without it such a version is
+                rejected.
             progress: is called with how far writing is, in this thread.
             delta: with `auto`, only what changed since the version that engines serve is written, where there is one,
                 and little changed; the publication's `why_full` says why not. Takes a copy of the weights. A delta is
@@ -269,6 +281,8 @@ class WeightPublisher:
                 means=self._means,
                 order=order,
                 metadata=trace.carrier | dict(metadata or {}),
+                allow_missing=allow_missing,
+                allow_extra=allow_extra,
                 trace=trace,
                 progress=progress,
                 delta=delta,

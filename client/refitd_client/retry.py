@@ -9,7 +9,8 @@ A try ends in an `Answer` or is `Lost`. What is tried again:
     any other answer                  never
 
 `Retry-After` is obeyed where an answer has it (RFC 9110, 10.2.3). Otherwise pauses double, with jitter, so that many
-trainers that lost one service do not come back in step. No try starts later than `deadline` after the first.
+trainers that lost one service do not come back in step. No try starts later than `deadline` after the first; but a wait
+for a version goes on for all its time while the service answers 503, since the service does not know the version yet.
 """
 
 from collections.abc import Mapping
@@ -20,7 +21,8 @@ from typing import Any
 
 from refitd_client.routes import Call
 
-_REFUSED_UNDONE = frozenset({429, 503})
+_NOT_YET = 503
+_REFUSED_UNDONE = frozenset({429, _NOT_YET})
 _PERHAPS_DONE = frozenset({502, 504})
 
 
@@ -45,15 +47,23 @@ class Lost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """How long to go on. All in seconds; `deadline=0` tries once."""
+    """How long to go on. All in seconds; `deadline=0` tries once.
+
+    While the service answers 503 the deadline is `not_yet`, where that is longer.
+    """
 
     deadline: float = 30.0
     first_pause: float = 0.1
     longest_pause: float = 5.0
+    not_yet: float = 0.0
 
     def within(self, seconds: float) -> "RetryPolicy":
         """The same, with a deadline of at most `seconds`."""
         return replace(self, deadline=max(0.0, min(self.deadline, seconds)))
+
+    def waiting(self, seconds: float) -> "RetryPolicy":
+        """The same for a wait of `seconds`, which goes on while the service does not know the version yet."""
+        return replace(self.within(seconds), not_yet=seconds)
 
     def pause(
         self, call: Call[Any], outcome: Answer | Lost, *, tried: int, elapsed: float, chance: float
@@ -66,7 +76,9 @@ class RetryPolicy:
             return None
         asked = retry_after(outcome)
         pause = self._backoff(tried, chance) if asked is None else asked + chance * self.first_pause
-        return pause if elapsed + pause < self.deadline else None
+        is_not_yet = isinstance(outcome, Answer) and outcome.status == _NOT_YET
+        deadline = max(self.deadline, self.not_yet) if is_not_yet else self.deadline
+        return pause if elapsed + pause < deadline else None
 
     def _backoff(self, tried: int, chance: float) -> float:
         doubled = self.first_pause * 2.0 ** min(tried - 1, 30)

@@ -59,6 +59,7 @@ class Ledger:
     `open` those of them that have no verdict yet; `places` says where each stands in lists.
 
     `targets` rings when a run's target, an engine's run or the set of engines changes: what a replica has to hear.
+    `models` rings when an engine says which model it was started with, or follows another run.
     `removed` is what stays known of addresses where no engine is named any more. `away_since` is the time of day, for
     people, since when each engine that is UNREACHABLE does not answer.
     `loading` holds the open attempt of each engine; `root_fault` says why the root cannot be listed, None while it
@@ -77,6 +78,7 @@ class Ledger:
         """Read back what the journal knows. Blocks; call it before serving."""
         self.bell = Bell()
         self.targets = Bell()
+        self.models = Bell()
         self.witnesses: list[Witness] = []
         self.clock = clock
         self.strategy = strategy
@@ -325,6 +327,8 @@ class Ledger:
             return
         if before is None or before.run != record.run:
             self.targets.ring()
+        if before is None or (before.run, before.startup_path) != (record.run, record.startup_path):
+            self.models.ring()
         self.engines[record.id] = record
         if record.state is not EngineState.UNREACHABLE:
             self.away_since.pop(record.id, None)

@@ -53,7 +53,7 @@ def _engines_file(settings: Settings) -> str | None:
 
 def _keys_without_token(settings: Settings) -> str | None:
     """Without a token every user of the machine could have engines loaded with keys that only the service may read."""
-    if settings.insecure or settings.has_token:
+    if settings.insecure or settings.wants_token:
         return None
     keys = "--engine-key-file" if settings.engine_key_file is not None else "--engine-admin-key-file"
     if settings.engine_key_file is None and settings.engine_admin_key_file is None:

@@ -307,11 +307,6 @@ class Settings(BaseSettings):
         return Strategy(name=self.strategy, max_unavailable=self.max_unavailable, canary=self.canary)
 
     @property
-    def has_token(self) -> bool:
-        """Whether changes need a token."""
-        return self.token is not None or self.token_file is not None
-
-    @property
     def state_folder(self) -> Path:
         """Where the journal lives: one folder for each root, on local disk."""
         if self.state is not None:
@@ -338,6 +333,11 @@ class Settings(BaseSettings):
         if not urls:
             raise ValueError(f"the webhooks file {self.webhooks_file} names no URL: write one a line")
         return _receivers([*self.webhooks, *urls])
+
+    @property
+    def wants_token(self) -> bool:
+        """Whether anything is closed to who has no token."""
+        return any((self.token, self.token_file, self.read_token, self.read_token_file))
 
     def tokens(self) -> Tokens:
         """The bearer tokens, a file's before a variable's. Read again for each request, so that they can be rotated.

@@ -72,6 +72,41 @@ async def test_an_update_unfolds_into_the_stages_of_each_engine(page: Page, tmp_
         await expect(detail.get_by_role("img", name="a:1: load 1 ms")).to_be_visible()
 
 
+async def test_the_copy_for_engines_is_a_stage_with_a_colour_a_legend_and_its_place_before_the_pause(
+    page: Page, tmp_path: Path
+) -> None:
+    async with serving(tmp_path) as stage, listening(stage.api) as server:
+        await stage.served(1)
+        timings = {"pause": 40.0, "load": 300.0, "copy": 200.0, "validate": 100.0}
+        stage.ledger.put_version(replace(stage.ledger.versions["run~v000001"], timings=timings))
+        await opened(page, server)
+        await expect(page.locator(".legend")).to_contain_text("copy")
+        bar = page.get_by_role("img", name="Step 1: validate 100 ms, copy 200 ms, pause 40 ms, load 300 ms")
+        await expect(bar).to_be_visible()
+        copy = bar.locator("rect.stage.copy")
+        place = [
+            await each.evaluate("rect => [rect.getBBox().x, rect.getBBox().height]")
+            for each in (copy, bar.locator("rect.stage.pause"))
+        ]
+        assert place[0][0] < place[1][0]
+        assert place[0][1] < place[1][1], "the engine serves meanwhile"
+        colours = [
+            await each.evaluate("rect => getComputedStyle(rect).fill") for each in await bar.locator("rect").all()
+        ]
+        assert len(set(colours)) == 4
+        await page.get_by_role("button", name="1", exact=True).click()
+        await expect(page.locator(".stage-times")).to_contain_text("copy")
+
+
+async def test_where_no_token_is_wanted_it_says_so_and_asks_for_none(page: Page, tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage, listening(stage.api) as server:
+        await stage.served(1)
+        await opened(page, server)
+        await page.get_by_role("button", name="Token …").click()
+        await expect(page.locator(".notice")).to_contain_text("This service wants no token")
+        await expect(page.get_by_role("dialog")).to_have_count(0)
+
+
 async def test_what_engines_go_on_to_serve_while_rollouts_are_paused_is_counted_as_served(
     page: Page, tmp_path: Path
 ) -> None:

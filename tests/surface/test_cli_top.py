@@ -109,8 +109,8 @@ def test_at_eighty_columns_the_legend_is_whole_and_it_says_how_to_leave() -> Non
     shown = drawn(many(3), 60, width=80)
     assert all(any(f"{letter} {name}" in line for line in shown.splitlines()) for name, (letter, _) in STAGES.items())
     assert "in capitals the engine stands still" in shown
-    assert "Ctrl-C ends this" in shown.splitlines()[0]
-    assert "Ctrl-C" not in drawn(many(3), width=80)  # one look has ended
+    assert "q ends this" in shown.splitlines()[0]
+    assert "ends this" not in drawn(many(3), width=80)  # one look has ended
 
 
 def test_a_service_that_is_lost_is_said_above_what_was_last_known() -> None:

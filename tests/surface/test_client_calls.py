@@ -294,6 +294,14 @@ class TestWait:
         with serve(hang_up, page(502), waited(WaitOutcome.SERVED)) as server:
             assert run(server.url, lambda client: client.wait(VERSION.id)).outcome is WaitOutcome.SERVED
 
+    def test_a_version_that_the_service_does_not_know_yet_is_waited_for(self, run: Run) -> None:
+        not_yet = problem(503, "not-ready", "the root has not been listed yet", Retry_After="0")
+        with serve(not_yet, not_yet, not_yet, waited(WaitOutcome.SERVED)) as server:
+            result = run(server.url, lambda client: client.wait(VERSION.id), retry=RetryPolicy(deadline=0))
+            assert result.outcome is WaitOutcome.SERVED
+            server.steps[:] = [not_yet, TAKEN]
+            assert run(server.url, lambda client: client.version(VERSION.id)) == VERSION
+
     def test_the_service_may_think_for_as_long_as_it_was_asked_to(self, run: Run) -> None:
         thinking = threading.Event()
 

@@ -247,6 +247,17 @@ def test_wait_tells_a_service_that_has_forgotten(tmp_path: Path, monkeypatch: py
     assert [request.method for request in service.requests] == ["POST", "GET", "POST", "GET"]
 
 
+def test_wait_waits_for_a_service_that_does_not_know_the_version_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has just started and has not listed the root: it finds the version by itself."""
+    monkeypatch.setattr("refitd_client.client.time.sleep", lambda _: None)
+    answers = [problem(503, "not-ready"), problem(503, "not-ready"), waited(WaitOutcome.SERVED)]
+    with ScriptedService(_answers(ACCEPTED, lambda count: answers[count - 1])) as service:
+        assert _publish(tmp_path, service.url).wait(30).outcome is WaitOutcome.SERVED
+    assert [request.method for request in service.requests] == ["POST", "GET", "GET", "GET"]
+
+
 def test_wait_outlasts_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The service takes notices again by itself."""
     monkeypatch.setattr("refitd_client.publication._PAUSE", 0.0)

@@ -34,6 +34,12 @@ def test_where_nothing_makes_it_fit_there_are_no_changes_to_speak_of(model: list
     assert "with the changes" not in shown
 
 
+def test_into_a_pipe_it_is_a_page_that_can_be_read(model: list[str]) -> None:
+    for env, width in (({}, 100), ({"COLUMNS": "80"}, 80)):
+        lines = refitd("plan", "sglang.d1p1t1+d1p1t1", *A40, *model, env=env).stdout.splitlines()
+        assert max(map(len, lines)) <= width
+
+
 def test_it_is_one_json_document(model: list[str]) -> None:
     shown = refitd("plan", "sglang.d1p1t1+d1p1t1", *A40, *model, "--json")
     document = msgspec.json.decode(shown.stdout)

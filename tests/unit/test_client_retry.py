@@ -76,6 +76,14 @@ def test_a_wait_cannot_lengthen_the_deadline() -> None:
     assert RetryPolicy(deadline=5).within(2).deadline == 2
 
 
+def test_a_wait_goes_on_for_all_its_time_while_the_service_does_not_know_the_version_yet() -> None:
+    policy = RetryPolicy(deadline=30.0).waiting(600.0)
+    assert pause(REPEATABLE, answer(503, retry_after="1"), elapsed=500.0, policy=policy) is not None
+    assert pause(REPEATABLE, answer(503, retry_after="1"), elapsed=599.5, policy=policy) is None
+    assert pause(REPEATABLE, Lost(url=URL, sent=True, reason="reset"), elapsed=500.0, policy=policy) is None
+    assert pause(REPEATABLE, answer(503, retry_after="1"), policy=RetryPolicy().waiting(0)) is None
+
+
 def test_retry_after_is_obeyed_over_the_own_pauses() -> None:
     got = pause(REPEATABLE, answer(503, retry_after="7"), chance=0.0)
     assert got == 7.0

@@ -4,13 +4,20 @@ import asyncio
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client import CollectorRegistry
 
 from refitd.copies import files, refusals
+from refitd.copies.disk import DiskCopies
+from refitd.telemetry.meters import Meters
+from refitd.telemetry.traces import Traces
 from refitd_client.contract.states import Kind, VersionState
 from refitd_client.delta.plan import Full
 from support.deltas import Trainer, in_folder, same, training
@@ -73,6 +80,39 @@ async def test_engines_that_know_no_deltas_follow_a_chain_of_them(tmp_path: Path
         assert folders == {str(stage.root / ".refitd/copies/run")}
         assert len(set(engine.loads[1:])) == 2
         assert all(one != other for one, other in zip(engine.loads, engine.loads[1:], strict=False))
+
+
+async def test_the_copy_that_a_delta_is_written_into_is_a_stage_of_its_update_and_is_measured_before_the_load(
+    tmp_path: Path,
+) -> None:
+    async with followed(tmp_path) as (stage, trainer):
+        spans = InMemorySpanExporter()
+        provider = TracerProvider()
+        provider.add_span_processor(SimpleSpanProcessor(spans))
+        registry = CollectorRegistry()
+        stage.ledger.witnesses += [Meters(registry), Traces(provider.get_tracer("refitd"), stage.ledger)]
+        assert [await served(stage, trainer) for _ in range(2)] == [Kind.FULL, Kind.DELTA]
+        took = stage.ledger.versions["run~v000002"].timings["copy"]
+        assert registry.get_sample_value("refitd_stage_seconds_count", {"stage": "copy"}) == 1
+        assert registry.get_sample_value("refitd_stage_seconds_sum", {"stage": "copy"}) == pytest.approx(took / 1000)
+        found = {span.name: span for span in spans.get_finished_spans()}  # of two loads the last
+        copy, load, validate = (found[f"refitd.{name}"] for name in ("copy", "load", "validate"))
+        assert copy.parent is not None
+        assert copy.parent.span_id == found["refitd.version"].context.span_id
+        assert (validate.start_time or 0) < (copy.end_time or 0) <= (load.start_time or 0)
+
+
+async def test_a_copy_that_is_written_when_its_delta_is_served_already_is_no_stage_of_its_update(
+    tmp_path: Path,
+) -> None:
+    async with followed(tmp_path) as (stage, trainer):
+        await served(stage, trainer)
+        await served(stage, trainer)
+        record = stage.ledger.versions["run~v000002"]
+        stage.ledger.put_version(replace(record, timings={"load": 1.0}))
+        copy = next(copy for copy in await DiskCopies(stage.root, None).survey() if copy.holds == record.id)
+        stage.copier._written(record, copy, 5.0)
+        assert stage.ledger.versions[record.id].timings == {"load": 1.0}
 
 
 async def test_while_an_engine_reads_a_copy_the_other_one_is_patched_and_a_third_waits(tmp_path: Path) -> None:

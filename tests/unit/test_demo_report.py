@@ -1,13 +1,15 @@
 """What the demo tells: staleness, whether the reward climbed, and how each row looks."""
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from refitd_embedded.demo.report import Counts, Row, Summary, summarise, verdict
-from refitd_embedded.demo.table import COLUMNS, LEGEND, JsonLines, LiveTable, PlainLines, cells, what_next
+from refitd_embedded.demo.table import BAR, COLUMNS, LEGEND, JsonLines, LiveTable, PlainLines, cells, display, what_next
 
 
 def row(step: int, reward: float, served: int | None = None, **changes: Any) -> Row:
@@ -82,15 +84,44 @@ def test_json_is_one_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_plain_lines_have_one_head(capsys: pytest.CaptureFixture[str]) -> None:
-    plain = PlainLines()
+    plain = PlainLines("and then")
     plain.row(row(0, 0.1))
     plain.row(row(1, 0.2))
     plain.summary(summary(FLAT))
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[:4]] == ["step", "served", "0", "1"]
-    assert lines[1] == LEGEND
-    assert lines[5] == verdict(summary(FLAT))
-    assert lines[-1] == what_next()
+    assert [line.split()[0] for line in lines[:5]] == ["step", "served:", "publish,", "0", "1"]
+    assert tuple(lines[1:3]) == LEGEND
+    assert lines[6] == verdict(summary(FLAT))
+    assert lines[-1] == "and then"
+
+
+def test_the_last_line_is_what_to_try_next_unless_another_is_given(capsys: pytest.CaptureFixture[str]) -> None:
+    for then, last in ((None, what_next()), ("docker compose down", "docker compose down")):
+        with display(as_json=False, then=then) as shown:
+            shown.summary(summary(CLIMBING))
+        assert capsys.readouterr().out.splitlines()[-1] == last
+
+
+@pytest.mark.parametrize(("reward", "bar"), [(1.0, ["█" * BAR]), (0.0, [])])
+def test_at_eighty_columns_no_line_of_the_demo_is_cut_or_broken(
+    capsys: pytest.CaptureFixture[str], reward: float, bar: list[str]
+) -> None:
+    long = row(400, reward, served=400, publish_ms=12345.0, refit_ms=12345.0)
+    drawn: list[Any] = []
+    for shown in (PlainLines(what_next()), LiveTable(drawn.append, lambda: 40, what_next())):
+        shown.row(long)
+        for rows, publishing in product((CLIMBING, FLAT), (True, False)):
+            shown.summary(summary(rows, publishing=publishing))
+    console = Console(width=80, height=40)
+    with console.capture() as capture:
+        console.print(drawn[-1])
+    plain, live = capsys.readouterr().out.splitlines(), capture.get().splitlines()
+    assert max(map(len, plain)) <= 80
+    (head,) = [line for line in live if "step" in line and "reward" in line]
+    assert head.split() == " ".join(COLUMNS).split()
+    (drawn_row,) = [line for line in live if "400/400" in line]
+    assert drawn_row.split() == [*cells(long), *bar]
+    assert {*LEGEND, *plain[-3:]} <= {line.strip() for line in live}
 
 
 def test_the_next_step_enters_the_environment_where_the_shell_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,10 +133,8 @@ def test_the_next_step_enters_the_environment_where_the_shell_has_not(monkeypatc
 
 
 def test_a_live_table_keeps_its_last_rows_within_the_terminal() -> None:
-    from rich.console import Console
-
     drawn: list[Any] = []
-    table = LiveTable(drawn.append, lambda: 18)
+    table = LiveTable(drawn.append, lambda: 18, what_next())
     for step in range(30):
         table.row(row(step, step / 30))
     table.summary(summary(CLIMBING))
@@ -116,5 +145,5 @@ def test_a_live_table_keeps_its_last_rows_within_the_terminal() -> None:
     assert len(text.splitlines()) <= 18
     assert " 29 " in text
     assert " 5 " not in text
-    assert LEGEND in text
+    assert all(line in text for line in LEGEND)
     assert "climbed" in text

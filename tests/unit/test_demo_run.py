@@ -39,7 +39,7 @@ def test_a_folder_with_an_earlier_run_is_not_used_again(tmp_path: Path, capsys: 
 def test_the_flags_are_the_options_of_main() -> None:
     assert vars(arguments([])) == {
         "steps": STEPS, "seed": 0, "publish": True, "json": False, "workdir": None,
-        "service_url": None, "engines": (), "root": None, "model": None,
+        "service_url": None, "engines": (), "root": None, "model": None, "then": None,
     }  # fmt: skip
     attached = arguments(["--service-url", "http://r", "--engines", "http://a,http://b", "--root", "/data"])
     assert attached.engines == ("http://a", "http://b")

@@ -1,5 +1,6 @@
 """Verdicts that depend on more than the files: taken again when what they depended on may have changed."""
 
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -9,12 +10,25 @@ from refitd.catalog.evidence import Evidence
 from refitd.catalog.fault import Code
 from refitd.catalog.record import VersionRecord
 from refitd.journal.packing import pack, unpack
-from refitd_client.contract.states import VersionState
-from support.checkpoints import publish, tensors
-from support.records import version
+from refitd.telemetry.witness import Silent
+from refitd_client.contract.states import EngineState, VersionState
+from support.catalogs import watching
+from support.checkpoints import publish, tensors, write_model
+from support.records import engine, version
 from support.services import serving
 
 ID = "run~v000001"
+
+
+@dataclass
+class Judged(Silent):
+    """The steps that were found good, in that order."""
+
+    steps: list[int] = field(default_factory=list)
+
+    def version_changed(self, before: VersionRecord | None, after: VersionRecord) -> None:
+        if after.state is VersionState.SEALED:
+            self.steps.append(after.order.step)
 
 
 async def test_what_was_rejected_for_want_of_a_model_is_looked_at_again_at_the_next_start(tmp_path: Path) -> None:
@@ -58,6 +72,27 @@ def test_a_record_of_before_there_were_codes_can_be_read() -> None:
     old = msgspec.to_builtins(version(1, state=VersionState.REJECTED, reason="no model"))
     del old["code"]
     assert unpack(pack(old), VersionRecord) == version(1, state=VersionState.REJECTED, reason="no model")
+
+
+async def test_when_an_engine_says_which_model_it_serves_the_versions_that_wait_for_that_are_judged_newest_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not each when its next try is due: an old one may be first then, and engines would go to it."""
+    monkeypatch.setattr("refitd.catalog.waiting.RETRY_SECONDS", 3600.0)
+    monkeypatch.setattr("refitd.catalog.waiting.LONGEST_RETRY_SECONDS", 3600.0)
+    monkeypatch.setattr("refitd.catalog.waiting.JUDGES", 1)
+    async with watching(tmp_path, base=False) as stage:
+        for step in (1, 2, 3):
+            publish(stage.root, "run", step, tensors(step))
+        for step in (1, 2, 3):
+            await stage.verdict(f"run~v{step:06d}", VersionState.UNKNOWN)
+        judged = Judged()
+        stage.ledger.witnesses.append(judged)
+        model = write_model(tmp_path / "base")
+        stage.ledger.put_engine(engine(state=EngineState.IN_SYNC, startup_path=str(model)))
+        for step in (1, 2, 3):
+            await stage.verdict(f"run~v{step:06d}", VersionState.SEALED)
+        assert judged.steps == [3, 2, 1]
 
 
 async def test_why_nobody_can_say_yet_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

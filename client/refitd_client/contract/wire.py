@@ -55,7 +55,7 @@ class Notice:
 class EngineOnVersion:
     """Where one engine of the run stands. `step` is the step that it serves, None on start-up weights.
 
-    `serves` says that it serves this very version, or did when it was last reached.
+    `serves` says that it serves this very version. An engine that does not answer serves nothing.
     """
 
     id: str
@@ -234,7 +234,8 @@ class RunGlance:
 class Overview:
     """Everything that can be seen at a glance, as of event `event`: what Last-Event-ID takes to hear what comes next.
 
-    `versions` counts them by state. `held_bytes` is what versions take on disk.
+    `versions` counts them by state. `held_bytes` is what versions take on disk. `wants_token`: the service wants a
+    bearer token, for changes at least.
     """
 
     at: str
@@ -245,6 +246,7 @@ class Overview:
     engines: list[Engine]
     versions: dict[VersionState, int]
     held_bytes: int
+    wants_token: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,6 +61,8 @@ class Place:
     order: Order
     connection: Connection
     metadata: dict[str, str] = field(default_factory=dict[str, str])
+    allow_missing: bool = False
+    allow_extra: bool = False
 
     @property
     def folder(self) -> Path:
@@ -76,9 +78,16 @@ class Place:
     def notice(self) -> Notice:
         """What is said of it before its files are there."""
         path = f"{self.run}/{version_folder(self.order)}"
-        step, metadata = self.order.step, self.metadata
-        root = name_of(self.root)
-        return Notice(run=self.run, step=step, path=path, kind=Kind.HANDOVER, metadata=metadata, root=root)
+        return Notice(
+            run=self.run,
+            step=self.order.step,
+            path=path,
+            kind=Kind.HANDOVER,
+            allow_missing=self.allow_missing,
+            allow_extra=self.allow_extra,
+            metadata=self.metadata,
+            root=name_of(self.root),
+        )
 
     def tell(self, notice: Notice, seconds: float) -> None:
         """Send a notice.

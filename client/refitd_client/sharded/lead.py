@@ -2,11 +2,11 @@
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from refitd_client.base_model import BaseModel
 from refitd_client.content import Content
@@ -82,13 +82,13 @@ class Lead:
         self._planned: Planned | None = None
 
     def publish(
-        self, opening: Opening | Failed, answer: Answer, step: int, metadata: Mapping[str, str] | None
+        self, opening: Opening | Failed, answer: Answer, step: int, publish: Callable[[Any], Publication]
     ) -> Publication:
-        """Lead a publication, and tell all ranks how it ended."""
+        """Lead a publication, and tell all ranks how it ended. `publish` wants nothing more than the weights."""
         try:
             openings: list[Opening | Failed] = self._crew.hear_all(opening, f"come to publish step {step}")
             content = self._content(openings, answer)
-            publication = self.publisher.publish(cast("Any", content), step=step, metadata=metadata)
+            publication = publish(content)
         except ServiceError as error:
             if error.publication is not None:
                 self._tell(error.publication, error)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -138,6 +139,8 @@ class ShardedPublisher:
         step: int,
         sharded: Mapping[str, Sharded] | None = None,
         metadata: Mapping[str, str] | None = None,
+        allow_missing: bool = False,
+        allow_extra: bool = False,
     ) -> Publication:
         """Write this rank's part of a version, and return when the whole is committed and the service told.
 
@@ -147,6 +150,8 @@ class ShardedPublisher:
             step: the trainer's step, the same on every rank.
             sharded: which plain tensors are parts of larger ones, by the trainer's names.
             metadata: texts for the manifest and the service; rank 0's count.
+            allow_missing: the version may lack tensors of the engines' model; rank 0's word counts.
+            allow_extra: the version may have tensors that the engines' model lacks; rank 0's word counts.
 
         Returns:
             The same publication on every rank; `wait` on it on one.
@@ -163,7 +168,14 @@ class ShardedPublisher:
         try:
             opening = self._follower.open(weights, step, sharded or {})
             if self._lead is not None:
-                return self._lead.publish(opening, self._follower.answer, step, metadata)
+                publish = partial(
+                    self._lead.publisher.publish,
+                    step=step,
+                    metadata=metadata,
+                    allow_missing=allow_missing,
+                    allow_extra=allow_extra,
+                )
+                return self._lead.publish(opening, self._follower.answer, step, publish)
             return self._follow(opening, step)
         except Exception:
             self._follower.forget()

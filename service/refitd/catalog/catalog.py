@@ -1,8 +1,9 @@
 """The catalog: which versions exist, and which are good.
 
-Two loops. One lists the root, at each hint and from time to time: new directories become versions (`arrivals`), sealed
-ones that have changed or gone become LOST (`sightings`). The other brings each version to its verdict (`judge`), of
-which it takes the next from `waiting` and writes down what came out by `verdicts`.
+One loop lists the root, at each hint and from time to time: new directories become versions (`arrivals`), sealed
+ones that have changed or gone become LOST (`sightings`). Another brings each version to its verdict (`judge`), of
+which it takes the next from `waiting` and writes down what came out by `verdicts`. A third wakes the versions that
+wait for a model to be held against.
 """
 
 import asyncio
@@ -53,6 +54,7 @@ class Catalog:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._scan_forever(), name="scan")
             group.create_task(self._judge.run(group), name="judge")
+            group.create_task(self._hear_of_models(), name="models")
 
     def _reconsider(self) -> None:
         """What was REJECTED for want of a model to hold it against: this start may have been given one. What the
@@ -67,6 +69,16 @@ class Catalog:
             elif version.state is VersionState.REJECTED and version.code is Code.NO_REFERENCE:
                 again = replace(version, state=VersionState.ANNOUNCED, reason=None, code=None)
                 self._ledger.put_version(again, "looked at again: there may be a model to hold it against now")
+
+    async def _hear_of_models(self) -> None:
+        """Versions that waited for an engine to say which model it serves are judged together when one does.
+
+        Were each judged when its next try is due, an old one could be the first, and engines would go back to it.
+        """
+        heard = self._ledger.models.count
+        while True:
+            heard = await self._ledger.models.after(heard)
+            self._waiting.wake_unknown()
 
     async def _scan_forever(self) -> None:
         looked = -math.inf

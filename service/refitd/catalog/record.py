@@ -60,6 +60,11 @@ class VersionRecord:
         """Whether it was handed over from its trainer's memory, and has no good files yet, or never will."""
         return self.handed and (self.state.is_open or self.state is VersionState.REJECTED)
 
+    @property
+    def was_never_served(self) -> bool:
+        """Whether it was rejected before any engine served it: nothing can be rolled back from it."""
+        return self.state is VersionState.REJECTED and self.served_at is None
+
     def differs_in_weights(self, other: "VersionRecord") -> bool:
         """Whether it is proved that the two hold other tensors: files that are cut the same way and not the same, or
         other fingerprints.

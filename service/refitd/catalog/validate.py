@@ -205,11 +205,13 @@ _ADVICE = {
     ),
     Difference.MISSING: (
         Code.MISSING_TENSOR,
-        "an engine would go on with its old values; publish every tensor, or say allow_missing in the notice",
+        "an engine would go on with its old values; publish every tensor, or publish with allow_missing=True "
+        "('refitd publish --allow-missing'; allow_missing in a notice)",
     ),
     Difference.EXTRA: (
         Code.EXTRA_TENSOR,
-        "publish the tensors of the model that the engines serve, or say allow_extra in the notice",
+        "publish the tensors of the model that the engines serve, or publish with allow_extra=True "
+        "('refitd publish --allow-extra'; allow_extra in a notice)",
     ),
     Difference.DTYPE: (
         Code.WRONG_DTYPE,

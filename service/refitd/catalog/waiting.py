@@ -6,6 +6,7 @@ from refitd.bell import Bell
 from refitd.catalog.record import VersionRecord
 from refitd.catalog.settle import Settling
 from refitd.ledger import Ledger
+from refitd_client.contract.states import VersionState
 
 JUDGES = 2  # versions validated at the same time: each reads its files with several threads
 RETRY_SECONDS = 0.5
@@ -107,6 +108,13 @@ class Waiting:
         for version in self._ledger.open.values():
             if version.handed and version.id not in self._busy:
                 self._due.pop(version.id, None)
+        self.bell.ring()
+
+    def wake_unknown(self) -> None:
+        """What kept them from a verdict may be over: look at all of them, the newest first."""
+        for version in self._ledger.versions.values():
+            if version.state is VersionState.UNKNOWN:
+                self.at_once(version.id)
         self.bell.ring()
 
     def later(self, id_: str) -> None:

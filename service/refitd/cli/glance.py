@@ -21,6 +21,7 @@ STAGES: Mapping[str, tuple[str, str]] = {
     "publish": ("p", "dim"),
     "seen": ("s", "dim"),
     "validate": ("v", "blue"),
+    "copy": ("c", "bright_cyan"),
     "prepare": ("e", "cyan"),
     "pause": ("P", "yellow"),
     "load": ("L", "bright_blue"),
@@ -87,7 +88,7 @@ def _headline(glance: Glance, *, is_live: bool) -> Text:
         word = Text(f"● live, {at} UTC", style="green")
     else:
         word = render.sentence(f"✕ not live since {at} UTC: {glance.lost}; trying again", "bold red")
-    leave = ("  Ctrl-C ends this", "dim") if is_live else ""
+    leave = ("  q ends this", "dim") if is_live else ""
     return _line(("refitd ", "bold"), render.sentence(glance.url), "  ", word, leave)
 
 
@@ -129,8 +130,10 @@ def _updates(versions: Sequence[Version], width: int | None) -> RenderableType:
     table = _bars(versions, BAR)
     if width is not None and table.width > width:  # bars give way to numbers
         table = _bars(versions, max(BAR - (table.width - width), _LEAST_BAR))
-    letters = ", ".join(f"{letter} {name}" for name, (letter, _) in STAGES.items())
-    return Group(table, _line((letters, "dim")), _line(("in capitals the engine stands still", "dim")))
+    told = [f"{letter} {name}" for name, (letter, _) in STAGES.items()]
+    serving, standing_still = ([each for each in told if each[0].isupper() is still] for still in (False, True))
+    still = f"in capitals the engine stands still: {', '.join(standing_still)}"
+    return Group(table, _line((", ".join(serving), "dim")), _line((still, "dim")))
 
 
 def _bars(versions: Sequence[Version], width: int) -> Table:

@@ -21,6 +21,7 @@ from refitd_client.errors import RefitError
 
 # Into a pipe, lines are as long as they are: a table that is cut at 80 columns cannot be searched.
 _PIPE_WIDTH = 1000
+PAGE_WIDTH = 100  # columns of what is to be read from beginning to end, also into a pipe
 
 
 class Output:
@@ -36,15 +37,22 @@ class Output:
         """Whether somebody watches stderr."""
         return self.err.is_terminal and not self.json
 
-    def show(self, document: Any, *shown: RenderableType) -> None:
-        """Give the answer: `document` to machines, `shown` to people."""
+    def show(self, document: Any, *shown: RenderableType, width: int | None = None) -> None:
+        """Give the answer.
+
+        Args:
+            document: for machines.
+            shown: for people.
+            width: columns that `shown` may take into a pipe; by default as many as its lines have.
+        """
         if self.json:
             text = msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
             sys.stdout.write(text + "\n")
             sys.stdout.flush()
             return
+        narrower = None if width is None else min(width, self.console.width)
         for part in shown:
-            self.console.print(part)
+            self.console.print(part, width=None if self.console.is_terminal else narrower)
 
     def remark(self, sentence: str, style: str = "yellow") -> None:
         """Say something beside the answer."""

@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from refitd.cli.exits import ExitCode
 from refitd.cli.options import Json
-from refitd.cli.output import speaking
+from refitd.cli.output import PAGE_WIDTH, speaking
 from refitd_client.planning.job import DEFAULTS
 
 _MACHINE, _TRAINER, _ENGINE, _ROLLOUTS = "Machine", "Trainer", "Engine", "Rollouts"
@@ -181,6 +181,6 @@ def plan(
             advice=(*found.advice, *of_file.advice),
             areal=with_keys(found.areal, of_file.patch),
         )
-        out.show(found, *shown(found))
+        out.show(found, *shown(found), width=PAGE_WIDTH)
         if found.memory is not None and not found.memory.fits:
             raise typer.Exit(ExitCode.FAILED)

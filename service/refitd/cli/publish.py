@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from refitd.cli import render
+from refitd.cli.glance import span
 from refitd.cli.options import Json, Timeout, TokenFile, Url, connect
 from refitd.cli.output import Output, speaking
 from refitd.cli.progress import Bar, bar, watched
@@ -45,6 +46,12 @@ NewGeneration = Annotated[
     bool,
     typer.Option("--new-generation", help="The step may be one that was published before: the run begins anew there"),
 ]
+AllowMissing = Annotated[
+    bool, typer.Option("--allow-missing", help="The checkpoint may lack tensors of the engines' model")
+]
+AllowExtra = Annotated[
+    bool, typer.Option("--allow-extra", help="The checkpoint may have tensors that the engines' model lacks")
+]
 Wait = Annotated[bool, typer.Option("--wait", help="Return when engines serve it")]
 
 
@@ -71,6 +78,8 @@ def publish(
     step: Step,
     base_model: BaseModel = None,
     metadata: Metadata = None,
+    allow_missing: AllowMissing = False,
+    allow_extra: AllowExtra = False,
     new_generation: NewGeneration = False,
     wait: Wait = False,
     timeout: Timeout = 300.0,
@@ -100,7 +109,14 @@ def publish(
         ):
             _refuse_slip(publisher.begins(step), new_generation=new_generation)
             report = None if shown is None else _reported(shown)
-            publication = publisher.publish(folder, step=step, metadata=_pairs(metadata or ()), progress=report)
+            publication = publisher.publish(
+                folder,
+                step=step,
+                metadata=_pairs(metadata or ()),
+                allow_missing=allow_missing,
+                allow_extra=allow_extra,
+                progress=report,
+            )
         _remark(out, publication, root)
         outcome = _wait(out, publication, timeout, partial(connect, url, token_file)) if wait else None
         out.show(published(publication, outcome), *_lines(publication, outcome))
@@ -175,8 +191,8 @@ def _wait(out: Output, publication: Publication, timeout: float, asking: Callabl
 
 
 def _lines(publication: Publication, outcome: WaitOutcome | None) -> list[render.Text]:
-    seconds = sum(publication.timings.values()) / 1000
-    lines = [f"{publication.version_id}: {render.size(publication.bytes)} in {seconds:.1f} s, {publication.path}"]
+    took = span(publication.notice.publish_ms or 0.0)
+    lines = [f"{publication.version_id}: {render.size(publication.bytes)} in {took}, {publication.path}"]
     if outcome is not None:
         lines.append(f"{publication.version_id} is {outcome}.")
     return [render.sentence(line) for line in lines]

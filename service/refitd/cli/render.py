@@ -71,25 +71,32 @@ def when(instant: str) -> str:
 
 def why(version: Version) -> str | None:
     """Why it is where it is. What a rollback barred has no reason of its own, or one from before."""
-    if not version.barred:
+    if not _is_barred(version):
         return version.reason
     if version.state is VersionState.SEALED or version.reason is None:
         return f"barred: {version.reason or 'rolled back from'}"
     return f"{version.reason}; barred: rolled back from"
 
 
+def _is_barred(version: Version) -> bool:
+    """Whether that says something: no engine goes to a rejected version in any case, and none was there before, but for
+    one that engines took from memory.
+    """
+    return version.barred and (version.state is not VersionState.REJECTED or version.in_memory)
+
+
 def version_state(version: Version) -> Text:
     """The state, with what a person did to the version, and whether it has no files."""
     style = _VERSION_STYLES[version.state]
     text = Text(version.state, style=_OVER if version.barred and style == _GOOD else style)
-    words = (("pinned", version.pinned), ("barred", version.barred), ("in memory", version.in_memory))
+    words = (("pinned", version.pinned), ("barred", _is_barred(version)), ("in memory", version.in_memory))
     for word in [word for word, said in words if said]:
         text.append(f" {word}", style="cyan")
     return text
 
 
 def engines_on(version: Version) -> str:
-    """How many engines of the run serve the version, of how many. One that is away does by what is last known of it."""
+    """How many engines of the run serve the version, of how many. One that does not answer does not."""
     if not version.engines:
         return NOTHING
     return f"{sum(engine.serves for engine in version.engines)}/{len(version.engines)}"

@@ -1,7 +1,6 @@
 """`refitd top`: the dashboard in a terminal."""
 
 import sys
-import time
 from contextlib import suppress
 from dataclasses import replace
 from typing import Annotated
@@ -10,6 +9,7 @@ import typer
 from rich.live import Live
 
 from refitd.cli.glance import Glance, screen
+from refitd.cli.keys import Keys
 from refitd.cli.options import Json, TokenFile, Url, connect
 from refitd.cli.output import Output, speaking
 from refitd_client.client import RefitClient
@@ -25,7 +25,7 @@ EVENTS = 30
 def top(
     once: Once = False, interval: Interval = 1.0, url: Url = None, token_file: TokenFile = None, json: Json = False
 ) -> None:
-    """Watch runs, engines, updates and decisions, live. Ctrl-C ends it.
+    """Watch runs, engines, updates and decisions, live. The key q ends it.
 
     The first lines answer whether the engines are on the newest version, and if not, why not. Colours only repeat what
     words and letters say (NO_COLOR turns them off).
@@ -56,10 +56,15 @@ def look(client: RefitClient) -> Glance:
 
 def _watch(client: RefitClient, out: Output, interval: float) -> None:
     glance = look(client)  # where nobody is there at all, that is the answer
-    with Live(screen=True, auto_refresh=False, console=out.console) as live, suppress(KeyboardInterrupt):
+    with (
+        Live(screen=True, auto_refresh=False, console=out.console) as live,
+        Keys() as keys,
+        suppress(KeyboardInterrupt),
+    ):
         while True:
             live.update(screen(glance, out.console.height, out.console.width), refresh=True)
-            time.sleep(interval)
+            if keys.pressed("q", within=interval):
+                return
             try:
                 glance = look(client)
             except UnauthorizedError:

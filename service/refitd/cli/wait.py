@@ -8,7 +8,7 @@ import typer
 
 from refitd.cli import render
 from refitd.cli.exits import failure_of
-from refitd.cli.options import Json, Timeout, TokenFile, Url, connect
+from refitd.cli.options import PROMPT, Json, Timeout, TokenFile, Url, connect
 from refitd.cli.output import Output, speaking
 from refitd.cli.waiting import find_version, wait_for
 from refitd_client.client import RefitClient
@@ -58,7 +58,7 @@ def wait(
         ends = time.monotonic() + timeout
         if version_id is None:
             version_id = _find(connect(url, token_file), run, step, timeout)
-        with connect(url, token_file) as client:
+        with connect(url, token_file, PROMPT.waiting(timeout)) as client:
             client.version(version_id)  # fails at once where there is no such version, or no service
         with connect(url, token_file, RetryPolicy()) as client:
             result = wait_for(client, version_id, goal.value, max(0.0, ends - time.monotonic()), out)

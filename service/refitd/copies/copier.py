@@ -17,7 +17,7 @@ from typing import Protocol, TypeGuard
 import structlog
 
 from refitd.catalog.record import VersionRecord
-from refitd.copies.copy import Copy, doubted
+from refitd.copies.copy import COPY_STAGE, Copy, doubted
 from refitd.copies.decide import Decision, Hopeless, Ready, Wait, Write, decide
 from refitd.copies.disk import CopyFolders
 from refitd.copies.readers import Readers, readers_of
@@ -247,7 +247,9 @@ class Copier:
     def _written(self, target: VersionRecord, copy: Copy, milliseconds: float) -> None:
         version = self._ledger.versions.get(target.id)
         if version is not None:
-            self._ledger.put_version(replace(version, timings={"copy": milliseconds} | version.timings))
+            if version.served_at is None:  # a copy that is written later was not on its way to engines
+                version = replace(version, timings={COPY_STAGE: milliseconds} | version.timings)
+                self._ledger.put_version(version)
             self._refusals.carried(version)
             self._ledger.carry(version, copy.path)
 

@@ -15,6 +15,7 @@ import msgspec
 
 from refitd_client.contract.naming import SERVICE_FOLDER, Order, version_id
 
+COPY_STAGE = "copy"  # what its writing is called among the stages of an update
 COPIES = "copies"
 COPIES_PATH = f"{SERVICE_FOLDER}/{COPIES}"
 NOTE_ENDING = ".json"

@@ -10,10 +10,10 @@ import { rollBack } from "./rollback.js";
 import { change } from "./store.js";
 
 /** The line at the top. */
-export function header({ link, heardAt }) {
+export function header({ link, heardAt, overview }) {
   return html`<h1>refitd</h1>
     <p class="link ${link.state}">${mark(link.state)}<span>${told(link, heardAt)}</span></p>
-    ${tokenButton()}
+    ${tokenButton(overview)}
     <a href="/docs">API</a>`;
 }
 
@@ -31,13 +31,16 @@ function told(link, heardAt) {
   }
 }
 
-function tokenButton() {
+function tokenButton(overview) {
   const forget = () => {
     api.dropToken();
     location.reload();
   };
   if (api.hasToken()) return html`<button type="button" class="quiet" @click=${forget}>Forget token</button>`;
-  const ask = () => wantToken(new api.Problem(401, "Give it now, or when something asks for it."));
+  const text = "This service wants no token: everything is open to all who reach it.";
+  const ask = () => overview !== null && !overview.wants_token
+    ? change((state) => (state.notice = { bad: false, text }))
+    : wantToken(new api.Problem(401, "Give it now, or when something asks for it."));
   return html`<button type="button" class="quiet" @click=${ask}>Token …</button>`;
 }
 

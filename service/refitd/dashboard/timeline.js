@@ -8,6 +8,7 @@ export const STAGES = {
   publish: "the trainer writes the files",
   seen: "the service knows of it and waits until its files are complete",
   validate: "every byte is checked",
+  copy: "a delta is written into a full copy, for engines that take no deltas",
   prepare: "the engine gets ready while it still serves",
   pause: "generation is paused",
   load: "the engine loads",

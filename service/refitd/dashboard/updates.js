@@ -117,7 +117,8 @@ function tags(version, targets) {
   const said = [];
   if (targets.has(version.id)) said.push("target");
   if (version.pinned) said.push("pinned");
-  if (version.barred) said.push("barred");
+  // No engine goes to what was rejected in any case, and none was there before.
+  if (version.barred && (version.state !== "REJECTED" || version.in_memory)) said.push("barred");
   if (version.in_memory) said.push("in memory");
   return said.map((word) => html`<span class="tag">${word}</span> `);
 }

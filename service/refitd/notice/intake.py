@@ -10,6 +10,7 @@ from refitd.catalog.fault import AGAIN_WHEN_ANNOUNCED
 from refitd.catalog.files import Files, RootAwayError
 from refitd.catalog.record import VersionRecord
 from refitd.ledger import Ledger
+from refitd.not_yet import unknown
 from refitd.notice.admit import Conflict, New, Same, Seen, admit
 from refitd.notice.caps import check_caps, check_handover, check_metadata
 from refitd.notice.paths import order_of, relative_path
@@ -136,7 +137,8 @@ class Intake:
 
     async def _forsaken(self, known: VersionRecord | None, reason: str) -> VersionRecord:
         if known is None:
-            raise ProblemError(Kind.UNKNOWN_VERSION, "what was handed over here is not known, so it cannot fail")
+            detail = "what was handed over here is not known, so it cannot fail"
+            raise unknown(self._ledger, Kind.UNKNOWN_VERSION, detail)
         if known.state.is_open:
             text = f"its files will not come: {one_line(reason)}"
             known = replace(known, state=VersionState.REJECTED, reason=text)

@@ -12,10 +12,11 @@ from refitd.catalog.scan import Found, Listing, ListingFailed
 from refitd.catalog.watch import root_file_system, wants_polling
 from refitd.journal.journal import JournalError
 from refitd.ledger import Ledger
+from refitd.not_yet import waits_for
 from refitd.reclaim.folders import Folders
 from refitd.reclaim.keep import KeepRules
 from refitd.reclaim.leases import EngineView, Load, RunView, Views
-from refitd.reclaim.rebuild import Withheld, unfinished
+from refitd.reclaim.rebuild import Withheld
 from refitd.reclaim.spare import SlotRules
 from refitd.reclaim.sweep import CopySweep, Sweeper
 from refitd.rollout.record import EngineRecord
@@ -100,19 +101,15 @@ class LedgerFacts:
 
     def rebuilding(self) -> str | None:
         """What the rebuild of a lost journal still waits for."""
-        if self._ledger.origin.rebuilt:
-            return None
-        ledger = self._ledger
-        engines = [self._engine(engine) for engine in ledger.engines.values()]
-        return unfinished(engines, root_fault=ledger.root_fault, fleet_fault=ledger.fleet_fault)
+        return waits_for(self._ledger)
 
     async def listing(self) -> Listing | ListingFailed | Withheld:
         """See `refitd.reclaim.sweep.Facts`. Adds the versions whose folders have names of their own.
 
         A listing without a folder that is there has failed, whatever it says: nothing else it says can be believed.
         """
-        if (waits_for := self.rebuilding()) is not None:
-            return Withheld(f"the journal was lost and is being rebuilt: {waits_for}")
+        if (missing := self.rebuilding()) is not None:
+            return Withheld(f"the journal was lost and is being rebuilt: {missing}")
         listing = await self._files.scan()
         if isinstance(listing, ListingFailed):
             return listing

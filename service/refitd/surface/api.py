@@ -48,7 +48,7 @@ def build_api(service: Service) -> FastAPI:
     app.state.service = service
     app.state.streams = Streams()
     app.state.feed = Feed(service.ledger)
-    app.state.overview = overview.Cached()
+    app.state.overview = overview.Cached(wants_token=service.settings.wants_token)
     app.state.telemetry = service.telemetry or Telemetry(service.ledger)
     app.state.telemetry.registry.register(LedgerCollector(service, app.state.telemetry.unserved))
     errors.install(app)

@@ -30,7 +30,7 @@ def explain_version(
     sentences = [f"{record.id} is {record.state}: {record.reason or version_meaning(record.state)}."]
     if record.in_memory:
         sentences.append(f"It was handed over from its trainer's memory. {_without_files(record, ledger)}")
-    if record.barred:
+    if record.barred and not record.was_never_served:
         sentences.append("It was rolled back from: engines do not go to it again.")
     if record.kind is Kind.DELTA:
         sentences += _as_delta(record, ledger, waits_for)

@@ -5,7 +5,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from refitd.journal.journal import JournalError
 from refitd.ledger import Ledger
-from refitd.problem import Kind, ProblemError
+from refitd.not_yet import not_ready, why_not_yet, why_rebuilding
 from refitd.surface.context import ServiceOf
 from refitd.telemetry.telemetry import Telemetry
 from refitd_client.contract.wire import Faults
@@ -21,10 +21,13 @@ async def healthz() -> dict[str, str]:
 
 @router.get("/readyz")
 async def readyz(service: ServiceOf) -> dict[str, str]:
-    """200 while the journal can be written and the root can be listed."""
+    """200 while the journal can be written and the root can be listed.
+
+    503 until the first listing of the root after a start, and while a lost journal is rebuilt.
+    """
     await service.ledger.durable()
-    if service.ledger.root_fault is not None:
-        raise ProblemError(Kind.NOT_READY, service.ledger.root_fault)
+    if (why := why_not_yet(service.ledger)) is not None:
+        raise not_ready(why)
     return {"status": "ready"}
 
 
@@ -41,7 +44,7 @@ async def faults_now(ledger: Ledger) -> Faults:
     except JournalError as error:
         fault = f"{error}; it goes on by itself when there is room"
     else:
-        fault = None
+        fault = why_rebuilding(ledger)
     engines = ledger.file_fault or ledger.discovery_fault or ledger.fleet_fault
     return Faults(root=ledger.root_fault, engines=engines, journal=fault)
 

@@ -11,7 +11,8 @@ from fastapi.responses import StreamingResponse
 from refitd.journal import reads
 from refitd.journal.journal import JournalError
 from refitd.ledger import Ledger
-from refitd.problem import Kind, ProblemError
+from refitd.not_yet import unknown
+from refitd.problem import Kind
 from refitd.surface.context import ServiceOf
 from refitd.surface.explain import explain_engine, explain_run, explain_version
 from refitd.surface.feed import Feed, FellBehindError
@@ -87,7 +88,7 @@ async def explain(subject: str, service: ServiceOf) -> Explanation:
     if record is None:
         candidates = meant(subject, service.ledger)
         if len(candidates) != 1:
-            raise ProblemError(Kind.UNKNOWN_ID, _unknown(subject, candidates, service.ledger))
+            raise unknown(service.ledger, Kind.UNKNOWN_ID, _unknown(subject, candidates, service.ledger))
         record = await find(service, candidates[0])
     waits_for = None if service.copier is None else service.copier.why_waiting(record)
     try:

@@ -21,7 +21,9 @@ class Cached:
     been away, and nothing rings while a service is idle.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, wants_token: bool = False) -> None:
+        """`wants_token` is that of every answer."""
+        self._wants_token = wants_token
         self._as_of = (-1, Faults())
         self._before, self._after = b"", b""  # the instant
 
@@ -29,7 +31,7 @@ class Cached:
         """The overview as it is now."""
         now = (ledger.bell.count, faults)
         if self._as_of != now:
-            overview = overview_of(ledger, faults)
+            overview = overview_of(ledger, faults, wants_token=self._wants_token)
             at = msgspec.json.encode(overview.at)  # the first that stands in it
             self._before, _, self._after = msgspec.json.encode(overview).partition(at)
             self._as_of = now
@@ -44,13 +46,20 @@ async def overview(service: ServiceOf, request: Request) -> Response:
     return Response(cached.json(service.ledger, faults), media_type="application/json")
 
 
-def overview_of(ledger: Ledger, faults: Faults) -> Overview:
-    """Look at everything."""
+def overview_of(ledger: Ledger, faults: Faults, *, wants_token: bool) -> Overview:
+    """Look at everything.
+
+    Args:
+        ledger: what the service knows.
+        faults: what is wrong with the service.
+        wants_token: whether anything is closed to who has no token.
+    """
     return Overview(
         at=ledger.clock.now(),
         event=ledger.last_event,
         strategy=ledger.strategy.name,
         faults=faults,
+        wants_token=wants_token,
         runs=[glance_at(ledger, run) for run in runs_of(ledger)],
         engines=[present_engine(engine, ledger) for _, engine in sorted(ledger.engines.items())],
         versions=_count(ledger),

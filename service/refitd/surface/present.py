@@ -56,7 +56,7 @@ def _on_version(engine: EngineRecord, record: VersionRecord, rollout: RolloutRec
         state=engine.state,
         step=_step(engine.serving),
         reason=_why(engine, rollout) or _why_not(engine, record),
-        serves=engine.known and engine.serving == record.id,
+        serves=engine.known and engine.serving == record.id and engine.state is not EngineState.UNREACHABLE,
     )
 
 

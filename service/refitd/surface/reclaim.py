@@ -13,7 +13,7 @@ router = APIRouter(prefix="/v1/reclaim", tags=["reclaim"])
 
 
 @router.get("/plan")
-async def plan(service: ServiceOf) -> ReclaimPlan:
+async def plan_reclaim(service: ServiceOf) -> ReclaimPlan:
     """What would be deleted and what kept, with the reasons."""
     with _on_the_root():
         return await service.sweeper.plan()

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from fastapi import APIRouter
 
 from refitd.catalog.record import VersionRecord
+from refitd.not_yet import unknown
 from refitd.problem import Kind, ProblemError
 from refitd.rollout.target import last_good_before, to_bar, unserved_before
 from refitd.surface.context import Service, ServiceOf
@@ -19,7 +20,7 @@ router = APIRouter(prefix="/v1/rollback", tags=["rollback"])
 
 
 @router.get("")
-async def plan(service: ServiceOf, run: str, to: str | None = None) -> RollbackPlan:
+async def plan_rollback(service: ServiceOf, run: str, to: str | None = None) -> RollbackPlan:
     """Where a rollback would lead, and what it would bar for good. Nothing is done."""
     way = await _way(service, Rollback(run=run, to=to))
     away = [engine.id for engine in service.ledger.engines_of(run) if engine.state is EngineState.UNREACHABLE]
@@ -55,7 +56,7 @@ async def _way(service: Service, order: Rollback) -> _Way:
     # Nothing is awaited from here on: what is decided is still true where it is done.
     versions = service.ledger.versions_of(order.run)
     if not versions:
-        raise ProblemError(Kind.UNKNOWN_RUN, f"no version of run {order.run} is known")
+        raise unknown(service.ledger, Kind.UNKNOWN_RUN, f"no version of run {order.run} is known")
     current = service.ledger.goals(order.run).target
     if current is None:
         raise ProblemError(Kind.NOTHING_TO_ROLL_BACK, f"run {order.run} has no good version")
@@ -70,7 +71,7 @@ async def _named(service: Service, run: str, to: str) -> VersionRecord:
     if version.run != run or version.state is not VersionState.SEALED or version.barred:
         why = (
             "is barred for good: it was rolled back from"
-            if version.barred
+            if version.barred and not version.was_never_served
             else f"is {version.state}, of run {version.run}"
         )
         what = f"roll back to a SEALED version of run {run} that is not barred"

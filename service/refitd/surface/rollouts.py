@@ -2,7 +2,8 @@
 
 from fastapi import APIRouter
 
-from refitd.problem import Kind, ProblemError
+from refitd.not_yet import unknown
+from refitd.problem import Kind
 from refitd.surface.context import Service, ServiceOf
 from refitd.surface.overview import glance_at
 from refitd_client.contract.wire import Rollouts, RunGlance
@@ -31,7 +32,7 @@ async def _set(service: Service, run: str, *, paused: bool) -> RunGlance:
     if rollout is None:
         is_known = bool(service.ledger.versions_of(run))
         lacks = f"run {run} has no rollout yet" if is_known else f"no version of run {run} is known"
-        raise ProblemError(Kind.UNKNOWN_RUN, f"{lacks}: it can be paused as soon as it has a good version")
+        raise unknown(service.ledger, Kind.UNKNOWN_RUN, f"{lacks}: it can be paused as soon as it has a good version")
     service.ledger.pause_rollouts(rollout, paused=paused)
     await service.ledger.durable()
     return glance_at(service.ledger, run)

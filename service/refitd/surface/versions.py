@@ -8,6 +8,7 @@ from fastapi import APIRouter, Query, Response
 
 from refitd.catalog.record import VersionRecord
 from refitd.journal import reads
+from refitd.not_yet import unknown
 from refitd.problem import Kind, ProblemError
 from refitd.rollout.served import is_proven, outcome_of
 from refitd.surface.context import Service, ServiceOf
@@ -88,7 +89,7 @@ async def wait(
 ) -> WaitResult:
     """Wait until a version is served (or sealed), has failed or was superseded; "pending" when the time is up.
 
-    "taken": until nobody copies it from its trainer's memory any more, or will.
+    "taken": until no engine copies it from its trainer's memory any more, or will.
     """
     deadline = service.ledger.clock.monotonic() + seconds
     seen = service.ledger.bell.count
@@ -138,11 +139,12 @@ async def find(service: Service, version_id: str) -> VersionRecord:
     """A version by its id, also one that was deleted.
 
     Raises:
-        ProblemError: there is none.
+        ProblemError: there is none, or the service cannot know yet.
     """
     record = await service.ledger.find(version_id)
     if record is None:
-        raise ProblemError(Kind.UNKNOWN_VERSION, f"no version {version_id}: 'refitd versions' lists what there is")
+        detail = f"no version {version_id}: 'refitd versions' lists what there is"
+        raise unknown(service.ledger, Kind.UNKNOWN_VERSION, detail)
     return record
 
 

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from refitd.catalog.fault import Code
 from refitd.catalog.record import VersionRecord
+from refitd.copies.copy import COPY_STAGE
 from refitd.engine.port import Outcome, Stage
 from refitd.problem import Kind as Problem
 from refitd.rollout.record import NOT_SENT, AttemptRecord
@@ -17,12 +18,12 @@ from refitd.telemetry.witness import Silent
 from refitd_client.contract.states import DeliveryState, Kind, VersionState
 from refitd_client.contract.wire import Event
 
-STAGES = ("publish", "seen", "validate", *(stage.value for stage in Stage))
+STAGES = ("publish", "seen", "validate", COPY_STAGE, *(stage.value for stage in Stage))
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)  # seconds
 UNFINISHED = "unfinished"  # given up before there was anything to validate
 LOST = "lost"
 
-_BEFORE_LOADS = frozenset({"publish", "seen", "validate"})
+_BEFORE_LOADS = frozenset({"publish", "seen", "validate", COPY_STAGE})
 _OUTCOMES = (*(outcome.name for outcome in Outcome), NOT_SENT)
 
 

@@ -17,6 +17,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, Status, StatusCode, TraceFlags, Tracer
 
 from refitd.catalog.record import VersionRecord
+from refitd.copies.copy import COPY_STAGE
 from refitd.engine.port import Outcome, Stage
 from refitd.ledger import Ledger
 from refitd.rollout.record import AttemptRecord, RolloutRecord
@@ -60,6 +61,9 @@ class Traces(Silent):
             self._open(seen, after)
         if before is not None and "validate" not in before.timings and "validate" in after.timings:
             self._verdict(seen, after)
+        if before is not None and COPY_STAGE not in before.timings and COPY_STAGE in after.timings:
+            now = time.time_ns()
+            self._part(COPY_STAGE, seen.context, now - int(after.timings[COPY_STAGE] * _MS), now)
         if after.served_at is not None or after.barred or after.state in _OVER:
             self._close(seen, after)
         if after.state is VersionState.DELETED:

@@ -33,6 +33,7 @@ def main(
     engines: Sequence[str] = (),
     root: Path | None = None,
     model: Path | None = None,
+    then: str | None = None,
 ) -> int:
     """Run the demo and print how it goes; the exit status.
 
@@ -46,6 +47,7 @@ def main(
         engines: URLs of that service's engines.
         root: the folder that the service watches.
         model: the checkpoint to begin with, which the engines were started on; else one is made.
+        then: the last line that is printed; else what to try next on this machine.
 
     Returns:
         0 if what was promised happened: the reward climbed with publishing, or did not climb without. 1 if not, or
@@ -64,5 +66,6 @@ def main(
         engines=tuple(engines),
         root=root,
         model=model,
+        then=then,
     )
     return run(options)

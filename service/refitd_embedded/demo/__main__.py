@@ -40,6 +40,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--engines", type=_urls, default=(), metavar="URL,URL", help="the engines of that service")
     add("--root", type=Path, metavar="DIR", help="the folder that the service watches")
     add("--model", type=Path, metavar="DIR", help="the checkpoint that the engines were started on")
+    add("--then", metavar="TEXT", help="what to say at the end (what to try next on this machine)")
     return parser.parse_args(words)
 
 

@@ -93,11 +93,11 @@ def verdict(summary: Summary) -> str:
         case True, True:
             return f"The engines learnt: their reward climbed, {change}."
         case True, False:
-            return f"The engines' reward did not climb, {change}. It takes about 20 steps: see --steps."
+            return f"The engines' reward did not climb, {change}: it takes about 20 --steps."
         case False, False:
             return f"Nothing was published, and the engines' reward did not climb, {change}."
         case _:
-            return f"The engines' reward climbed, {change}, although nothing was published: they got other weights."
+            return f"The engines' reward climbed, {change}, with nothing published: a fault."
 
 
 def _mean_reward(rows: Sequence[Row]) -> float:

@@ -39,6 +39,7 @@ class Options:
     engines: tuple[str, ...]
     root: Path | None
     model: Path | None
+    then: str | None
 
     def check(self) -> None:
         """Raise ValueError for options that make no run."""
@@ -72,7 +73,7 @@ def run(options: Options) -> int:
 def _run(options: Options, workdir: Path, began: float) -> Summary:
     model = options.model or policy.write(policy.fresh(options.seed), workdir / "base")
     trainer = Trainer(load(model))
-    with _stack(options, workdir, model) as stack, display(as_json=options.json) as shown:
+    with _stack(options, workdir, model) as stack, display(as_json=options.json, then=options.then) as shown:
         with _publisher(options, stack, model) as publisher, Engines(stack.engines, stack.check) as engines:
             releases, seen = Releases(publisher, stack.check), list[Row]()
             try:

@@ -7,13 +7,17 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from typing import Protocol
 
 from refitd_embedded.demo.report import Row, Summary, verdict
 
-COLUMNS = ("step", "reward", "served", "staleness", "publish ms", "refit ms", "disk MB", "max |Δ log p|")
-LEGEND = "served 1/1: the step that each engine serves · staleness in steps · publish and refit in ms"
-BAR = 20
+COLUMNS = ("step", "reward", "served", "stale", "publish", "refit", "disk", "Δ log p")
+LEGEND = (
+    "served: the step that each engine serves · stale: steps behind the trainer",
+    "publish, refit: ms · disk: MB · Δ log p: trainer against engine, the largest",
+)
+BAR = 8  # with the columns it fits into 80
 
 
 class Display(Protocol):
@@ -47,26 +51,29 @@ class JsonLines:
 class PlainLines:
     """One line a row, for logs."""
 
-    def __init__(self) -> None:
+    def __init__(self, then: str) -> None:
+        """`then` is said last."""
         self._headed = False
+        self._then = then
 
     def row(self, row: Row) -> None:
         """See `Display`."""
         if not self._headed:
-            print(_line(COLUMNS), LEGEND, sep="\n", flush=True)
+            print(_line(COLUMNS), *LEGEND, sep="\n", flush=True)
             self._headed = True
         print(_line(cells(row)), flush=True)
 
     def summary(self, summary: Summary) -> None:
         """See `Display`."""
-        print("", *closing(summary), what_next(), sep="\n", flush=True)
+        print("", *closing(summary), self._then, sep="\n", flush=True)
 
 
 class LiveTable:
     """A table that grows in place; when the terminal is too low for it, its last rows. `refresh` redraws it."""
 
-    def __init__(self, refresh: Callable[[object], None], height: Callable[[], int]) -> None:
-        self._refresh, self._height = refresh, height
+    def __init__(self, refresh: Callable[[object], None], height: Callable[[], int], then: str) -> None:
+        """`then` is said last."""
+        self._refresh, self._height, self._then = refresh, height, then
         self._rows: list[Row] = []
         self._end: list[str] = []
 
@@ -77,36 +84,40 @@ class LiveTable:
 
     def summary(self, summary: Summary) -> None:
         """See `Display`."""
-        self._end = [*closing(summary), what_next()]
+        self._end = ["", *closing(summary), self._then]
         self._draw()
 
     def _draw(self) -> None:
+        from rich import box
         from rich.console import Group
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(*(column for column in COLUMNS), "", header_style="bold", caption=LEGEND)
+        table = Table(*COLUMNS, "", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
         for column in table.columns[:-1]:
             column.justify = "right"
-        for row in self._rows[-max(5, self._height() - 10) :]:
+        for row in self._rows[-max(5, self._height() - 12) :]:
             table.add_row(
                 *cells(row), Text(bar(row.reward), style="green"), style="" if row.staleness == 0 else "yellow"
             )
-        self._refresh(Group(table, *map(Text, self._end)))
+        legend = (Text(line, style="dim") for line in LEGEND)  # no caption: that is as narrow as the table
+        self._refresh(Group(table, *legend, *map(Text, self._end)))
 
 
 @contextmanager
-def display(*, as_json: bool) -> Generator[Display]:
-    """What fits whoever is watching."""
+def display(*, as_json: bool, then: str | None = None) -> Generator[Display]:
+    """What fits whoever is watching. `then` is the last line, in place of what to try after a demo of one's own."""
+    last = what_next() if then is None else then
     if as_json:
         yield JsonLines()
     elif sys.stdout.isatty() and importlib.util.find_spec("rich") is not None:
         from rich.live import Live
 
         with Live(auto_refresh=False) as live:
-            yield LiveTable(lambda shown: live.update(shown, refresh=True), lambda: live.console.height)  # pyright: ignore[reportArgumentType]
+            refresh = partial(live.update, refresh=True)
+            yield LiveTable(refresh, lambda: live.console.height, last)  # pyright: ignore[reportArgumentType]
     else:
-        yield PlainLines()
+        yield PlainLines(last)
 
 
 def cells(row: Row) -> list[str]:
@@ -133,9 +144,9 @@ def closing(summary: Summary) -> list[str]:
     versions = summary.versions
     return [
         verdict(summary),
-        f"Versions: {versions.published} published, {versions.served} served, {versions.collected} collected. "
-        f"Largest difference of log-probabilities {summary.largest_difference:.1e}, "
-        f"largest staleness {summary.largest_staleness}. {summary.seconds:.0f} s.",
+        f"Versions: {versions.published} published, {versions.served} served, {versions.collected} collected.",
+        f"At most: {summary.largest_difference:.1e} between log-probabilities, {summary.largest_staleness} steps "
+        f"stale. {summary.seconds:.0f} s.",
     ]
 
 
@@ -143,7 +154,7 @@ def what_next() -> str:
     """What to try after the demo. `make demo` runs in an environment that the shell has not entered."""
     is_entered = sys.prefix == sys.base_prefix or os.environ.get("VIRTUAL_ENV") == sys.prefix
     enter = "" if is_entered else f". {os.path.relpath(sys.prefix)}/bin/activate; "
-    return f"Next, with your own trainer and engines: {enter}refitd serve --help"
+    return f"Next, with your own engines: {enter}refitd serve --help"
 
 
 def _milliseconds(value: float | None) -> str:

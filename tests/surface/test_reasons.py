@@ -1,0 +1,117 @@
+"""What is said to people is so, and can be done: reasons, counts, advice."""
+
+import asyncio
+import inspect
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from refitd.cli.publish import _lines
+from refitd_client import AsyncRefitClient, Publication, RefitClient, ShardedPublisher, WeightPublisher
+from refitd_client.contract.states import EngineState
+from refitd_client.contract.wire import Notice
+from support.checkpoints import publish, tensors
+from support.services import Stage, serving
+
+ID = "run~v000001"
+
+
+async def announced(stage: Stage, publication: Publication) -> None:
+    """Send the notice that the publisher has made."""
+    body = msgspec.to_builtins(publication.notice)
+    assert (await stage.http.post("/v1/versions", json=body)).status_code in {200, 202}
+
+
+@pytest.mark.parametrize("word", ["allow_missing", "allow_extra"])
+async def test_what_a_rejection_tells_the_trainer_to_say_publish_can_say(tmp_path: Path, word: str) -> None:
+    weights = tensors(1) | {"more.weight": np.ones((2, 2), np.float32)}
+    if word == "allow_missing":
+        weights = dict(list(tensors(1).items())[1:])
+    async with serving(tmp_path) as stage:
+        with WeightPublisher(stage.root, "run") as publisher:
+            await asyncio.to_thread(publisher.publish, weights, step=1)
+            await stage.rejected(ID)
+            reason = stage.ledger.versions[ID].reason or ""
+            assert f"publish with {word}=True" in reason
+            assert f"'refitd publish --{word.replace('_', '-')}'" in reason
+            told = await asyncio.to_thread(lambda: publisher.publish(weights, step=2, **{word: True}))
+            await announced(stage, told)
+            await stage.until("run~v000002", lambda record: record.served_at is not None)
+
+
+def test_both_publishers_take_what_a_rejection_tells_trainers_to_say() -> None:
+    for publisher in (WeightPublisher, ShardedPublisher):
+        taken = inspect.signature(publisher.publish).parameters
+        assert {"allow_missing", "allow_extra"} <= taken.keys(), publisher
+
+
+async def test_a_rejected_version_that_no_engine_served_was_not_rolled_back_from(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage:
+        for step in (1, 2):
+            await stage.served(step)
+        publish(stage.root, "run", 3, {})
+        await stage.rejected("run~v000003")
+        assert (await stage.http.post("/v1/rollback", json={"run": "run", "to": ID})).status_code == 200
+        assert stage.ledger.versions["run~v000003"].barred
+        left = (await stage.http.get("/v1/explain/run~v000002")).json()["sentences"]
+        rejected = (await stage.http.get("/v1/explain/run~v000003")).json()["sentences"]
+        assert any("rolled back from" in sentence for sentence in left)
+        assert not any("rolled back from" in sentence for sentence in rejected)
+        back = await stage.http.post("/v1/rollback", json={"run": "run", "to": "run~v000003"})
+        assert back.status_code == 409
+        assert back.json()["detail"].startswith("run~v000003 is REJECTED")
+
+
+async def test_an_engine_that_does_not_answer_does_not_count_as_serving(tmp_path: Path) -> None:
+    async with serving(tmp_path, names=("a", "b")) as stage:
+        await stage.served(1)
+        stage.engines["b"].down = True
+        seen = stage.ledger.bell.count
+        async with asyncio.timeout(10):
+            while stage.ledger.engines["b:1"].state is not EngineState.UNREACHABLE:
+                seen = await stage.ledger.bell.after(seen, within=0.05)
+        engines = (await stage.http.get(f"/v1/versions/{ID}")).json()["engines"]
+        assert {engine["id"]: engine["serves"] for engine in engines} == {"a:1": True, "b:1": False}
+
+
+async def test_the_overview_says_whether_a_token_is_wanted(tmp_path: Path) -> None:
+    async with serving(tmp_path / "open") as stage:
+        assert (await stage.http.get("/v1/overview")).json()["wants_token"] is False
+    async with serving(tmp_path / "closed", token="secret") as stage:
+        assert (await stage.http.get("/v1/overview")).json()["wants_token"] is True
+
+
+async def test_no_two_routes_have_the_same_title(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage:
+        paths = (await stage.http.get("/openapi.json")).json()["paths"]
+    titles = [route["summary"] for routes in paths.values() for route in routes.values()]
+    assert len(titles) > 20
+    assert sorted(titles) == sorted(set(titles))
+
+
+async def test_all_that_can_be_waited_for_is_documented_wherever_one_can_wait(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage:
+        document = (await stage.http.get("/openapi.json")).json()
+    route = document["paths"]["/v1/versions/{version_id}/wait"]["get"]
+    (waits_for,) = (each for each in route["parameters"] if each["name"] == "for")
+    words = waits_for["schema"]["enum"]
+    assert "taken" in words
+    told = [route["description"], *(inspect.getdoc(wait) or "" for wait in (
+        RefitClient.wait, AsyncRefitClient.wait, Publication.wait,
+    ))]  # fmt: skip
+    for text in told:
+        assert not [word for word in words if not re.search(rf"\b{word}\b", text)], text
+
+
+def test_how_long_a_small_publication_took_is_said_in_milliseconds(tmp_path: Path) -> None:
+    publication = Publication(
+        run="run", generation=1, step=1, path=tmp_path, version_id=ID, bytes=6_800_000, digest="",
+        timings={}, notice=Notice(run="run", step=1, publish_ms=23.4),
+    )  # fmt: skip
+    assert str(_lines(publication, None)[0]).startswith(f"{ID}: 6.8 MB in 23 ms, ")
+    longer = replace(publication, notice=replace(publication.notice, publish_ms=2340.0))
+    assert " in 2.34 s, " in str(_lines(longer, None)[0])

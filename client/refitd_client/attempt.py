@@ -136,6 +136,7 @@ class Attempt:
             metadata=self.metadata,
             allow_missing=self.allow_missing,
             allow_extra=self.allow_extra,
+            engines=self.means.engines,
         )
         return Lending(place=place, layouts=self.means.layouts, debt=self.means.debt)
 
@@ -244,6 +245,7 @@ class Attempt:
                 publish_ms=self._laps.since_begin,
                 digest=manifest.digest,
                 root=name_of(self.means.folder.root),
+                engines=self.means.engines,
             ),
             kind=manifest.kind,
             base=manifest.base,

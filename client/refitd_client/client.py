@@ -13,7 +13,7 @@ that the service's problem document stands for: `UnauthorizedError`, `NotFoundEr
 import os
 import random
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Self
 
 import httpx
@@ -201,6 +201,30 @@ class RefitClient:
     def add_engine(self, new: NewEngine) -> Engine:
         """Take an engine into the fleet. It is brought to its run's target at once."""
         return self._send(routes.add_engine(new))
+
+    def move_engines(self, engine_ids: Sequence[str], run: str, *, insist: bool = False) -> Page[Engine]:
+        """Have engines follow another run from now on, which need not have published yet; returns them.
+
+        They go on serving what they serve until they have loaded that run's target. It outlives restarts.
+
+        Args:
+            engine_ids: engines' ids or URLs; all are moved, or none.
+            run: the run to follow.
+            insist: also where one follows a run that is not closed, which loses it: a `ConflictError` else.
+        """
+        return self._send(routes.move_engines(engine_ids, run, insist=insist))
+
+    def close_run(self, run: str) -> RunGlance:
+        """Say that a run has ended: it wants no engines any more, and those that follow it are free for another run.
+
+        Collection keeps its newest good version, with what engines need and what is pinned. The next version that is
+        published opens it again.
+        """
+        return self._send(routes.close_run(run))
+
+    def reopen_run(self, run: str) -> RunGlance:
+        """Take back that a run has ended. What was deleted meanwhile stays deleted."""
+        return self._send(routes.reopen_run(run))
 
     def remove_engine(self, engine_id: str) -> None:
         """Let an engine go. It goes on serving what it serves."""

@@ -38,7 +38,7 @@ from refitd_client.handover import lender
 from refitd_client.handover.handing import Handed
 from refitd_client.known import newest_known
 from refitd_client.mapped import Mappings
-from refitd_client.means import Means
+from refitd_client.means import Means, check_engines
 from refitd_client.progress import Progress
 from refitd_client.publication import Publication, StagedPublication
 from refitd_client.reserve import Reserve
@@ -78,6 +78,7 @@ class WeightPublisher:
         delta_rules: DeltaRules | None = None,
         shadow: Literal["gpu", "stream"] = "stream",
         compress_deltas: bool = False,
+        engines: Literal["mine"] | None = None,
     ) -> None:
         """Take a run.
 
@@ -104,18 +105,22 @@ class WeightPublisher:
             shadow: where the weights published last are kept, for deltas of tensors on a GPU: on the GPU (`gpu`, as
                 much memory again), or in host memory, from where they are streamed over the bus (`stream`).
             compress_deltas: `gap` encoding and zstd make them half as large, for a slow network, and slower to make.
+            engines: with `mine` the service brings engines to this run while none follows it: those that follow no run,
+                and those of runs that are closed (`RefitClient.close_run`). Engines of a run that is not closed stay
+                there. Needs `service_url`.
 
         Raises:
             NameRefusedError: the run's name is no safe relative one.
             RunBusyError: another publisher has the run.
             PublishError: `base_model` is no model's folder, or the run's record is damaged.
             StorageError: the run's folder cannot be made, read or locked.
-            ValueError: the URL, the token, a dtype, `shadow` or `max_shard_bytes` cannot be one.
+            ValueError: the URL, the token, a dtype, `shadow`, `engines` or `max_shard_bytes` cannot be one.
         """
         if max_shard_bytes is not None and max_shard_bytes <= 0:
             raise ValueError(f"max_shard_bytes is {max_shard_bytes}; a shard takes at least one byte")
         if shadow not in {"gpu", "stream"}:
             raise ValueError(f"shadow is {shadow!r}: it is 'gpu' or 'stream'")
+        check_engines(engines, service_url)
         reading = Reading(
             base_model=BaseModel(Path(base_model)) if base_model is not None else None,
             max_shard_bytes=max_shard_bytes,
@@ -137,7 +142,12 @@ class WeightPublisher:
         self._background = Background()
         self._mappings = Mappings()
         self._means = Means(
-            folder=self._folder, reading=reading, deltas=deltas, mappings=self._mappings, connection=connection
+            folder=self._folder,
+            reading=reading,
+            deltas=deltas,
+            mappings=self._mappings,
+            connection=connection,
+            engines=engines,
         )
         self._finalizer = weakref.finalize(self, _let_go, self._background.begun, self._means)
         self._finalizer.atexit = False  # the end of the process gives everything back

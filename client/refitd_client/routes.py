@@ -4,6 +4,7 @@
 Call(method='PUT', path='/v1/versions/exp~v000007/pin', result=<class '...Version'>, ...)
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import quote
@@ -16,8 +17,10 @@ from refitd_client.contract.wire import (
     Event,
     Explanation,
     Faults,
+    Move,
     NewEngine,
     Notice,
+    OneRun,
     Overview,
     Page,
     ReclaimPlan,
@@ -142,6 +145,22 @@ def engine(engine_id: str) -> Call[Engine]:
 def add_engine(new: NewEngine) -> Call[Engine]:
     """Take an engine into the fleet. The second time would be a conflict."""
     return Call(method="POST", path="/v1/engines", result=Engine, body=new, repeatable=False)
+
+
+def move_engines(engines: Sequence[str], run: str, *, insist: bool = False) -> Call[Page[Engine]]:
+    """Have engines follow another run. The second time they follow it already."""
+    body = Move(engines=list(engines), run=run, insist=insist)
+    return Call(method="POST", path="/v1/engines/move", result=Page[Engine], body=body)
+
+
+def close_run(run: str) -> Call[RunGlance]:
+    """Say that a run has ended."""
+    return Call(method="POST", path="/v1/runs/close", result=RunGlance, body=OneRun(run=run))
+
+
+def reopen_run(run: str) -> Call[RunGlance]:
+    """Take that back."""
+    return Call(method="POST", path="/v1/runs/reopen", result=RunGlance, body=OneRun(run=run))
 
 
 def remove_engine(engine_id: str) -> Call[None]:

@@ -28,6 +28,7 @@ from refitd.rollout.offers import Offer, offered_to, takers
 from refitd.rollout.plan import Goals, RefitTo
 from refitd.rollout.record import AttemptRecord, EngineRecord, RolloutRecord
 from refitd.rollout.removed import given_back, in_mid_load, left_behind
+from refitd.rollout.runs import Runs
 from refitd.rollout.strategy import Strategy, StrategyName
 from refitd.root_mark import RootMark
 from refitd.telemetry.witness import Witness
@@ -61,7 +62,8 @@ class Ledger:
     `targets` rings when a run's target, an engine's run or the set of engines changes: what a replica has to hear.
     `models` rings when an engine says which model it was started with, or follows another run.
     `removed` is what stays known of addresses where no engine is named any more. `away_since` is the time of day, for
-    people, since when each engine that is UNREACHABLE does not answer.
+    people, since when each engine that is UNREACHABLE does not answer. `runs` says which have ended, and since when
+    engines follow them.
     `loading` holds the open attempt of each engine; `root_fault` says why the root cannot be listed, None while it
     can; `fleet_fault` why it is not known which engines there are; `file_fault` why the engines file cannot be
     used, so that what it said before stays in force. `left_out` counts folders of the root that are not taken in
@@ -91,6 +93,7 @@ class Ledger:
         self.removed: dict[str, EngineRecord] = {}
         self.away_since: dict[str, str] = {}
         self.rollouts: dict[str, RolloutRecord] = {}
+        self.runs = Runs()
         self.loading: dict[str, AttemptRecord] = {}
         self.root_fault: str | None = "the root has not been listed yet"
         self.fleet_fault: str | None = "the engines have not been taken in yet"
@@ -116,8 +119,10 @@ class Ledger:
                 self.gone.add(version.id)
             else:
                 self._known.keep(version)
-        for run, row in self.journal.read(reads.read_places):
-            self.places.remember(run, row)
+        for name, row in self.journal.read(reads.read_places):
+            self.places.remember(name, row)
+        for run in self.journal.read(reads.read_runs):
+            self.runs.remember(run)
 
     def _read_back(self) -> None:
         self._read_back_versions()
@@ -136,6 +141,7 @@ class Ledger:
                 resume_owed=True,
                 contested_at=None if engine.contested_at is None else self.clock.monotonic(),
             )
+        self.runs.count(self.engines.values(), self.clock.monotonic())
         for engine in self.journal.read(reads.read_removed_engines):
             self.removed[engine.url] = replace(engine, unreachable_since=self.clock.monotonic())
         for attempt in self.journal.read(reads.read_open_attempts):
@@ -177,6 +183,7 @@ class Ledger:
         self.journal.append(writes.put_version(record, self.places.of(record.run, record.order)))
         if before is None:
             self._first_seen[record.id] = self.clock.monotonic()
+            self.reopen_run(record.run, f"{record.id} came")
         if record.state is VersionState.DELETED:
             self._first_seen.pop(record.id, None)
             self._known.drop(record)
@@ -316,7 +323,7 @@ class Ledger:
         return self._known.of_run(run)
 
     @property
-    def runs(self) -> Collection[str]:
+    def runs_with_versions(self) -> Collection[str]:
         """The runs that a version is known of."""
         return self._known.runs
 
@@ -325,17 +332,17 @@ class Ledger:
         before = self.engines.get(record.id)
         if before == record:
             return
-        if before is None or before.run != record.run:
-            self.targets.ring()
         if before is None or (before.run, before.startup_path) != (record.run, record.startup_path):
             self.models.ring()
         self.engines[record.id] = record
+        if before is None or before.run != record.run:
+            self._followers_changed(None if before is None else before.run)
         if record.state is not EngineState.UNREACHABLE:
             self.away_since.pop(record.id, None)
         elif record.id not in self.away_since:
             self.away_since[record.id] = self.clock.now()
         self._take_turns(record.run)
-        if before is None or (before.serving, before.known) != (record.serving, record.known):
+        if before is None or (before.run, before.serving, before.known) != (record.run, record.serving, record.known):
             self._aim(record.run)  # what engines hold stays the target when its files are lost
         self.journal.append(writes.put_engine(record))
         if before is None and record.url in self.removed:  # whose knowledge of the address the record has taken over
@@ -344,11 +351,19 @@ class Ledger:
             self.say("engine", record.id, text, state=record.state.value)
         self.bell.ring()
 
+    def _followers_changed(self, left: str | None) -> None:
+        """An engine follows another run than before, or is new; `left` is the run that it followed."""
+        self.runs.count(self.engines.values(), self.clock.monotonic())
+        self._take_turns(left)
+        self._aim(left)
+        self.targets.ring()
+
     def drop_engine(self, engine_id: str) -> None:
         """Forget an engine, and with it the leases that it held, but for those of loads that nobody saw the end of."""
         engine = self.engines.pop(engine_id, None)
         if engine is None:
             return
+        self.runs.count(self.engines.values(), self.clock.monotonic())
         self.away_since.pop(engine_id, None)
         attempt = self.loading.get(engine_id)
         self.leave(engine if attempt is None else in_mid_load(engine, attempt.version))
@@ -440,6 +455,22 @@ class Ledger:
         text = f"rollouts of run {record.run} {'are paused' if paused else 'go on'}"
         self.put_rollout(replace(record, paused_since=since), text)
         self.targets.ring()
+
+    def close_run(self, run: str) -> None:
+        """Somebody says that a run has ended."""
+        if run not in self.runs.closed:
+            self.runs.closed[run] = self.clock.now()
+            self._put_run(run, f"run {run} is closed")
+
+    def reopen_run(self, run: str, why: str) -> None:
+        """A run goes on after all; nothing where it is not closed."""
+        if self.runs.closed.pop(run, None) is not None:
+            self._put_run(run, f"run {run} is open again: {why}")
+
+    def _put_run(self, run: str, text: str) -> None:
+        self.journal.append(writes.put_run(self.runs.record_of(run)))
+        self.say("run", run, text, closed=run in self.runs.closed)
+        self.bell.ring()
 
     def rebuilt(self) -> None:
         """The root was listed and every engine asked: what a lost journal knew is known again, as far as it can be."""

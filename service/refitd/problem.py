@@ -19,6 +19,7 @@ class Kind(Enum):
     VERSION_NOT_GOOD = ("version-not-good", 409, "The version cannot be served")
     OTHER_ROOT = ("other-root", 409, "The service watches another root")
     RUN_NOT_FOLLOWED = ("run-not-followed", 409, "No engine follows the run")
+    RUN_OPEN = ("run-open", 409, "The engine follows a run that has not ended")
     NOTHING_TO_ROLL_BACK = ("nothing-to-roll-back", 409, "There is no earlier good version")
     UNKNOWN_VERSION = ("unknown-version", 404, "No such version")
     UNKNOWN_ENGINE = ("unknown-engine", 404, "No such engine")

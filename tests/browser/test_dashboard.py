@@ -350,3 +350,60 @@ async def test_while_nothing_is_published_only_engines_that_answer_are_said_to_w
         stage.engines["b"].down = True
         await opened(page, server)
         await expect(page.locator(".run p")).to_contain_text("1 engine waits, 1 is UNREACHABLE.")
+
+
+async def told(stage: Stage, run: str, step: int) -> None:
+    """Publish a step of a run and wait for its verdict."""
+    publish(stage.root, run, step, tensors(step))
+    await stage.until(f"{run}~v{step:06d}", lambda record: record.state is VersionState.SEALED)
+
+
+async def test_versions_of_several_runs_stand_in_the_order_in_which_they_came(page: Page, tmp_path: Path) -> None:
+    async with serving(tmp_path, names=()) as stage, listening(stage.api) as server:
+        for run, step in (("old", 100), ("new", 1), ("old", 101), ("new", 2)):
+            await told(stage, run, step)
+        await opened(page, server)
+        rows = page.locator("table.updates tbody tr")
+        await expect(rows.locator("th")).to_have_text(["2", "101", "1", "100"])
+        await expect(rows.locator("td").filter(has_text=re.compile("^(old|new)$"))).to_have_text(["new", "old"] * 2)
+
+
+async def test_engines_are_brought_to_a_run_that_none_follows_and_one_that_has_ended_is_closed(
+    page: Page, tmp_path: Path
+) -> None:
+    async with serving(tmp_path, names=("a", "b")) as stage, listening(stage.api) as server:
+        await told(stage, "old", 1)
+        await stage.until("old~v000001", lambda record: record.served_at is not None)
+        await told(stage, "new", 1)
+        await opened(page, server)
+        unfollowed = page.locator(".run.UNFOLLOWED")
+        await expect(unfollowed.locator("h2")).to_contain_text("UNFOLLOWED: No engine follows this run")
+        await unfollowed.get_by_role("button", name="Move engines here").click()
+        dialog = page.get_by_role("dialog", name="Engines for new")
+        await expect(dialog).to_contain_text("follows old, which would lose it")
+        await dialog.get_by_label("a:1").check()
+        await dialog.get_by_label("b:1").check()
+        await dialog.get_by_role("button", name="Move", exact=True).click()
+        await stage.until("new~v000001", lambda record: record.served_at is not None)
+        await expect(unfollowed.locator("b")).to_have_text("old")
+        await unfollowed.get_by_role("button", name="Close …").click()
+        await page.get_by_role("dialog", name="Close the run?").get_by_role("button", name="Close", exact=True).click()
+        await expect(page.locator("details.closed summary")).to_contain_text("1 closed run")
+        await expect(page.locator(".run")).to_have_count(1)
+        await page.locator("details.closed summary").click()
+        await page.get_by_role("button", name="Reopen").click()
+        await expect(unfollowed).to_have_count(1)
+
+
+async def test_an_engine_is_moved_to_a_run_by_its_name(page: Page, tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage, listening(stage.api) as server:
+        await stage.served(1)
+        await opened(page, server)
+        await page.locator("table.engines button.fold").click()
+        await page.get_by_role("button", name="Move …").click()
+        dialog = page.get_by_role("dialog", name="Move to another run?")
+        await expect(dialog).to_contain_text("follows run, which would lose it")
+        await dialog.get_by_label("Run").fill("next")
+        await page.keyboard.press("Enter")
+        await expect(page.locator(".notice")).to_contain_text("a:1 follows next from now on.")
+        assert stage.ledger.engines["a:1"].run == "next"

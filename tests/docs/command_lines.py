@@ -2,6 +2,7 @@
 extra that pip installs, a module, a file of the repository. Nothing is run.
 """
 
+import math
 import re
 import shlex
 import tomllib
@@ -110,7 +111,8 @@ def _of_refitd() -> dict[str, Any]:
 def _options(name: str, command: Any, words: list[str], *, whole: bool) -> Iterator[str]:
     """Options that there are, each with its value, and no more arguments than there are."""
     known = {option: each for each in command.params for option in [*each.opts, *each.secondary_opts]}
-    places = sum(not each.opts[0].startswith("-") for each in command.params)
+    arguments = [each for each in command.params if not each.opts[0].startswith("-")]
+    places = math.inf if any(each.nargs == -1 for each in arguments) else len(arguments)
     words = list(words)
     while words:
         word = words.pop(0)

@@ -131,6 +131,8 @@ class Promises(Silent):
         """10: what a rollback goes to is not given up, whatever came after it that nobody served."""
         if before is None or before.state is not VersionState.SEALED or after.state is not VersionState.RETIRED:
             return
+        if after.run in self._life.ledger.runs.closed:
+            return  # it has ended with its newest good version
         versions = [before if each.id == before.id else each for each in self._life.ledger.versions_of(before.run)]
         good = last_good(versions)
         back = None if good is None else last_good_before(versions, good)

@@ -125,6 +125,16 @@ class Story:
         self.do(lambda world: world.name_engine(named=named))
         self.do(lambda world: world.wait(seconds))
 
+    @may(name=ENGINES, away=one_of([False, True]), seconds=one_of([0.0, 0.1, 2.0]))
+    def engine_is_moved_to_another_run_or_back(self, name: str, away: bool, seconds: float) -> None:
+        self.do(lambda world: world.move_engine(name, away=away))
+        self.do(lambda world: world.wait(seconds))
+
+    @may(closed=one_of([False, True]), seconds=one_of([0.0, 2.0, 10.0]))
+    def run_is_closed_or_opened(self, closed: bool, seconds: float) -> None:
+        self.do(lambda world: world.close_run(closed=closed))
+        self.do(lambda world: world.wait(seconds))
+
     @may()
     def publish_out_of_order(self) -> None:
         self.do(lambda world: world.publish_late(Make.GOOD))

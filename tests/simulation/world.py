@@ -17,14 +17,16 @@ from refitd.journal.journal import JournalError
 from refitd.problem import ProblemError
 from refitd.rollout.strategy import Strategy, StrategyName
 from refitd.settings import Settings
+from refitd.surface.engines import move_engines
 from refitd.surface.overview import glance_at
 from refitd.surface.present import present_engine
 from refitd.surface.rollback import rollback
 from refitd.surface.rollouts import pause, resume
+from refitd.surface.runs import close, reopen
 from refitd.surface.versions import pin, unpin
 from refitd_client.contract.naming import Order, parse_version_folder, version_folder, version_id
 from refitd_client.contract.states import EngineState, Kind, Standing
-from refitd_client.contract.wire import NewEngine, Notice, Rollback, Rollouts
+from refitd_client.contract.wire import Move, NewEngine, Notice, OneRun, Rollback, Rollouts
 from refitd_client.delta.plan import last_served
 
 from .disk import Make, SimDisk, SimFolder
@@ -37,6 +39,7 @@ from .virtual_time import VirtualClock, VirtualLoop
 
 AnswerT = TypeVar("AnswerT")
 RUN = "run"
+OTHER_RUN = "other"
 HEAL_SECONDS = 120.0
 START_SECONDS = 10.0  # SGLang takes longer to start; the service looks several times meanwhile
 PLUGGED = 0.7  # of the engines
@@ -292,6 +295,17 @@ class World:
             with suppress(ProblemError):
                 self.life.fleet.resync(f"{name}:1")
 
+    def move_engine(self, name: str, *, away: bool) -> None:
+        """An operator moves an engine to a run that publishes nothing, or back."""
+        if self.life is not None:
+            order = Move(engines=[f"{name}:1"], run=OTHER_RUN if away else RUN, insist=True)
+            self._call(move_engines(order, self.life.service))
+
+    def close_run(self, *, closed: bool) -> None:
+        """Somebody says that the run has ended, or that it has not: what is published next says so, too."""
+        if self.life is not None:
+            self._call((close if closed else reopen)(OneRun(run=RUN), self.life.service))
+
     def name_engine(self, *, named: bool) -> None:
         """An operator adds the third engine, or takes it out, whatever it is at."""
         if self.life is None:
@@ -403,6 +417,8 @@ class World:
             for server in self.servers.values():
                 if not server.up:
                     server.start()
+                self.move_engine(server.name, away=False)
+            self.close_run(closed=False)
             self.wait(HEAL_SECONDS)
         assert self.life is not None
         engines = self.life.ledger.engines.values()

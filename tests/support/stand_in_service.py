@@ -26,8 +26,10 @@ from refitd_client.contract.wire import (
     Event,
     Explanation,
     Faults,
+    Move,
     NewEngine,
     Notice,
+    OneRun,
     Overview,
     Page,
     Problem,
@@ -237,6 +239,22 @@ def _app(state: StandIn) -> FastAPI:  # noqa: C901 - a table of routes
         new = msgspec.json.decode(await request.body(), type=NewEngine)
         state.bodies.append(new)
         return _say(make_engine(new.id or "engine-9", url=new.url, run=new.run, state=EngineState.PROBING), 201)
+
+    @app.post("/v1/engines/move")
+    async def move_engines(request: Request) -> Response:
+        order = msgspec.json.decode(await request.body(), type=Move)
+        state.bodies.append(order)
+        found = [state.engine(name) for name in order.engines]
+        if not order.insist and any(engine.run != order.run for engine in found):
+            raise _ProblemError(409, "run-open", f"{found[0].id} follows {found[0].run}, which is not closed")
+        return _say(Page(items=[replace(engine, run=order.run, moved=True) for engine in found]))
+
+    @app.post("/v1/runs/{what}")
+    async def runs(what: str, request: Request) -> Response:
+        order = msgspec.json.decode(await request.body(), type=OneRun)
+        state.bodies.append(order)
+        seen = next((run for run in state.runs if run.run == order.run), make_run(run=order.run))
+        return _say(replace(seen, closed_at="2026-11-21T12:00:00Z" if what == "close" else None))
 
     @app.delete("/v1/engines/{wanted}")
     async def remove_engine(wanted: str) -> Response:

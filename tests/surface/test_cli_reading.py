@@ -338,7 +338,8 @@ def test_sizes(count: int | None, text: str) -> None:
     assert render.size(count) == text
 
 
-def test_steps_of_different_generations_are_not_subtracted() -> None:
+def test_steps_of_different_generations_and_runs_are_not_subtracted() -> None:
+    assert render.steps_behind(make_engine(version="old~v000009", step=9), make_version(3)) == "other run"
     target = make_version(3, generation=2)
     assert render.steps_behind(make_engine(version="exp~v000009", step=9), target) == "other generation"
     assert render.steps_behind(make_engine(), None) == "-"

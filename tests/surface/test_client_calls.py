@@ -23,6 +23,7 @@ from refitd_client.errors import (
 from refitd_client.retry import RetryPolicy
 from support.both_clients import QUICK, Run, Use, run_async, run_blocking
 from support.scripted_server import Step, answer, cut, hang_up, page, problem, serve, silence
+from support.stand_in_service import make_engine, stand_in
 
 NOTICE = Notice(run="exp/trial", step=7, metadata={"loss": "0.1"})
 VERSION = Version(
@@ -312,3 +313,19 @@ class TestWait:
         with serve(think) as server:
             run(server.url, lambda client: client.wait(VERSION.id, timeout=5), timeout=0.1)
         assert len(server.seen) == 1
+
+
+def test_runs_are_closed_and_opened_and_engines_moved_by_either_client(run: Run) -> None:
+    with stand_in() as service:
+        service.engines = [make_engine("engine-0")]
+        moved = run(service.url, lambda client: client.move_engines(["engine-0"], "next", insist=True))
+        assert [(engine.id, engine.run) for engine in moved.items] == [("engine-0", "next")]
+        with pytest.raises(ConflictError):
+            run(service.url, lambda client: client.move_engines(["engine-0"], "next"))
+        assert run(service.url, lambda client: client.close_run("exp")).closed_at is not None
+        assert run(service.url, lambda client: client.reopen_run("exp")).closed_at is None
+        assert service.asked == [
+            *["POST /v1/engines/move"] * 2,
+            "POST /v1/runs/close",
+            "POST /v1/runs/reopen",
+        ]

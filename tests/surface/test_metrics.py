@@ -182,7 +182,7 @@ class Hands:
 
 def test_a_trainer_that_is_faster_than_its_engines_does_not_hide_that_nothing_is_served() -> None:
     clock = Hands()
-    unserved = Unserved(clock)
+    unserved = Unserved(clock, {"run": 0})
     for number in range(1, 11):
         rollout = RolloutRecord(number=number, run="run", version=f"run~v{number:06d}", cause="", started_at="")
         unserved.rollout_changed(rollout)
@@ -197,6 +197,17 @@ def test_a_trainer_that_is_faster_than_its_engines_does_not_hide_that_nothing_is
     assert unserved.seconds("run") == 5
     unserved.rollout_changed(replace(last, state=RolloutState.DEGRADED))
     assert unserved.seconds("run") == 0
+
+
+def test_a_run_that_no_engine_follows_is_not_on_its_way_and_begins_when_one_does() -> None:
+    clock, followed_since = Hands(), dict[str, float]()
+    unserved = Unserved(clock, followed_since)
+    unserved.rollout_changed(RolloutRecord(number=1, run="run", version="run~v1", cause="", started_at=""))
+    clock.time += 3600
+    assert (unserved.seconds("run"), unserved.runs) == (0, [])
+    followed_since["run"] = clock.time
+    clock.time += 5
+    assert (unserved.seconds("run"), unserved.runs) == (5, ["run"])
 
 
 async def test_a_late_loop_and_collected_garbage_are_timed() -> None:

@@ -72,6 +72,22 @@ def _answers(notice: Answer, wait: Callable[[int], Answer] | Answer | None = Non
 ACCEPTED: Answer = (202, version(VersionState.VALIDATING))
 
 
+def test_a_publisher_that_wants_engines_says_so_in_each_notice(tmp_path: Path) -> None:
+    with ScriptedService(_answers(ACCEPTED)) as service:
+        _publish(tmp_path / "asks", service.url, engines="mine")
+        _publish(tmp_path / "does not", service.url)
+    assert [request.body["engines"] for request in service.requests if request.method == "POST"] == ["mine", None]
+
+
+@pytest.mark.parametrize(("engines", "url"), [("mine", None), ("all", "http://127.0.0.1:1")])
+def test_engines_that_cannot_be_asked_for_are_refused_before_anything_is_written(
+    tmp_path: Path, engines: Any, url: str | None
+) -> None:
+    with pytest.raises(ValueError, match="engines"):
+        WeightPublisher(tmp_path, "run", url, engines=engines)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_notice_names_the_version_relative_to_the_root(tmp_path: Path) -> None:
     """The service may have mounted it elsewhere. The token goes along."""
     with ScriptedService(_answers(ACCEPTED)) as service:

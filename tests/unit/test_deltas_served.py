@@ -16,10 +16,12 @@ from prometheus_client import CollectorRegistry
 
 from refitd.copies import files, refusals
 from refitd.copies.disk import DiskCopies
+from refitd.rollout.moving import move
 from refitd.telemetry.meters import Meters
 from refitd.telemetry.traces import Traces
 from refitd_client.contract.states import Kind, VersionState
 from refitd_client.delta.plan import Full
+from support.checkpoints import publish
 from support.deltas import Trainer, in_folder, same, training
 from support.services import Stage, serving
 
@@ -215,3 +217,21 @@ async def test_copies_of_a_run_that_publishes_in_full_again_are_taken_away(tmp_p
         await stage.sweep()
         assert not [path for path in (stage.root / ".refitd/copies").rglob("*") if path.is_file()]
         assert [path.name for path in (stage.root / "run").glob("v*")] == ["v000004"]
+
+
+async def test_copies_of_a_run_that_has_ended_are_taken_away_when_its_engines_follow_another(tmp_path: Path) -> None:
+    async with followed(tmp_path) as (stage, trainer):
+        for _ in range(3):
+            await served(stage, trainer)
+        copies = stage.root / ".refitd/copies"
+        stage.ledger.close_run("run")
+        await stage.sweep()
+        assert [path for path in copies.rglob("*") if path.is_file()], "an engine that restarts is brought back to it"
+        move(stage.ledger, stage.ledger.engines["a:1"], "next")
+        await stage.sweep()
+        assert [path for path in copies.rglob("*") if path.is_file()], "the engine serves it still"
+        publish(stage.root, "next", 1, trainer.weights)
+        await stage.until("next~v000001", lambda record: record.served_at is not None)
+        await stage.sweep()
+        await stage.sweep()
+        assert not [path for path in copies.rglob("*") if path.is_file()]

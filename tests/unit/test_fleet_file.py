@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from refitd.rollout import fleet
+from refitd.rollout.moving import move
 from refitd.rollout.record import Source
 from refitd_client.contract.states import EngineState
 from refitd_client.contract.wire import NewEngine
@@ -142,6 +143,27 @@ async def test_an_engine_that_the_file_binds_to_a_run_follows_that_one(file: Pat
         write(file, "{url: 'http://a:1', run: other}")
         await stage.until(lambda: stage.ledger.engines[A].serving == version(1, run="other").id)
         assert stage.engines["a"].loads == ["/root/other/v000001"]
+
+
+async def test_a_move_holds_until_the_file_is_changed_to_name_another_run(file: Path) -> None:
+    write(file, "{url: 'http://a:1', run: run}")
+    async with following(file) as stage:
+        for run in ("run", "other", "third"):
+            stage.ledger.put_version(version(1, run=run))
+        await engines_are(stage, A)
+        await serving(stage, A)
+        move(stage.ledger, stage.ledger.engines[A], "other")
+        await stage.until(lambda: stage.ledger.engines[A].serving == version(1, run="other").id)
+        write(file, "{url: 'http://a:1', run: run}", "{url: 'http://b:1', run: run}")
+        await engines_are(stage, A, B)
+        await serving(stage, B)
+        assert stage.ledger.engines[A].run == "other", "the file says of it what it said"
+    async with following(file) as stage:
+        await stage.until(lambda: stage.ledger.fleet_fault is None)
+        assert stage.ledger.engines[A].run == "other", "nor does a restart say anything"
+        write(file, "{url: 'http://a:1', run: third}")
+        await stage.until(lambda: stage.ledger.engines[A].serving == version(1, run="third").id)
+        assert not stage.ledger.engines[A].moved
 
 
 @pytest.mark.parametrize(

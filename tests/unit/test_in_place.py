@@ -57,6 +57,13 @@ def test_an_engine_goes_from_what_it_serves_to_a_delta_step_by_step(
     assert takes_in_place(plugged(holds), wanted, VERSIONS) == (step == wanted)
 
 
+def test_a_delta_is_never_written_into_what_an_engine_serves_of_the_run_that_it_was_moved_from() -> None:
+    old = version(1, run="old")
+    moved, versions = plugged(old), VERSIONS | {old.id: old}
+    assert not takes_in_place(moved, SECOND, versions)
+    assert step_in_place(moved, SECOND, versions) == FULL, "the full version comes first"
+
+
 def test_no_engine_gets_to_a_delta_by_what_was_rolled_back_from() -> None:
     versions = VERSIONS | {SECOND.id: replace(SECOND, barred=True)}
     assert step_in_place(plugged(FULL), THIRD, versions) is None

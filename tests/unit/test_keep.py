@@ -60,6 +60,16 @@ def test_the_newest_good_versions_of_each_run_stay() -> None:
     assert verdicts[3].reasons == ("newest good version of run a", "one of the newest 2 good versions of run a")
 
 
+def test_of_a_run_that_is_closed_the_newest_good_version_stays_and_every_nth() -> None:
+    versions = [version(step, run=run) for run in ("a", "b") for step in (1, 2, 3, 4, 5)]
+    versions[3] = replace(versions[3], served_at="t")
+    versions[4] = replace(versions[4], served_at="t")
+    verdicts = keep(versions, {}, KeepRules(last=3, every=2), listing=LISTED, ages={}, closed={"a"})
+    kept = [(v.record.run, v.record.order.step) for v in verdicts if v.keep]
+    assert kept == [("a", 2), ("a", 4), ("a", 5), ("b", 2), ("b", 3), ("b", 4), ("b", 5)]
+    assert verdicts[0].reasons == ("run a is closed, and nobody needs it",)
+
+
 def test_every_nth_step_stays() -> None:
     assert kept_steps(decide([version(step) for step in range(1, 13)], KeepRules(last=1, every=5))) == [5, 10, 12]
 

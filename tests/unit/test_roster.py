@@ -1,8 +1,11 @@
 """Which engines there are: what the journal knows against what the operator names."""
 
+from dataclasses import replace
+
 import pytest
 
 from refitd.engine.engines_file import EngineSpec
+from refitd.rollout.moving import moved
 from refitd.rollout.record import EngineRecord, Source
 from refitd.rollout.roster import Named, Reconciled, reconcile
 from refitd_client.contract.states import EngineState
@@ -37,7 +40,7 @@ def hold(record: EngineRecord | None, entry: Named | None, sources: frozenset[So
 @pytest.mark.parametrize(("run", "is_named"), [(None, False), ("run", True)])
 def test_an_engine_that_is_new_is_taken_in_with_the_run_that_it_was_given(run: str | None, is_named: bool) -> None:
     entry = named() if run is None else named(run=run)
-    new = EngineRecord(id="a", url="http://a", run=run, run_named=is_named, source=Source.FILE)
+    new = EngineRecord(id="a", url="http://a", run=run, run_named=is_named, said=run, source=Source.FILE)
     assert hold(None, entry) == Reconciled(drop=(), keep=(new,))
 
 
@@ -62,16 +65,57 @@ def test_an_engine_that_somebody_else_names_now_stays_what_it_is() -> None:
     assert roster == Reconciled(drop=(), keep=(known(source=Source.FILE),))
 
 
-def test_an_engine_that_is_given_another_run_holds_what_it_holds_and_serves_nothing_of_that_run() -> None:
+def test_an_engine_that_is_given_another_run_goes_on_serving_what_it_serves() -> None:
     (record,) = hold(known(), named(run="other")).keep
-    assert record == known(run="other", run_named=True, serving=None, strikes={})
+    assert record == known(run="other", run_named=True, said="other", strikes={})
     assert (record.known, record.unproven) == (False, ("run~v000002",))
 
 
 def test_an_engine_that_is_given_the_run_that_it_followed_by_itself_goes_on() -> None:
-    assert hold(known(), named(run="run")).keep == (known(run_named=True),)
+    assert hold(known(), named(run="run")).keep == (known(run_named=True, said="run"),)
 
 
 def test_an_engine_whose_run_is_said_no_more_follows_none_until_it_is_bound_again() -> None:
     (record,) = hold(known(run_named=True), named()).keep
-    assert record == known(run=None, run_named=False, serving=None, strikes={})
+    assert record == known(run=None, run_named=False, strikes={})
+
+
+def after(record: EngineRecord, *words: str | None) -> EngineRecord:
+    """The engine after its source has named these runs, one after the other."""
+    for run in words:
+        (record,) = hold(record, named() if run is None else named(run=run)).keep
+    return record
+
+
+FILE_SAYS_A = engine("a", source=Source.FILE, run="A", run_named=True, said="A")
+
+
+@pytest.mark.parametrize("said", [("A",), ("A", "A"), (None,), (None, None)])
+def test_a_move_holds_while_the_file_says_what_it_said_or_nothing_any_more(said: tuple[str | None, ...]) -> None:
+    record = after(moved(FILE_SAYS_A, "B"), *said)
+    assert (record.run, record.moved) == ("B", True)
+
+
+@pytest.mark.parametrize("said", [("C",), ("A", "C"), (None, "A", None), (None, "A"), ("C", "A")])
+def test_a_move_ends_when_the_file_is_changed_to_name_a_run(said: tuple[str | None, ...]) -> None:
+    record = after(moved(FILE_SAYS_A, "B"), *said)
+    assert (record.run, record.moved) == (said[-1], False)
+
+
+def test_an_engine_that_is_moved_to_where_its_file_has_it_is_not_moved_any_more() -> None:
+    record = after(moved(moved(FILE_SAYS_A, "B"), "A"), "C", "A")
+    assert (record.run, record.moved) == ("A", False)
+    assert not after(moved(FILE_SAYS_A, "B"), "B").moved
+
+
+def test_why_an_engine_cannot_be_reached_is_still_known_when_it_is_moved() -> None:
+    away = engine("a", run="A", state=EngineState.UNREACHABLE, reason="connection refused", failures=2)
+    there = moved(away, "B")
+    assert (there.state, there.reason, there.failures) == (EngineState.UNREACHABLE, "connection refused", 0)
+    assert moved(replace(away, state=EngineState.NACKED), "B").state is EngineState.BEHIND
+
+
+def test_a_move_outlives_a_source_that_names_no_runs() -> None:
+    found = engine("a", source=Source.DISCOVERED, run="A")
+    (record,) = hold(moved(found, "B"), Named(EngineSpec(url="http://a"), Source.DISCOVERED)).keep
+    assert (record.run, record.moved, record.run_named) == ("B", True, True)

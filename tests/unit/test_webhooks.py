@@ -42,6 +42,10 @@ URL = "http://127.0.0.1:9/hook"
 NEWS = News(Topic.REJECTED, {"version": "run~v000001"})
 
 
+def unserved_of(ledger: Ledger) -> Unserved:
+    return Unserved(ledger.clock, ledger.runs.followed_since)
+
+
 def secret_file(folder: Path, *secrets: str) -> Path:
     file = folder / "secret"
     file.write_text("\n".join(secrets or (SECRET,)))
@@ -272,7 +276,7 @@ class TestNews:
     async def test_topics_that_nobody_wants_are_not_told(self, tmp_path: Path) -> None:
         async with serving(tmp_path) as stage:
             told: list[News] = []
-            unserved = Unserved(stage.ledger.clock)
+            unserved = unserved_of(stage.ledger)
             reporter = Reporter(stage.ledger, unserved, told.append, topics=[Topic.REJECTED], stalled_after=60)
             stage.ledger.witnesses.append(reporter)
             await stage.served(1)
@@ -283,7 +287,13 @@ class TestNews:
         ledger = Ledger(Journal(tmp_path), SystemClock())
         told: list[News] = []
         ledger.witnesses.append(
-            Reporter(ledger, Unserved(ledger.clock), told.append, topics=[*Topic], stalled_after=60)
+            Reporter(
+                ledger,
+                unserved_of(ledger),
+                told.append,
+                topics=[*Topic],
+                stalled_after=60,
+            )
         )
         for reason in ("torn", "torn", "a tensor is missing"):
             ledger.put_version(version(1, state=VersionState.ANNOUNCED))
@@ -297,7 +307,13 @@ class TestNews:
         ledger.put_engine(engine("b", state=EngineState.UNREACHABLE, reason="refused"))
         told: list[News] = []
         ledger.witnesses.append(
-            Reporter(ledger, Unserved(ledger.clock), told.append, topics=[Topic.DEGRADED], stalled_after=60)
+            Reporter(
+                ledger,
+                unserved_of(ledger),
+                told.append,
+                topics=[Topic.DEGRADED],
+                stalled_after=60,
+            )
         )
         rollout = RolloutRecord(number=1, run="run", version=version(1).id, cause="", started_at="")
         for state in (RolloutState.ROLLING, RolloutState.DEGRADED, RolloutState.COMPLETE, RolloutState.DEGRADED):
@@ -305,7 +321,7 @@ class TestNews:
         (news,) = told
         assert news.data["late_engines"] == [{"id": "b", "state": "UNREACHABLE", "reason": "refused"}]
         again: list[News] = []
-        Reporter(ledger, Unserved(ledger.clock), again.append, topics=[*Topic], stalled_after=60).rollout_changed(
+        Reporter(ledger, unserved_of(ledger), again.append, topics=[*Topic], stalled_after=60).rollout_changed(
             replace(rollout, state=RolloutState.DEGRADED)
         )
         assert not again, "a restart tells nothing twice"
@@ -315,7 +331,7 @@ class TestNews:
         ledger.put_version(version(7))
         ledger.put_engine(engine("a", state=EngineState.NACKED, reason="no room"))
         clock = Hands()
-        unserved = Unserved(clock)
+        unserved = Unserved(clock, {"run": 0})
         told: list[News] = []
         reporter = Reporter(ledger, unserved, told.append, topics=[Topic.STALLED], stalled_after=60)
         rollout = RolloutRecord(number=1, run="run", version=version(7).id, cause="", started_at="")
@@ -383,7 +399,7 @@ class TestSettings:
 async def test_a_load_that_fails_at_first_is_no_news(tmp_path: Path) -> None:
     async with serving(tmp_path) as stage:
         told: list[News] = []
-        unserved = Unserved(stage.ledger.clock)
+        unserved = unserved_of(stage.ledger)
         stage.ledger.witnesses.append(Reporter(stage.ledger, unserved, told.append, topics=[*Topic], stalled_after=60))
         stage.engines["a"].script.append(Refit(outcome=Outcome.NACK, resumed=True, reason="no room"))
         await stage.served(1)

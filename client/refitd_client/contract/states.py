@@ -76,7 +76,9 @@ class Standing(StrEnum):
     MOVING = "MOVING"  # not yet, and nobody has to do anything
     PAUSED = "PAUSED"  # an operator has paused its rollouts, and there is something that waits for that
     ROLLED_BACK = "ROLLED_BACK"  # every engine serves what an operator went back to: as ordered, and not the newest
+    UNFOLLOWED = "UNFOLLOWED"  # no engine follows it, so that nobody serves what it publishes
     TROUBLED = "TROUBLED"  # something has failed: somebody should look
+    CLOSED = "CLOSED"  # an operator has said that it has ended
 
 
 class WaitOutcome(StrEnum):

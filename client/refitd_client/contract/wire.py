@@ -4,7 +4,7 @@ Times of day are RFC 3339 strings in UTC and for display only. Durations in `tim
 """
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from refitd_client.contract.states import (
     DeliveryState,
@@ -30,6 +30,8 @@ class Notice:
     `publish_ms` is how long publishing took, in milliseconds: it is shown beside the other stages of the update.
     `digest` is the manifest's of what was published, and `root` the name that the publisher's root has in its
     `.refitd/id`, empty where it has none: what is not what lies in the service's root is refused, and not taken for it.
+    `engines` is "mine" where the service is to bring engines to a run that none follows: those that follow no run, and
+    those of runs that are closed. Without any such engine the notice is refused.
     With kind `handover` the version's files are not there yet: `offer` is the name of the file in the run's folder that
     says in whose memory it lies; or `failed` why the files of what was handed over will never come.
     """
@@ -49,11 +51,13 @@ class Notice:
     root: str | None = None
     offer: str | None = None
     failed: str | None = None
+    engines: Literal["mine"] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOnVersion:
-    """Where one engine of the run stands. `step` is the step that it serves, None on start-up weights.
+    """Where one engine of the run stands. `step` is the step that it serves, None on start-up weights, and where it
+    still serves another run that it was moved from.
 
     `serves` says that it serves this very version. An engine that does not answer serves nothing.
     """
@@ -125,11 +129,12 @@ class Engine:
     """An engine (a replica) as the service sees it. `version` is what it is proven to serve.
 
     `behind` counts the trainer's steps from there to its run's target; None where they cannot be compared: on start-up
-    weights or unknown contents, without a target, and between generations.
+    weights or unknown contents, without a target, between generations and between runs.
     `plugin` is the release of refitd's plugin that carries out its loads; None where SGLang does, for `stock_reason`.
     `in_memory` is that of the version it serves: after a restart it could not be brought back to it.
     `known` is False while nobody knows what it holds. `unreachable_since` is when it was first found not to answer, as
-    far as the service that runs now has seen; None while it answers.
+    far as the service that runs now has seen; None while it answers. `moved`: somebody has moved it to its run, against
+    what the settings or the engines file say.
     """
 
     id: str
@@ -149,6 +154,7 @@ class Engine:
     in_memory: bool = False
     known: bool = True
     unreachable_since: str | None = None
+    moved: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +166,29 @@ class NewEngine:
     url: str
     id: str | None = None
     run: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """The body of POST /v1/engines/move: engines, by id or URL, follow `run` from now on.
+
+    Engines of a run that is not closed are moved with `insist` only.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = STRICT
+
+    engines: list[str]
+    run: str
+    insist: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneRun:
+    """The body of POST /v1/runs/close and /v1/runs/reopen: which run is meant."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = STRICT
+
+    run: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +242,8 @@ class RunGlance:
 
     `headline` answers that in a sentence, `reasons` say why not, the most important first; a program reads
     `standing`. `target` is the version that engines should serve, `newest` the one that was
-    published last, whatever became of it. `engines` are counted by state. `paused_since` is None while rollouts go on.
+    published last, whatever became of it. `engines` are counted by state. `paused_since` is None while rollouts go on,
+    `closed_at` while the run is not closed.
     """
 
     run: str
@@ -228,6 +258,7 @@ class RunGlance:
     paused_since: str | None
     engines: dict[EngineState, int]
     in_sync: int
+    closed_at: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 from refitd_client.connection import Connection
 from refitd_client.contract.naming import Order, version_folder, version_id
@@ -63,6 +64,7 @@ class Place:
     metadata: dict[str, str] = field(default_factory=dict[str, str])
     allow_missing: bool = False
     allow_extra: bool = False
+    engines: Literal["mine"] | None = None
 
     @property
     def folder(self) -> Path:
@@ -87,6 +89,7 @@ class Place:
             allow_extra=self.allow_extra,
             metadata=self.metadata,
             root=name_of(self.root),
+            engines=self.engines,
         )
 
     def tell(self, notice: Notice, seconds: float) -> None:

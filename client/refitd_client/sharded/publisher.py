@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from refitd_client.casts import casts
 from refitd_client.connection import Connection, connect_to
@@ -49,6 +49,7 @@ class ShardedPublisher:
         max_shard_bytes: int | None = None,
         check_finite: bool = True,
         fingerprints: bool = False,
+        engines: Literal["mine"] | None = None,
     ) -> None:
         """Take a run, on all ranks together.
 
@@ -67,7 +68,7 @@ class ShardedPublisher:
                 a mapping (`{"*.router.*": torch.float32, "*": torch.bfloat16}`) from published names to dtypes.
             rename: published names for the trainer's, as a mapping or a function; None leaves a tensor out. Marks of
                 wrappers (`_fsdp_wrapped_module.`, `_orig_mod.`, DDP's `module.`) are taken off before.
-            base_model, token, token_file, max_shard_bytes, check_finite: as for a `WeightPublisher`.
+            base_model, token, token_file, max_shard_bytes, check_finite, engines: as for a `WeightPublisher`.
             fingerprints: have each manifest name the tensors' fingerprints, which engines can be held against: the
                 same as of the gathered weights. Ranks compute them of the files that they digest, at about 1.5 GB/s a
                 thread.
@@ -100,6 +101,7 @@ class ShardedPublisher:
                         token_file=token_file,
                         max_shard_bytes=max_shard_bytes,
                         check_finite=check_finite,
+                        engines=engines,
                     ),
                     LeadOptions(
                         base_model=base_model,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from refitd.cli import engines
+from refitd.cli import engines, runs
 from refitd.cli.adopt import adopt
 from refitd.cli.areal import areal
 from refitd.cli.demo import demo
@@ -71,3 +71,4 @@ for panel, commands in COMMANDS.items():
         epilog = EPILOGS.get(command, EXIT_CODES_HELP)
         app.command(cls=Command, help=help_of(command), epilog=epilog, rich_help_panel=panel)(command)
 app.add_typer(engines.app, name="engines", rich_help_panel="Look", epilog=EXIT_CODES_HELP)
+app.add_typer(runs.app, name="runs", rich_help_panel="Look", epilog=EXIT_CODES_HELP)

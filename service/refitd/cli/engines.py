@@ -1,20 +1,22 @@
-"""Commands about engines: list, add, remove, resync."""
+"""Commands about engines: list, add, move, remove, resync."""
 
 from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
-from refitd.cli import render
+from refitd.cli import asking, render
 from refitd.cli.exits import EXIT_CODES_HELP
 from refitd.cli.help import Command, Group
-from refitd.cli.options import EngineId, Json, TokenFile, Url, connect
+from refitd.cli.options import EngineId, Json, TokenFile, Url, Yes, connect
 from refitd.cli.output import speaking
+from refitd.cli.rollback import listed
 from refitd.cli.summary import look_at_targets
 from refitd.clock import SystemClock
 from refitd_client.client import RefitClient
 from refitd_client.contract.states import EngineState
 from refitd_client.contract.wire import Engine, NewEngine, Version
+from refitd_client.errors import ConflictError
 
 app = typer.Typer(cls=Group)
 
@@ -23,6 +25,11 @@ NewId = Annotated[str | None, typer.Option("--id", metavar="ID", help="A name fo
 Run = Annotated[
     str | None, typer.Option("--run", metavar="RUN", help="The run to follow; needed where there are several")
 ]
+
+EngineIds = Annotated[
+    list[str], typer.Argument(metavar="ID…", help="Engines' ids or URLs: 'refitd engines' lists them")
+]
+ToRun = Annotated[str, typer.Option("--run", metavar="RUN", help="The run to follow from now on")]
 
 
 @app.callback(invoke_without_command=True)
@@ -34,6 +41,7 @@ def engines(context: typer.Context, url: Url = None, token_file: TokenFile = Non
     \b
     refitd engines
     refitd engines add http://10.0.0.7:30000 --run exp/trial
+    refitd engines move engine-0 engine-1 --run exp/next
     refitd engines resync engine-0
     """
     if context.invoked_subcommand is None:
@@ -67,6 +75,40 @@ def add(
     with speaking(json=json) as out, connect(url, token_file) as client:
         engine = client.add_engine(NewEngine(url=engine_url, id=engine_id, run=run))
         out.show(engine, render.sentence(f"{engine.id} is in: 'refitd explain {engine.id}' says how it gets on."))
+
+
+@app.command(cls=Command, epilog=EXIT_CODES_HELP)
+def move(
+    engine_ids: EngineIds,
+    run: ToRun,
+    yes: Yes = False,
+    url: Url = None,
+    token_file: TokenFile = None,
+    json: Json = False,
+) -> None:
+    """Have engines follow another run.
+
+    They go on serving what they serve until they have loaded the newest good version of that run, which need not have
+    published yet. This holds over restarts, until the engines file is changed to name a run for the engine. Asks before
+    it takes engines from a run that is not closed.
+
+    \b
+    refitd engines move gpu-1:30000 gpu-2:30000 --run exp/tuesday
+    """
+    with speaking(json=json) as out, connect(url, token_file) as client:
+        try:
+            page = client.move_engines(engine_ids, run, insist=yes)
+        except ConflictError as error:
+            if error.problem.slug != "run-open" or json or not asking.can_ask():
+                raise
+            asking.agree(out, render.sentence(error.problem.detail), question="Move them all the same?", why="")
+            page = client.move_engines(engine_ids, run, insist=True)
+        out.show(page, render.sentence(_moved(page.items, run)))
+
+
+def _moved(engines: Sequence[Engine], run: str) -> str:
+    verb = "follows" if len(engines) == 1 else "follow"
+    return f"{listed([engine.id for engine in engines])} {verb} {run} from now on."
 
 
 @app.command(cls=Command, epilog=EXIT_CODES_HELP)

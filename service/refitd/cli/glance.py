@@ -8,7 +8,7 @@ from rich.text import Text
 
 from refitd.cli import render, standing
 from refitd.cli.table import Table
-from refitd_client.contract.states import EngineState
+from refitd_client.contract.states import EngineState, Standing
 from refitd_client.contract.wire import Engine, Event, Overview, RunGlance, Version
 
 BAR = 32  # characters, where there is room
@@ -58,8 +58,10 @@ class Glance:
 def screen(glance: Glance, height: int | None = None, width: int | None = None) -> RenderableType:
     """Everything, for `width` columns; within `height` lines where that is given, the most important first."""
     top = [_headline(glance, is_live=height is not None), *_faults(glance.overview)]
-    for run in glance.overview.runs or []:
-        top += _run(run)
+    closed = [run.run for run in glance.overview.runs if run.standing is Standing.CLOSED]
+    for run in glance.overview.runs:
+        top += [] if run.standing is Standing.CLOSED else _run(run)
+    top += [render.sentence(line, "dim") for line in standing.folded(closed)]
     room = None if height is None else height - len(top) - _ENGINES_FRAME
     engines, versions, events = _shares(room, len(glance.overview.engines), len(glance.versions), len(glance.events))
     parts: list[RenderableType] = [*top, "", _engines(glance.overview.engines, engines, glance.overview.at)]

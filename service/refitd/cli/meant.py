@@ -12,7 +12,7 @@ MEANT: Mapping[str, str] = {
     **dict.fromkeys(("events", "history", "logs", "audit", "decisions"), "log"),
     **dict.fromkeys(("start", "run", "up", "server", "daemon"), "serve"),
     **dict.fromkeys(("ls", "list", "checkpoints", "models"), "versions"),
-    **dict.fromkeys(("runs", "info", "health", "ps"), "status"),
+    **dict.fromkeys(("info", "health", "ps"), "status"),
     **dict.fromkeys(("workers", "replicas", "servers", "fleet"), "engines"),
     **dict.fromkeys(("watch", "monitor", "dashboard"), "top"),
     **dict.fromkeys(("why", "describe", "show", "get"), "explain"),

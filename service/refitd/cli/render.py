@@ -177,6 +177,8 @@ def steps_behind(engine: Engine, target: Version | None) -> str:
             return "unknown contents"
         return NOTHING if engine.state in _NOT_ASKED else "start-up weights"
     served = parse_version_id(engine.version or "")
+    if served is not None and served[0] != target.run:
+        return "other run"
     if served is not None and served[1].generation != target.generation:
         return "other generation"
     behind = target.step - engine.step

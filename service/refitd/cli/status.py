@@ -11,7 +11,7 @@ from refitd.cli.options import Json, TokenFile, Url, connect
 from refitd.cli.output import speaking
 from refitd.cli.summary import RunSummary, Summary, look
 from refitd.clock import SystemClock
-from refitd_client.contract.states import VersionState
+from refitd_client.contract.states import Standing, VersionState
 
 Limit = Annotated[
     int, typer.Option("--limit", metavar="N", min=1, max=100, help="How many of the newest versions to list")
@@ -22,7 +22,8 @@ def status(limit: Limit = 5, url: Url = None, token_file: TokenFile = None, json
     """Show at one glance: the service, each run's target, engines and how stale they are, the newest versions.
 
     Each run begins with the verdict that 'refitd top' and the dashboard give: CURRENT, MOVING, PAUSED, ROLLED_BACK (as
-    somebody has ordered) or TROUBLED; --json has it as .runs[].standing, and that of the worst as .standing.
+    somebody has ordered), UNFOLLOWED (no engine follows it) or TROUBLED; --json has it as .runs[].standing, and that of
+    the worst as .standing. Runs that are closed are counted in one line; --json has them like the others.
 
     Ends with 0 when the service is ready and with 3 when it is not, so that a script can ask.
 
@@ -33,11 +34,13 @@ def status(limit: Limit = 5, url: Url = None, token_file: TokenFile = None, json
     with speaking(json=json) as out, connect(url, token_file) as client:
         summary = look(client, limit)
         targets = {run.run: run.target for run in summary.runs if run.target is not None}
+        closed = [run.run for run in summary.runs if run.standing is Standing.CLOSED]
         out.show(
             summary,
             headline(summary),
             *(render.sentence(fault, "bold red") for fault in faults(summary)),
-            *(line for run in summary.runs for line in run_lines(run)),
+            *(line for run in summary.runs if run.run not in closed for line in run_lines(run)),
+            *(render.sentence(line, "dim") for line in standing.folded(closed)),
             "",
             render.engines_table(summary.engines, targets, SystemClock().now())
             if summary.engines
@@ -74,7 +77,7 @@ def _run_line(run: RunSummary) -> Text:
     if run.target is None:
         return Text.assemble(name, " has no good version yet")
     style = "green" if run.engines and run.in_sync == run.engines else "yellow"
-    count = (f"{run.in_sync} of {run.engines} engines", style)
+    count = (f"{run.in_sync} of {run.engines} engines" if run.engines else "no engine", style)
     lost = ", whose files are lost: publish a newer step" if run.target.state is VersionState.LOST else ""
     alone = ", in memory alone as yet" if run.target.in_memory else ""
     paused = "" if run.paused_since is None else f", paused since {run.paused_since}: refitd resume {run.run}"

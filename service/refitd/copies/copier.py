@@ -140,9 +140,10 @@ class Copier:
                 self._tasks[run] = group.create_task(self._work(run), name=f"copy {run}")
 
     def _runs(self) -> list[str]:
-        """Those with deltas that could be carried out."""
-        versions = self._ledger.versions.values()
-        return sorted({v.run for v in versions if v.kind is Kind.DELTA and v.state is VersionState.SEALED})
+        """Those with deltas that could be carried out, but for runs that have ended and have no engines."""
+        versions, runs = self._ledger.versions.values(), self._ledger.runs
+        deltas = {v.run for v in versions if v.kind is Kind.DELTA and v.state is VersionState.SEALED}
+        return sorted(run for run in deltas if run not in runs.closed or run in runs.followed_since)
 
     def _target(self, run: str) -> VersionRecord | None:
         """The delta that needs a copy now: what engines are to serve, or a newer one that could not be carried out."""

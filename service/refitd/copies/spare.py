@@ -2,7 +2,8 @@
 
 1  What this service did not put there is never touched.
 2  While somebody may be reading a copy, it stays, by the rules for versions.
-3  A run without deltas that could still be carried out needs none: its trainer is gone, or publishes in full.
+3  A run without deltas that could still be carried out needs none: its trainer is gone, or publishes in full. Nor
+   does one that is closed, and that no engine follows.
 4  Of others that nobody reads, no more than `most` stay; those that are worth nothing go first, then the older ones.
 """
 
@@ -57,7 +58,7 @@ def _verdict(
     if not readers.may_go:
         return CopyVerdict(copy, keep=True, reason=(*readers.reads, "it may still be read")[0])
     if copy.run not in runs:
-        return CopyVerdict(copy, keep=False, reason=f"no version of run {copy.run} is a delta any more")
+        return CopyVerdict(copy, keep=False, reason=f"run {copy.run} has no deltas any more, or has ended")
     if not has_place:
         return CopyVerdict(copy, keep=False, reason=f"run {copy.run} has other copies, and nobody reads this one")
     holds = copy.holds or "nothing yet"

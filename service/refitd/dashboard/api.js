@@ -62,6 +62,9 @@ export const unpin = (version) => ask("DELETE", `/v1/versions/${id(version)}/pin
 export const rollback = (run, to) => ask("POST", "/v1/rollback", to === undefined ? { run } : { run, to });
 export const rollbackPlan = (run, to) => ask("GET", `/v1/rollback?${given({ run, to })}`);
 export const resync = (engine) => ask("POST", `/v1/engines/${id(engine)}/resync`);
+export const move = (engines, run) => ask("POST", "/v1/engines/move", { engines, run, insist: true });
+export const closeRun = (run) => ask("POST", "/v1/runs/close", { run });
+export const reopenRun = (run) => ask("POST", "/v1/runs/reopen", { run });
 export const pause = (run) => ask("POST", "/v1/rollouts/pause", { run });
 export const resume = (run) => ask("POST", "/v1/rollouts/resume", { run });
 export const reclaim = () => ask("POST", "/v1/reclaim");

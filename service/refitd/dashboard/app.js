@@ -25,14 +25,15 @@ function page(state) {
 
 // A screen reader hears when a run stands otherwise than before, and nothing of the rest.
 function announce({ overview, link }) {
-  const runs = overview === null ? "" : overview.runs.map((run) => `${run.run}: ${run.standing.toLowerCase()}`).join("; ");
+  const open = overview?.runs.filter((run) => run.standing !== "CLOSED") ?? [];
+  const runs = open.map((run) => `${run.run}: ${run.standing.toLowerCase()}`).join("; ");
   const text = link.state === "lost" ? "The connection to the service is lost." : runs;
   if (announcer.dataset.text === text) return;
   announcer.dataset.text = text;
-  if (overview !== null && overview.runs.length > 0) {
-    document.title = `${overview.runs.map((run) => run.standing.toLowerCase()).join(", ")} · refitd`;
+  if (open.length > 0) {
+    document.title = `${open.map((run) => run.standing.toLowerCase()).join(", ")} · refitd`;
   }
-  announcer.textContent = link.state === "lost" ? text : overview?.runs.map((run) => run.headline).join(" ") ?? "";
+  announcer.textContent = link.state === "lost" ? text : open.map((run) => run.headline).join(" ");
 }
 
 drawWith((state) => {

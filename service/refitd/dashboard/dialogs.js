@@ -21,6 +21,28 @@ export function confirm({ title, detail, verb, danger = false }) {
   );
 }
 
+/**
+ * Ask for what is in a form. `fields` is a template, `verb` what the button does. Resolves to its FormData, or to null
+ * where nothing is meant.
+ */
+export function ask({ title, fields, verb }) {
+  const take = (close) => (event) => {
+    event.preventDefault();
+    close(new FormData(event.target));
+  };
+  return open(
+    title,
+    (close) => html`<form @submit=${take(close)}>
+      ${fields}
+      <menu>
+        <button type="button" @click=${() => close(null)}>Cancel</button>
+        <button type="submit" class="primary">${verb}</button>
+      </menu>
+    </form>`,
+    null,
+  );
+}
+
 /** Ask for the token, because of `problem`. Resolves to whether one was given. */
 export function askForToken(problem) {
   const take = (close) => (event) => {

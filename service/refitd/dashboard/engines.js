@@ -8,6 +8,7 @@ import { folded } from "./folded.js";
 import { clock, count, plural, span, words } from "./format.js";
 import { act, unfold } from "./live.js";
 import { mark, stateWord } from "./marks.js";
+import { moveEngine } from "./move.js";
 import { pager } from "./pager.js";
 import { PAGE, change } from "./store.js";
 import { bar, placed, total } from "./timeline.js";
@@ -60,7 +61,7 @@ export function engines({ overview, engines: filter, open }) {
             </tr>
           </thead>
           <tbody>
-            ${repeat(shown, (engine) => engine.id, (engine) => row(engine, open, runs, max))}
+            ${repeat(shown, (engine) => engine.id, (engine) => row(engine, open, runs, max, overview.runs))}
           </tbody>
         </table>`}
     ${found.length === 0 && all.length > 0 ? html`<p class="empty">No engine is like that.</p>` : nothing}
@@ -99,7 +100,7 @@ function search(filter) {
     @input=${take} />`;
 }
 
-function row(engine, open, runs, max) {
+function row(engine, open, runs, max, seen) {
   const isOpen = open?.id === engine.id;
   const load = engine.last_attempt;
   return html`<tr class=${isOpen ? "open" : ""}>
@@ -117,7 +118,7 @@ function row(engine, open, runs, max) {
       <td class="wide number">${load === null ? "–" : span(load.outcome === null ? null : total(load.timings))}</td>
       <td class="wide why">${why(engine)}</td>
     </tr>
-    ${isOpen ? detail(engine, open, runs ? 8 : 7) : nothing}`;
+    ${isOpen ? detail(engine, open, runs ? 8 : 7, seen) : nothing}`;
 }
 
 const lastLoad = (load, max) => bar(placed(load, Date.parse(load.started_at)), max, `Load of ${load.version}`);
@@ -140,7 +141,7 @@ function behind(engine) {
   return engine.behind === 0 ? "0" : html`<b>${plural(engine.behind, "step")}</b>`;
 }
 
-function detail(engine, open, columns) {
+function detail(engine, open, columns, seen) {
   const load = engine.last_attempt;
   return html`<tr class="detail">
     <td colspan=${columns}>
@@ -149,6 +150,7 @@ function detail(engine, open, columns) {
         ${engine.skipped > 0 ? html`<span>passed over ${plural(engine.skipped, "good version")}</span>` : nothing}</p>
       <div class="actions">
         <button type="button" @click=${() => resync(engine)}>Resync …</button>
+        <button type="button" @click=${() => moveEngine(engine, seen)}>Move …</button>
         <a href="#log" @click=${() => showLogOf(engine.id)}>Its log</a>
       </div>
     </td>

@@ -6,6 +6,7 @@ import { confirm } from "./dialogs.js";
 import { clock, count, plural, words } from "./format.js";
 import { act, wantToken } from "./live.js";
 import { mark } from "./marks.js";
+import { closeRun, moveHere, reopenRun } from "./move.js";
 import { rollBack } from "./rollback.js";
 import { change } from "./store.js";
 
@@ -59,10 +60,26 @@ export function glance({ overview }) {
   const faults = Object.values(overview.faults).filter((fault) => fault !== null);
   return html`<section class="glance" aria-label="At a glance">
     ${faults.map((fault) => html`<p class="fault">${mark("TROUBLED")}<span>${fault}</span></p>`)}
-    ${overview.runs.map(run)}
+    ${overview.runs.filter(isOpen).map((seen) => run(seen, overview))}
+    ${closed(overview.runs.filter((seen) => !isOpen(seen)))}
     ${overview.runs.length === 0 ? empty(overview) : nothing}
   </section>`;
 }
+
+const isOpen = ({ standing }) => standing !== "CLOSED";
+
+// Runs that have ended take one line, until somebody unfolds them.
+const closed = (runs) => runs.length === 0
+  ? nothing
+  : html`<details class="closed">
+      <summary>${mark("CLOSED")}${plural(runs.length, "closed run")}</summary>
+      <ul>
+        ${runs.map(
+          (seen) => html`<li><b>${seen.run}</b> ${seen.headline}
+            <button type="button" class="quiet" @click=${() => reopenRun(seen)}>Reopen</button></li>`,
+        )}
+      </ul>
+    </details>`;
 
 const empty = (overview) => html`<article class="run">
   <h2>${mark("MOVING")}Nothing has been published yet.</h2>
@@ -78,7 +95,7 @@ function waiting(engines) {
   return `${plural(ready, "engine")} wait${ready === 1 ? "s" : ""}${told.join("")}`;
 }
 
-function run(seen) {
+function run(seen, overview) {
   return html`<article class="run ${seen.standing}">
     <h2>${mark(seen.standing)}<span>${words(seen.standing)}: ${seen.headline}</span></h2>
     <p class="facts">
@@ -88,10 +105,14 @@ function run(seen) {
     </p>
     ${seen.reasons.length === 0 ? nothing : html`<ul>${seen.reasons.map((reason) => html`<li>${reason}</li>`)}</ul>`}
     <div class="actions">
+      ${seen.standing === "UNFOLLOWED" && overview.engines.length > 0
+        ? html`<button type="button" class="primary" @click=${() => moveHere(seen, overview)}>Move engines here …</button>`
+        : nothing}
       ${seen.paused_since === null
         ? html`<button type="button" ?disabled=${seen.rollout === null} @click=${() => pause(seen)}>Pause rollouts …</button>`
         : html`<button type="button" class="primary" @click=${() => resume(seen)}>Resume rollouts …</button>`}
       <button type="button" ?disabled=${seen.target === null} @click=${() => rollBack(seen.run)}>Roll back …</button>
+      <button type="button" @click=${() => closeRun(seen)}>Close …</button>
     </div>
   </article>`;
 }

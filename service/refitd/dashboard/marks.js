@@ -47,7 +47,9 @@ const MARKS = {
   MOVING: ["arrow", "busy"],
   PAUSED: ["bars", "busy"],
   ROLLED_BACK: ["back", "over"],
+  UNFOLLOWED: ["ring", "bad"],
   TROUBLED: ["triangle", "bad"],
+  CLOSED: ["dash", "over"],
 
   live: ["full", "good"],
   connecting: ["dots", "busy"],

@@ -26,9 +26,10 @@ from refitd.journal.schema import (
     events,
     metadata,
     rollouts,
+    runs,
     versions,
 )
-from refitd.rollout.record import AttemptRecord, EngineRecord, RolloutRecord
+from refitd.rollout.record import AttemptRecord, EngineRecord, RolloutRecord, RunRecord
 from refitd.webhooks.delivery import DeliveryRecord
 from refitd_client.contract.wire import Event
 
@@ -190,6 +191,7 @@ def _read_all(connection: sa.Connection, *, thorough: bool) -> None:
     _read(connection, versions.c.state, versions.c.record, VersionRecord, lambda record: record.state.value)
     _read(connection, engines.c.id, engines.c.record, EngineRecord, lambda record: record.id)
     _read(connection, rollouts.c.number, rollouts.c.record, RolloutRecord, lambda record: record.number)
+    _read(connection, runs.c.run, runs.c.record, RunRecord, lambda record: record.run)
     _read(connection, attempts.c.outcome, attempts.c.record, AttemptRecord, lambda record: record.outcome)
     _read(connection, deliveries.c.id, deliveries.c.record, DeliveryRecord, lambda record: record.id)
     read_places(connection)

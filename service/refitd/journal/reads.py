@@ -11,8 +11,8 @@ from refitd.catalog.places import Row
 from refitd.catalog.record import VersionRecord
 from refitd.journal.origin import Origin
 from refitd.journal.packing import RecordDamagedError, unpack
-from refitd.journal.schema import attempts, deliveries, engines, events, fingerprints, origin, rollouts, versions
-from refitd.rollout.record import AttemptRecord, EngineRecord, RolloutRecord
+from refitd.journal.schema import attempts, deliveries, engines, events, fingerprints, origin, rollouts, runs, versions
+from refitd.rollout.record import AttemptRecord, EngineRecord, RolloutRecord, RunRecord
 from refitd.webhooks.delivery import DeliveryRecord
 from refitd_client.contract.states import DeliveryState, VersionState
 from refitd_client.contract.wire import Event
@@ -115,6 +115,11 @@ def read_rollouts(connection: sa.Connection) -> list[RolloutRecord]:
     newest = sa.select(sa.func.max(rollouts.c.number)).group_by(rollouts.c.run)
     query = sa.select(rollouts.c.record).where(rollouts.c.number.in_(newest))
     return [unpack(row, RolloutRecord) for row in connection.scalars(query)]
+
+
+def read_runs(connection: sa.Connection) -> list[RunRecord]:
+    """The runs of which more is known than their versions."""
+    return [unpack(row, RunRecord) for row in connection.scalars(sa.select(runs.c.record))]
 
 
 def read_waiting_deliveries(connection: sa.Connection) -> list[DeliveryRecord]:

@@ -11,8 +11,8 @@ from sqlalchemy.dialects.sqlite import insert
 from refitd.catalog.record import VersionRecord
 from refitd.journal.origin import Origin
 from refitd.journal.packing import pack
-from refitd.journal.schema import attempts, deliveries, engines, events, fingerprints, origin, rollouts, versions
-from refitd.rollout.record import AttemptRecord, EngineRecord, RolloutRecord
+from refitd.journal.schema import attempts, deliveries, engines, events, fingerprints, origin, rollouts, runs, versions
+from refitd.rollout.record import AttemptRecord, EngineRecord, RolloutRecord, RunRecord
 from refitd.webhooks.delivery import DeliveryRecord
 from refitd_client.contract.states import DeliveryState
 from refitd_client.contract.wire import Event
@@ -86,6 +86,11 @@ def put_fingerprint(version: str, configuration: str, fingerprint: str) -> Write
 def put_rollout(record: RolloutRecord) -> Write:
     """Write a rollout as it is now."""
     return _upsert(rollouts, number=record.number, run=record.run, version=record.version, record=pack(record))
+
+
+def put_run(record: RunRecord) -> Write:
+    """Write what is known of a run."""
+    return _upsert(runs, run=record.run, record=pack(record))
 
 
 def put_event(record: Event) -> Write:

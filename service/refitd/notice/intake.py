@@ -1,6 +1,6 @@
 """Takes notices: "weights ready" becomes a version in the ledger, durable before the reply."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import assert_never
@@ -16,7 +16,9 @@ from refitd.notice.caps import check_caps, check_handover, check_metadata
 from refitd.notice.paths import order_of, relative_path
 from refitd.printable import one_line
 from refitd.problem import Kind, ProblemError
-from refitd.rollout.binding import followed, why_unbound
+from refitd.rollout.binding import followed, free_engines, why_unbound
+from refitd.rollout.moving import move
+from refitd.rollout.record import EngineRecord
 from refitd.root_threads import RootHangsError
 from refitd_client.contract.naming import NameRefusedError, Order, check_run, check_step, version_folder, version_id
 from refitd_client.contract.states import Kind as VersionKind
@@ -77,8 +79,10 @@ class Intake:
             case Conflict(reason):
                 raise ProblemError(Kind.VERSION_CONFLICT, reason)
             case Same(record):
+                self._bring_engines(notice)
                 return await self._again(record, notice), False
             case New():
+                self._bring_engines(notice)
                 return await self._take(self._new(notice, path, order), "announced"), True
             case _:
                 assert_never(decision)
@@ -97,7 +101,7 @@ class Intake:
         if notice.kind is VersionKind.DELTA and notice.base is None:
             raise ProblemError(Kind.BAD_REQUEST, "a delta names its base: say the id of the version that it leads from")
         check_handover(notice)
-        self._check_followed(notice.run)
+        self._engines_for(notice)
 
     def _instead(self, kind: VersionKind) -> str:
         if self._kind is VersionKind.LORA:
@@ -122,6 +126,7 @@ class Intake:
             return await self._forsaken(known, notice.failed), False
         if known is not None:
             return await self._offered_again(known, notice), False
+        self._bring_engines(notice)
         announced = replace(self._new(notice, path, order), kind=self._kind, handed=True)
         self._ledger.put_version(announced, "handed over from its trainer's memory: its files are to follow")
         self._ledger.offer(announced, f"{announced.run}/{notice.offer}")  # engines go there while the disk writes
@@ -146,21 +151,42 @@ class Intake:
         await self._ledger.durable()
         return known
 
-    def _check_followed(self, run: str) -> None:
-        """A version that no engine would ever go to is refused, rather than taken and waited for."""
-        runs = {*self._ledger.runs, run}
-        follow = followed(self._ledger.engines.values(), self._default_run, runs)
+    def _bring_engines(self, notice: Notice) -> None:
+        """Bring to the run what its trainer may have; it is durable with the version."""
+        for engine in self._engines_for(notice):
+            move(self._ledger, engine, notice.run)
+
+    def _engines_for(self, notice: Notice) -> list[EngineRecord]:
+        """The engines that this notice is to bring to its run.
+
+        Raises:
+            ProblemError: no engine follows the run, and none is free for it. A version that no engine would ever go to
+                is refused, rather than taken and waited for.
+        """
+        run, closed = notice.run, self._ledger.runs.closed.keys()
+        engines = list(self._ledger.engines.values())
+        runs = set(self._ledger.runs_with_versions) - closed | {run}
+        follow = followed(engines, self._default_run, runs)
         if not follow or run in follow:
-            return
+            return []
+        if notice.engines == "mine" and (free := free_engines(engines, closed)):
+            return free
+        raise ProblemError(Kind.RUN_NOT_FOLLOWED, "; ".join(self._why_not_followed(run, runs, follow)))
+
+    def _why_not_followed(self, run: str, runs: Collection[str], follow: Collection[str | None]) -> Iterator[str]:
+        closed = self._ledger.runs.closed
         bound = sorted(other for other in follow if other is not None)
-        sentences = [f"no engine follows run {run}"]
+        yield f"no engine follows run {run}"
         if bound:
-            sentences.append(f"engines follow {', '.join(bound)}")
+            told = (f"{other} (closed)" if other in closed else other for other in bound)
+            yield f"engines follow {', '.join(told)}"
         if None in follow:
-            sentences.append(f"{why_unbound(runs)}; engines that are bound to no run follow none of several")
+            yield f"{why_unbound(runs)}; engines that are bound to no run follow none of several"
         else:
-            sentences.append("bind engines to it in the engines file, or start the service with --run")
-        raise ProblemError(Kind.RUN_NOT_FOLLOWED, "; ".join(sentences))
+            yield (
+                f"'refitd engines move ID --run {run}' brings engines here, or bind them in the engines file; a "
+                "publisher with engines='mine' takes those of closed runs ('refitd runs close RUN')"
+            )
 
     def _generation_of(self, run: str) -> int:
         """The run's current generation."""

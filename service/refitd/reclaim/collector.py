@@ -68,6 +68,7 @@ class LedgerFacts:
             target=None if target is None else target.id,
             loadable=None if next_ is None else next_.id,
             last_good=None if good is None else good.id,
+            is_closed=run in self._ledger.runs.closed,
             rolling_back=rolling and target is not None and self._was_left(run, target),
         )
 

@@ -10,6 +10,7 @@ The rules, the strongest first. A version that no rule keeps is dropped.
     4  The newest `last` SEALED of a run, and those whose step divides by `every`, stay, unless the run was restarted
        at or before their step: the newer generation replaces them. What was rolled back from is none of the newest.
        So does what a rollback would go to, however many came after it that no engine served; but not with `last` 1.
+       Of a run that is closed neither stays: it ends with its newest good version.
     5  REJECTED and LOST are evidence: they stay for `rejected_for` seconds.
     6  What a kept version needs stays with it: the base of a delta, and whatever has its folder in, around or on it.
     7  Over the disk budget, what only 4 and 5 keep goes: evidence, then every Nth, then the last ones, oldest first,
@@ -104,19 +105,22 @@ def keep(
     listing: Listing | ListingFailed | Withheld,
     ages: Mapping[str, float],
     beside: int = 0,
+    closed: Collection[str] = (),
 ) -> list[Verdict]:
     """Decide about all versions of a root at once, in the order given.
 
     `ages` says for how many seconds (of the monotonic clock) a REJECTED or LOST version is known to be that;
     one that it does not name is new. Disk use is the sum of `bytes` over the versions, and what copies take `beside`
-    them.
+    them. `closed` are the runs that have ended.
     """
     if (doubt := _doubt(listing)) is not None:
         return [Verdict(version, keep=True, reasons=(doubt,)) for version in versions]
     firm = _firm(versions, leases, rules, ages)
     if isinstance(listing, Listing):
         _spare(firm, versions, rules, {found.path for found in listing.found})
-    wishes = sorted(_wishes(versions, rules, ages), key=lambda wish: (wish.rank, wish.record.order, wish.record.run))
+    wishes = sorted(
+        _wishes(versions, rules, ages, closed), key=lambda wish: (wish.rank, wish.record.order, wish.record.run)
+    )
     budget = _Budget(rules.disk_budget, beside)
     kept, given_up = _fit(versions, firm, wishes, budget)
     excess = budget.excess(_used(versions, kept))
@@ -126,7 +130,7 @@ def keep(
         if version.id in kept:
             verdicts.append(Verdict(version, keep=True, reasons=(*kept[version.id], *excess)))
         else:
-            why = given_up.get(version.id) or [_why_dropped(version, rules, is_superseded=version.id in superseded)]
+            why = given_up.get(version.id) or [_why_dropped(version, rules, superseded, closed)]
             verdicts.append(Verdict(version, keep=False, reasons=tuple(why)))
     return verdicts
 
@@ -197,18 +201,20 @@ def _unready(version: VersionRecord) -> str | None:
             assert_never(version.state)
 
 
-def _wishes(versions: Sequence[VersionRecord], rules: KeepRules, ages: Mapping[str, float]) -> Iterator[_Wish]:
+def _wishes(
+    versions: Sequence[VersionRecord], rules: KeepRules, ages: Mapping[str, float], closed: Collection[str]
+) -> Iterator[_Wish]:
     """Rules 4 and 5."""
     superseded = _superseded(versions)
     sealed = [v for v in versions if v.state is VersionState.SEALED and v.id not in superseded]
     for version in sealed:
         if rules.every and version.order.step % rules.every == 0:
             yield _Wish(1, version, f"its step divides by {rules.every}")
-    for run, group in _by_run(version for version in sealed if not version.barred):
+    for run, group in _by_run(v for v in sealed if not v.barred and v.run not in closed):
         for version in group[: rules.last]:
             yield _Wish(2, version, f"one of the newest {rules.last} good versions of run {run}")
     if rules.last > 1:
-        for run, group in _by_run(versions):
+        for run, group in _by_run(version for version in versions if version.run not in closed):
             if (back := _where_back(group)) is not None:
                 yield _Wish(3, back, f"engines of run {run} served it before the current one: a rollback goes to it")
     for version in versions:
@@ -296,13 +302,15 @@ def _evidence_reason(version: VersionRecord, rules: KeepRules, ages: Mapping[str
     return f"it is evidence of why it was {version.state}, and stays for another {spoken(left)}"
 
 
-def _why_dropped(version: VersionRecord, rules: KeepRules, *, is_superseded: bool) -> str:
+def _why_dropped(version: VersionRecord, rules: KeepRules, superseded: Collection[str], closed: Collection[str]) -> str:
     if version.state in EVIDENCE:
         return f"{version.state} more than {spoken(rules.rejected_for)} ago, and nobody needs it"
     if version.state is VersionState.RETIRED:
         return "RETIRED: nobody needs it"
     if version.barred:
         return f"run {version.run} was rolled back from it, and nobody needs it"
-    if is_superseded:
+    if version.id in superseded:
         return f"run {version.run} was restarted at or before step {version.order.step}, and nobody needs it"
+    if version.run in closed:
+        return f"run {version.run} is closed, and nobody needs it"
     return f"not one of the newest {rules.last} good versions of run {version.run}, and nobody needs it"

@@ -106,7 +106,7 @@ class EngineView:
 class RunView:
     """One run as it looks now. `rolling_back` says that `target` was reached backwards and not by all engines yet.
 
-    `loadable` is what engines go to while the target is a delta that waits for its copy.
+    `loadable` is what engines go to while the target is a delta that waits for its copy. `is_closed`: it has ended.
     """
 
     run: str
@@ -114,6 +114,7 @@ class RunView:
     loadable: str | None = None
     last_good: str | None = None
     rolling_back: bool = False
+    is_closed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

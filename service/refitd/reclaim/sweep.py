@@ -165,9 +165,16 @@ class Sweeper:
         return bytes_by_reason(lines, versions, leases(self._facts.views()))
 
     def _verdicts(self, listing: Listing | ListingFailed | Withheld) -> list[Verdict]:
-        versions = self._facts.versions()
-        held = leases(self._facts.views())
-        return keep(versions, held, self._rules, listing=listing, ages=self._ages(versions), beside=self._beside())
+        versions, views = self._facts.versions(), self._facts.views()
+        return keep(
+            versions,
+            leases(views),
+            self._rules,
+            listing=listing,
+            ages=self._ages(versions),
+            beside=self._beside(),
+            closed={run.run for run in views.runs if run.is_closed},
+        )
 
     def _beside(self) -> int:
         return 0 if self._copies is None else self._copies.bytes_on_root

@@ -1,7 +1,7 @@
 """Which run an engine follows. Pure.
 
 An engine bound by hand follows that run. One that is not follows the only run there is, and stays with it: a second run
-in the same root does not take engines away from the first.
+in the same root does not take engines away from the first. Runs that are closed do not count: they have ended.
 """
 
 from collections.abc import Collection, Iterable
@@ -26,7 +26,13 @@ def followed(engines: Iterable[EngineRecord], default: str | None, runs: Collect
 def why_unbound(runs: Collection[str]) -> str:
     """Why an engine follows no run, and what to do."""
     if not runs:
-        return "no run has published a version yet"
+        return "no run that is not closed has published a version yet"
     return (
-        f"there are {len(runs)} runs ({', '.join(sorted(runs))}): name one with --run, or bind it in the engines file"
+        f"there are {len(runs)} runs ({', '.join(sorted(runs))}): name one with --run, bind it in the engines file, "
+        "or say 'refitd engines move ID --run RUN'"
     )
+
+
+def free_engines(engines: Iterable[EngineRecord], closed: Collection[str]) -> list[EngineRecord]:
+    """The engines that a new run may have for the asking ("mine"): those of no run, and those of closed runs."""
+    return [engine for engine in engines if engine.run is None or engine.run in closed]

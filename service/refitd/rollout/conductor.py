@@ -9,6 +9,7 @@ from dataclasses import replace
 from refitd.catalog.record import VersionRecord
 from refitd.ledger import Ledger
 from refitd.rollout.binding import bind, why_unbound
+from refitd.rollout.moving import follows
 from refitd.rollout.record import EngineRecord, RolloutRecord
 from refitd.rollout.served import is_proven
 from refitd.rollout.strategy import fault_found, is_through
@@ -35,17 +36,17 @@ class Conductor:
 
     def look(self) -> None:
         """Bring bindings and rollouts up to date, once."""
-        runs = set(self._ledger.runs)
+        runs = set(self._ledger.runs_with_versions)
         for engine in list(self._ledger.engines.values()):
             if engine.run is None or (self._default_run not in (None, engine.run) and not engine.run_named):
-                self._bind(replace(engine, run=None, serving=engine.serving if engine.run is None else None), runs)
+                self._bind(follows(engine, None, named=False), runs - self._ledger.runs.closed.keys())
         for run in sorted(runs):
             self._advance(run)
 
     def _bind(self, engine: EngineRecord, runs: set[str]) -> None:
         run = bind(engine.run, self._default_run, runs)
         if run is not None:
-            self._ledger.put_engine(replace(engine, run=run), f"follows run {run}")
+            self._ledger.put_engine(follows(engine, run, named=False), f"follows run {run}")
         elif runs and engine.reason != (why := why_unbound(runs)):
             self._ledger.put_engine(replace(engine, reason=why))
 
@@ -95,6 +96,8 @@ class Conductor:
             self._mark_served(left)
 
     def _state_of(self, rollout: RolloutRecord, target: VersionRecord, engines: list[EngineRecord]) -> RolloutState:
+        if not engines:  # nothing is on its way, and what was proved was proved
+            return rollout.state if rollout.state in _PROVEN else RolloutState.PENDING
         through = is_through(self._ledger.strategy, target, rollout)
         if through and is_proven(target.id, engines, self._quorum):
             degraded = any(engine.state in _LEFT_BEHIND for engine in engines)

@@ -265,4 +265,6 @@ class Fleet:
 
 
 def _spec_of(record: EngineRecord) -> EngineSpec:
-    return EngineSpec(url=record.url, id=record.id, run=record.run if record.run_named else None)
+    """What its source says of it, as far as the journal knows: a move is no word of its source."""
+    said = record.said if record.moved else record.run if record.run_named else None
+    return EngineSpec(url=record.url, id=record.id, run=said)

@@ -23,7 +23,7 @@ Versions = Mapping[str, VersionRecord]
 
 def takes_in_place(engine: EngineRecord, version: VersionRecord, versions: Versions) -> bool:
     """Whether a delta is written into what the engine serves now."""
-    serving = versions.get(engine.serving or "")
+    serving = _serving(engine, version.run, versions)
     if not _takes_deltas(engine) or version.kind is not Kind.DELTA or serving is None:
         return False
     return way_from(serving.order, version, versions) == (version,)
@@ -33,7 +33,7 @@ def step_in_place(engine: EngineRecord, wanted: VersionRecord, versions: Version
     """What the engine loads next on its way to a delta; None where it cannot get there without a copy."""
     if not _takes_deltas(engine) or wanted.kind is not Kind.DELTA or engine.serving == wanted.id:
         return None
-    serving = versions.get(engine.serving or "")
+    serving = _serving(engine, wanted.run, versions)
     way = None if serving is None else way_from(serving.order, wanted, versions)
     if not way:
         chain = chain_of(wanted, versions)
@@ -56,10 +56,16 @@ def needs_copy(engine: EngineRecord, wanted: VersionRecord, versions: Versions) 
 
 def is_past(engine: EngineRecord, version: VersionRecord, versions: Versions) -> bool:
     """Whether an engine serves this version or a newer one of its run, and nothing that was rolled back from."""
-    serving = versions.get(engine.serving or "")
-    if serving is None or serving.barred or serving.run != version.run:
+    serving = _serving(engine, version.run, versions)
+    if serving is None or serving.barred:
         return False
     return serving.order >= version.order
+
+
+def _serving(engine: EngineRecord, run: str, versions: Versions) -> VersionRecord | None:
+    """What it serves of a run. One that came from another run serves nothing that a delta of this one leads from."""
+    serving = versions.get(engine.serving or "")
+    return serving if serving is not None and serving.run == run else None
 
 
 def _takes_deltas(engine: EngineRecord) -> bool:

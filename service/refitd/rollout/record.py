@@ -43,10 +43,12 @@ class EngineRecord:
     end is not known either. `strikes` counts by version the loads that left this engine with unknown contents: the next
     clean load of another version does not forgive them. `unreachable_since` is in seconds of the monotonic clock.
     `removed`: it is named no more; its `id` is its address, and `unreachable_since` when that was.
-    `run_named` is True where the operator has said which run it follows. `plugin` is the release of refitd's plugin
-    that carries out its loads, None where they are the server's own, for `stock_reason`; `takes_offers`: it can copy
-    weights from the memory of a trainer on its host. `beneath` is the full version that deltas were written into since,
-    from which the plugin would put it back; `wants_full`: it takes no delta in place until it was given a full version.
+    `run_named` is True where the operator has said which run it follows. `moved`: that was said by a move, which holds
+    against `said`, the run that its source named when it was last heard (`rollout/roster.py`).
+    `plugin` is the release of refitd's plugin that carries out its loads, None where they are the server's own, for
+    `stock_reason`; `takes_offers`: it can copy weights from the memory of a trainer on its host. `beneath` is the full
+    version that deltas were written into since, from which the plugin would put it back; `wants_full`: it takes no
+    delta in place until it was given a full version.
     `held` is what it served before a load in the middle of which the service stopped, as long as its contents are
     unknown and no load of it has failed since.
     `named_before` is what it named before a load that failed, until it is asked. `reload`: somebody has asked for it to
@@ -61,6 +63,8 @@ class EngineRecord:
     url: str
     run: str | None = None
     run_named: bool = False
+    moved: bool = False
+    said: str | None = None
     source: Source = Source.SETTINGS
     state: EngineState = EngineState.PROBING
     serving: str | None = None
@@ -120,6 +124,14 @@ class EngineRecord:
 
 
 NOT_SENT = "NOT_SENT"  # the outcome of an attempt that the engine was never told to load
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """What is known of a run beside its versions. `closed_at` is when somebody said that it has ended."""
+
+    run: str
+    closed_at: str | None = None
 
 
 class CheckState(StrEnum):

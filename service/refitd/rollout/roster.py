@@ -3,12 +3,20 @@
 What is known of an engine (contents that nobody can vouch for, loads that may still read, a resume that is owed)
 belongs to its address and outlives every restart and every edit of the engines file: `removed` has what becomes of it
 while nobody names the address. Another address is another engine.
+
+Which run an engine follows is said by its source, and by moves. What was said last holds:
+
+    the file says A, somebody moves it to B         B, whatever else changes in the file, and over restarts
+    then the file says C                            C: it was changed, and names a run
+    then the file says nothing of a run any more    B, if that was moved to: the file does not name another one
+    the engine is taken out of the file             the move is forgotten with the engine
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from refitd.engine.engines_file import EngineSpec
+from refitd.rollout.moving import follows
 from refitd.rollout.record import EngineRecord, Source
 
 
@@ -45,16 +53,13 @@ def reconcile(
 def _record(name: str, entry: Named, known: EngineRecord | None) -> EngineRecord:
     spec = entry.spec
     if known is None:
-        return EngineRecord(id=name, url=spec.url, run=spec.run, run_named=spec.run is not None, source=entry.source)
+        named = spec.run is not None
+        return EngineRecord(id=name, url=spec.url, run=spec.run, run_named=named, said=spec.run, source=entry.source)
+    heard = replace(known, source=entry.source, said=spec.run)
+    if known.moved and spec.run in {None, known.said}:
+        return heard
     if spec.run is not None:
-        return _follows(replace(known, source=entry.source), spec.run, named=True)
+        return follows(replace(heard, moved=False), spec.run, named=True)
     if known.run_named:  # it is not said any more: the only run, or the service's, will do
-        return _follows(replace(known, source=entry.source), None, named=False)
-    return replace(known, source=entry.source)
-
-
-def _follows(record: EngineRecord, run: str | None, *, named: bool) -> EngineRecord:
-    """It holds what it holds; but what another run calls served is nothing for this one."""
-    if record.run == run:
-        return replace(record, run_named=named)
-    return replace(record, run=run, run_named=named, serving=None, strikes={})
+        return follows(heard, None, named=False)
+    return heard

@@ -161,6 +161,9 @@ def finished_first(strategy: Strategy, rollout: RolloutRecord | None, engines: I
     """
     if strategy.name is StrategyName.ALL or rollout is None or rollout.state is not RolloutState.ROLLING:
         return None
+    engines = list(engines)
+    if not engines:
+        return None  # those that it was on its way to follow another run now
     reached = [engine for engine in engines if engine.state not in _AWAY]
     stuck = any(each.failures >= GIVE_UP_AFTER or _struck_out(each, rollout.version) for each in reached)
     return None if stuck else rollout.version

@@ -93,6 +93,6 @@ def skipped_between(
     versions: Iterable[VersionRecord], serving: VersionRecord | None, target: VersionRecord
 ) -> list[VersionRecord]:
     """The good versions that an engine passes over when it goes straight from what it serves to the target."""
-    if serving is None:
+    if serving is None or serving.run != target.run:
         return []
     return [v for v in versions if v.state is VersionState.SEALED and serving.order < v.order < target.order]

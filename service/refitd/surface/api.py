@@ -12,6 +12,7 @@ from refitd.surface import (
     reclaim,
     rollback,
     rollouts,
+    runs,
     swagger,
     versions,
     webhooks,
@@ -36,7 +37,7 @@ def routes() -> FastAPI:
         docs_url=None,  # its pages take scripts from other hosts: `swagger.py` has the service's own
         redoc_url=None,
     )
-    for part in (overview, versions, rollback, engines, rollouts, reclaim, log, webhooks, health, pages, swagger):
+    for part in (overview, versions, rollback, engines, runs, rollouts, reclaim, log, webhooks, health, pages, swagger):
         app.include_router(part.router)
     app.openapi = lambda: documented(app)
     return app

@@ -1,5 +1,7 @@
 """Routes of engines: the fleet."""
 
+from collections.abc import Sequence
+
 from fastapi import APIRouter, Response
 
 from refitd.engine.address import AddressRefusedError, check_url
@@ -7,10 +9,13 @@ from refitd.engine.allow import host_of
 from refitd.engine.dialing import refused
 from refitd.problem import Kind, ProblemError
 from refitd.rollout.hosts import guard_of
+from refitd.rollout.moving import move
+from refitd.rollout.record import EngineRecord
 from refitd.surface.context import Service, ServiceOf
 from refitd.surface.meant import engine_meant
 from refitd.surface.present import present_engine
-from refitd_client.contract.wire import Engine, NewEngine, Page
+from refitd_client.contract.naming import NameRefusedError, check_run
+from refitd_client.contract.wire import Engine, Move, NewEngine, Page
 
 router = APIRouter(prefix="/v1/engines", tags=["engines"])
 
@@ -28,6 +33,25 @@ async def add_engine(engine: NewEngine, service: ServiceOf) -> Engine:
     engine_id = service.fleet.add(engine)
     await service.ledger.durable()
     return _present(service, engine_id)
+
+
+@router.post("/move")
+async def move_engines(order: Move, service: ServiceOf) -> Page[Engine]:
+    """Have engines follow another run from now on: all of them, or none where one cannot be moved.
+
+    They go on serving what they serve until they have loaded that run's target; a load that is under way comes to its
+    end. 409 where one follows a run that is not closed, unless `insist` says so: that run would lose it. The run need
+    not have published yet. A move outlives a restart of the service, and holds until the engines file, the settings or
+    another move name another run for the engine.
+    """
+    run = _checked_run(order.run)
+    meant = [engine_meant(name, service.ledger) for name in order.engines]
+    records = [_record(service, engine_id) for engine_id in meant]
+    _check_moves(service, run, records, insist=order.insist)
+    for record in records:
+        move(service.ledger, record, run)
+    await service.ledger.durable()
+    return Page(items=[_present(service, engine_id) for engine_id in meant])
 
 
 # An engine is named by its id or by its URL, which has slashes.
@@ -62,8 +86,32 @@ async def _check_host(service: Service, url: str) -> None:
         raise ProblemError(Kind.ENGINE_NOT_ALLOWED, reason)
 
 
-def _present(service: Service, engine_id: str) -> Engine:
+def _checked_run(run: str) -> str:
+    try:
+        return check_run(run)
+    except NameRefusedError as error:
+        raise ProblemError(Kind.BAD_NAME, str(error)) from error
+
+
+def _check_moves(service: Service, run: str, engines: Sequence[EngineRecord], *, insist: bool) -> None:
+    """A run that has not ended keeps its engines, unless somebody insists."""
+    closed = service.ledger.runs.closed
+    kept = [e for e in engines if e.run is not None and e.run != run and e.run not in closed]
+    if kept and not insist:
+        told = ", ".join(f"{engine.id} follows {engine.run}" for engine in kept)
+        raise ProblemError(
+            Kind.RUN_OPEN,
+            f"{told}, which is not closed and would lose it: close a run that has ended ('refitd runs close "
+            f"{kept[0].run}'), or insist ('refitd engines move --yes', 'insist' in the API)",
+        )
+
+
+def _record(service: Service, engine_id: str) -> EngineRecord:
     record = service.ledger.engines.get(engine_id)
     if record is None:
         raise ProblemError(Kind.UNKNOWN_ENGINE, f"no engine {engine_id}: 'refitd engines' lists what there is")
-    return present_engine(record, service.ledger)
+    return record
+
+
+def _present(service: Service, engine_id: str) -> Engine:
+    return present_engine(_record(service, engine_id), service.ledger)

@@ -7,11 +7,18 @@ from refitd.catalog.record import VersionRecord
 from refitd.ledger import Ledger
 from refitd.rollout.binding import why_unbound
 from refitd.rollout.contest import gives_up
-from refitd.rollout.record import AttemptRecord, EngineRecord, RolloutRecord
+from refitd.rollout.record import AttemptRecord, EngineRecord, RolloutRecord, Source
 from refitd.rollout.strategy import has_given_up, released, why_waiting
 from refitd.surface.meaning import ended, engine_meaning, version_meaning
 from refitd_client.contract.states import EngineState, Kind, VersionState
 from refitd_client.contract.wire import ReclaimPlan, RunGlance
+
+_SOURCES = {
+    Source.SETTINGS: "--engine",
+    Source.FILE: "the engines file",
+    Source.API: "who added it",
+    Source.DISCOVERED: "where it was found",
+}
 
 
 def explain_run(seen: RunGlance, target: str) -> list[str]:
@@ -72,7 +79,7 @@ def _on_engines(record: VersionRecord, ledger: Ledger) -> list[str]:
     if target is not None and target.id != record.id:
         sentences.append(f"The target of run {record.run} is {target.id}.")
     if not engines:
-        sentences.append(f"No engine follows run {record.run}.")
+        sentences.append(_unfollowed(record.run, ledger))
     rollout = ledger.rollouts.get(record.run)
     if rollout is not None and rollout.version == record.id and rollout.reason is not None:
         sentences.append(f"Its rollout is {rollout.state}: {rollout.reason}.")
@@ -86,16 +93,24 @@ def _on_engines(record: VersionRecord, ledger: Ledger) -> list[str]:
     return sentences
 
 
+def _unfollowed(run: str, ledger: Ledger) -> str:
+    told = f"No engine follows run {run}"
+    return (
+        f"{told}, which is closed." if run in ledger.runs.closed else f"{told}: 'refitd explain {run}' says what to do."
+    )
+
+
 def explain_engine(engine: EngineRecord, ledger: Ledger) -> list[str]:
     """What an engine serves, what it should serve, and what it waits for."""
     sentences = [f"{engine.id} is {engine.state}: {engine_meaning(engine.state)}."]
     if engine.reload and engine.state in {EngineState.PROBING, EngineState.UNREACHABLE}:
         sentences.append("A resync was asked for: it will be loaded again when it is reachable.")
     if engine.run is None:
-        runs = set(ledger.runs)
+        runs = set(ledger.runs_with_versions) - ledger.runs.closed.keys()
         return _with_reason([*sentences, f"It follows no run: {why_unbound(runs)}."], engine, None)
     target = ledger.goals(engine.run).target
     sentences.append(_against(engine, engine.run, target))
+    sentences += _about_its_run(engine, ledger)
     held = ledger.versions.get(engine.serving or "")
     if held is not None and held.in_memory:
         sentences.append(f"It has that from its trainer's memory. {_without_files(held, ledger)}")
@@ -130,6 +145,16 @@ def _fought_over(engine: EngineRecord) -> list[str]:
             f"trainer or a script that updates it), then 'refitd engines resync {engine.id}'."
         ]
     return [f"{counted} It is loaded again, after a longer wait each time."]
+
+
+def _about_its_run(engine: EngineRecord, ledger: Ledger) -> list[str]:
+    sentences: list[str] = []
+    if engine.moved:
+        named = "names no run" if engine.said is None else f"names run {engine.said}"
+        sentences.append(f"It was moved to run {engine.run}; {_SOURCES[engine.source]} {named}.")
+    if engine.run in ledger.runs.closed:
+        sentences.append(f"Run {engine.run} is closed: 'refitd engines move {engine.id} --run RUN' gives it another.")
+    return sentences
 
 
 def _with_reason(sentences: list[str], engine: EngineRecord, rollout: RolloutRecord | None) -> list[str]:

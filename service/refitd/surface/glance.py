@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from refitd.catalog.record import VersionRecord
+from refitd.rollout.moving import how_to_bring
 from refitd.rollout.record import EngineRecord, RolloutRecord
 from refitd.rollout.strategy import Strategy, has_given_up, released, why_waiting
 from refitd_client.contract.states import EngineState, Standing, VersionState
@@ -26,7 +27,10 @@ _OVER = frozenset({VersionState.RETIRED, VersionState.DELETED})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What a glance takes in. `versions` are the run's, `rollout` its newest, `target` what engines should serve."""
+    """What a glance takes in. `versions` are the run's, `rollout` its newest, `target` what engines should serve.
+
+    `others` are the engines that follow other runs or none; `closed_at` is when the run was closed.
+    """
 
     run: str
     target: VersionRecord | None
@@ -34,6 +38,8 @@ class Seen:
     engines: Sequence[EngineRecord]
     rollout: RolloutRecord | None
     strategy: Strategy
+    others: Sequence[EngineRecord] = ()
+    closed_at: str | None = None
 
 
 def glance(seen: Seen) -> RunGlance:
@@ -46,7 +52,7 @@ def glance(seen: Seen) -> RunGlance:
         run=seen.run,
         standing=_standing(seen, newest, bool(trouble), len(there)),
         headline=_headline(seen, newest, len(there)),
-        reasons=[*trouble, *waiting],
+        reasons=[*_unfollowed(seen), *trouble, *waiting],
         target=None if seen.target is None else seen.target.id,
         target_step=None if seen.target is None else seen.target.order.step,
         newest=None if newest is None else newest.id,
@@ -55,6 +61,7 @@ def glance(seen: Seen) -> RunGlance:
         paused_since=paused,
         engines=dict(Counter(engine.state for engine in seen.engines)),
         in_sync=len(there),
+        closed_at=seen.closed_at,
     )
 
 
@@ -69,8 +76,12 @@ def _is_there(engine: EngineRecord, target: VersionRecord | None) -> bool:
 
 
 def _standing(seen: Seen, newest: VersionRecord | None, is_troubled: bool, there: int) -> Standing:
+    if seen.closed_at is not None:
+        return Standing.CLOSED
     if is_troubled:
         return Standing.TROUBLED
+    if not seen.engines:
+        return Standing.UNFOLLOWED
     if newest is not None and seen.target is not None and there == len(seen.engines):
         if newest.id == seen.target.id:
             return Standing.CURRENT
@@ -90,9 +101,13 @@ def _is_paused(seen: Seen) -> bool:
 
 
 def _headline(seen: Seen, newest: VersionRecord | None, there: int) -> str:
+    count = len(seen.engines)
+    if seen.closed_at is not None:
+        who = {0: "no engine follows", 1: "1 engine still follows"}.get(count, f"{count} engines still follow")
+        return f"Closed at {seen.closed_at[:16].replace('T', ' ')}Z: {who} it."
     if seen.target is None:
         return "No good version yet." if newest is not None else "No version yet."
-    step, count = f"step {seen.target.order.step:,}", len(seen.engines)
+    step = f"step {seen.target.order.step:,}"
     newest_too = ", the newest" if newest is not None and newest.id == seen.target.id else ""
     if count == 0:
         return f"No engine follows this run; {step} is its target."
@@ -100,6 +115,13 @@ def _headline(seen: Seen, newest: VersionRecord | None, there: int) -> str:
         who = "The engine serves" if count == 1 else f"All {count} engines serve"
         return f"{who} {step}{newest_too}."
     return f"{there} of {count} engines serve {step}{newest_too}."
+
+
+def _unfollowed(seen: Seen) -> list[str]:
+    """What to do about a run that no engine follows."""
+    if seen.engines or seen.closed_at is not None:
+        return []
+    return [f"{how_to_bring(seen.others, seen.run)}; 'refitd runs close {seen.run}' says that it has ended"]
 
 
 def _trouble(seen: Seen, newest: VersionRecord | None) -> list[str]:

@@ -1,6 +1,7 @@
 """Metrics that are read off the ledger when somebody asks. Those that count what happens are in `refitd.telemetry`.
 
-No label grows without bound: runs are those that engines follow, engines those of the fleet; steps are values.
+No label grows without bound: runs are those that engines follow or that are not closed, engines those of the fleet;
+steps are values.
 """
 
 from collections import Counter
@@ -102,13 +103,23 @@ class LedgerCollector(Collector):
             "refitd_unserved_seconds", "Time for which the run's engines are on their way; 0 when there", labels=["run"]
         )
         paused = GaugeMetricFamily("refitd_rollouts_paused", "1 while an operator has paused the run", labels=["run"])
-        for run in sorted({engine.run for engine in self._ledger.engines.values() if engine.run is not None}):
+        for run in sorted(self._ledger.runs.followed_since):
             if (wanted := self._ledger.goals(run).target) is not None:
                 target.add_metric([run], wanted.order.step)
             waiting.add_metric([run], self._unserved.seconds(run))
             rollout = self._ledger.rollouts.get(run)
             paused.add_metric([run], rollout is not None and rollout.paused_since is not None)
         yield from (target, waiting, paused)
+        yield self._unfollowed()
+
+    def _unfollowed(self) -> Metric:
+        family = GaugeMetricFamily(
+            "refitd_run_unfollowed", "1 while no engine follows a run that is not closed", labels=["run"]
+        )
+        runs = self._ledger.runs
+        for run in sorted({version.run for version in self._ledger.versions.values()} - runs.closed.keys()):
+            family.add_metric([run], run not in runs.followed_since)
+        return family
 
     def _bytes(self) -> Iterator[Metric]:
         held = sum(version.bytes or 0 for version in self._ledger.versions.values())

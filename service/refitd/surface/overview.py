@@ -4,6 +4,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from refitd.ledger import Ledger
+from refitd.rollout.record import EngineRecord
 from refitd.surface.context import ServiceOf
 from refitd.surface.glance import Seen, glance
 from refitd.surface.health import faults_now
@@ -68,22 +69,32 @@ def overview_of(ledger: Ledger, faults: Faults, *, wants_token: bool) -> Overvie
 
 
 def runs_of(ledger: Ledger) -> list[str]:
-    """The runs that anything is known of."""
-    return sorted({*ledger.runs} | {engine.run for engine in ledger.engines.values() if engine.run is not None})
+    """The runs that anything is known of; those that are closed come last."""
+    runs = set(ledger.runs_with_versions) | ledger.runs.followed_since.keys()
+    return sorted(runs, key=lambda run: (run in ledger.runs.closed, run))
 
 
 def glance_at(ledger: Ledger, run: str) -> RunGlance:
     """One run."""
+    engines = ledger.engines_of(run)
     return glance(
         Seen(
             run=run,
             target=ledger.goals(run).target,
             versions=ledger.versions_of(run),
-            engines=ledger.engines_of(run),
+            engines=engines,
             rollout=ledger.rollouts.get(run),
             strategy=ledger.strategy,
+            others=[] if engines else _others(ledger),
+            closed_at=ledger.runs.closed.get(run),
         )
     )
+
+
+def _others(ledger: Ledger) -> list[EngineRecord]:
+    """The engines that could follow a run that has none: first those that no other run would lose."""
+    closed = ledger.runs.closed
+    return sorted(ledger.engines.values(), key=lambda e: (e.run is not None and e.run not in closed, e.id))
 
 
 def _count(ledger: Ledger) -> dict[VersionState, int]:

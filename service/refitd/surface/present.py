@@ -54,7 +54,7 @@ def _on_version(engine: EngineRecord, record: VersionRecord, rollout: RolloutRec
     return EngineOnVersion(
         id=engine.id,
         state=engine.state,
-        step=_step(engine.serving),
+        step=_step_of(record.run, engine.serving),
         reason=_why(engine, rollout) or _why_not(engine, record),
         serves=engine.known and engine.serving == record.id and engine.state is not EngineState.UNREACHABLE,
     )
@@ -78,11 +78,19 @@ def _step(version: str | None) -> int | None:
     return None if parsed is None else parsed[1].step
 
 
+def _step_of(run: str, version: str | None) -> int | None:
+    """The step of a version of this run: those of other runs cannot be compared with its own."""
+    parsed = parse_version_id(version or "")
+    return parsed[1].step if parsed is not None and parsed[0] == run else None
+
+
 def steps_behind(engine: EngineRecord, ledger: Ledger) -> int | None:
     """How many of the trainer's steps lie between what an engine serves and its run's target. See `Engine.behind`."""
     target = ledger.goals(engine.run).target if engine.run else None
     serving = parse_version_id(engine.serving or "")
-    if target is None or serving is None or serving[1].generation != target.order.generation:
+    if target is None or serving is None:
+        return None
+    if (serving[0], serving[1].generation) != (target.run, target.order.generation):
         return None
     return max(0, target.order.step - serving[1].step)
 
@@ -108,6 +116,7 @@ def present_engine(record: EngineRecord, ledger: Ledger) -> Engine:
         in_memory=serving is not None and serving.in_memory,
         known=record.known,
         unreachable_since=ledger.away_since.get(record.id),
+        moved=record.moved,
     )
 
 

@@ -32,7 +32,7 @@ class Telemetry:
             collector(registry=self.registry)
         self.meters = Meters(self.registry)
         self.stops = Stops(self.registry)
-        self.unserved = Unserved(ledger.clock, ledger.rollouts.values())
+        self.unserved = Unserved(ledger.clock, ledger.runs.followed_since, ledger.rollouts.values())
         ledger.witnesses += [self.meters, self.unserved, _FirstServed(ledger, self.meters)]
         self._traces = None if tracer is None else _traces(tracer, ledger)
         if self._traces is not None:

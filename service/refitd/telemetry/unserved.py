@@ -4,7 +4,7 @@ The newest rollout's age would not do: where a trainer is faster than its engine
 is old, and nothing is ever served. So the clock runs from the first rollout after the last one that was through.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from refitd.clock import Clock
 from refitd.rollout.record import RolloutRecord
@@ -15,11 +15,16 @@ _THROUGH = frozenset({RolloutState.COMPLETE, RolloutState.DEGRADED})
 
 
 class Unserved(Silent):
-    """A clock for each run that is on its way. Paused rollouts wait for an operator, and for nobody else."""
+    """A clock for each run that is on its way. Paused rollouts wait for an operator, and for nobody else. A run that no
+    engine follows is not on its way; what was published meanwhile counts from when one does (`followed_since`).
+    """
 
-    def __init__(self, clock: Clock, rollouts: Iterable[RolloutRecord] = ()) -> None:
+    def __init__(
+        self, clock: Clock, followed_since: Mapping[str, float], rollouts: Iterable[RolloutRecord] = ()
+    ) -> None:
         """Begin with what the journal knows: what was on its way at the last stop counts from now."""
         self._clock = clock
+        self._followed_since = followed_since
         self._since: dict[str, float] = {}
         for rollout in rollouts:
             self.rollout_changed(rollout)
@@ -33,10 +38,11 @@ class Unserved(Silent):
 
     def seconds(self, run: str) -> float:
         """Seconds for which a run's engines are on their way; 0 where they have arrived, or are paused."""
-        since = self._since.get(run)
-        return 0.0 if since is None else self._clock.monotonic() - since
+        if run not in self.runs:
+            return 0.0
+        return self._clock.monotonic() - max(self._since[run], self._followed_since[run])
 
     @property
     def runs(self) -> list[str]:
         """The runs that are on their way."""
-        return list(self._since)
+        return [run for run in self._since if run in self._followed_since]

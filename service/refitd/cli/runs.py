@@ -1,0 +1,102 @@
+"""Commands about runs: list, close, reopen."""
+
+import typer
+from rich.console import RenderableType
+
+from refitd.cli import render, standing
+from refitd.cli.asking import agree
+from refitd.cli.exits import EXIT_CODES_HELP
+from refitd.cli.help import Command, Group
+from refitd.cli.options import Json, RunArgument, TokenFile, Url, Yes, connect
+from refitd.cli.output import speaking
+from refitd.cli.table import Table
+from refitd_client.contract.wire import Page, RunGlance
+
+app = typer.Typer(cls=Group)
+
+_NOBODY = "this lets collection delete older versions of the run and nobody can be asked: say --yes"
+
+
+@app.callback(invoke_without_command=True)
+def runs(context: typer.Context, url: Url = None, token_file: TokenFile = None, json: Json = False) -> None:
+    """List runs, or say which have ended.
+
+    \b
+    refitd runs
+    refitd runs close exp/monday
+    """
+    if context.invoked_subcommand is None:
+        list_runs(url, token_file, json)
+
+
+@app.command("list", cls=Command, epilog=EXIT_CODES_HELP)
+def list_runs(url: Url = None, token_file: TokenFile = None, json: Json = False) -> None:
+    """List runs: how each stands, its target, and how many engines follow it. Closed ones come last."""
+    with speaking(json=json) as out, connect(url, token_file) as client:
+        page = Page(items=client.overview().runs)
+        out.show(page, runs_table(page.items) if page.items else render.sentence("No runs.", "dim"))
+
+
+@app.command(cls=Command, epilog=EXIT_CODES_HELP)
+def close(
+    run: RunArgument, yes: Yes = False, url: Url = None, token_file: TokenFile = None, json: Json = False
+) -> None:
+    """Say that a run has ended.
+
+    It wants no engines any more, and nothing is wrong with it. Engines that follow it go on with what they serve, and
+    are free for another run. Collection keeps its newest good version, what engines need, what is pinned and every Nth
+    (--keep-every), and deletes the rest. The next version that is published opens it again.
+
+    \b
+    refitd runs close exp/monday
+    """
+    with speaking(json=json) as out, connect(url, token_file) as client:
+        if not yes:
+            agree(out, *what_it_does(run), question="Close it?", why=_NOBODY)
+        seen = client.close_run(run)
+        out.show(seen, render.sentence(f"{run} is closed. {_free(seen)}"))
+
+
+@app.command(cls=Command, epilog=EXIT_CODES_HELP)
+def reopen(run: RunArgument, url: Url = None, token_file: TokenFile = None, json: Json = False) -> None:
+    """Take back that a run has ended. What was deleted meanwhile stays deleted."""
+    with speaking(json=json) as out, connect(url, token_file) as client:
+        seen = client.reopen_run(run)
+        out.show(seen, render.sentence(f"{run} is open. {seen.headline}"))
+
+
+def what_it_does(run: str) -> list[RenderableType]:
+    """Before it is done."""
+    return [
+        render.sentence(
+            f"Of {run} the newest good version is kept, with what engines need and what is pinned. Collection deletes "
+            "older ones. The next version that is published opens it again."
+        )
+    ]
+
+
+def _free(seen: RunGlance) -> str:
+    count = sum(seen.engines.values())
+    if count == 0:
+        return "No engine follows it."
+    goes = "1 engine goes on with what it serves" if count == 1 else f"{count} engines go on with what they serve"
+    return f"{goes}: 'refitd engines move ID --run RUN' brings engines to another run."
+
+
+def runs_table(runs: list[RunGlance]) -> Table:
+    """Runs, one a line."""
+    table = Table("RUN", "STANDS", "TARGET", "NEWEST", "ENGINES", right={"TARGET", "NEWEST", "ENGINES"}, words="WHY")
+    for run in runs:
+        table.add_row(
+            render.sentence(run.run),
+            standing.shown(run.standing),
+            _step(run.target_step),
+            _step(run.newest_step),
+            f"{run.in_sync}/{sum(run.engines.values())}",
+            words=render.sentence(run.headline),
+        )
+    return table
+
+
+def _step(step: int | None) -> str:
+    return render.NOTHING if step is None else f"{step:,}"

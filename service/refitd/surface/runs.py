@@ -1,0 +1,42 @@
+"""Routes of runs: close one that has ended, open it again."""
+
+from fastapi import APIRouter
+
+from refitd.problem import Kind, ProblemError
+from refitd.surface.context import Service, ServiceOf
+from refitd.surface.overview import glance_at, runs_of
+from refitd_client.contract.wire import OneRun, RunGlance
+
+router = APIRouter(prefix="/v1/runs", tags=["runs"])
+
+
+@router.post("/close")
+async def close(order: OneRun, service: ServiceOf) -> RunGlance:
+    """Say that a run has ended.
+
+    It is not troubled any more, and does not want engines. Those that follow it go on with what they serve, and may be
+    moved to another run. Of its versions the newest good one is kept, with what engines need and what is pinned:
+    collection deletes the others that only `--keep-last` has kept. The next version that is published opens it again.
+    It outlives a restart of the service.
+    """
+    _check(service, order.run)
+    service.ledger.close_run(order.run)
+    return await _seen(service, order.run)
+
+
+@router.post("/reopen")
+async def reopen(order: OneRun, service: ServiceOf) -> RunGlance:
+    """Take back that a run has ended. What was deleted meanwhile stays deleted."""
+    _check(service, order.run)
+    service.ledger.reopen_run(order.run, "somebody has opened it")
+    return await _seen(service, order.run)
+
+
+def _check(service: Service, run: str) -> None:
+    if run not in runs_of(service.ledger):
+        raise ProblemError(Kind.UNKNOWN_RUN, f"no run {run} is known: 'refitd runs' lists what there is")
+
+
+async def _seen(service: Service, run: str) -> RunGlance:
+    await service.ledger.durable()
+    return glance_at(service.ledger, run)

@@ -1,0 +1,109 @@
+"""Commands about several trainings: runs, runs close, runs reopen, engines move."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from refitd_client.contract.states import EngineState, Standing
+from refitd_client.contract.wire import Engine, Move, OneRun, Page, Problem, RunGlance
+from support.command_line import answer, refitd
+from support.stand_in_service import StandIn, make_engine, make_run, stand_in
+
+CLOSED = [make_run(run=f"old-{n}", standing=Standing.CLOSED, engines={}, closed_at="t") for n in range(5)]
+
+
+@pytest.fixture
+def service() -> Iterator[StandIn]:
+    with stand_in() as state:
+        state.engines = [make_engine("engine-0"), make_engine("engine-1")]
+        yield state
+
+
+@pytest.fixture
+def a_person(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("refitd.cli.asking.can_ask", lambda: True)
+
+
+class TestMove:
+    def test_engines_go_where_they_were_told_to_go(self, service: StandIn) -> None:
+        result = refitd("engines", "move", "engine-0", "engine-1", "--run", "next", "--yes", "--url", service.url)
+        assert result.stdout == "engine-0, engine-1 follow next from now on.\n"
+        assert service.bodies == [Move(engines=["engine-0", "engine-1"], run="next", insist=True)]
+
+    def test_a_script_is_refused_what_an_open_run_would_lose(self, service: StandIn) -> None:
+        result = refitd("engines", "move", "engine-0", "--run", "next", "--url", service.url)
+        assert result.exit_code == 1
+        assert "engine-0 follows exp, which is not closed" in result.stderr
+        assert service.bodies == [Move(engines=["engine-0"], run="next")]
+
+    @pytest.mark.usefixtures("a_person")
+    def test_a_person_is_asked_about_what_an_open_run_would_lose(self, service: StandIn) -> None:
+        args = ("engines", "move", "engine-0", "--run", "next", "--url", service.url)
+        assert refitd(*args, stdin="n\n").exit_code == 1
+        assert [body.insist for body in service.bodies] == [False]
+        result = refitd(*args, stdin="y\n")
+        assert "engine-0 follows exp, which is not closed" in result.stdout
+        assert result.stdout.endswith("engine-0 follows next from now on.\n")
+        assert [body.insist for body in service.bodies] == [False, False, True]
+
+    @pytest.mark.usefixtures("a_person")
+    def test_what_no_insisting_helps_against_is_not_asked_about(self, service: StandIn) -> None:
+        service.trouble = Problem(type="urn:refitd:problem:bad-name", title="No", status=422, detail="no such name")
+        result = refitd("engines", "move", "engine-0", "--run", "-x", "--url", service.url)
+        assert "no such name" in result.stderr
+
+    def test_json_is_the_engines(self, service: StandIn) -> None:
+        page = answer("engines", "move", "engine-0", "--run", "x", "--yes", "--url", service.url, kind=Page[Engine])
+        assert [(engine.id, engine.run, engine.moved) for engine in page.items] == [("engine-0", "x", True)]
+
+
+class TestRuns:
+    def test_runs_are_listed_with_how_they_stand(self, service: StandIn) -> None:
+        lost = make_run(run="new", standing=Standing.UNFOLLOWED, headline="No engine follows this run.", engines={})
+        service.runs = [make_run(), lost, CLOSED[0]]
+        shown = refitd("runs", "--url", service.url).stdout
+        rows = [line for line in shown.splitlines()[2:] if not line.startswith(" ")]
+        assert [row.split()[0] for row in rows] == ["exp", "new", "old-0"]
+        assert "UNFOLLOWED" in shown
+        page = answer("runs", "--url", service.url, kind=Page[RunGlance])
+        assert page.items == service.runs
+
+    def test_nobody_is_asked_what_a_script_closes(self, service: StandIn) -> None:
+        refused = refitd("runs", "close", "exp", "--url", service.url)
+        assert refused.exit_code == 2
+        assert "say --yes" in refused.stderr
+        assert service.bodies == []
+        said = refitd("runs", "close", "exp", "--yes", "--url", service.url).stdout
+        assert said.startswith("exp is closed. 2 engines go on with what they serve:")
+        assert service.bodies == [OneRun(run="exp")]
+
+    @pytest.mark.usefixtures("a_person")
+    def test_a_person_hears_what_closing_deletes_and_is_asked(self, service: StandIn) -> None:
+        result = refitd("runs", "close", "exp", "--url", service.url, stdin="n\n")
+        assert "Collection deletes older ones" in " ".join(result.stdout.split())
+        assert service.bodies == []
+
+    def test_a_run_is_opened_again(self, service: StandIn) -> None:
+        assert refitd("runs", "reopen", "exp", "--url", service.url).stdout.startswith("exp is open. ")
+        assert service.asked[-1] == "POST /v1/runs/reopen"
+
+
+@pytest.mark.parametrize("command", [("status",), ("top", "--once")])
+def test_runs_that_are_closed_are_one_line(service: StandIn, command: tuple[str, ...]) -> None:
+    service.engines = [make_engine(run=run.run, step=None) for run in CLOSED]
+    service.runs = CLOSED
+    shown = refitd(*command, "--url", service.url).stdout
+    assert "5 runs are closed: old-0, old-1, old-2 and 2 more ('refitd runs')" in shown
+    assert "CLOSED old-0" not in shown.replace("□ ", "")
+
+
+@pytest.mark.parametrize("command", [("status",), ("top", "--once")])
+def test_a_run_that_no_engine_follows_is_said_to_be_so_with_what_to_do(
+    service: StandIn, command: tuple[str, ...]
+) -> None:
+    remedy = "'refitd engines move ID --run exp' brings an engine here"
+    service.runs = [make_run(standing=Standing.UNFOLLOWED, headline="No engine follows.", reasons=[remedy], engines={})]
+    service.engines = [make_engine(run="exp", state=EngineState.PROBING)]
+    shown = refitd(*command, "--url", service.url).stdout
+    assert "○ UNFOLLOWED exp" in shown
+    assert remedy in shown

@@ -1,0 +1,399 @@
+"""Several trainings on one service: runs that no engine follows, engines that go over to another run, runs that end."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from refitd.catalog.files import DiskFiles
+from refitd.engine.port import Outcome, Refit
+from refitd.reclaim.collector import LedgerFacts
+from refitd.reclaim.leases import leases
+from refitd_client.contract.naming import Order, version_id
+from refitd_client.contract.states import EngineState, RolloutState, VersionState
+from support.checkpoints import publish, tensors
+from support.services import Stage, serving
+
+MINE = {"engines": "mine"}
+
+
+def at(run: str, step: int) -> str:
+    return version_id(run, Order(1, step))
+
+
+async def told(stage: Stage, run: str, step: int, **more: Any) -> Any:
+    """Publish a step and tell the service; its answer, once the version has its verdict."""
+    publish(stage.root, run, step, tensors(1000 * len(run) + step))
+    answer = await stage.http.post("/v1/versions", json={"run": run, "step": step, **more})
+    await stage.until(at(run, step), lambda record: record.state is VersionState.SEALED)
+    return answer
+
+
+async def served(stage: Stage, run: str, step: int, **more: Any) -> str:
+    """Publish a step, and wait until the run's engines serve it."""
+    assert (await told(stage, run, step, **more)).is_success
+    await stage.until(at(run, step), lambda record: record.served_at is not None)
+    return at(run, step)
+
+
+async def until(stage: Stage, what: Callable[[], bool]) -> None:
+    """Wait for something to become true of the ledger."""
+    seen = stage.ledger.bell.count
+    async with asyncio.timeout(10):
+        while not what():
+            seen = await stage.ledger.bell.after(seen, within=0.05)
+
+
+async def asked(answer: Awaitable[Any], status: int = 200) -> Any:
+    found = await answer
+    assert found.status_code == status, found.text
+    return found.json()
+
+
+async def moved(stage: Stage, *engines: str, run: str, status: int = 200, **more: Any) -> Any:
+    body = {"engines": [f"{name}:1" for name in engines], "run": run, **more}
+    return await asked(stage.http.post("/v1/engines/move", json=body), status)
+
+
+async def closed(stage: Stage, run: str) -> Any:
+    return await asked(stage.http.post("/v1/runs/close", json={"run": run}))
+
+
+async def glance(stage: Stage, run: str) -> Any:
+    runs = (await asked(stage.http.get("/v1/overview")))["runs"]
+    return next(seen for seen in runs if seen["run"] == run)
+
+
+async def metric(stage: Stage, line: str) -> bool:
+    return line in (await stage.http.get("/metrics")).text.splitlines()
+
+
+def follows(stage: Stage) -> dict[str, str | None]:
+    return {name.removesuffix(":1"): engine.run for name, engine in stage.ledger.engines.items()}
+
+
+def serves(stage: Stage) -> dict[str, str | None]:
+    return {name.removesuffix(":1"): engine.serving for name, engine in stage.ledger.engines.items()}
+
+
+def leased(stage: Stage, version: str) -> list[str]:
+    held = leases(LedgerFacts(stage.ledger, DiskFiles(Path("unused"))).views())
+    return [str(lease) for lease in held.get(version, ())]
+
+
+async def test_a_run_that_no_engine_follows_is_unfollowed_and_says_what_to_do(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage:
+        await served(stage, "old", 1)
+        await told(stage, "new", 1)
+        seen = await glance(stage, "new")
+        assert (seen["standing"], seen["headline"]) == (
+            "UNFOLLOWED",
+            "No engine follows this run; step 1 is its target.",
+        )
+        assert "'refitd engines move ID --run new'" in seen["reasons"][0]
+        assert "a:1 (follows old)" in seen["reasons"][0]
+        assert "'refitd runs close new'" in seen["reasons"][0]
+        assert (await glance(stage, "old"))["standing"] == "CURRENT"
+        assert await metric(stage, 'refitd_run_unfollowed{run="new"} 1.0')
+        assert await metric(stage, 'refitd_run_unfollowed{run="old"} 0.0')
+        explained = await asked(stage.http.get("/v1/explain/new"))
+        assert explained["sentences"][0].startswith("Run new is UNFOLLOWED")
+
+
+async def test_the_engines_that_no_other_run_would_lose_are_named_first(tmp_path: Path) -> None:
+    async with serving(tmp_path, names=("a", "b")) as stage:
+        await served(stage, "old", 1)
+        await moved(stage, "b", run="ended", insist=True)
+        await served(stage, "ended", 1)
+        await closed(stage, "ended")
+        await told(stage, "new", 1)
+        assert "there are b:1 (follows ended), a:1 (follows old)" in (await glance(stage, "new"))["reasons"][0]
+
+
+async def test_a_run_of_a_service_without_engines_is_unfollowed_and_says_how_to_add_one(tmp_path: Path) -> None:
+    async with serving(tmp_path, names=()) as stage:
+        await told(stage, "run", 1)
+        seen = await glance(stage, "run")
+        assert seen["standing"] == "UNFOLLOWED"
+        assert "'refitd engines add URL --run run'" in seen["reasons"][0]
+
+
+async def test_a_notice_of_a_run_that_no_engine_follows_says_how_to_bring_engines(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage:
+        await served(stage, "old", 1)
+        refused = await told(stage, "new", 1)
+        assert (refused.status_code, refused.json()["type"]) == (409, "urn:refitd:problem:run-not-followed")
+        assert "'refitd engines move ID --run new'" in refused.json()["detail"]
+
+
+async def test_an_engine_that_is_moved_serves_its_new_run_and_the_old_version_stays_until_it_does(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path, names=("a", "b")) as stage:
+        old = await served(stage, "old", 1)
+        await moved(stage, "a", run="new", insist=True)
+        assert follows(stage) == {"a": "new", "b": "old"}
+        assert serves(stage)["a"] == old, "it goes on serving what it serves"
+        await moved(stage, "b", run="new", insist=True)
+        assert "engine a:1 serves it" in leased(stage, old)
+        new = await served(stage, "new", 1)
+        assert serves(stage) == {"a": new, "b": new}
+        assert not [lease for lease in leased(stage, old) if lease.startswith("engine")]
+        assert (await glance(stage, "new"))["standing"] == "CURRENT"
+        assert (await glance(stage, "old"))["standing"] == "UNFOLLOWED"
+        assert stage.ledger.rollouts["old"].state is RolloutState.COMPLETE, "what was proved stays proved"
+
+
+async def test_steps_of_two_runs_are_not_compared(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage:
+        await served(stage, "old", 900)
+        await moved(stage, "a", run="new", insist=True)
+        gate = stage.engines["a"].gate = asyncio.Event()
+        await told(stage, "new", 1)
+        await until(stage, lambda: len(stage.engines["a"].loads) == 2)
+        engine = await asked(stage.http.get("/v1/engines/a:1"))
+        assert (engine["version"], engine["behind"]) == ("old~v000900", None)
+        version = await asked(stage.http.get("/v1/versions/new~v000001"))
+        assert [each["step"] for each in version["engines"]] == [None]
+        gate.set()
+        await stage.until("new~v000001", lambda record: record.served_at is not None)
+        assert stage.ledger.engines["a:1"].skipped == 0
+
+
+async def test_a_move_outlives_a_restart(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage:
+        await served(stage, "old", 1)
+        await moved(stage, "a", run="new", insist=True)
+    async with serving(tmp_path) as stage:
+        await until(stage, lambda: stage.ledger.fleet_fault is None)
+        assert follows(stage) == {"a": "new"}
+        assert (await asked(stage.http.get("/v1/engines/a:1")))["moved"]
+        explained = (await asked(stage.http.get("/v1/explain/a:1")))["sentences"]
+        assert "It was moved to run new; --engine names no run." in explained
+        await served(stage, "new", 1)
+
+
+async def test_a_move_is_stronger_than_the_services_run(tmp_path: Path) -> None:
+    async with serving(tmp_path, run="old") as stage:
+        await served(stage, "old", 1)
+        await moved(stage, "a", run="new", insist=True)
+    async with serving(tmp_path, run="old") as stage:
+        await served(stage, "new", 1)
+        assert follows(stage) == {"a": "new"}
+
+
+async def test_a_load_that_is_under_way_comes_to_its_end_and_counts_for_no_run(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage:
+        await served(stage, "old", 1)
+        gate = stage.engines["a"].gate = asyncio.Event()
+        await told(stage, "old", 2)
+        await until(stage, lambda: len(stage.engines["a"].loads) == 2)
+        await moved(stage, "a", run="new", insist=True)
+        assert "engine a:1 loads it" in " ".join(leased(stage, at("old", 2)))
+        assert stage.ledger.engines["a:1"].state in {EngineState.UPDATING, EngineState.VERIFYING}
+        gate.set()
+        await until(stage, lambda: serves(stage)["a"] == at("old", 2))
+        await served(stage, "new", 1)
+        assert stage.ledger.versions[at("old", 2)].served_at is None, "no engine of its run serves it"
+        assert [path.split("/")[-2] for path in stage.engines["a"].loads] == ["old", "old", "new"]
+
+
+async def test_a_load_that_breaks_off_while_its_engine_is_moved_is_repaired_by_the_new_run(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage:
+        await served(stage, "old", 1)
+        engine = stage.engines["a"]
+        engine.gate, engine.script = asyncio.Event(), [Refit(outcome=Outcome.TAINTED, resumed=False, reason="cut")]
+        await told(stage, "old", 2)
+        await until(stage, lambda: len(engine.loads) == 2)
+        await moved(stage, "a", run="new", insist=True)
+        engine.gate.set()
+        await until(stage, lambda: not stage.ledger.engines["a:1"].known)
+        assert engine.paused, "nobody knows what it holds"
+        assert leased(stage, at("old", 2)), "nothing proved that the load has ended"
+        await served(stage, "new", 1)
+        assert not engine.paused
+
+
+async def test_an_engine_that_is_moved_into_a_paused_run_is_brought_to_its_last_good_version(tmp_path: Path) -> None:
+    async with serving(tmp_path, names=("a", "b")) as stage:
+        await served(stage, "old", 1)
+        await moved(stage, "b", run="new", insist=True)
+        good = await served(stage, "new", 1)
+        await asked(stage.http.post("/v1/rollouts/pause", json={"run": "new"}))
+        await told(stage, "new", 2)
+        await moved(stage, "a", run="new", insist=True)
+        await until(stage, lambda: serves(stage)["a"] == good)
+
+
+async def test_a_pin_and_a_rollback_of_the_run_that_was_left_stay_its_own(tmp_path: Path) -> None:
+    async with serving(tmp_path, names=("a", "b")) as stage:
+        for step in (1, 2):
+            await served(stage, "old", step)
+        await asked(stage.http.put(f"/v1/versions/{at('old', 1)}/pin"))
+        await moved(stage, "b", run="new", insist=True)
+        new = await served(stage, "new", 1)
+        await asked(stage.http.post("/v1/rollback", json={"run": "old"}))
+        await until(stage, lambda: serves(stage) == {"a": at("old", 1), "b": new})
+        assert stage.ledger.versions[at("old", 1)].pinned
+
+
+async def test_an_open_run_keeps_its_engines_unless_somebody_insists(tmp_path: Path) -> None:
+    async with serving(tmp_path, names=("a", "b")) as stage:
+        await served(stage, "old", 1)
+        problem = await moved(stage, "a", run="new", status=409)
+        assert problem["type"] == "urn:refitd:problem:run-open"
+        assert all(word in problem["detail"] for word in ("a:1 follows old", "refitd runs close old", "insist"))
+        assert follows(stage) == {"a": "old", "b": "old"}
+        await moved(stage, "a", run="old")  # it is there already
+        await moved(stage, "a", run="new", insist=True)
+        assert follows(stage) == {"a": "new", "b": "old"}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "kind"),
+    [
+        ({"engines": ["a:1", "x"], "run": "new", "insist": True}, 404, "unknown-engine"),
+        ({"engines": ["a:1"], "run": "../up", "insist": True}, 422, "bad-name"),
+        ({"engines": ["a:1"], "run": "new", "force": True}, 422, "bad-request"),
+    ],
+)
+async def test_a_move_that_cannot_be_made_moves_no_engine(tmp_path: Path, body: Any, status: int, kind: str) -> None:
+    async with serving(tmp_path) as stage:
+        await served(stage, "old", 1)
+        problem = await asked(stage.http.post("/v1/engines/move", json=body), status)
+        assert problem["type"] == f"urn:refitd:problem:{kind}"
+        assert follows(stage) == {"a": "old"}
+
+
+async def test_an_engine_is_moved_by_its_url_too(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage:
+        body = {"engines": ["http://a:1"], "run": "new"}
+        assert (await asked(stage.http.post("/v1/engines/move", json=body)))["items"][0]["run"] == "new"
+
+
+async def test_a_run_that_has_ended_is_closed_and_not_unfollowed_also_after_a_restart(tmp_path: Path) -> None:
+    async with serving(tmp_path, names=()) as stage:
+        await told(stage, "old", 1)
+        assert (await closed(stage, "old"))["standing"] == "CLOSED"
+    async with serving(tmp_path, names=()) as stage:
+        seen = await glance(stage, "old")
+        assert (seen["standing"], seen["reasons"]) == ("CLOSED", [])
+        assert seen["headline"].endswith("no engine follows it.")
+        assert "refitd_run_unfollowed{" not in (await stage.http.get("/metrics")).text
+
+
+async def test_a_closed_run_is_not_troubled_and_stands_behind_the_others(tmp_path: Path) -> None:
+    async with serving(tmp_path, names=()) as stage:
+        (stage.root / "a" / "v000001").mkdir(parents=True)
+        (stage.root / "a" / "v000001" / "model.safetensors").write_bytes(b"torn")
+        (stage.root / "a" / "v000001" / "refit.json").write_bytes(b"{}")
+        await until(stage, lambda: at("a", 1) in stage.ledger.versions)
+        await stage.rejected(at("a", 1))
+        await told(stage, "b", 1)
+        assert (await glance(stage, "a"))["standing"] == "TROUBLED"
+        await closed(stage, "a")
+        runs = (await asked(stage.http.get("/v1/overview")))["runs"]
+        assert [(seen["run"], seen["standing"]) for seen in runs] == [("b", "UNFOLLOWED"), ("a", "CLOSED")]
+
+
+async def test_the_next_version_opens_a_closed_run_again(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage:
+        await served(stage, "old", 1)
+        assert (await closed(stage, "old"))["standing"] == "CLOSED"
+        await served(stage, "old", 2)
+        assert (await glance(stage, "old"))["standing"] == "CURRENT"
+        assert any("open again" in event["text"] for event in (await asked(stage.http.get("/v1/log")))["items"])
+
+
+async def test_a_run_that_was_closed_by_mistake_is_opened_by_hand(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage:
+        await served(stage, "old", 1)
+        await closed(stage, "old")
+        await asked(stage.http.post("/v1/runs/reopen", json={"run": "old"}))
+        assert (await glance(stage, "old"))["standing"] == "CURRENT"
+
+
+async def test_a_run_that_nobody_knows_cannot_be_closed(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage:
+        problem = await asked(stage.http.post("/v1/runs/close", json={"run": "none"}), 404)
+        assert problem["type"] == "urn:refitd:problem:unknown-run"
+
+
+async def test_of_a_closed_run_the_newest_good_version_stays_and_what_engines_serve_or_is_pinned(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path, keep_last=3) as stage:
+        for step in (1, 2, 3, 4, 5):
+            await served(stage, "old", step)
+            if step == 1:
+                await asked(stage.http.put(f"/v1/versions/{at('old', 1)}/pin"))
+        assert {at("old", step) for step in (1, 3, 4, 5)} <= stage.ledger.versions.keys()
+        await closed(stage, "old")
+        plan = await asked(stage.http.get("/v1/reclaim/plan"))
+        why = {line["version"]: line["reasons"][0] for line in plan["items"] if not line["keep"]}
+        assert why[at("old", 4)] == "run old is closed, and nobody needs it"
+        await asked(stage.http.post("/v1/reclaim"))
+        assert set(stage.ledger.versions) == {at("old", 1), at("old", 5)}
+        assert serves(stage)["a"] == at("old", 5)
+
+
+async def test_engines_of_a_closed_run_and_of_no_run_are_for_the_asking(tmp_path: Path) -> None:
+    async with serving(tmp_path, names=("a", "b", "c")) as stage:
+        await served(stage, "old", 1)
+        await moved(stage, "c", run="other", insist=True)
+        await served(stage, "other", 1)
+        await closed(stage, "old")
+        new = await served(stage, "new", 1, **MINE)
+        assert serves(stage) == {"a": new, "b": new, "c": at("other", 1)}
+        assert (await glance(stage, "new"))["standing"] == "CURRENT"
+        assert all(stage.ledger.engines[f"{name}:1"].moved for name in "abc")
+
+
+async def test_no_engine_of_an_open_run_is_taken_for_the_asking(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage:
+        await served(stage, "old", 1)
+        refused = await told(stage, "new", 1, **MINE)
+        assert (refused.status_code, refused.json()["type"]) == (409, "urn:refitd:problem:run-not-followed")
+        assert "engines follow old" in refused.json()["detail"]
+        assert "refitd engines move" in refused.json()["detail"]
+        assert follows(stage) == {"a": "old"}
+
+
+async def test_a_run_that_has_engines_takes_no_more_for_the_asking(tmp_path: Path) -> None:
+    async with serving(tmp_path, names=("a", "b")) as stage:
+        await served(stage, "old", 1)
+        await moved(stage, "b", run="new", insist=True)
+        await closed(stage, "old")
+        await served(stage, "new", 1, **MINE)
+        assert follows(stage) == {"a": "old", "b": "new"}
+
+
+async def test_what_a_trainer_hands_over_brings_engines_before_it_is_offered(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage:
+        stage.engines["a"].takes_offers = True
+        await served(stage, "old", 1)
+        await closed(stage, "old")
+        notice = {"run": "new", "step": 1, "kind": "handover", "offer": ".offer-00000000000000aa", **MINE}
+        await asked(stage.http.post("/v1/versions", json=notice), 202)
+        await until(stage, lambda: stage.engines["a"].taken == [at("new", 1)])
+
+
+async def test_a_notice_that_is_refused_for_its_content_moves_no_engine(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage:
+        await served(stage, "old", 1)
+        await closed(stage, "old")
+        missing = await stage.http.post("/v1/versions", json={"run": "new", "step": 1, **MINE})
+        assert missing.json()["type"] == "urn:refitd:problem:path-missing"
+        assert follows(stage) == {"a": "old"}
+
+
+async def test_engines_that_are_bound_to_no_run_follow_the_one_that_is_not_closed(tmp_path: Path) -> None:
+    async with serving(tmp_path, names=()) as stage:
+        await told(stage, "old", 1)
+        await told(stage, "new", 1)
+        await closed(stage, "old")
+        await asked(stage.http.post("/v1/engines", json={"url": "http://b:1"}), 201)
+        await stage.until(at("new", 1), lambda record: record.served_at is not None)
+        assert follows(stage) == {"b": "new"}

@@ -165,10 +165,11 @@ class Settings(BaseSettings):
     keep_every: int = Field(default=0, ge=0, description="Keep each version whose step divides by this (0: none)")
     reclaim_foreign: bool = Field(
         default=False,
-        description="Delete trainers' own folders by the keep rules as well (default: leave it to them)",
+        description="Delete versions in trainers' own folders by the keep rules as well (default: leave it to them)",
     )
     disk_budget: Size | None = Field(
-        default=None, description="Bytes that versions and copies may take; old versions go first"
+        default=None,
+        description="Bytes that all that refitd may delete may take in the root; slots go first, then evidence",
     )
     incoming_ttl: float = Field(default=3600.0, gt=0, description="Age at which an unlocked .incoming-* is abandoned")
     slots: int = Field(

@@ -22,12 +22,16 @@ from refitd.journal.recovery import open_journal
 from refitd.ledger import Ledger
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.contract.states import EngineState, VersionState
+from support.rawfiles import raw
 from support.records import engine, version
 
 KEEP_LAST = 2
+GOING = {VersionState.RETIRED, VersionState.DELETED}
 STEPS = range(1, 8)
 KEPT = {"run/v000003", "run/v000004", "run/v000006", "run/v000007", "run/.incoming-alive"}
-GONE = {"run/v000001", "run/v000002", "run/v000005", "run/.incoming-dead"}
+GONE = {"run/v000001", "run/v000005", "run/.incoming-dead"}
+MIXED = "run/v000002"  # files of others lie in its folder
+REST = {"inner/deep", "link", "notes.txt"}
 
 
 def what_is_known() -> list[VersionRecord]:
@@ -39,15 +43,16 @@ def what_is_known() -> list[VersionRecord]:
 
 
 async def prepare(place: Path) -> None:
-    """A root and the journal that belongs to it. One version has a folder and a link that leads outside."""
+    """A root and the journal that belongs to it. One version's folder also holds what is none of its files."""
     root = place / "root"
     (place / "precious").mkdir(parents=True)
     (place / "precious" / "thesis").write_text("years of work")
     (root / SERVICE_FOLDER).mkdir(parents=True)
     for record in what_is_known():
         write(root / record.path, "model.safetensors", "refit.json")
-    write(root / "run" / "v000002" / "inner", "deep")
-    (root / "run" / "v000002" / "link").symlink_to(place / "precious")
+    write(root / MIXED / "inner", "deep")
+    (root / MIXED / "notes.txt").write_text("months of work")
+    (root / MIXED / "link").symlink_to(place / "precious")
     for name in ("dead", "alive"):
         write(root / "run" / f".incoming-{name}", "model.safetensors")
     for path in (*(root / "run" / ".incoming-dead").rglob("*"), root / "run" / ".incoming-dead"):
@@ -68,19 +73,20 @@ async def prepare(place: Path) -> None:
 def write(folder: Path, *names: str) -> None:
     folder.mkdir(parents=True)
     for name in names:
-        (folder / name).write_text(f"{folder.name} {name}")
+        header = raw(f'{{"__metadata__": {{"of": "{folder.name}"}}}}'.encode())
+        (folder / name).write_bytes(header if name.endswith(".safetensors") else f"{folder.name} {name}".encode())
 
 
-def found(folder: Path) -> dict[str, str | None]:
+def found(folder: Path) -> dict[str, str | bytes]:
     """All files below a folder, by their paths; links as links."""
     return {
-        str(path.relative_to(folder)): str(path.readlink()) if path.is_symlink() else path.read_text()
+        str(path.relative_to(folder)): str(path.readlink()) if path.is_symlink() else path.read_bytes()
         for path in sorted(folder.rglob("*"))
         if path.is_symlink() or path.is_file()
     }
 
 
-def in_place(root: Path) -> dict[str, dict[str, str | None]]:
+def in_place(root: Path) -> dict[str, dict[str, str | bytes]]:
     """What lies in the run's folder."""
     return {f"run/{path.name}": found(path) for path in (root / "run").iterdir()}
 
@@ -99,22 +105,29 @@ def prepared(tmp_path: Path) -> Path:
     return tmp_path / "prepared"
 
 
-def check_killed(place: Path, before: dict[str, dict[str, str | None]]) -> None:
+def check_killed(place: Path, before: dict[str, dict[str, str | bytes]]) -> None:
     """What a kill leaves: nothing is half in its place, and nothing has left it that was not written down first."""
     here, known = in_place(place / "root"), states(place)
+    mixed = here.pop(MIXED)
+    assert mixed.items() <= before[MIXED].items()
+    assert mixed.keys() >= REST, f"what is not refitd's left {MIXED}"
+    assert mixed == before[MIXED] or known[MIXED] in GOING
+    assert mixed.keys() == REST or known[MIXED] is not VersionState.DELETED
     for path, files in here.items():
         assert files == before[path], f"half of {path} is in its place"
     for path, state in known.items():
-        assert path in here or state in {VersionState.RETIRED, VersionState.DELETED}, f"{path} is gone, and {state}"
+        assert path in {*here, MIXED} or state in GOING, f"{path} is gone, and {state}"
         assert path not in here or state is not VersionState.DELETED, f"{path} is there, and called DELETED"
     assert here.keys() >= KEPT
 
 
-def check_swept(place: Path, before: dict[str, dict[str, str | None]]) -> None:
+def check_swept(place: Path, before: dict[str, dict[str, str | bytes]]) -> None:
     """What the next sweep leaves."""
     here, known = in_place(place / "root"), states(place)
-    assert here == {path: before[path] for path in KEPT}
-    assert {path for path, state in known.items() if state is VersionState.DELETED} == {v for v in GONE if "/v" in v}
+    rest = {name: before[MIXED][name] for name in REST}
+    assert here == {path: before[path] for path in KEPT} | {MIXED: rest}
+    deleted = {path for path, state in known.items() if state is VersionState.DELETED}
+    assert deleted == {version for version in {*GONE, MIXED} if "/v" in version}
     assert {path for path, state in known.items() if state is VersionState.SEALED} == {v for v in KEPT if "/v" in v}
     assert list((place / "root" / SERVICE_FOLDER / "trash").iterdir()) == []
 
@@ -138,7 +151,7 @@ def test_kill_9_at_every_journal_and_file_system_step_of_a_sweep(prepared: Path,
         except AssertionError as error:
             error.add_note(f"killed at effect {place.name} ({effect})")
             raise
-    assert found(prepared / "precious") == {"thesis": "years of work"}, "a link was followed"
+    assert found(prepared / "precious") == {"thesis": b"years of work"}, "a link was followed"
     print(f"died at {len(died)} effects: {', '.join(died)}")
     kinds = {effect.split()[0] for effect in died}
     assert kinds == {"commit", "committed", "mkdir", "rename", "remove", "rmdir", "fsync"}

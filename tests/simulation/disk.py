@@ -24,6 +24,7 @@ from refitd.catalog.reference import read_reference
 from refitd.catalog.scan import Found, Listing, ListingFailed
 from refitd.catalog.validate import Options
 from refitd.reclaim.handle import Identity
+from refitd.reclaim.holdings import Holdings
 from refitd.reclaim.incoming import Incoming
 from refitd.reclaim.outcome import Discarded, Emptied, Gone, Refused
 from refitd.reclaim.slots import Slot
@@ -336,26 +337,35 @@ class SimFolders:
         self._discarded = discarded
         self._recycled = recycled
 
-    async def examine(self, path: str) -> Identity | Gone | Refused:
+    async def examine(self, path: str) -> Holdings | Gone | Refused:
         await self._pause()
+        return self._look(path)
+
+    async def weigh(self, paths: Sequence[str]) -> dict[str, Holdings | Gone | Refused]:
+        await self._pause()
+        return {path: self._look(path) for path in paths}
+
+    def _look(self, path: str) -> Holdings | Gone | Refused:
         try:
-            return Identity(1, self._disk.at(path).inode)
+            folder = self._disk.at(path)
+            files = {"model.safetensors": signature_of(folder)}
+            return Holdings(identity=Identity(1, folder.inode), seal=signature_of(folder), files=files, bytes=100)
         except FileNotFoundError:
             return Refused(path, "the root may be unmounted") if self._disk.hidden else Gone(path)
         except OSError as error:
             return Refused(path, str(error))
 
-    async def discard(self, path: str, folder: Identity) -> Discarded | Gone | Refused:
+    async def discard(self, path: str, folder: Holdings) -> Discarded | Gone | Refused:
         await self._pause()
         found = await self.examine(path)
-        if not isinstance(found, Identity):
+        if not isinstance(found, Holdings):
             return found
         if found != folder:
             return Refused(path, "it is not the folder that was examined")
         self._discarded(path, self._disk.folders[path])
         self._disk.trash.append(self._disk.folders.pop(path))
         await self._pause()
-        return Discarded(path, str(folder.inode))
+        return Discarded(path, str(folder.identity.inode))
 
     async def hand_back(self, discarded: Discarded, run: str) -> Slot | Refused:
         await self._pause()
@@ -401,3 +411,7 @@ class SimFolders:
         emptied = len(self._disk.trash)
         self._disk.trash.clear()
         return Emptied(emptied)
+
+    async def trash_room(self) -> tuple[int, int]:
+        await self._pause()
+        return 100 * len(self._disk.trash), 0

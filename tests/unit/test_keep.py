@@ -206,8 +206,8 @@ def test_the_disk_budget_drops_the_least_worthy_first(budget: int | None, expect
 def test_copies_take_of_the_disk_budget_and_what_is_over_it_says_so() -> None:
     rules = KeepRules(last=2, disk_budget=25)
     versions = [version(1), version(2)]
-    assert kept_steps(keep(versions, {}, rules, listing=LISTED, ages={}, beside=5)) == [1, 2]
-    verdicts = keep(versions, {}, rules, listing=LISTED, ages={}, beside=16)
+    assert kept_steps(keep(versions, {}, rules, listing=LISTED, ages={}, beside={"copies for deltas": 5})) == [1, 2]
+    verdicts = keep(versions, {}, rules, listing=LISTED, ages={}, beside={"copies for deltas": 16})
     assert kept_steps(verdicts) == [2]
     over = "takes 26 bytes, copies for deltas 16 of them, over the disk budget of 25"
     assert over in verdicts[1].reasons[-1]

@@ -56,6 +56,12 @@ class World:
     def versions(self) -> list[VersionRecord]:
         return list(self.records.values())
 
+    def gone(self) -> set[str]:
+        return set()
+
+    def sized(self, version: str, size: int) -> None:
+        self.records[version] = replace(self.records[version], bytes=size)
+
     def views(self) -> Views:
         return self.seen
 

@@ -249,9 +249,9 @@ def test_what_was_caught_by_mistake_is_not_deleted_when_its_place_is_taken(
 
     real = trash._put_back
 
-    def put_back(parent: int, path: str, folder: int, caught: str) -> str:
+    def put_back(parent: int, path: str, folder: int, caught: str, what: str) -> str:
         make_tree(root / VERSION)
-        return real(parent, path, folder, caught)
+        return real(parent, path, folder, caught, what)
 
     with before("os.rename", "v000001", swap), pytest.MonkeyPatch.context() as patch:
         patch.setattr(trash, "_put_back", put_back)

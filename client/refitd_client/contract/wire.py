@@ -282,21 +282,33 @@ class Overview:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reclaimable:
-    """One line of the reclaim plan: what happens to a version or a leftover folder, and why."""
+    """One line of the reclaim plan: what happens to a version or a leftover folder, and why.
+
+    `bytes` is what it takes on disk. `foreign_bytes` are those of them that refitd may not delete: they stay, whatever
+    becomes of the rest, and do not count in a disk budget.
+    """
 
     path: str
     keep: bool
     reasons: list[str]
     version: str | None = None
     bytes: int | None = None
+    foreign_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReclaimPlan:
-    """What would be, or was, deleted and kept. `freed_bytes` counts the lines that are not kept."""
+    """What would be, or was, deleted and kept. `freed_bytes` counts the lines that are not kept.
+
+    `kept_bytes` counts the others, and `disk_budget` is the limit for that, None where none is set. Neither sum counts
+    `foreign_bytes`, which refitd may not delete.
+    """
 
     items: list[Reclaimable]
     freed_bytes: int
+    kept_bytes: int = 0
+    foreign_bytes: int = 0
+    disk_budget: int | None = None
     done: bool = False
 
 

@@ -70,7 +70,9 @@ class Arrivals:
             return False
         if id_ in self._ledger.gone:
             self._tell_once(
-                id_, f"{found.path} is back after it was deleted: a restarted trainer begins a new generation"
+                id_,
+                f"{found.path} is there, and {id_} was deleted: it is taken for no version, and stays; a trainer that "
+                "publishes the step again begins a new generation",
             )
             return False
         self._announce(found.run, order, found.path, "found in the root")

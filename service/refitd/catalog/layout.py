@@ -18,7 +18,7 @@ from refitd_client.pairs import STRINGS, PairsRefusedError, pairs, text
 from refitd_client.strict_header import MAX_TENSORS
 
 MAX_INDEX_BYTES = 64 * 2**20
-_SAFETENSORS = ".safetensors"
+SAFETENSORS = ".safetensors"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _NUMBERED = re.compile(r"(.*)-(\d{5,7})-of-(\d{5,7})\.safetensors", re.DOTALL)
 _NOT_WEIGHTS = ("training_args.bin", "optimizer*", "scheduler*", "scaler*", "rng_state*")  # what a Trainer leaves
@@ -106,7 +106,7 @@ def _file_of(weight_map: bytes) -> dict[str, str]:
 
 
 def _plain(file: str) -> bool:
-    return file.endswith(_SAFETENSORS) and "/" not in file and not file.startswith(".") and file.isprintable()
+    return file.endswith(SAFETENSORS) and "/" not in file and not file.startswith(".") and file.isprintable()
 
 
 def lay_out(names: Collection[str], index: Index | None) -> Layout:
@@ -140,7 +140,7 @@ def _gaps(names: Collection[str]) -> Iterator[Fault]:
 
 
 def _without_index(names: Collection[str]) -> list[str]:
-    weights = sorted(name for name in names if name.endswith(_SAFETENSORS))
+    weights = sorted(name for name in names if name.endswith(SAFETENSORS))
     both = len(weights) == 2 and weights[0].endswith("consolidated.safetensors")
     if both and weights[1].endswith("model.safetensors"):  # as Mistral publishes: the same twice, and loaders know
         return weights[1:]

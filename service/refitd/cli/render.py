@@ -205,7 +205,12 @@ def reclaim_summary(plan: ReclaimPlan) -> Text:
     count = sum(not item.keep for item in plan.items)
     kept = len(plan.items) - count
     would = "freed" if plan.done else "would be freed"
-    return Text(f"{size(plan.freed_bytes)} {would}: {count} to delete, {kept} to keep", style="bold")
+    text = f"{size(plan.freed_bytes)} {would}: {count} to delete, {kept} to keep, {size(plan.kept_bytes)}"
+    if plan.disk_budget is not None:
+        text += f" of a disk budget of {size(plan.disk_budget)}"
+    if plan.foreign_bytes:
+        text += f"; {size(plan.foreign_bytes)} are not refitd's to delete"
+    return Text(text, style="bold")
 
 
 _DELIVERY_STYLES: Mapping[DeliveryState, str] = {

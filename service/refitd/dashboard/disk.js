@@ -26,7 +26,7 @@ export function disk({ plan }) {
   return html`<section aria-labelledby="disk-title">
     <div class="bar-of-section">
       <h2 id="disk-title">Disk</h2>
-      <span class="told">${plan.items === null ? "" : `${size(bytes)} in ${plural(items.length, "place")}; ${size(plan.freed)} would be freed`}</span>
+      <span class="told">${plan.items === null ? "" : summary(plan, items, bytes)}</span>
       <span class="space"></span>
       <button type="button" ?disabled=${going.length === 0} @click=${() => reclaim(going, plan.freed)}>Reclaim …</button>
     </div>
@@ -40,6 +40,13 @@ export function disk({ plan }) {
       turn: (by) => change((state) => (state.plan.page = page + by)),
     })}
   </section>`;
+}
+
+// What is there, what would go, how full the budget is, and what refitd may not delete.
+function summary(plan, items, bytes) {
+  const budget = plan.budget === null ? "" : `; ${size(plan.kept)} of a budget of ${size(plan.budget)} kept`;
+  const foreign = plan.foreign === 0 ? "" : `; ${size(plan.foreign)} not refitd's to delete`;
+  return `${size(bytes)} in ${plural(items.length, "place")}; ${size(plan.freed)} would be freed${budget}${foreign}`;
 }
 
 function table(items, largest) {

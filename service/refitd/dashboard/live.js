@@ -68,7 +68,8 @@ export async function loadVersions() {
 async function loadPlan() {
   try {
     const found = await api.plan();
-    change(({ plan }) => Object.assign(plan, { items: found.items, freed: found.freed_bytes, problem: null }));
+    const { items, freed_bytes: freed, kept_bytes: kept, foreign_bytes: foreign, disk_budget: budget } = found;
+    change(({ plan }) => Object.assign(plan, { items, freed, kept, foreign, budget, problem: null }));
   } catch (problem) {
     if (problem.wantsToken) wantToken(problem);
     else change(({ plan }) => (plan.problem = problem.message));

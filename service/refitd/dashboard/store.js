@@ -11,7 +11,7 @@ export const state = {
   run: null, // the run whose versions are shown; null shows all
   engines: { state: null, text: "", page: 0 },
   versions: { items: null, next: null, before: [] }, // `before` are the cursors of the pages that were left
-  plan: { items: null, freed: 0, problem: null, page: 0 },
+  plan: { items: null, freed: 0, kept: 0, foreign: 0, budget: null, problem: null, page: 0 },
   log: { items: null, more: null, subject: null },
   open: null, // what is unfolded: {id, sentences, attempts}
   notice: null, // {bad, text}: what came of the last action

@@ -19,7 +19,7 @@ from refitd.journal.recovery import open_journal
 from refitd.ledger import Ledger
 from refitd.reclaim.collector import LedgerFacts
 from refitd.reclaim.folders import DiskFolders
-from refitd.reclaim.handle import Identity
+from refitd.reclaim.holdings import Holdings
 from refitd.reclaim.leases import leases
 from refitd.reclaim.outcome import Refused
 from refitd.rollout.record import EngineRecord
@@ -156,10 +156,11 @@ class Mender:
         if record.pinned:
             return "it stays: it is pinned"
         folder = await self._folders.examine(record.path)
-        if isinstance(folder, Identity):
-            folder = await self._folders.discard(record.path, folder)
-        if isinstance(folder, Refused):
-            return folder.reason
+        outcome = folder
+        if isinstance(folder, Holdings) and folder.files:
+            outcome = await self._folders.discard(record.path, folder)
+        if isinstance(outcome, Refused):
+            return outcome.reason
         self._ledger.put_version(replace(record, state=VersionState.DELETED), "deleted")
         left = (await self._folders.empty()).left
         return "; ".join(left) or None

@@ -1,7 +1,7 @@
 """The sweeper at work in the service: what it asks of the ledger, what it writes there, and when it sweeps."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 import structlog
@@ -14,7 +14,7 @@ from refitd.journal.journal import JournalError
 from refitd.ledger import Ledger
 from refitd.not_yet import waits_for
 from refitd.reclaim.folders import Folders
-from refitd.reclaim.keep import KeepRules
+from refitd.reclaim.keep import EVIDENCE, KeepRules
 from refitd.reclaim.leases import EngineView, Load, RunView, Views
 from refitd.reclaim.rebuild import Withheld
 from refitd.reclaim.spare import SlotRules
@@ -40,6 +40,10 @@ class LedgerFacts:
     def versions(self) -> Sequence[VersionRecord]:
         """See `refitd.reclaim.sweep.Facts`."""
         return list(self._ledger.versions.values())
+
+    def gone(self) -> Collection[str]:
+        """See `refitd.reclaim.sweep.Facts`."""
+        return self._ledger.gone
 
     def views(self) -> Views:
         """See `refitd.reclaim.sweep.Facts`."""
@@ -133,11 +137,18 @@ class LedgerBooks:
 
     def retire(self, record: VersionRecord, why: str) -> None:
         """See `refitd.reclaim.sweep.Books`."""
-        self._ledger.put_version(replace(record, state=VersionState.RETIRED, reason=why), f"retired: {why}")
+        # The files of what was bad go, and why it was bad stays known.
+        was_bad = record.state in EVIDENCE and record.reason is not None
+        reason = f"{why}; it was {record.state}: {record.reason}" if was_bad else why
+        self._ledger.put_version(replace(record, state=VersionState.RETIRED, reason=reason), f"retired: {why}")
 
     def deleted(self, record: VersionRecord) -> None:
         """See `refitd.reclaim.sweep.Books`."""
         self._ledger.put_version(replace(record, state=VersionState.DELETED), "deleted")
+
+    def sized(self, version: str, size: int) -> None:
+        """See `refitd.reclaim.sweep.Books`."""
+        self._ledger.put_version(replace(self._ledger.versions[version], bytes=size))
 
     async def durable(self) -> None:
         """See `refitd.reclaim.sweep.Books`."""

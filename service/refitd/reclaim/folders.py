@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from refitd.reclaim import incoming, slots, trash
-from refitd.reclaim.handle import Identity, root_at
+from refitd.reclaim import incoming, looking, slots, trash
+from refitd.reclaim.handle import root_at
+from refitd.reclaim.holdings import Holdings
 from refitd.reclaim.outcome import Discarded, Emptied, Gone, Refused
 from refitd.reclaim.recycler import SlotFolders
 from refitd.reclaim.slots import Slot
@@ -19,12 +20,16 @@ AnswerT = TypeVar("AnswerT")
 class Folders(SlotFolders, Protocol):
     """What the sweep asks of the file system. Paths are relative to the root. All raise OSError."""
 
-    async def examine(self, path: str) -> Identity | Gone | Refused:
-        """Say which folder lies there, that it is gone, or why it must not be touched."""
+    async def examine(self, path: str) -> Holdings | Gone | Refused:
+        """Say what lies in a folder, that it is gone, or why it must not be touched."""
         ...
 
-    async def discard(self, path: str, folder: Identity) -> Discarded | Gone | Refused:
-        """Move the folder that was examined into the trash."""
+    async def weigh(self, paths: Sequence[str]) -> dict[str, Holdings | Gone | Refused]:
+        """The same of many folders."""
+        ...
+
+    async def discard(self, path: str, folder: Holdings) -> Discarded | Gone | Refused:
+        """Move the folder that was examined into the trash; where it holds files of others, the version's alone."""
         ...
 
     async def survey(self, runs: Sequence[str], older_than: float) -> list[incoming.Incoming]:
@@ -39,6 +44,10 @@ class Folders(SlotFolders, Protocol):
         """Delete what lies in the trash."""
         ...
 
+    async def trash_room(self) -> tuple[int, int]:
+        """The bytes in the trash that are going to be deleted, and those that are not."""
+        ...
+
 
 class DiskFolders:
     """The file system. Everything happens in threads, one handle on the root for each.
@@ -49,15 +58,34 @@ class DiskFolders:
     def __init__(self, root: Path, threads: RootThreads | None = None) -> None:
         self._root = root
         self._threads = threads or RootThreads()
+        self._known: dict[str, Holdings] = {}  # what looks have found, so that files are opened once
 
-    async def examine(self, path: str) -> Identity | Gone | Refused:
+    async def examine(self, path: str) -> Holdings | Gone | Refused:
         """See `Folders`."""
-        look = self._in_root(lambda root: trash.examine(root, path))
+        look = self._in_root(lambda root: looking.look(root, path, self._known.get(path)))
         return await self._threads.run(f"looking at {path}", look, within=LOOK_SECONDS)
 
-    async def discard(self, path: str, folder: Identity) -> Discarded | Gone | Refused:
+    async def weigh(self, paths: Sequence[str]) -> dict[str, Holdings | Gone | Refused]:
         """See `Folders`."""
-        return await self._deleting(f"moving {path} away", lambda root: trash.discard(root, path, folder))
+        known = self._known
+
+        def all_in(root: int) -> dict[str, Holdings | Gone | Refused]:
+            return {path: looking.look(root, path, known.get(path)) for path in paths}
+
+        found = await self._threads.run("looking at versions", self._in_root(all_in), within=LISTING_SECONDS)
+        known |= {path: each for path, each in found.items() if isinstance(each, Holdings)}
+        return found
+
+    async def discard(self, path: str, folder: Holdings) -> Discarded | Gone | Refused:
+        """See `Folders`."""
+
+        def discard(root: int) -> Discarded | Gone | Refused:
+            if folder.others:
+                return trash.discard_files(root, path, folder.identity, folder.files)
+            return trash.discard(root, path, folder.identity, folder.seal)
+
+        self._known.pop(path, None)
+        return await self._deleting(f"moving {path} away", discard)
 
     async def survey(self, runs: Sequence[str], older_than: float) -> list[incoming.Incoming]:
         """See `Folders`."""
@@ -91,6 +119,10 @@ class DiskFolders:
         """See `Folders`."""
         stop = threading.Event()
         return await self._deleting("emptying the trash", lambda root: trash.empty(root, stop.is_set), stop)
+
+    async def trash_room(self) -> tuple[int, int]:
+        """See `Folders`."""
+        return await self._threads.run("looking into the trash", self._in_root(trash.room), within=LOOK_SECONDS)
 
     def _in_root(self, work: Callable[[int], AnswerT]) -> Callable[[], AnswerT]:
         """File work for a thread. It opens the root for itself: a handle shared with it could be closed under it."""

@@ -18,6 +18,7 @@ from enum import Enum, auto
 from refitd.duration import spoken
 from refitd.reclaim.handle import below, identity_of, made, opened, parts_below
 from refitd.reclaim.outcome import Discarded, Gone, Refused
+from refitd.reclaim.room import room_of
 from refitd.reclaim.trash import discard
 from refitd_client.contract.naming import INCOMING_PREFIX, SERVICE_FOLDER, STAGING_LOCK
 from refitd_client.plain_file import open_plain
@@ -141,7 +142,7 @@ def _sum_up(folder: int, depth: int) -> _Content:
     with os.scandir(folder) as entries:
         for entry in entries:
             status = entry.stat(follow_symlinks=False)
-            found = found.plus(_Content(status.st_mtime, status.st_size if stat.S_ISREG(status.st_mode) else 0))
+            found = found.plus(_Content(status.st_mtime, room_of(status)))
             if stat.S_ISDIR(status.st_mode):
                 with opened(entry.name, folder) as inner:
                     found = found.plus(_sum_up(inner, depth - 1))

@@ -11,12 +11,13 @@ The rules, the strongest first. A version that no rule keeps is dropped.
        at or before their step: the newer generation replaces them. What was rolled back from is none of the newest.
        So does what a rollback would go to, however many came after it that no engine served; but not with `last` 1.
        Of a run that is closed neither stays: it ends with its newest good version.
-    5  REJECTED and LOST are evidence: they stay for `rejected_for` seconds.
+    5  REJECTED and LOST are evidence: they stay for `rejected_for` seconds. A folder that nothing proves to be a
+       version's stays for good (`reclaim/holdings.py`).
     6  What a kept version needs stays with it: the base of a delta, and whatever has its folder in, around or on it.
     7  Over the disk budget, what only 4 and 5 keep goes: evidence, then every Nth, then the last ones, oldest first,
        and what a rollback would go to, until it fits. The newest piece of evidence of a run stays. If it still does
-       not fit, the verdicts say so. Copies for deltas take of the budget, and are not given up for it: engines read
-       them.
+       not fit, the verdicts say so. Every byte that refitd may delete takes of the budget. Copies for deltas, what
+       publishers are writing and the trash are not given up for it; slots are, before any version (`reclaim/spare.py`).
 """
 
 from bisect import bisect_left
@@ -33,10 +34,12 @@ from refitd.reclaim.handle import parts_below
 from refitd.reclaim.leases import Lease
 from refitd.reclaim.needs import Need, needs_of
 from refitd.reclaim.rebuild import Withheld
+from refitd.reclaim.weights import Weight, Weights, weigh
 from refitd.rollout.target import last_good, last_good_before
 from refitd_client.contract.states import VersionState
 
 SPARED = "its folder is its trainer's own: refitd deletes it only with --reclaim-foreign (REFITD_RECLAIM_FOREIGN)"
+_NO_MORE = "and nothing else may go"
 EVIDENCE = frozenset({VersionState.REJECTED, VersionState.LOST})
 
 
@@ -78,23 +81,22 @@ class _Wish:
 
 @dataclass(frozen=True, slots=True)
 class _Budget:
-    """What versions may take: `limit` bytes less those that copies take `beside` them."""
+    """What versions may take: `limit` bytes less those that other things take `beside` them, by what they are."""
 
     limit: int | None
-    beside: int
+    beside: Mapping[str, int]
 
     def excess(self, used: int) -> tuple[str, ...]:
         """A sentence when the versions that are kept take more, else nothing."""
-        if self.limit is None or used + self.beside <= self.limit:
+        total = used + sum(self.beside.values())
+        if self.limit is None or total <= self.limit:
             return ()
-        copies = f", copies for deltas {self.beside:,} of them" if self.beside else ""
-        return (
-            f"all that is kept takes {used + self.beside:,} bytes{copies}, over the disk budget of {self.limit:,}, "
-            "and nothing else may go",
-        )
+        shares = "".join(f", {what} {size:,} of them" for what, size in self.beside.items() if size)
+        return (f"all that is kept takes {total:,} bytes{shares}, over the disk budget of {self.limit:,}, {_NO_MORE}",)
 
 
 Reasons = dict[str, list[str]]
+_NOTHING = Weight(bytes=0)
 
 
 def keep(
@@ -104,26 +106,40 @@ def keep(
     *,
     listing: Listing | ListingFailed | Withheld,
     ages: Mapping[str, float],
-    beside: int = 0,
+    weights: Weights | None = None,
+    beside: Mapping[str, int] | None = None,
     closed: Collection[str] = (),
 ) -> list[Verdict]:
     """Decide about all versions of a root at once, in the order given.
 
-    `ages` says for how many seconds (of the monotonic clock) a REJECTED or LOST version is known to be that;
-    one that it does not name is new. Disk use is the sum of `bytes` over the versions, and what copies take `beside`
-    them. `closed` are the runs that have ended.
+    Args:
+        versions: all of them.
+        leases: who needs them, by their ids.
+        rules: what stays besides.
+        listing: what lies in the root.
+        ages: for how many seconds (of the monotonic clock) a REJECTED or LOST version is known to be that; one that it
+            does not name is new.
+        weights: what versions take on disk, by their ids; one that it does not name counts as nothing. None: what
+            their records say.
+        beside: the bytes that other things in the root take of the disk budget, by what they are.
+        closed: the runs that have ended.
     """
     if (doubt := _doubt(listing)) is not None:
         return [Verdict(version, keep=True, reasons=(doubt,)) for version in versions]
-    firm = _firm(versions, leases, rules, ages)
+    weights = weigh(versions, {}, rules.spares) if weights is None else weights
+    unproven = _unproven(versions, weights)
+    proven = [version for version in versions if version.id not in unproven]
+    firm = _firm(versions, leases, unproven)
+    for newest in _newest(proven, lambda version: _is_evidence(version, rules, ages)):
+        firm.setdefault(newest.id, []).append(_evidence_reason(newest, rules, ages))
     if isinstance(listing, Listing):
         _spare(firm, versions, rules, {found.path for found in listing.found})
     wishes = sorted(
-        _wishes(versions, rules, ages, closed), key=lambda wish: (wish.rank, wish.record.order, wish.record.run)
+        _wishes(proven, rules, ages, closed), key=lambda wish: (wish.rank, wish.record.order, wish.record.run)
     )
-    budget = _Budget(rules.disk_budget, beside)
-    kept, given_up = _fit(versions, firm, wishes, budget)
-    excess = budget.excess(_used(versions, kept))
+    budget = _Budget(rules.disk_budget, beside or {})
+    kept, given_up = _fit(versions, firm, wishes, budget, weights)
+    excess = budget.excess(_used(kept, weights))
     superseded = _superseded(versions)
     verdicts: list[Verdict] = []
     for version in versions:
@@ -152,13 +168,14 @@ def _doubt(listing: Listing | ListingFailed | Withheld) -> str | None:
 def _firm(
     versions: Sequence[VersionRecord],
     leases: Mapping[str, Sequence[Lease]],
-    rules: KeepRules,
-    ages: Mapping[str, float],
+    unproven: Mapping[str, str],
 ) -> Reasons:
-    """Rules 2 and 3, and the newest evidence: what no budget can drop."""
+    """Rules 2 and 3, and what nothing proves to be a version: what no budget can drop."""
     firm: Reasons = {}
     for version in versions:
         reasons = [str(lease) for lease in leases.get(version.id, ())]
+        if version.id in unproven:
+            reasons.append(unproven[version.id])
         if version.pinned:
             reasons.append("pinned")
         if (unready := _unready(version)) is not None:
@@ -169,9 +186,15 @@ def _firm(
             firm[version.id] = reasons
     for newest in _newest(versions, lambda version: version.state is VersionState.SEALED):
         firm.setdefault(newest.id, []).append(_newest_reason(newest))
-    for newest in _newest(versions, lambda version: _is_evidence(version, rules, ages)):
-        firm.setdefault(newest.id, []).append(_evidence_reason(newest, rules, ages))
     return firm
+
+
+def _unproven(versions: Sequence[VersionRecord], weights: Weights) -> dict[str, str]:
+    """Rejected and lost folders that may be anybody's, and why. Of a RETIRED version only the rest may be left."""
+    refusals = {
+        version.id: weights.get(version.id, _NOTHING).refusal for version in versions if version.state in EVIDENCE
+    }
+    return {version: refusal for version, refusal in refusals.items() if refusal is not None}
 
 
 def _spare(firm: Reasons, versions: Sequence[VersionRecord], rules: KeepRules, there: Collection[str]) -> None:
@@ -229,13 +252,13 @@ def _where_back(versions: Sequence[VersionRecord]) -> VersionRecord | None:
 
 
 def _fit(
-    versions: Sequence[VersionRecord], firm: Reasons, wishes: Sequence[_Wish], budget: _Budget
+    versions: Sequence[VersionRecord], firm: Reasons, wishes: Sequence[_Wish], budget: _Budget, weights: Weights
 ) -> tuple[Reasons, Reasons]:
     """Rules 6 and 7: what is kept, and which wishes were given up for the budget."""
     needs = needs_of(versions)
 
     def fits(count: int) -> bool:
-        return not budget.excess(_used(versions, _with_needs(firm, wishes[count:], needs)))
+        return not budget.excess(_used(_with_needs(firm, wishes[count:], needs), weights))
 
     # Giving up one wish more never keeps more, so the first count that fits can be searched for by halves.
     first = bisect_left(range(len(wishes)), True, key=fits)
@@ -262,8 +285,8 @@ def _with_needs(firm: Reasons, wishes: Sequence[_Wish], needs: Mapping[str, Sequ
     return kept
 
 
-def _used(versions: Iterable[VersionRecord], kept: Mapping[str, object]) -> int:
-    return sum(version.bytes or 0 for version in versions if version.id in kept)
+def _used(kept: Iterable[str], weights: Weights) -> int:
+    return sum(weights.get(version, _NOTHING).counted for version in kept)
 
 
 def _superseded(versions: Iterable[VersionRecord]) -> set[str]:

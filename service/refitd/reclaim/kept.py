@@ -9,6 +9,7 @@ from enum import StrEnum
 from refitd.catalog.record import VersionRecord
 from refitd.reclaim.keep import EVIDENCE
 from refitd.reclaim.leases import Lease, LeaseKind
+from refitd.reclaim.lines import TRASH_PATH
 from refitd_client.contract.naming import INCOMING_PREFIX, SERVICE_FOLDER
 from refitd_client.contract.slot import SLOTS
 from refitd_client.contract.states import VersionState
@@ -28,6 +29,8 @@ class Kept(StrEnum):
     INCOMING = "incoming"  # a publisher is writing it, or left it behind
     SLOT = "slot"  # old files that a publisher may write the next version into
     COPY = "copy"  # a model that deltas are applied to
+    TRASH = "trash"  # deleted, and not gone from the disk yet
+    FOREIGN = "foreign"  # not refitd's to delete; counts in no disk budget
 
 
 _READ = frozenset({LeaseKind.SERVING, LeaseKind.LOADING, LeaseKind.UNPROVEN, LeaseKind.NAMED})
@@ -40,17 +43,21 @@ def bytes_by_reason(
     """Add up the lines of a sweep that are kept. `versions` are those that its lines name, as they are now."""
     found = dict.fromkeys(Kept, 0)
     for line in lines:
-        if not line.keep or not line.bytes:
+        found[Kept.FOREIGN] += line.foreign_bytes
+        counted = (line.bytes or 0) - line.foreign_bytes
+        if not line.keep or not counted:
             continue
         if line.version is None:
-            found[_kind_of(line.path)] += line.bytes
+            found[_kind_of(line.path)] += counted
         elif (record := versions.get(line.version)) is not None:
-            found[_why(record, leases.get(record.id, ()))] += line.bytes
+            found[_why(record, leases.get(record.id, ()))] += counted
     return found
 
 
 def _kind_of(path: str) -> Kept:
     """What a line without a version is about."""
+    if path == TRASH_PATH:
+        return Kept.TRASH
     if path.rpartition("/")[2].startswith(INCOMING_PREFIX):
         return Kept.INCOMING
     return Kept.SLOT if path.startswith(f"{SERVICE_FOLDER}/{SLOTS}/") else Kept.COPY

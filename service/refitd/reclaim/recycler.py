@@ -55,14 +55,14 @@ class Recycler:
     """Belongs to one sweeper, which calls it in its turn."""
 
     def __init__(
-        self, folders: SlotFolders, facts: Facts, clock: Clock, rules: SlotRules, beside: Callable[[], int]
+        self, folders: SlotFolders, facts: Facts, clock: Clock, rules: SlotRules, used: Callable[[], int]
     ) -> None:
-        """Do nothing yet. `beside` says how many bytes copies take beside the versions."""
+        """Do nothing yet. `used` says how many bytes of the disk budget everything but slots takes."""
         self._folders = folders
         self._facts = facts
         self._clock = clock
         self._rules = rules
-        self._beside = beside
+        self._used = used
         self._since: dict[str, float] = {}
         self._layouts: dict[str, str | None] = {}
         self._told: set[str] = set()
@@ -91,8 +91,7 @@ class Recycler:
         now = self._clock.monotonic()
         self._since = {slot.path: self._since.get(slot.path, now) for slot in slots}
         ages = {path: now - since for path, since in self._since.items()}
-        used = sum(version.bytes or 0 for version in self._facts.versions()) + self._beside()
-        return spare(slots, await self._newest(), self._rules, used=used, ages=ages)
+        return spare(slots, await self._newest(), self._rules, used=self._used(), ages=ages)
 
     async def run(self) -> list[Reclaimable]:
         """Take away the slots that nobody needs, and say of each why, or why not."""
@@ -130,4 +129,7 @@ class Recycler:
 def slot_line(verdict: SlotVerdict) -> Reclaimable:
     """A slot in the plan."""
     slot = verdict.slot
-    return Reclaimable(path=slot.path, keep=verdict.keep, reasons=[verdict.reason], bytes=slot.bytes)
+    foreign = 0 if slot.ours else slot.bytes
+    return Reclaimable(
+        path=slot.path, keep=verdict.keep, reasons=[verdict.reason], bytes=slot.bytes, foreign_bytes=foreign
+    )

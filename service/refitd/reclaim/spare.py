@@ -41,8 +41,8 @@ def spare(
 ) -> list[SlotVerdict]:
     """Decide about all slots of a root at once.
 
-    `newest` is the layout of each run's newest version; `used` the bytes that versions and copies take; `ages` are
-    seconds for which a slot, by its path, is known to wait.
+    `newest` is the layout of each run's newest version; `used` the bytes of the disk budget that all else takes;
+    `ages` are seconds for which a slot, by its path, is known to wait.
     """
     waiting = sorted(slots, key=lambda slot: ages.get(slot.path, 0.0))
     verdicts: list[SlotVerdict] = []

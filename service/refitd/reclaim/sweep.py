@@ -3,12 +3,13 @@
 Each version goes through the same steps, so that whatever arrives meanwhile is seen, and a kill at any point is mended
 by the next sweep:
 
-    examine the folder        which one is meant, by number and not by name
+    examine the folder        which one is meant, by number and not by name, and which files in it are the version's
     ask again                 a reader, a rollback or a pin may have come since the plan was made
     retire, without a pause   from here on nothing starts to need it; a kill leaves it RETIRED, and it is found again
     wait until that is durable
     ask again                 what came during that wait still counts
-    discard                   one rename into the trash; a kill after it leaves a RETIRED version without a folder
+    discard                   one rename into the trash; a kill after it leaves a RETIRED version without a folder.
+                              Where files of others lie in the folder too, the version's files alone, one by one
     make it a slot            if its publisher may write the next version into its files: `refitd.reclaim.recycler`
     deleted
     empty the trash           at the end, and at the start of the next sweep after a kill
@@ -18,30 +19,41 @@ and the rename the newest version may turn out to be lost, and what is left then
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from refitd.catalog.conventions import is_foreign
 from refitd.catalog.record import VersionRecord
 from refitd.catalog.scan import Listing, ListingFailed
 from refitd.clock import Clock
 from refitd.reclaim.folders import Folders
-from refitd.reclaim.handle import Identity
+from refitd.reclaim.holdings import Holdings
 from refitd.reclaim.incoming import Incoming
 from refitd.reclaim.keep import EVIDENCE, SPARED, KeepRules, Verdict, keep
 from refitd.reclaim.kept import Kept, bytes_by_reason
 from refitd.reclaim.leases import Views, leases
+from refitd.reclaim.lines import (
+    incoming_line,
+    left_line,
+    plan_of,
+    recycled_line,
+    refused_line,
+    told,
+    trash_lines,
+    version_line,
+)
 from refitd.reclaim.needs import before_their_bases, standing_on
 from refitd.reclaim.outcome import Discarded, Gone, Refused
 from refitd.reclaim.rebuild import Withheld
 from refitd.reclaim.recycler import Recycler, slot_line
 from refitd.reclaim.spare import SlotRules
-from refitd.reclaim.trash import TRASH
-from refitd_client.contract.naming import SERVICE_FOLDER
+from refitd.reclaim.weights import Found, Weight, Weights, wants_look, weigh, weight_of
+from refitd_client.contract.naming import version_id
 from refitd_client.contract.states import VersionState
 from refitd_client.contract.wire import Reclaimable, ReclaimPlan
 
-TRASH_PATH = f"{SERVICE_FOLDER}/{TRASH}"
+_SIZED_HERE = frozenset({VersionState.REJECTED, VersionState.UNKNOWN})
 
 
 class Facts(Protocol):
@@ -49,6 +61,10 @@ class Facts(Protocol):
 
     def versions(self) -> Sequence[VersionRecord]:
         """All versions that are not DELETED."""
+        ...
+
+    def gone(self) -> Collection[str]:
+        """The ids of those that are."""
         ...
 
     def views(self) -> Views:
@@ -74,6 +90,10 @@ class Books(Protocol):
         """Make it DELETED: its folder is gone from its place."""
         ...
 
+    def sized(self, version: str, size: int) -> None:
+        """Remember how many bytes the folder of a version takes that was not found good."""
+        ...
+
     async def durable(self) -> None:
         """Wait until all that was written is on disk; raises when it cannot be."""
         ...
@@ -94,6 +114,19 @@ class CopySweep(Protocol):
     async def sweep(self) -> list[Reclaimable]:
         """Take it away."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What was seen in the root: what versions take, what is being written, and where versions were deleted."""
+
+    weights: Weights = field(default_factory=dict[str, Weight])
+    incoming: Sequence[Incoming] = ()
+    left: Sequence[tuple[str, Holdings]] = ()
+
+    def weight(self, version: VersionRecord) -> Weight:
+        """What it takes; one that came since then counts from the next look on."""
+        return self.weights.get(version.id, Weight(bytes=version.bytes))
 
 
 class Sweeper:
@@ -120,9 +153,11 @@ class Sweeper:
         self._clock = clock
         self._rules = rules
         self._incoming_ttl = incoming_ttl
-        self._recycler = Recycler(folders, facts, clock, slots or SlotRules(off="slots are off"), self._beside)
+        self._recycler = Recycler(folders, facts, clock, slots or SlotRules(off="slots are off"), self._used)
         self._recycles = slots is not None
         self._evidence_since: dict[str, float] = {}
+        self._seen = _Seen()
+        self._stuck = 0
         self._turn = asyncio.Lock()
 
     async def plan(self) -> ReclaimPlan:
@@ -132,12 +167,17 @@ class Sweeper:
             OSError: the root cannot be read.
         """
         listing = await self._facts.listing()
-        lines = [_line(verdict) for verdict in self._verdicts(listing)]
-        lines += [_incoming_line(found) for found in await self._survey(listing)]
+        seen = await self._observe(listing)
+        if not self._turn.locked():  # a sweep that runs goes by what it has seen itself
+            self._seen = seen
+        lines = await self._planned(self._verdicts(listing, seen), seen)
+        lines += [left_line(path, holdings) for path, holdings in seen.left]
+        lines += [incoming_line(each) for each in seen.incoming]
         if _known(listing) is not None:
             lines += [slot_line(verdict) for verdict in await self._recycler.plan()]
             lines += [] if self._copies is None else await self._copies.plan()
-        return _plan(lines, done=False)
+            lines += trash_lines(*await self._folders.trash_room(), None)
+        return plan_of(lines, self._rules.disk_budget, done=False)
 
     async def run(self) -> ReclaimPlan:
         """Sweep, and say what was deleted and kept, and why. Waits for a sweep that runs already.
@@ -150,21 +190,60 @@ class Sweeper:
         """
         async with self._turn:
             listing = await self._facts.listing()
-            planned = {verdict.record.id: verdict for verdict in self._verdicts(listing)}
+            await self._finish(listing)
+            self._seen = seen = await self._observe(listing)
+            self._write_sizes()
+            planned = {verdict.record.id: verdict for verdict in self._verdicts(listing, seen)}
             turns = before_their_bases([verdict.record for verdict in planned.values()])
             lines = [await self._settle(planned[version], listing) for version in turns]
-            lines += [await self._settle_incoming(found) for found in await self._survey(listing)]
+            lines += [left_line(path, holdings) for path, holdings in seen.left]
+            lines += [await self._settle_incoming(each) for each in seen.incoming]
             lines += await self._recycle(listing)
             lines += [] if self._copies is None or _known(listing) is None else await self._copies.sweep()
             lines += await self._empty(listing)
             self.kept = self._count(lines)
-            return _plan(lines, done=True)
+            return plan_of(lines, self._rules.disk_budget, done=True)
+
+    async def _finish(self, listing: Listing | ListingFailed | Withheld) -> None:
+        """Empty the trash of what a sweep left there that was killed. What cannot be deleted takes of the budget."""
+        if _known(listing) is not None:
+            emptied = await self._folders.empty()
+            self._stuck = (await self._folders.trash_room())[0] if emptied.left else 0
+
+    async def _observe(self, listing: Listing | ListingFailed | Withheld) -> _Seen:
+        """Look at what the folders take of which the records do not say it, and at what is being written.
+
+        In this order: a folder that is published in between counts once at most.
+        """
+        versions, known = self._facts.versions(), _known(listing)
+        if known is None:
+            return _Seen(weigh(versions, {}, self._rules.spares))
+        left = _left_of(known, versions, self._facts.gone())
+        wanted = [*(version.path for version in versions if wants_look(version)), *left]
+        found = await self._folders.weigh(wanted) if wanted else {}
+        weights = weigh(versions, found, self._rules.spares)
+        runs = sorted(known.runs | {version.run for version in versions})
+        incoming = await self._folders.survey(runs, self._incoming_ttl)
+        there = ((path, found.get(path)) for path in left)
+        return _Seen(weights, incoming, [(path, each) for path, each in there if isinstance(each, Holdings)])
+
+    def _write_sizes(self) -> None:
+        for version in self._facts.versions():
+            size = self._seen.weight(version).bytes
+            if version.state in _SIZED_HERE and size is not None and size != version.bytes:
+                self._books.sized(version.id, size)
+
+    async def _planned(self, verdicts: Sequence[Verdict], seen: _Seen) -> list[Reclaimable]:
+        """The lines of versions. Those that would go are looked at: not all that lies in their folders may go."""
+        going = [verdict.record.path for verdict in verdicts if not verdict.keep]
+        found = await self._folders.weigh(going) if going else {}
+        return [_planned_line(verdict, found.get(verdict.record.path), seen) for verdict in verdicts]
 
     def _count(self, lines: Iterable[Reclaimable]) -> dict[Kept, int]:
         versions = {version.id: version for version in self._facts.versions()}
         return bytes_by_reason(lines, versions, leases(self._facts.views()))
 
-    def _verdicts(self, listing: Listing | ListingFailed | Withheld) -> list[Verdict]:
+    def _verdicts(self, listing: Listing | ListingFailed | Withheld, seen: _Seen) -> list[Verdict]:
         versions, views = self._facts.versions(), self._facts.views()
         return keep(
             versions,
@@ -172,12 +251,21 @@ class Sweeper:
             self._rules,
             listing=listing,
             ages=self._ages(versions),
-            beside=self._beside(),
+            weights=seen.weights,
+            beside=self._beside(seen),
             closed={run.run for run in views.runs if run.is_closed},
         )
 
-    def _beside(self) -> int:
-        return 0 if self._copies is None else self._copies.bytes_on_root
+    def _beside(self, seen: _Seen) -> dict[str, int]:
+        copies = 0 if self._copies is None else self._copies.bytes_on_root
+        written = sum(each.bytes or 0 for each in seen.incoming if not each.abandoned)
+        return {"copies for deltas": copies, "what is being written": written, "the trash": self._stuck}
+
+    def _used(self) -> int:
+        """The bytes that versions, and what slots do not make room for, take now."""
+        weights = self._seen.weights
+        versions = sum(weights.get(version.id, Weight()).counted for version in self._facts.versions())
+        return versions + sum(self._beside(self._seen).values())
 
     def _ages(self, versions: Iterable[VersionRecord]) -> dict[str, float]:
         """For how long evidence has been seen, by a clock that no administrator sets. A restart begins anew."""
@@ -188,58 +276,64 @@ class Sweeper:
 
     def _verdict_of(self, version: str, listing: Listing | ListingFailed | Withheld) -> Verdict | None:
         """The verdict as of now, None where the version was deleted by someone else meanwhile."""
-        verdict = next((verdict for verdict in self._verdicts(listing) if verdict.record.id == version), None)
+        verdict = next(
+            (verdict for verdict in self._verdicts(listing, self._seen) if verdict.record.id == version), None
+        )
         above = [] if verdict is None or verdict.keep else standing_on(verdict.record, self._facts.versions())
         if verdict is None or not above:
             return verdict
         return replace(verdict, keep=True, reasons=(f"{above[0].id} stands on it, and goes first",))
 
     async def _settle(self, verdict: Verdict, listing: Listing | ListingFailed | Withheld) -> Reclaimable:
-        if verdict.keep:
-            return _line(verdict)
         record = verdict.record
+        if verdict.keep:
+            return version_line(verdict, self._seen.weight(record))
         folder = await self._folders.examine(record.path)
-        if isinstance(folder, Identity) and self._rules.spares(record):
-            folder = Refused(record.path, SPARED)  # it came back since it was listed
+        if isinstance(folder, Holdings):
+            folder = self._unless_refused(record, folder)
         if isinstance(folder, Refused):
-            return _refused_line(record, folder)
+            return refused_line(record, folder, self._seen.weight(record))
         now = self._verdict_of(record.id, listing)
         if now is None or now.keep:
-            return _line(now or verdict)
+            return version_line(now or verdict, self._seen.weight(record))
         if now.record.state is not VersionState.RETIRED:
             self._books.retire(now.record, "; ".join(now.reasons))  # nothing is awaited between the question and this
         await self._books.durable()
         now = self._verdict_of(record.id, listing)
         if now is None or now.keep:
-            return _line(now or verdict)
+            return version_line(now or verdict, self._seen.weight(record))
         return await self._discard(replace(verdict, record=now.record), folder)  # the reasons of the plan say more
 
-    async def _discard(self, verdict: Verdict, folder: Identity | Gone) -> Reclaimable:
-        record = verdict.record
-        if isinstance(folder, Identity):
-            outcome = await self._folders.discard(record.path, folder)
-            if isinstance(outcome, Refused):
-                return _refused_line(record, outcome)
-            if isinstance(outcome, Discarded) and self._recycles:
-                refusal = await self._recycler.take_over(record, outcome)
-                self._books.deleted(record)
-                return _recycled_line(verdict) if refusal is None else _line(_told(verdict, refusal))
-        self._books.deleted(record)
-        return _line(verdict)
+    def _unless_refused(self, record: VersionRecord, folder: Holdings) -> Holdings | Refused:
+        if self._rules.spares(record):
+            return Refused(record.path, SPARED)  # it came back since it was listed
+        return _refusal(record, folder) or folder
 
-    async def _survey(self, listing: Listing | ListingFailed | Withheld) -> list[Incoming]:
-        if (known := _known(listing)) is None:
-            return []
-        runs = sorted(known.runs | {version.run for version in self._facts.versions()})
-        return await self._folders.survey(runs, self._incoming_ttl)
+    async def _discard(self, verdict: Verdict, folder: Holdings | Gone) -> Reclaimable:
+        record = verdict.record
+        if isinstance(folder, Gone):
+            self._books.deleted(record)
+            return version_line(verdict, Weight(bytes=0))
+        weight = weight_of(record, folder, is_spared=False)
+        outcome = await self._folders.discard(record.path, folder) if folder.files else Gone(record.path)
+        if isinstance(outcome, Refused):
+            return refused_line(record, outcome, weight)
+        refusal = None
+        if isinstance(outcome, Discarded) and self._recycles and not folder.others:
+            refusal = await self._recycler.take_over(record, outcome)
+            if refusal is None:
+                self._books.deleted(record)
+                return recycled_line(verdict)
+        self._books.deleted(record)
+        return version_line(told(told(verdict, refusal), folder.rest), weight)
 
     async def _settle_incoming(self, found: Incoming) -> Reclaimable:
         if not found.abandoned:
-            return _incoming_line(found)
+            return incoming_line(found)
         outcome = await self._folders.discard_abandoned(found.path, self._incoming_ttl)
         if isinstance(outcome, Refused):
-            return replace(_incoming_line(found), keep=True, reasons=[outcome.reason])
-        return _incoming_line(found)
+            return replace(incoming_line(found), keep=True, reasons=[outcome.reason])
+        return incoming_line(found)
 
     async def _recycle(self, listing: Listing | ListingFailed | Withheld) -> list[Reclaimable]:
         return [] if _known(listing) is None else await self._recycler.run()
@@ -248,7 +342,7 @@ class Sweeper:
         if _known(listing) is None:
             return []
         emptied = await self._folders.empty()
-        return [Reclaimable(path=TRASH_PATH, keep=True, reasons=[sentence]) for sentence in emptied.left]
+        return trash_lines(*await self._folders.trash_room(), emptied.left)
 
 
 def _known(listing: Listing | ListingFailed | Withheld) -> Listing | None:
@@ -256,30 +350,27 @@ def _known(listing: Listing | ListingFailed | Withheld) -> Listing | None:
     return listing if isinstance(listing, Listing) and listing.found else None
 
 
-def _line(verdict: Verdict) -> Reclaimable:
-    record = verdict.record
-    return Reclaimable(
-        path=record.path, keep=verdict.keep, reasons=list(verdict.reasons), version=record.id, bytes=record.bytes
-    )
+def _left_of(listing: Listing, versions: Iterable[VersionRecord], gone: Collection[str]) -> list[str]:
+    """The folders in a listing whose versions were deleted."""
+    taken = {version.path for version in versions}
+    return [
+        found.path
+        for found in listing.found
+        if found.path not in taken and not is_foreign(found.path) and version_id(found.run, found.order) in gone
+    ]
 
 
-def _recycled_line(verdict: Verdict) -> Reclaimable:
-    """A version that is gone and has freed nothing."""
-    return replace(_line(_told(verdict, "its files are a free slot now")), bytes=None)
+def _refusal(record: VersionRecord, folder: Holdings) -> Refused | None:
+    """Why nothing of a folder may be deleted. Of one that is RETIRED the version's files may be gone already."""
+    if folder.refusal is None or record.state is VersionState.RETIRED:
+        return None
+    return Refused(record.path, folder.refusal)
 
 
-def _told(verdict: Verdict, sentence: str) -> Verdict:
-    return replace(verdict, reasons=(*verdict.reasons, sentence))
-
-
-def _refused_line(record: VersionRecord, refused: Refused) -> Reclaimable:
-    return Reclaimable(path=record.path, keep=True, reasons=[refused.reason], version=record.id, bytes=record.bytes)
-
-
-def _incoming_line(found: Incoming) -> Reclaimable:
-    return Reclaimable(path=found.path, keep=not found.abandoned, reasons=[found.reason], bytes=found.bytes)
-
-
-def _plan(lines: list[Reclaimable], *, done: bool) -> ReclaimPlan:
-    freed = sum(line.bytes or 0 for line in lines if not line.keep)
-    return ReclaimPlan(items=lines, freed_bytes=freed, done=done)
+def _planned_line(verdict: Verdict, found: Found | None, seen: _Seen) -> Reclaimable:
+    if verdict.keep or not isinstance(found, Holdings):
+        return version_line(verdict, seen.weight(verdict.record))
+    weight = weight_of(verdict.record, found, is_spared=False)
+    if (refusal := _refusal(verdict.record, found)) is not None:
+        return refused_line(verdict.record, refusal, weight)
+    return version_line(told(verdict, found.rest), weight)

@@ -5,11 +5,16 @@ so that nobody ever meets half a version. `empty` deletes what lies in the trash
 Nothing is looked up by path twice: folders are walked by handle, links are unlinked and never followed.
 
     discard   trash/<unique>/                             made, 0700
-              <place>  →  trash/<unique>/caught-<inode>   the rename may have caught what was swapped in just now …
+              <place>  →  trash/<unique>/caught-…         the rename may have caught what was swapped in just now …
               is it the folder that was examined?         … then it is put back
-              caught-<inode>  →  <another unique name>    checked: condemned
+              does it hold what it held then?             … if not, it is put back as well
+              caught-…  →  <another unique name>          checked: condemned
               fsync                                       no power cut brings half a version back to its place
-    empty     deletes all but a `caught-` that has another inode than its name says
+    empty     deletes all but a `caught-…` that is not what its name says
+
+`caught-<inode>-<seal>` names what was examined: the folder's number, and what lay at its top. A folder that holds
+files of others as well stays in its place: `discard_files` moves the version's files out of it one by one, each as a
+`caught-<inode>-<stamp>` that is checked in the same way.
 
 A full disk has no room for `<unique>/`, and it is the collection that makes room: then the trash itself takes its part.
 
@@ -21,18 +26,22 @@ refuses to move a mount point (EBUSY).
 import errno
 import os
 import re
-from collections.abc import Callable, Generator
+import stat
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from uuid import uuid4
 
 from refitd.reclaim.handle import Identity, below, identity_of, made, opened, parts_below
 from refitd.reclaim.outcome import Discarded, Emptied, Gone, Refused, sentence
+from refitd.reclaim.room import MAX_COUNTED, room_of, room_within
+from refitd.reclaim.seals import entries_of, seal_of, stamp_of
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.errors import NO_SPACE
 
 TRASH = "trash"
 CAUGHT = "caught-"
 _UNIQUE = re.compile(r"[0-9a-f]{32}")
+_CAUGHT = re.compile(rf"{CAUGHT}(\d+)(?:-([0-9a-f]{{16}}))?")
 _GLANCE = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
@@ -53,14 +62,17 @@ def examine(root: int, path: str) -> Identity | Gone | Refused:
     return found
 
 
-def discard(root: int, path: str, expected: Identity) -> Discarded | Gone | Refused:
-    """Move the folder at `path` into the trash if it is the one that was examined. Blocks for a few disk syncs."""
+def discard(root: int, path: str, expected: Identity, seal: str | None = None) -> Discarded | Gone | Refused:
+    """Move the folder at `path` into the trash if it is the one that was examined. Blocks for a few disk syncs.
+
+    With a `seal` (`reclaim/seals.py`) only if it also holds what it held then.
+    """
     parts = parts_below(path)
     if parts is None:
         return Refused(path, f"{path!r} is not a path under the root: only what lies there is ever deleted")
     try:
         with below(root, parts[:-1]) as parent:
-            return _take(root, parent, path, expected)
+            return _take(root, parent, path, expected, seal)
     except FileNotFoundError:
         found = examine(root, path)
         if isinstance(found, Identity):  # still in its place: it was the trash that vanished under the hand
@@ -68,6 +80,45 @@ def discard(root: int, path: str, expected: Identity) -> Discarded | Gone | Refu
         return found
     except OSError as error:
         return Refused(path, sentence(path, error))
+
+
+def discard_files(root: int, path: str, expected: Identity, files: Mapping[str, str]) -> Discarded | Gone | Refused:
+    """Move files out of the folder at `path` into the trash, if they are those that were examined. Nothing else moves.
+
+    Args:
+        root: a handle on the root.
+        path: the folder's path beneath it.
+        expected: which folder was examined.
+        files: the names of the files and their stamps (`reclaim/seals.py`), in the order in which they go.
+    """
+    try:
+        with below(root, parts_below(path) or ("",)) as folder, _opened_trash(root) as trash:
+            if identity_of(os.fstat(folder)) != expected:
+                return Refused(path, f"{path} is not the folder that was examined: another was put in its place")
+            with _box(uuid4().hex, trash) as box:
+                for name, stamp in files.items():
+                    if (refusal := _take_file(folder, box, f"{path}/{name}", stamp)) is not None:
+                        return Refused(path, refusal)
+                for handle in (folder, box, trash):
+                    sync(handle)
+    except FileNotFoundError:
+        return _gone(root, path)
+    except OSError as error:
+        return Refused(path, sentence(path, error))
+    return Discarded(path)
+
+
+def room(root: int) -> tuple[int, int]:
+    """The bytes in the trash: those that are going to be deleted, and those that are not this service's to delete."""
+    ours = others = 0
+    with suppress(FileNotFoundError), below(root, (SERVICE_FOLDER, TRASH)) as trash:
+        left = [MAX_COUNTED]
+        for name in os.listdir(trash):
+            with suppress(FileNotFoundError):
+                size = room_of(os.stat(name, dir_fd=trash, follow_symlinks=False)) + room_within(trash, name, left)
+                mine = _is_condemned(trash, name)
+                ours, others = (ours + size, others) if mine else (ours, others + size)
+    return ours, others
 
 
 def empty(root: int, stopped: Callable[[], bool] = lambda: False) -> Emptied:
@@ -110,7 +161,7 @@ def condemn(root: int, parent: int, name: str) -> str:
     return unique
 
 
-def _take(root: int, parent: int, path: str, expected: Identity) -> Discarded | Refused:
+def _take(root: int, parent: int, path: str, expected: Identity, seal: str | None) -> Discarded | Refused:
     name = path.rpartition("/")[2]
     # The handle is held until the end: the inode number cannot be given to a new folder in between.
     with _glanced(name, parent) as examined, _opened_trash(root) as trash:
@@ -118,16 +169,48 @@ def _take(root: int, parent: int, path: str, expected: Identity) -> Discarded | 
             return Refused(path, f"{path} is not the folder that was examined: another was put in its place")
         unique = uuid4().hex
         with _box(unique, trash) as folder:
-            caught = f"{CAUGHT}{expected.inode}"
+            caught = f"{CAUGHT}{expected.inode}" + (f"-{seal}" if seal is not None else "")
             os.rename(name, caught, src_dir_fd=parent, dst_dir_fd=folder)
-            if identity_of(os.stat(caught, dir_fd=folder, follow_symlinks=False)) != expected:
-                return Refused(path, _put_back(parent, path, folder, f"{unique}/{caught}"))
+            there = os.stat(caught, dir_fd=folder, follow_symlinks=False)
+            if identity_of(there) != expected:
+                return Refused(path, _put_back(parent, path, folder, f"{unique}/{caught}", "was swapped"))
+            if not _is_as_named(folder, caught):
+                return Refused(path, _put_back(parent, path, folder, f"{unique}/{caught}", "was changed"))
             condemned = uuid4().hex
             os.rename(caught, condemned, src_dir_fd=folder, dst_dir_fd=folder)
             for handle in (parent, folder, trash):
                 sync(handle)
             boxed = identity_of(os.fstat(folder)) != identity_of(os.fstat(trash))
     return Discarded(path, f"{unique}/{condemned}" if boxed else condemned)
+
+
+def _take_file(folder: int, box: int, path: str, stamp: str) -> str | None:
+    """Move one file of a folder into a box; a sentence says why not, where it is not what was examined."""
+    name = path.rpartition("/")[2]
+    try:
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        if stamp_of(status) != stamp:
+            return f"{path} was changed since it was looked at: it is left alone"
+        caught = f"{CAUGHT}{status.st_ino}-{stamp}"
+        os.rename(name, caught, src_dir_fd=folder, dst_dir_fd=box)
+    except FileNotFoundError:
+        return None  # somebody else was faster
+    return None if _is_as_named(box, caught) else _put_back(folder, path, box, caught, "was swapped")
+
+
+def _is_as_named(folder: int, caught: str) -> bool:
+    """Whether what was caught is what its name says. A folder that cannot be read is not."""
+    named = _CAUGHT.fullmatch(caught)
+    status = os.stat(caught, dir_fd=folder, follow_symlinks=False)
+    if named is None or int(named[1]) != status.st_ino:
+        return False
+    if named[2] is None:
+        return True
+    if not stat.S_ISDIR(status.st_mode):
+        return stamp_of(status) == named[2]
+    with suppress(OSError), opened(caught, folder) as tree:
+        return seal_of(entries_of(tree)) == named[2]
+    return False
 
 
 @contextmanager
@@ -144,27 +227,46 @@ def _box(name: str, trash: int) -> Generator[int, None, None]:
         yield folder
 
 
-def _put_back(parent: int, path: str, folder: int, caught: str) -> str:
+def _put_back(parent: int, path: str, folder: int, caught: str, what: str) -> str:
     name = path.rpartition("/")[2]
     try:
         os.stat(name, dir_fd=parent, follow_symlinks=False)
     except FileNotFoundError:
         os.rename(caught.rpartition("/")[2], name, src_dir_fd=folder, dst_dir_fd=parent)
         sync(parent)
-        return f"{path} was swapped for something else while it was moved; that was put back"
+        return f"{path} {what} while it was moved; what was found was put back"
     where = f"{SERVICE_FOLDER}/{TRASH}/{caught}"
-    return f"{path} was swapped twice while it was moved; what was caught lies in {where} and is not deleted"
+    return (
+        f"{path} {what} while it was moved, and its place was taken; what was moved lies in {where} and is not deleted"
+    )
+
+
+def _is_condemned(trash: int, name: str) -> bool:
+    """Whether this service put it into the trash to be deleted."""
+    if name.startswith(CAUGHT):
+        return _is_as_named(trash, name)
+    if not _UNIQUE.fullmatch(name):
+        return False
+    with suppress(OSError), opened(name, trash) as box:
+        return all(_is_as_named(box, each) for each in os.listdir(box) if each.startswith(CAUGHT))
+    return True
 
 
 def _empty_one(trash: int, name: str, stopped: Callable[[], bool]) -> list[str]:
     where = f"{SERVICE_FOLDER}/{TRASH}/{name}"
-    if name.startswith(CAUGHT):
-        return _clear_one(trash, name, where, stopped)
-    if not _UNIQUE.fullmatch(name):
-        return [f"{where} was not put there by this service: it is not deleted"]
     try:
-        with opened(name, trash) as folder:
-            problems = _clear(folder, where, stopped)
+        if name.startswith(CAUGHT):
+            if not _is_as_named(trash, name):
+                return [_mistaken(where)]
+            name = _condemned(trash, name)
+        if not _UNIQUE.fullmatch(name):
+            return [f"{where} was not put there by this service: it is not deleted"]
+        try:
+            with opened(name, trash) as folder:
+                problems = _clear(folder, where, stopped)
+        except NotADirectoryError:
+            os.unlink(name, dir_fd=trash)
+            return []
         if not problems:
             os.rmdir(name, dir_fd=trash)
     except FileNotFoundError:
@@ -172,6 +274,17 @@ def _empty_one(trash: int, name: str, stopped: Callable[[], bool]) -> list[str]:
     except OSError as error:
         return [sentence(where, error)]
     return problems
+
+
+def _condemned(folder: int, caught: str) -> str:
+    """Give what was caught and is as its name says a name that says no more: from here on it is deleted bit by bit."""
+    name = uuid4().hex
+    os.rename(caught, name, src_dir_fd=folder, dst_dir_fd=folder)
+    return name
+
+
+def _mistaken(where: str) -> str:
+    return f"{where} was caught by mistake when its place was swapped: move it back, it is never deleted"
 
 
 def _clear(folder: int, where: str, stopped: Callable[[], bool]) -> list[str]:
@@ -188,9 +301,11 @@ def _clear(folder: int, where: str, stopped: Callable[[], bool]) -> list[str]:
 
 def _clear_one(folder: int, name: str, where: str, stopped: Callable[[], bool]) -> list[str]:
     try:
-        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-        if name.startswith(CAUGHT) and name != f"{CAUGHT}{status.st_ino}":
-            return [f"{where} was caught by mistake when its place was swapped: move it back, it is never deleted"]
+        if name.startswith(CAUGHT):
+            if not _is_as_named(folder, name):
+                return [_mistaken(where)]
+            _condemned(folder, name)
+            return []  # the next round deletes it
         try:
             with opened(name, folder) as tree:
                 problems = _strip(tree, folder, where, stopped)

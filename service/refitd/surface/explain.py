@@ -11,7 +11,7 @@ from refitd.rollout.record import AttemptRecord, EngineRecord, RolloutRecord, So
 from refitd.rollout.strategy import has_given_up, released, why_waiting
 from refitd.surface.meaning import ended, engine_meaning, version_meaning
 from refitd_client.contract.states import EngineState, Kind, VersionState
-from refitd_client.contract.wire import ReclaimPlan, RunGlance
+from refitd_client.contract.wire import Reclaimable, ReclaimPlan, RunGlance
 
 _SOURCES = {
     Source.SETTINGS: "--engine",
@@ -43,12 +43,23 @@ def explain_version(
         sentences += _as_delta(record, ledger, waits_for)
     if record.state is VersionState.SEALED or record.in_memory:
         sentences += _on_engines(record, ledger)
-    sentences += [
-        f"It is {'kept' if line.keep else 'due to be deleted'}: {reason}."
-        for line in plan.items
-        if line.version == record.id
-        for reason in line.reasons
-    ]
+    for line in plan.items:
+        if line.version == record.id:
+            sentences += [f"It is {'kept' if line.keep else 'due to be deleted'}: {reason}." for reason in line.reasons]
+            sentences += _on_disk(line, plan)
+    return sentences
+
+
+def _on_disk(line: Reclaimable, plan: ReclaimPlan) -> list[str]:
+    """What its folder takes, and whether that counts."""
+    if not line.bytes:
+        return []
+    sentences = [f"Its folder takes {line.bytes:,} bytes."]
+    if line.foreign_bytes:
+        sentences.append(f"Of them {line.foreign_bytes:,} are not refitd's to delete, and count in no disk budget.")
+    if plan.disk_budget is not None:
+        budget = f"the disk budget of {plan.disk_budget:,} bytes"
+        sentences.append(f"All that is kept takes {plan.kept_bytes:,} of {budget}.")
     return sentences
 
 

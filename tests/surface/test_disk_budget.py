@@ -1,0 +1,154 @@
+"""The disk budget, from outside: every byte under the root that refitd may delete counts, whatever it belongs to."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.checkpoints import Tensors, publish, tensors
+from support.services import Stage, serving
+
+
+def bad(seed: int) -> Tensors:
+    """Tensors that are read to the end before they are rejected."""
+    weights = tensors(seed)
+    weights["layer.1.weight"][0, 0] = np.nan
+    return weights
+
+
+def without_one(seed: int) -> Tensors:
+    """Tensors that are rejected by their headers alone."""
+    weights = tensors(seed)
+    del weights["layer.3.weight"]
+    return weights
+
+
+def of_another_shape(seed: int) -> Tensors:
+    """Likewise."""
+    return tensors(seed) | {"layer.0.weight": np.zeros((5, 3), dtype=np.float32)}
+
+
+def size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def on_disk(stage: Stage) -> list[str]:
+    return sorted(path.name for path in (stage.root / "run").glob("v*"))
+
+
+async def swept(stage: Stage) -> dict[str, Any]:
+    answer = await stage.http.post("/v1/reclaim")
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def kept_bytes(stage: Stage, why: str) -> float:
+    text = (await stage.http.get("/metrics")).text
+    (value,) = [line.split()[-1] for line in text.splitlines() if line.startswith(f'refitd_kept_bytes{{why="{why}"}}')]
+    return float(value)
+
+
+async def reject(stage: Stage, step: int, weights: Tensors) -> Path:
+    folder = publish(stage.root, "run", step, weights)
+    await stage.rejected(f"run~v{step:06d}")
+    return folder
+
+
+async def test_seven_bad_checkpoints_do_not_outgrow_the_budget_and_the_oldest_go_first(tmp_path: Path) -> None:
+    good = size(publish(tmp_path / "measure", "run", 1, tensors(1)))
+    async with serving(tmp_path, disk_budget=4 * good + good // 2) as stage:
+        await stage.served(1)
+        for step in range(2, 9):
+            await reject(stage, step, bad(step))
+        planned = (await stage.http.get("/v1/reclaim/plan")).json()
+        assert all(item["bytes"] == pytest.approx(good, rel=0.02) for item in planned["items"])
+        done = await swept(stage)
+        assert on_disk(stage) == ["v000001", "v000006", "v000007", "v000008"]
+        assert planned["freed_bytes"] == done["freed_bytes"] > 0
+        assert size(stage.root / "run") == done["kept_bytes"] <= done["disk_budget"]
+        assert await kept_bytes(stage, "evidence") == pytest.approx(3 * good, rel=0.02)
+        overview = (await stage.http.get("/v1/overview")).json()
+        assert overview["held_bytes"] == done["kept_bytes"]
+        explained = (await stage.http.get("/v1/explain/run~v000007")).json()["sentences"]
+        assert any("Its folder takes" in sentence for sentence in explained)
+        deleted = (await stage.http.get("/v1/versions/run~v000002")).json()
+        assert "given up for the disk budget" in deleted["reason"]
+        assert "non-finite" in deleted["reason"], "why it was bad stays known"
+
+
+@pytest.mark.parametrize("make", [bad, without_one, of_another_shape])
+async def test_the_newest_evidence_and_what_engines_serve_stay_under_any_budget(tmp_path: Path, make: Any) -> None:
+    async with serving(tmp_path, disk_budget=1) as stage:
+        await stage.served(1)
+        for step in (2, 3):
+            await reject(stage, step, make(step))
+        done = await swept(stage)
+        assert on_disk(stage) == ["v000001", "v000003"]
+        assert done["kept_bytes"] == size(stage.root / "run")
+        assert any("over the disk budget" in reason for item in done["items"] for reason in item["reasons"])
+
+
+async def test_a_version_whose_files_cannot_be_opened_counts_as_well(tmp_path: Path) -> None:
+    """A torn manifest, and a shard that is a link: nothing of it was ever read."""
+    async with serving(tmp_path, disk_budget=10**9) as stage:
+        await stage.served(1)
+        folder = publish(stage.root, "run", 2, tensors(2))
+        shard = folder / "model-00001-of-00002.safetensors"
+        shard.unlink()
+        shard.symlink_to("/dev/null")
+        await stage.rejected("run~v000002")
+        done = await swept(stage)
+        (line,) = [item for item in done["items"] if item["version"] == "run~v000002"]
+        assert line["bytes"] == sum(path.stat().st_size for path in folder.iterdir() if not path.is_symlink())
+        assert (await stage.http.get("/v1/versions/run~v000002")).json()["bytes"] == line["bytes"]
+
+
+async def test_what_a_publisher_is_writing_takes_of_the_budget(tmp_path: Path) -> None:
+    good = size(publish(tmp_path / "measure", "run", 1, tensors(1)))
+    async with serving(tmp_path, disk_budget=4 * good) as stage:
+        await stage.served(1)
+        for step in (2, 3):
+            await reject(stage, step, bad(step))
+        await swept(stage)
+        assert on_disk(stage) == ["v000001", "v000002", "v000003"]
+        incoming = stage.root / "run" / ".incoming-4"
+        incoming.mkdir()
+        (incoming / "model.safetensors").write_bytes(b"x" * (good + good // 2))
+        done = await swept(stage)
+        assert on_disk(stage) == ["v000001", "v000003"]
+        assert await kept_bytes(stage, "incoming") == good + good // 2
+        assert done["kept_bytes"] == size(stage.root / "run") <= done["disk_budget"]
+
+
+async def test_what_refitd_may_not_delete_is_told_and_takes_of_no_budget(tmp_path: Path) -> None:
+    async with serving(tmp_path, disk_budget=10_000, settle=0.0, settle_timeout=0.01) as stage:
+        for step in (1, 2):
+            await stage.served(step)
+        data = stage.root / "data" / "v000001"
+        data.mkdir(parents=True)
+        (data / "train.parquet").write_bytes(b"x" * 50_000)
+        await stage.rejected("data~v000001")
+        done = await swept(stage)
+        assert on_disk(stage) == ["v000001", "v000002"]
+        assert done["foreign_bytes"] == await kept_bytes(stage, "foreign") == 50_000
+        assert done["kept_bytes"] == size(stage.root / "run")
+        explained = (await stage.http.get("/v1/explain/data~v000001")).json()["sentences"]
+        assert "Of them 50,000 are not refitd's to delete, and count in no disk budget." in explained
+
+
+async def test_what_was_deleted_and_is_not_gone_takes_of_the_budget(tmp_path: Path) -> None:
+    """As where a file is open on NFS. What somebody else put into the trash does not."""
+    async with serving(tmp_path) as stage:
+        await stage.served(1)
+        trash = stage.root / ".refitd" / "trash"
+        (trash / ("0" * 32) / "old").mkdir(parents=True)
+        (trash / ("0" * 32) / "old" / "shard").write_bytes(b"x" * 300)
+        (trash / "somebodys").mkdir()
+        (trash / "somebodys" / "thesis").write_bytes(b"x" * 700)
+        planned = (await stage.http.get("/v1/reclaim/plan")).json()
+        lines = {item["keep"]: item for item in planned["items"] if item["path"] == ".refitd/trash"}
+        assert (lines[False]["bytes"], lines[True]["bytes"], lines[True]["foreign_bytes"]) == (300, 700, 700)
+        await swept(stage)
+        assert [path.name for path in trash.iterdir()] == ["somebodys"]
+        assert await kept_bytes(stage, "foreign") == 700

@@ -84,7 +84,8 @@ areal: $(READY) ## run the released AReaL's own client against a facade (1.7 GB 
 	@tests/areal/install .venv-areal
 	@REFITD_AREAL_VENV=.venv-areal $(BIN)/python -m pytest tests/e2e -m areal $(ARGS)
 
-plugin-releases: $(READY) ## run the plugin's tests inside older releases of SGLang as well (some minutes for each)
+ifeq ($(origin SGLANG_PYTHON),file)
+plugin-releases: $(READY) ## run the plugin's tests inside older releases of SGLang as well (minutes each; SGLANG_PYTHON=… on a GPU)
 	@tests/sglang/install .venv-sglang
 	@for release in $(RELEASES); do \
 	  tests/sglang/install-release .venv-sglang .sglang/$$release $$release || exit 1; \
@@ -92,6 +93,15 @@ plugin-releases: $(READY) ## run the plugin's tests inside older releases of SGL
 	  REFITD_SGLANG_VENV=.venv-sglang REFITD_SGLANG_RELEASE=.sglang/$$release \
 	    $(BIN)/python -m pytest tests/plugin -m sglang -q $(ARGS) || exit 1; \
 	done
+else
+plugin-releases: # on a GPU: in the SGLang of SGLANG_PYTHON, and in those of RELEASES that lie in .sglang/RELEASE
+	@for folder in '' $(wildcard $(RELEASES:%=.sglang/%)); do \
+	  echo "SGLang $${folder:-of $(SGLANG_PYTHON)}:"; \
+	  SGLANG_DEVICE=cuda REFITD_SGLANG_VENV=$$($(SGLANG_PYTHON) -c 'import sys; print(sys.prefix)') \
+	    REFITD_SGLANG_RELEASE=$$folder PYTHONPATH=client:service:tests$${PYTHONPATH:+:$$PYTHONPATH} \
+	    $(SGLANG_PYTHON) -m pytest tests/plugin -m sglang -q -k stock_load_leaves $(ARGS) || exit 1; \
+	done
+endif
 
 browser: $(READY) ## test the dashboard in a real Chromium, and look with axe for what keeps people out
 	@tests/browser/install .venv

@@ -7,6 +7,9 @@ import torch
 
 from refitd_sglang.spans import Covered, Span, stretches
 
+Layout = tuple[int, int, tuple[int, ...], tuple[int, ...]]
+"""Address, size of an element, shape and strides: what `stretches` takes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Copy:
@@ -35,8 +38,8 @@ class Copy:
         return tensor.as_strided(self.shape, self.strides, tensor.storage_offset() + self.offset)
 
 
-def layout_of(tensor: torch.Tensor) -> tuple[int, int, tuple[int, ...], tuple[int, ...]]:
-    """Address, size of an element, shape and strides: what `stretches` takes."""
+def layout_of(tensor: torch.Tensor) -> Layout:
+    """Where a tensor lies."""
     return tensor.data_ptr(), tensor.element_size(), tuple(tensor.shape), tensor.stride()
 
 

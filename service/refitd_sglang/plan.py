@@ -112,7 +112,9 @@ def _judge(plan: Plan, model: torch.nn.Module, tensors: Tensors, recorder: Recor
     plan.residual = tuple(name for name in tensors if name in computed)  # in the checkpoint's order
     plan.unused = frozenset(tensors) - copied - computed
     plan.proven = not plan.residual and not missed
-    if _overlapping(recorder, plan.copies) or overlap(plan.copies):
+    if len({copy.target.device.type for copy in plan.copies}) > 1:
+        recorder.give_up("some of the weights lie in host memory, and some on the GPU")
+    elif _overlapping(recorder, plan.copies) or overlap(plan.copies):
         recorder.give_up("the loader writes twice to the same place")
     elif not all(same_bits(target, source) for target, source in plan.bind(tensors)):
         recorder.give_up("something changes the weights after the loader has copied them")

@@ -17,11 +17,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from refitd_sglang.copies import Copy, layout_of
+from refitd_sglang.old import Old, copies_into, is_onto_itself
 from refitd_sglang.spans import Covered, Named, Span, stretches
 from refitd_sglang.threads import Threads
 
 _MOVES = {"aten::_to_copy", "aten::clone", "aten::_pin_memory", "aten::pin_memory"}
 _FILLS = {"aten::fill_", "aten::zero_"}
+_READS_OLD = "the loader reads weights that it has not loaded"
 
 
 class Recorder(TorchDispatchMode):
@@ -39,6 +41,7 @@ class Recorder(TorchDispatchMode):
         self._checkpoint = Named(_span(tensor, name) for name, tensor in checkpoint.items())
         self._model = Covered(_storage(tensor) for tensor in model)
         self._moved: dict[int, tuple[StorageWeakRef, str, int]] = {}
+        self._old = Old(self.copies, self.written, self.computing)
         self._threads = Threads(lambda: self.give_up("the loader works in threads"))
 
     def __enter__(self) -> "Recorder":
@@ -48,6 +51,8 @@ class Recorder(TorchDispatchMode):
     def __exit__(self, *error: Any) -> None:
         self._threads.end()
         super().__exit__(*error)
+        if self._old.stays:
+            self.give_up(_READS_OLD)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -79,6 +84,8 @@ class Recorder(TorchDispatchMode):
     def _touched(self, name: str, tensor: torch.Tensor, *, is_write: bool) -> None:
         if (found := self._origin(tensor)) is not None:
             self.computing.add(found[0])
+        elif self._old.is_twin(tensor):
+            self.give_up(_READS_OLD)
         elif self._is_model(tensor):
             if not (is_write and name in _FILLS):
                 self._read(tensor)
@@ -86,19 +93,19 @@ class Recorder(TorchDispatchMode):
                 self._wrote(tensor)
 
     def _copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        if is_onto_itself(target, source) or self._old.is_moved_back(target, source):
+            return
         origin = self._origin(source)
         if not self._is_model(target):
-            self.computing |= {each[0] for each in (origin, self._origin(target)) if each is not None}
-            if self._is_model(source):
-                self._read(source)
+            self._touched("aten::copy_", target, is_write=True)
+            self._touched("aten::copy_", source, is_write=False)
         elif origin is not None and self._is_plain(origin[0], target, source):
             name, offset = origin
             self.copies.append(Copy(name, offset, tuple(source.shape), source.stride(), target.detach()))
+        elif self._old.is_twin(source) or (origin is None and self._is_model(source) and self._old.is_in(source)):
+            self._old.copied_to(target)
         else:
-            if origin is not None:
-                self.computing.add(origin[0])
-            elif self._is_model(source):
-                self._read(source)
+            self._touched("aten::copy_", source, is_write=False)
             self._wrote(target)
 
     def _wrote(self, tensor: torch.Tensor) -> None:
@@ -109,22 +116,22 @@ class Recorder(TorchDispatchMode):
 
         Where they did not come from this load, nobody can say what else would have to be done again.
         """
+        if self._old.is_in(tensor):
+            self.give_up(_READS_OLD)
         read = Covered(stretches(*layout_of(tensor)))
-        begin, end = read.spans[0][0], read.spans[-1][1]
-        sources = [copy for copy in self.copies if copy.begin < end and begin < copy.end]
-        known = Covered([*self.written, *(span for copy in sources for span in stretches(*layout_of(copy.target)))])
-        if read.without(known):
-            self.give_up("the loader reads weights that it has not loaded")
-        self.computing |= {copy.name for copy in sources}
+        self.computing |= {copy.name for copy in copies_into(read, self.copies)}
 
     def _is_plain(self, name: str, target: torch.Tensor, source: torch.Tensor) -> bool:
         same = target.dtype == source.dtype == self._dtypes[name] and target.shape == source.shape
         return same and not (source.is_neg() or source.is_conj())
 
     def _move(self, source: torch.Tensor, result: Any) -> bool:
-        """Whether a tensor of the checkpoint got a twin, bit for bit: then the twin stands for it."""
+        """Whether a tensor of the checkpoint, or old contents, got a twin, bit for bit, which stands for it."""
         origin = self._origin(source)
         plain = isinstance(result, torch.Tensor) and result.dtype == source.dtype
+        if plain and self._is_model(source) and self._old.is_in(source):
+            self._old.moved(source, result)
+            return True
         if origin is None or not plain or not (source.is_contiguous() and result.is_contiguous()):
             return False
         storage = result.untyped_storage()

@@ -42,6 +42,10 @@ class Covered:
             return begin < end
         return place + 1 < len(self.spans) and self.spans[place + 1][0] < end
 
+    def meets(self, other: "Covered") -> bool:
+        """Whether any byte is covered by both."""
+        return any(other.touches(*span) for span in self.spans)
+
     def without(self, other: "Covered") -> int:
         """How many of these bytes are not covered by `other`."""
         return sum(end - begin for begin, end in self.spans) - _common(self.spans, other.spans)

@@ -75,6 +75,35 @@ def test_a_replay_and_a_delta_leave_what_a_stock_load_leaves(architecture: str, 
     assert (plan["replays"], plan["proven"], plan["loader"]) == (True, True, derived)
 
 
+@pytest.mark.skipif(
+    tuple(int(part) for part in RELEASE.split(".")[:3] if part.isdigit()) < (0, 5, 19),
+    reason=f"SGLang {RELEASE} does not copy weights around a load where none are offloaded",
+)
+@pytest.mark.parametrize(
+    ("staged", "steps"),
+    [
+        ("itself", ((0, "load"), (1, "replay"), (0, "replay"), (2, "delta"))),
+        ("back", ((0, "load"), (1, "replay"), (0, "replay"))),
+    ],
+)
+def test_weights_that_sglang_stages_around_a_load_as_on_a_gpu_are_replayed(
+    staged: str, steps: tuple[tuple[int, str], ...], models: Path, tmp_path: Path
+) -> None:
+    """What is moved to other memory and back after the load goes through the loader, and full versions only."""
+    pair = [make(tmp_path / f"{seed}", "llama", seed, models / "model_a") for seed in (1, 2)]
+    third = change(pair[0], tmp_path / "3", 3)
+    published = versions(tmp_path / "root", *pair)
+    published.append(delta(tmp_path / "root", 3, 1, pair[0], third))
+    with PluggedSglang(tmp_path, pair[0], root=tmp_path / "root", TORCHDYNAMO_DISABLE="1", STAGED=staged) as server:
+        stock = stock_states(server, *pair, third)
+        for number, how in steps:
+            answer = server.update(published[number])
+            assert (answer.outcome, answer.how) == (Outcome.SERVED, how)
+            assert (server.checksum, server.generate()) == stock[number]
+        plan = ask(server.sockets[0], do="hello")["plan"]
+    assert (plan["replays"], plan["proven"], plan["loader"] > 0) == (True, True, staged == "back")
+
+
 @pytest.fixture
 def two_ranks(models: Path, tmp_path: Path) -> Callable[[Path], PluggedSglang]:
     if not os.environ.get("REFITD_SGLANG_TRITON"):

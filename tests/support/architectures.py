@@ -24,7 +24,7 @@ _SIZES: dict[str, Any] = {
     "pad_token_id": 0,
     "initializer_range": 0.2,
 }
-_EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 64}
+_EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 64, "head_dim": 64}
 
 
 def make(folder: Path, architecture: str, seed: int, tokenizer: Path) -> Path:
@@ -70,6 +70,6 @@ def _maker(architecture: str) -> Callable[[], Any]:
         "qwen3": lambda: t.Qwen3ForCausalLM(t.Qwen3Config(**_SIZES, **head)),
         "llama": lambda: t.LlamaForCausalLM(t.LlamaConfig(**_SIZES)),
         "gemma2": lambda: t.Gemma2ForCausalLM(t.Gemma2Config(**_SIZES | {"tie_word_embeddings": True}, **head)),
-        "qwen3-moe": lambda: t.Qwen3MoeForCausalLM(t.Qwen3MoeConfig(**_SIZES, **_EXPERTS, **head, num_experts=4)),
+        "qwen3-moe": lambda: t.Qwen3MoeForCausalLM(t.Qwen3MoeConfig(**_SIZES, **_EXPERTS, num_experts=4)),
     }
     return makers[architecture]

@@ -54,6 +54,7 @@ class PluggedSglang(SglangServer):
         extra += [str(KIT / "shims/cpu_pin_memory")] if "--enable-lora" in self._flags else []
         extra += [str(Path(RELEASES).absolute())] if RELEASES else []
         folders = [*extra, self._site, *(REPOSITORY / name for name in ("client", "service", "tests"))]
+        folders += [each for each in [os.environ.get("PYTHONPATH")] if each]  # an SGLang for a GPU may lie there
         path = os.pathsep.join(str(folder) for folder in folders)
         root = {} if self.root is None else {"REFITD_SGLANG_ROOT": str(self.root)}
         mine = {"PYTHONPATH": path, "FAULT_FILE": str(self._fault)} | root | self._variables

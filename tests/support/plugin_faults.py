@@ -6,10 +6,12 @@ loader 3    the loader raises when it has been given three tensors
 rank 1 …    only on that rank
 again …     once more when the old weights are put back
 
-It also lets SGLang compute its checksums on a CPU.
+It also lets SGLang compute its checksums on a CPU, and stage weights around a load as it does on a GPU: STAGED=itself
+copies each tensor onto itself, STAGED=back moves it to other memory and back, as SGLang does with offloaded weights.
 """
 
 import os
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,8 @@ def register() -> None:
     if "FAULT_FILE" not in os.environ or "sglang.srt.managers.scheduler" not in sys.modules:
         return
     _wait_for_no_gpu()
+    if "STAGED" in os.environ:
+        _stage_as_on_a_gpu(os.environ["STAGED"])
     from refitd_sglang import feeding, loading, patch
 
     original_replay, original_given, original_write = loading.replay, feeding.Feed._given, patch.HostPatch.write
@@ -51,6 +55,27 @@ def _wait_for_no_gpu() -> None:
 
     if not torch.cuda.is_available():
         torch.cuda.synchronize = lambda *_: None
+
+
+def _stage_as_on_a_gpu(how: str) -> None:
+    """SGLang's own staging, which it leaves out where the device is the CPU.
+
+    It takes a tensor on "cuda:0" for one on another device than "cuda", and `to` gives the tensor itself.
+    """
+    import torch
+
+    loader: Any = import_module("sglang.srt.model_loader.loader")
+    post_load: Any = import_module("sglang.srt.model_loader.post_load")
+    indexed = torch.device("cpu", 0)
+    made = post_load._TensorState
+
+    def state(tensor: Any, data: Any, _: Any) -> Any:
+        return made(tensor, data, indexed)
+
+    if how == "itself":
+        post_load._TensorState = state
+    process_device = torch.device("cpu") if how == "itself" else indexed
+    loader.device_loading_context = lambda module, _: post_load.stage_module_for_post_load(module, process_device)
 
 
 def _failing(what: str, items: Any) -> Any:

@@ -131,6 +131,8 @@ class Engine:
     `behind` counts the trainer's steps from there to its run's target; None where they cannot be compared: on start-up
     weights or unknown contents, without a target, between generations and between runs.
     `plugin` is the release of refitd's plugin that carries out its loads; None where SGLang does, for `stock_reason`.
+    `through_loader` says why the plugin loads tensors through SGLang's loader, which takes longer and refuses deltas of
+    them; None where it copies all, or has loaded nothing yet. `loads_whole`: it loads all of them so.
     `in_memory` is that of the version it serves: after a restart it could not be brought back to it.
     `known` is False while nobody knows what it holds. `unreachable_since` is when it was first found not to answer, as
     far as the service that runs now has seen; None while it answers. `moved`: somebody has moved it to its run, against
@@ -151,6 +153,8 @@ class Engine:
     skipped: int = 0
     plugin: str | None = None
     stock_reason: str | None = None
+    through_loader: str | None = None
+    loads_whole: bool = False
     in_memory: bool = False
     known: bool = True
     unreachable_since: str | None = None

@@ -136,7 +136,7 @@ def why_there(engine: Engine, now: str | None) -> str | None:
     """Why an engine is where it is; of one that does not answer also since when, and at the instant `now` how long."""
     if engine.unreachable_since is None:
         is_new = engine.state is EngineState.IN_SYNC and engine.version is None
-        return engine.reason or ("no version to serve yet" if is_new else None)
+        return engine.reason or ("no version to serve yet" if is_new else through_loader(engine))
     since = f"since {engine.unreachable_since[11:16]}Z"
     if now is not None:
         away = datetime.fromisoformat(now) - datetime.fromisoformat(engine.unreachable_since)
@@ -163,7 +163,14 @@ def engine_state(engine: Engine) -> Text:
 
 def how_it_loads(engine: Engine) -> str:
     """Who carries out its loads. Why it is not the plugin, `refitd explain` says."""
-    return "stock" if engine.plugin is None else "plugin"
+    if engine.plugin is None:
+        return "stock"
+    return "loader" if engine.loads_whole else "plugin"
+
+
+def through_loader(engine: Engine) -> str | None:
+    """That its plugin loads all by SGLang's loader, which is slow, and why."""
+    return f"each load goes through SGLang's loader: {engine.through_loader}" if engine.loads_whole else None
 
 
 def steps_behind(engine: Engine, target: Version | None) -> str:

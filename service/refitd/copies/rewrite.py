@@ -50,8 +50,11 @@ def rewrite(shard: Shard, deltas: Sequence[DeltaFile], stop: Event) -> dict[str,
     """
     if not shard.in_place:
         _copy(shard, 0, shard.header.data_start, stop)
+    room = np.empty(CHUNK_BYTES, np.uint8)
     return {
-        name: _tensor(shard, spec, [_Cursor(delta.pieces(name)) for delta in deltas if name in delta.head.rows], stop)
+        name: _tensor(
+            shard, spec, [_Cursor(delta.pieces(name)) for delta in deltas if name in delta.head.rows], room, stop
+        )
         for name, spec in shard.header.tensors.items()
     }
 
@@ -88,7 +91,7 @@ class _Cursor:
                 return
 
 
-def _tensor(shard: Shard, spec: TensorSpec, changes: Sequence[_Cursor], stop: Event) -> int:
+def _tensor(shard: Shard, spec: TensorSpec, changes: Sequence[_Cursor], room: NDArray[np.uint8], stop: Event) -> int:
     width = width_in(spec.dtype)
     elements = (spec.end - spec.start) // width
     step = max(ROW, CHUNK_BYTES // (ROW * width) * ROW)
@@ -96,7 +99,7 @@ def _tensor(shard: Shard, spec: TensorSpec, changes: Sequence[_Cursor], stop: Ev
     for first in range(0, elements, step):
         count = min(step, elements - first)
         offset = shard.header.data_start + spec.start + first * width
-        bits = bits_of(_read(shard.source, offset, count * width, stop), width)
+        bits = bits_of(_read(shard.source, offset, room[: count * width], stop), width)
         is_dirty = not shard.in_place
         for change in changes:
             for indices, values in change.before(first + count):
@@ -109,15 +112,16 @@ def _tensor(shard: Shard, spec: TensorSpec, changes: Sequence[_Cursor], stop: Ev
 
 
 def _copy(shard: Shard, begin: int, end: int, stop: Event) -> None:
+    room = np.empty(min(CHUNK_BYTES, end - begin), np.uint8)
     for offset in range(begin, end, CHUNK_BYTES):
-        data = _read(shard.source, offset, min(CHUNK_BYTES, end - offset), stop)
+        data = _read(shard.source, offset, room[: end - offset], stop)
         _write(shard.target, data, offset)
 
 
-def _read(fd: int, offset: int, count: int, stop: Event) -> NDArray[np.uint8]:
+def _read(fd: int, offset: int, data: NDArray[np.uint8], stop: Event) -> NDArray[np.uint8]:
+    """Fill `data` from a file; returns it."""
     if stop.is_set():
         raise ReadingStoppedError
-    data = np.empty(count, np.uint8)
     fill(fd, data.data, offset)
     return data
 

@@ -28,6 +28,8 @@ _INCOMPLETE = frozenset({400, 422})
 _UNAUTHORISED = frozenset({401, 403})
 _NO_ROUTE = frozenset({404, 405})
 _BROKEN = 500  # this status and those above: the server's own fault, or a proxy's
+LOADS_WHOLE = "each of them through SGLang's loader, which is slow, and refuses deltas"
+LOADS_WHOLE_FIX = "the runbook's RefitdLoadsThroughLoader says for which models that is so, and what to do about others"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +121,9 @@ def _way_in(read: Reply | NoReply | None) -> str:
 
 
 def _plugin(name: str, seen: Reached) -> Finding:
+    if seen.plugin is not None and seen.loader is not None and seen.loader.whole:
+        text = f"refitd {seen.plugin} inside it carries out its loads, {LOADS_WHOLE}: {seen.loader.reason}"
+        return Finding(check=Check.PLUGIN, subject=name, verdict=Verdict.WARNING, text=text, fix=LOADS_WHOLE_FIX)
     if seen.plugin is not None:
         text = f"refitd {seen.plugin} inside it carries out its loads, and takes deltas in place"
         return good(Check.PLUGIN, name, text)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from refitd.doctor.door import CALL_SECONDS, url_of
+from refitd.doctor.engines import LOADS_WHOLE, LOADS_WHOLE_FIX
 from refitd.doctor.finding import Check, Finding, Verdict, good
 from refitd.engine.sglang.transport import NoReply, Reply, Transport
 from refitd.settings import Settings
@@ -60,6 +61,8 @@ def _verdict(engine: Engine) -> tuple[Verdict, str | None]:
             return Verdict.FAILED, f"{fix}; then 'refitd engines resync {engine.id}'"
         case EngineState.TAINTED | EngineState.NACKED:
             return Verdict.WARNING, f"'refitd explain {engine.id}' says what was tried, and what comes next"
+        case _ if engine.loads_whole:
+            return Verdict.WARNING, LOADS_WHOLE_FIX
         case _:
             return Verdict.OK, None
 
@@ -78,7 +81,8 @@ def _serving(engine: Engine) -> str:
 
 def _loads(engine: Engine) -> str:
     if engine.plugin is not None:
-        return f"refitd's plugin {engine.plugin} carries out its loads"
+        how = f", {LOADS_WHOLE}: {engine.through_loader}" if engine.loads_whole else ""
+        return f"refitd's plugin {engine.plugin} carries out its loads{how}"
     if engine.stock_reason is None:
         return "who carries out its loads is not known yet"
     return f"its loads are SGLang's own: {engine.stock_reason}"

@@ -123,6 +123,16 @@ UNTOLD = Process()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Loader:
+    """What refitd's plugin gives to SGLang's loader in each load, and does not copy by itself: everything, or some
+    tensors; `reason` is a sentence. It takes longer, and deltas of these tensors are refused.
+    """
+
+    whole: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reached:
     """What a probe saw. `configuration` is equal for engines whose fingerprints can be compared.
 
@@ -130,6 +140,7 @@ class Reached:
     what checkpoints are held against. `fingerprint` is not part of a probe: it costs the engine time.
     `plugin` is the release of refitd's plugin that carries out its loads; None where they are the server's own, and
     then `stock_reason` says why, where a plugin was looked for. `takes_offers`: it can load from a trainer's memory.
+    `loader`: what its plugin does not copy by itself; None where that is nothing, or is not known yet.
     `address` is where the connection went, equal for two names of one server; `led_by` says which other service leads
     the engine, None where none does.
     """
@@ -145,6 +156,7 @@ class Reached:
     process: Process = UNTOLD
     address: str | None = None
     led_by: str | None = None
+    loader: Loader | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,7 +93,7 @@ class Entry:
     def put(self, before: EngineRecord, after: EngineRecord) -> None:
         """Write down what has become of it, and tell what is news."""
         _ = self.record
-        if (before.plugin, before.stock_reason) != (after.plugin, after.stock_reason):
+        if before.how_it_loads != after.how_it_loads:
             self.ledger.say("engine", self.id, after.how_it_loads, state=after.state.value)
         changed = (before.state, before.serving, before.reason) != (after.state, after.serving, after.reason)
         self.ledger.put_engine(after, _sentence(after) if changed else None)

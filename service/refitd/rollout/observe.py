@@ -60,6 +60,8 @@ def after_probe(
         process=_process(engine.process, seen.process),
         address=seen.address,
         taken=twin or seen.led_by,
+        through_loader=None if seen.loader is None else seen.loader.reason,
+        loads_whole=seen.loader is not None and seen.loader.whole,
     )
     if not engine.known:
         return _still_tainted(engine, moved=moved)

@@ -46,7 +46,8 @@ class EngineRecord:
     `run_named` is True where the operator has said which run it follows. `moved`: that was said by a move, which holds
     against `said`, the run that its source named when it was last heard (`rollout/roster.py`).
     `plugin` is the release of refitd's plugin that carries out its loads, None where they are the server's own, for
-    `stock_reason`; `takes_offers`: it can copy weights from the memory of a trainer on its host. `beneath` is the full
+    `stock_reason`; `takes_offers`: it can copy weights from the memory of a trainer on its host. `through_loader` is why
+    its plugin loads tensors through SGLang's loader, `loads_whole` that it loads all of them so. `beneath` is the full
     version that deltas were written into since, from which the plugin would put it back; `wants_full`: it takes no
     delta in place until it was given a full version.
     `held` is what it served before a load in the middle of which the service stopped, as long as its contents are
@@ -80,6 +81,8 @@ class EngineRecord:
     plugin: str | None = None
     takes_offers: bool = False
     stock_reason: str | None = None
+    through_loader: str | None = None
+    loads_whole: bool = False
     beneath: str | None = None
     wants_full: bool = False
     reason: str | None = None
@@ -116,10 +119,17 @@ class EngineRecord:
         return "has not been reached yet" if is_new else f"served {what} when it was last reached"
 
     @property
+    def what_is_slow(self) -> str:
+        """What its plugin gives to SGLang's loader, and why."""
+        what = "each version" if self.loads_whole else "a part of each version"
+        return f"{what} through SGLang's loader: {self.through_loader}"
+
+    @property
     def how_it_loads(self) -> str:
         """Who carries out its loads, in a sentence without a subject."""
         if self.plugin is not None:
-            return f"loads through refitd's plugin {self.plugin}"
+            how = "" if self.through_loader is None else f", {self.what_is_slow}"
+            return f"loads through refitd's plugin {self.plugin}{how}"
         return f"loads as SGLang does by itself: {self.stock_reason or 'nobody has looked for a plugin yet'}"
 
 

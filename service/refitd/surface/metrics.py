@@ -80,6 +80,11 @@ class LedgerCollector(Collector):
             "refitd_engine_state", "1 for the state that an engine is in", labels=[*labels, "state"]
         )
         known = GaugeMetricFamily("refitd_engine_contents_known", "0 while nobody knows what it holds", labels=labels)
+        loader = GaugeMetricFamily(
+            "refitd_engine_through_loader",
+            "1 while the plugin of an engine loads tensors through SGLang's loader: all of them, or some",
+            labels=[*labels, "tensors"],
+        )
         behind = GaugeMetricFamily(
             "refitd_staleness_steps",
             "The trainer's steps from what an engine serves to its run's target",
@@ -93,9 +98,12 @@ class LedgerCollector(Collector):
             contests.add_metric(of, engine.contests)
             state.add_metric([*of, engine.state.value], 1)
             known.add_metric(of, engine.known)
+            slow = engine.through_loader is not None
+            loader.add_metric([*of, "all"], slow and engine.loads_whole)
+            loader.add_metric([*of, "some"], slow and not engine.loads_whole)
             if (steps := steps_behind(engine, self._ledger)) is not None:
                 behind.add_metric(of, steps)
-        yield from (state, known, contests, behind)
+        yield from (state, known, contests, loader, behind)
 
     def _of_runs(self) -> Iterator[Metric]:
         target = GaugeMetricFamily("refitd_target_step", "Step that the run's engines should serve", labels=["run"])

@@ -113,6 +113,8 @@ def present_engine(record: EngineRecord, ledger: Ledger) -> Engine:
         skipped=record.skipped,
         plugin=record.plugin,
         stock_reason=record.stock_reason,
+        through_loader=record.through_loader,
+        loads_whole=record.loads_whole,
         in_memory=serving is not None and serving.in_memory,
         known=record.known,
         unreachable_since=ledger.away_since.get(record.id),

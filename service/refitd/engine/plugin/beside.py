@@ -17,7 +17,7 @@ from refitd.engine.plugin.prepared import (
     prepare_early,
 )
 from refitd.engine.plugin.taken import prepare_offer, request_for
-from refitd.engine.port import Coming, Files, Offered, Target
+from refitd.engine.port import Coming, Files, Loader, Offered, Target
 
 CONTENTS_SECONDS = 120.0  # to fingerprint all tensors, while the engine serves
 
@@ -52,6 +52,11 @@ class Beside:
     def led_by(self) -> str | None:
         """Which other service leads the engine, in a sentence."""
         return None if self._leading is None else self._leading.led_by
+
+    @property
+    def loader(self) -> Loader | None:
+        """What the plugin does not copy by itself, as of the last time that its ranks were greeted."""
+        return self._crew.loader if isinstance(self._crew, Crew) else None
 
     def vouches_for(self, target: Target) -> bool:
         """Whether the answer to a load will say what it left behind."""
@@ -92,6 +97,11 @@ class Beside:
     def is_done(self) -> None:
         """A load was sent: what was prepared was taken, or will be."""
         self._waiting, self._early = False, None
+
+    def was_loaded(self, how: str) -> None:
+        """A load came through. Ranks that may have learned a plan by it are greeted again at the next look."""
+        if how == "load" or self.loader is not None:
+            self._channels.doubt()
 
     async def forget(self) -> None:
         """Have what was prepared closed, where no load came of it."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from refitd.engine.plugin.hello import Hello, shown
+from refitd.engine.port import Loader
 
 NOBODY = "no plugin speaks for it"
 
@@ -51,6 +52,12 @@ class Crew:
         return all("handover" in member.hello.kinds for member in self.members)
 
     @property
+    def loader(self) -> Loader | None:
+        """What goes through SGLang's loader in each load, on the rank where that is most; None where nothing does."""
+        found = [loader for member in self.members if (loader := _loader_of(member.hello)) is not None]
+        return max(found, key=lambda loader: loader.whole, default=None)
+
+    @property
     def first(self) -> tuple[Member, ...]:
         """Those who answer an update: the first tensor-parallel rank of each data-parallel one."""
         return tuple(member for member in self.members if member.hello.rank == 0)
@@ -82,6 +89,19 @@ def crew_of(launch: Launch, found: Sequence[Member], faults: Sequence[str]) -> C
         return Stock("its ranks have different releases of the plugin")
     members = sorted(mine, key=lambda member: (member.hello.dp_rank or 0, member.hello.rank))
     return Crew(tuple(members), shown(mine[0].hello.plugin))
+
+
+def _loader_of(hello: Hello) -> Loader | None:
+    """Nothing is said before the first load."""
+    plan = hello.plan
+    if plan is None:
+        return Loader(whole=True, reason="it has learned no load plan from its last load") if hello.served else None
+    if not plan.replays:
+        return Loader(whole=True, reason=shown(plan.reason))
+    if plan.loader:
+        said = "1 tensor is" if plan.loader == 1 else f"{plan.loader} tensors are"
+        return Loader(whole=False, reason=f"{said} not only copied")
+    return None
 
 
 def _is_of(hello: Hello, launch: Launch) -> bool:

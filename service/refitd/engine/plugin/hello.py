@@ -10,6 +10,14 @@ from refitd_sglang import PROTOCOL
 _SHOWN = 200  # characters of a foreign text in a sentence
 
 
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """The rank's load plan: whether copies can stand for a load, and how many tensors go through SGLang's loader."""
+
+    replays: bool
+    loader: int = 0
+    reason: str = ""
+
+
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
     """The part of the reply that matters here. `rank` of `ranks` is tensor-parallel; docs/plugin.md has all of it.
 
@@ -30,6 +38,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     served: str = ""
     kinds: tuple[str, ...] = ()
     leads: bool = False
+    plan: Plan | None = None
 
 
 def read_hello(reply: Mapping[str, Any]) -> Hello | str:

@@ -106,6 +106,7 @@ class SglangEngine:
             process=self._server.process,
             address=reply.address if isinstance(reply, Reply) else None,
             led_by=self._beside.led_by,
+            loader=self._beside.loader,
         )
 
     async def refit(self, target: Target, on_stage: Callable[[Stage], None]) -> Refit:
@@ -276,7 +277,8 @@ class SglangEngine:
                 # Requests that were paused in place hold on to what the old weights computed. Retracted ones do not.
                 await self._http.post("/pause_generation", {"mode": "retract"}, CALL_SECONDS)
                 return await self._load(target, before, watch, again=True)
-            case Loaded(version, found):
+            case Loaded(version, found, how):
+                self._beside.was_loaded(how)
                 wanted = target.offered or target.files
                 if version is not None and wanted is not None and version != wanted.version:
                     return _tainted(f"it says that it serves {version}, not {wanted.version}", watch)

@@ -18,10 +18,13 @@ from refitd_sglang.transaction import Outcome
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """It says that it loaded everything. Where its plugin says so: the version, and the fingerprint of its contents."""
+    """It says that it loaded everything. Where its plugin says so: the version, the fingerprint of its contents, and
+    how it was loaded (docs/plugin.md).
+    """
 
     version: str | None = None
     fingerprint: str | None = None
+    how: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,8 @@ def _said_by_plugin(reply: Reply, answers: list[Answer], ranks: int) -> Loading:
     answer = worst(answers, ranks)
     match answer.outcome:
         case Outcome.SERVED if _succeeded(reply):
-            return Loaded(answer.version, fingerprint([each.contents for each in answers]))
+            how = "load" if any(each.how == "load" for each in answers) else answer.how
+            return Loaded(answer.version, fingerprint([each.contents for each in answers]), how)
         case Outcome.SERVED:
             return Unclear(f"the engine answered {reply.status}: {message_of(reply)}")
         case Outcome.REFUSED:

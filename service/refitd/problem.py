@@ -10,6 +10,7 @@ class Kind(Enum):
     """Each kind of problem: its slug, its HTTP status, its title."""
 
     BAD_REQUEST = ("bad-request", 422, "The request does not have the right form")
+    BAD_PATH = ("bad-path", 400, "The path is not written plainly")
     BAD_NAME = ("bad-name", 422, "The run or step cannot be used")
     UNSUPPORTED_KIND = ("unsupported-kind", 422, "This kind of version cannot be carried out")
     PATH_OUTSIDE_ROOT = ("path-outside-root", 422, "The path is not in the root")

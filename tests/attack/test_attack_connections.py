@@ -1,12 +1,15 @@
 """Attacks with a socket: slow ones, giant ones, and those that never end."""
 
 import asyncio
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
 from refitd.surface.limits import MAX_BODY_BYTES
+from refitd.surface.places import Places
+from refitd.surface.server import PATIENCE
 from support.attackers import GIVE_UP, attacking, listening, problem_in
 from support.services import Stage, serving
 
@@ -145,16 +148,71 @@ async def test_a_half_closed_stream_holds_nothing(tmp_path: Path) -> None:
 
 
 async def test_more_connections_than_there_may_be_are_turned_away(tmp_path: Path) -> None:
-    async with serving(tmp_path) as stage, listening(stage.api, connections=2, idle=0.1) as server:
-        async with attacking(server), attacking(server):
-            await server.until_connections(2)
+    """All places are taken by requests that are being answered, and so are those for health."""
+    places = Places(all=2, peer=2, health=1)
+    async with serving(tmp_path) as stage, listening(stage.api, places=places, idle=0.1) as server:
+        async with attacking(server) as one, attacking(server) as two:
+            for each in (one, two):
+                await each.send(STREAM)
+                await each.reader.readuntil(b"\r\n\r\n")
             async with attacking(server) as third:
-                problem = await third.refused()
-                assert (problem.status, problem.slug) == (503, "too-many")
+                await third.send(b"GET /v1/versions HTTP/1.1\r\nHost: x\r\n\r\n")
+                said = await third.read()
+                assert (problem_in(said).status, problem_in(said).slug) == (503, "too-many")
+                assert b"retry-after: 1" in said.lower()
+            async with attacking(server) as orchestrator:
+                await orchestrator.send(LOOK)
+                assert b'{"status":"ok"}' in await orchestrator.read()
         await server.until_connections(0)
         async with attacking(server) as later:
             await later.send(LOOK)
             assert b"HTTP/1.1 200" in await later.read()
+
+
+@pytest.mark.parametrize("begun", [b"", POST + b"Content-Length: 10\r\n\r\n{"])
+async def test_half_open_connections_of_one_client_shut_out_nobody(tmp_path: Path, begun: bytes) -> None:
+    """More than there are places. Each that comes makes the one close that has waited longest."""
+    async with serving(tmp_path) as stage, listening(stage.api) as server, AsyncExitStack() as open_ends:
+        for _ in range(PATIENCE.places.all + 2):
+            attacker = await open_ends.enter_async_context(attacking(server))
+            await attacker.send(begun)
+        for path in (b"/healthz", b"/readyz", b"/v1/versions"):
+            async with attacking(server) as client:
+                await client.send(b"GET %b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % path)
+                assert b"HTTP/1.1 200" in await client.read()
+        assert len(server.connections) <= PATIENCE.places.peer + 1
+
+
+async def test_one_peer_with_all_of_its_places_leaves_the_others_theirs(tmp_path: Path) -> None:
+    places = Places(all=4, peer=2, health=1)
+    async with (
+        serving(tmp_path) as stage,
+        listening(stage.api, places=places) as server,
+        attacking(server) as one,
+        attacking(server) as two,
+    ):
+        for each in (one, two):
+            await each.send(STREAM)
+            await each.reader.readuntil(b"\r\n\r\n")
+        for connection in server.connections:
+            connection.peer = "192.0.2.1"
+        async with attacking(server) as other:
+            await other.send(STREAM)
+            assert b"200 OK" in await other.reader.readuntil(b"\r\n\r\n")
+
+
+async def test_health_is_answered_however_many_connections_wait_for_it_and_send_nothing(tmp_path: Path) -> None:
+    """The places for health are full of half-open connections too."""
+    places = Places(all=1, peer=1, health=2)
+    async with serving(tmp_path) as stage, listening(stage.api, places=places) as server, AsyncExitStack() as open_ends:
+        first = await open_ends.enter_async_context(attacking(server))
+        await first.send(STREAM)
+        await first.reader.readuntil(b"\r\n\r\n")
+        for _ in range(5):
+            await open_ends.enter_async_context(attacking(server))
+        async with attacking(server) as orchestrator:
+            await orchestrator.send(LOOK)
+            assert b'{"status":"ok"}' in await orchestrator.read()
 
 
 async def test_more_event_streams_than_there_may_be_are_turned_away(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from refitd.catalog.metadata import MAX_CHARACTERS, MAX_ENTRIES
+from support.attackers import attacking, listening
 from support.checkpoints import publish, tensors
 from support.services import serving
 
@@ -82,3 +83,13 @@ async def test_what_no_field_can_hold_is_refused_and_no_bug(tmp_path: Path, meth
 async def test_an_id_that_is_none_is_not_found(tmp_path: Path, path: str) -> None:
     async with serving(tmp_path, names=()) as stage:
         assert (await stage.http.get(path)).status_code == 404
+
+
+@pytest.mark.parametrize("header", [b"Host: [", b"Host: x\r\nOrigin: http://[", b"Host: [\r\nSec-Fetch-Site: none"])
+async def test_a_header_that_is_no_url_is_no_bug(tmp_path: Path, header: bytes) -> None:
+    async with serving(tmp_path, names=()) as stage, listening(stage.api) as server:
+        for line in (b"GET /v1/versions", b"POST /v1/reclaim", b"GET /healthz", b"GET /nowhere"):
+            async with attacking(server) as attacker:
+                await attacker.send(b"%b HTTP/1.1\r\n%b\r\nConnection: close\r\n\r\n" % (line, header))
+                said = await attacker.read()
+                assert said.startswith((b"HTTP/1.1 2", b"HTTP/1.1 4")), said

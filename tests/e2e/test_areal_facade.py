@@ -14,8 +14,9 @@ import pytest
 from support.adapters import write_adapter
 from support.areal import ArealServer
 from support.jobs import PATIENCE, PROMPT, RUN, Job, running, served_by
-from support.servers import EmbeddedServer
+from support.servers import ADMIN_KEY, EmbeddedServer
 
+ADMIN = {"Authorization": f"Bearer {ADMIN_KEY}"}
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 
@@ -61,7 +62,7 @@ def test_a_facade_turns_areal_s_calls_into_the_transaction_and_streams_the_rest(
         assert now.answer != old.answer
         assert not late.done()  # it waits at the facade, and the engine is not paused
         assert areal.post("/continue_generation", json={}).json()["status"] == "ok"
-        areal.post("/abort_request", json={"abort_all": True})
+        httpx.post(f"{job.engine.url}/abort_request", json={"abort_all": True}, headers=ADMIN, trust_env=False)
         assert late.result(PATIENCE)
 
         refused = areal.post("/update_weights_from_distributed", json={})
@@ -74,7 +75,9 @@ def test_a_bad_checkpoint_of_areal_s_is_an_error_for_areal_and_nothing_for_the_e
 ) -> None:
     with ArealServer(tmp_path, job, "--engine", f"{job.engine.url}=0") as facade:
         before = served_by(job.engine)
-        body = {"model_path": str(models / "bad_missing")}
+        folder = tmp_path / "fileroot/weight_update_v1"
+        shutil.copytree(models / "bad_missing", folder)
+        body = {"model_path": str(folder)}
         reply = httpx.post(f"{facade.url}/update_weights_from_disk", json=body, timeout=PATIENCE, trust_env=False)
         assert reply.status_code == 400
         assert "down_proj" in reply.json()["message"]

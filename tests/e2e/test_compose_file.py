@@ -211,6 +211,8 @@ def test_areal_s_facade_waits_behind_a_profile_of_its_own_with_a_command_that_re
     assert given["engine"] == ["http://sglang:30000=31000"]
     assert facade["ports"] == ["127.0.0.1:${AREAL_PORT:-31000}:31000"]
     assert ":31000/ping" in facade["healthcheck"]["test"][-1]
+    assert "REFITD_FACADE_TOKEN" in facade["environment"], "it listens beyond its own loopback"
+    assert given["checkpoints"] == Path("/tmp/areal")  # noqa: S108 - AReaL's default
     assert facade["environment"]["REFITD_TOKEN"] == services()["refitd"]["environment"]["REFITD_TOKEN"]
 
 

@@ -215,7 +215,7 @@ def test_a_service_that_does_not_stay_up_ends_the_job_and_its_trainer(tmp_path: 
 
 def test_areal_gets_a_facade_of_each_engine_whose_address_it_is_told(tmp_path: Path) -> None:
     """The engines are no more than named here, and the facades say so of them."""
-    done = run_job(tmp_path, REFITD, FACADES, AREAL="1")
+    done = run_job(tmp_path, REFITD, FACADES, AREAL="1", AREAL_FILES=str(tmp_path))
     assert done.returncode == 0, done.stderr + (tmp_path / "refitd-1.log").read_text()
     ready = re.findall(r'{"event":"ready","engine":"(http://engine-\d:30000)"', done.stdout)
     assert sorted(ready) == ["http://engine-1:30000", "http://engine-2:30000"]

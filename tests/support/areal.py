@@ -27,6 +27,8 @@ class ArealServer(Server):
             str(keys / "--engine-key-file"),
         ]
         self._flags += ["--engine-admin-key-file", str(keys / "--engine-admin-key-file")]
+        if "--weights" not in flags:
+            self._flags += ["--checkpoints", str(folder / "fileroot")]
         assert (keys / "--token-file").read_text() == TOKEN
 
     def facade_of(self, engine: str) -> str:

@@ -5,14 +5,14 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator, Generator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
-from refitd.surface.connection import Connection, Patience
-from refitd.surface.server import Server
+from refitd.surface.connection import Connection
+from refitd.surface.server import PATIENCE, Server
 from refitd_client.contract.wire import Problem
 
 GIVE_UP = 15.0  # seconds after which a test fails; nothing here takes them
@@ -44,10 +44,10 @@ class QuietServer(Server):
 
 @asynccontextmanager
 async def listening(
-    api: FastAPI, port: int = 0, within: float = 4 * GIVE_UP, **patience: Any
+    api: ASGIApp, port: int = 0, within: float = 4 * GIVE_UP, **patience: Any
 ) -> AsyncIterator[QuietServer]:
     """Serve on loopback with this patience, for `within` seconds at most."""
-    server = QuietServer(api, "127.0.0.1", port, Patience(**patience))
+    server = QuietServer(api, "127.0.0.1", port, replace(PATIENCE, **patience))
     async with asyncio.timeout(within), asyncio.TaskGroup() as group:
         group.create_task(server.serve())
         while not server.started:  # noqa: ASYNC110 - likewise

@@ -22,7 +22,7 @@ class Place:
     def __init__(self, folder: Path, url: str) -> None:
         self.root, self.weights, self.trial = folder / "root", folder / "weights", folder / "trial"
         self.root.mkdir()
-        self.updates = Updates(self.root, RUN, url, timeout=1.0, token_file=None)
+        self.updates = Updates(self.root, RUN, url, checkpoints=self.weights, timeout=1.0, token_file=None)
         self.watch = RecordWatch(self.trial, self.weights, self.updates)
         self._made = 0
 

@@ -101,6 +101,8 @@ def test_what_others_wrote_is_byte_for_byte_what_they_published_with_its_licence
         ({"host": "127.0.0.1:8700", "origin": "null"}, True, False, False),
         ({"host": "evil.example:8700", "origin": "http://evil.example:8700"}, True, False, False),  # DNS rebinding
         ({"host": "evil.example:8700", "sec-fetch-site": "same-origin"}, False, False, False),
+        ({"host": "[", "sec-fetch-site": "same-origin"}, False, False, False),  # no URL, and no bug
+        ({"host": "127.0.0.1:8700", "origin": "http://["}, True, False, False),
         ({"host": "refitd.example", "sec-fetch-site": "same-origin"}, True, True, True),  # it has to know the token
         ({"host": "refitd.example", "sec-fetch-site": "cross-site"}, True, True, False),
     ],

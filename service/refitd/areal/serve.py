@@ -3,38 +3,32 @@ not wait for what the service does.
 """
 
 import asyncio
+import resource
 import signal
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from socket import socket
 
-import uvicorn
 from starlette.applications import Starlette
 
-from refitd.areal.facade import Facade
+from refitd.areal.facade import HEALTH, Facade
 from refitd.areal.record import RecordWatch
 from refitd.areal.updates import Updates
+from refitd.surface.connection import Patience
+from refitd.surface.places import Places
+from refitd.surface.server import BoundedServer
 
 CLOSE_SECONDS = 5
+PATIENCE = Patience(places=Places(all=2048, peer=1024, health=16))  # a trainer has a connection for each rollout
 Say = Callable[[str | None, str | None], None]
 
 
-class _Server(uvicorn.Server):
+class _Server(BoundedServer):
     """One facade's. Signals are for all of them together."""
 
+    close_seconds = CLOSE_SECONDS
+
     def __init__(self, engine: str, app: Starlette, host: str, port: int, say: Say) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app,
-                host=host,
-                port=port,
-                log_config=None,
-                access_log=False,
-                lifespan="off",
-                ws="none",
-                timeout_graceful_shutdown=CLOSE_SECONDS,
-            )
-        )
+        super().__init__(app, host, port, patience=PATIENCE, health=HEALTH)
         self._engine = engine
         self._say = say
 
@@ -43,12 +37,15 @@ class _Server(uvicorn.Server):
         """Leave the process's signals alone."""
         yield
 
-    async def startup(self, sockets: list[socket] | None = None) -> None:
-        """Listen, and say where."""
-        await super().startup(sockets)
-        if self.started:
-            port = self.servers[0].sockets[0].getsockname()[1]
-            self._say(self._engine, f"http://{self.config.host}:{port}")
+    def listens(self, url: str) -> None:
+        """Say where."""
+        self._say(self._engine, url)
+
+
+def allow_many_connections() -> None:
+    """Have as many file descriptors as the system lets this process have: each request needs two."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def serve_facades(

@@ -3,6 +3,8 @@
 AReaL tells every engine of one update at about the same time, tries again when an answer is lost, and deletes the
 folder when all have answered. So the first call publishes a copy of the folder (a clone, where the file system shares
 blocks), and every call waits until engines serve it. The step is in the folder's name; the old layout has one for all.
+
+Folders are taken from beneath one folder alone, and links in them are not followed: see `checkpoint_folder.py`.
 """
 
 import asyncio
@@ -11,10 +13,12 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from refitd.areal.checkpoint_folder import place_of, plain_files_of
 from refitd_client import RefitError, ServiceError, WeightPublisher
 from refitd_client.connection import connect_to
 from refitd_client.contract.manifest import MAX_MANIFEST_BYTES, ManifestRefusedError, parse_manifest
 from refitd_client.contract.naming import MANIFEST_NAME, version_folder
+from refitd_client.errors import PublishError
 from refitd_client.generation import newest_in
 from refitd_client.plain_file import read_plain
 from refitd_client.publication import Publication
@@ -24,11 +28,23 @@ Folder = tuple[str, int, int]
 
 
 class Updates:
-    """The versions of one run, whose lock is held until `close`. `under_way` counts the updates that are waited for."""
+    """The versions of one run, whose lock is held until `close`. `under_way` counts the updates that are waited for.
 
-    def __init__(self, root: Path, run: str, service_url: str, *, timeout: float, token_file: Path | None) -> None:
+    Args:
+        root: where versions are published.
+        run: the run.
+        service_url: where the service is.
+        checkpoints: the folder that AReaL's checkpoints lie in; no other is taken.
+        timeout: seconds that an update is waited for.
+        token_file: the service's token.
+    """
+
+    def __init__(
+        self, root: Path, run: str, service_url: str, *, checkpoints: Path, timeout: float, token_file: Path | None
+    ) -> None:
         self._root = root
         self._run = run
+        self._checkpoints = checkpoints
         self._url = service_url
         self._timeout = timeout
         self._token_file = token_file
@@ -73,6 +89,7 @@ class Updates:
             RefitError, OSError, ValueError: it could not be; nothing of it is visible.
         """
         async with self._turn:
+            place_of(path, self._checkpoints)
             status = await asyncio.to_thread(os.stat, path)
             folder = (str(path), status.st_ino, status.st_mtime_ns)
             if folder not in self._done:
@@ -81,16 +98,19 @@ class Updates:
 
     def _publish(self, path: Path, metadata: Mapping[str, str] | None) -> Publication:
         step = self._step_of(path)
-        if self._newest is not None and step <= self._newest:
-            self.close()  # the trainer has begun again: another publisher begins another generation
-        try:
-            publication = self._taken().publish(path, step=step, metadata=metadata)
-        except ServiceError as error:
-            if error.publication is None:
-                raise
-            # The version stands, and only its notice was refused: whoever waits for it tells the service again, and
-            # hears why. To publish the step again would be a conflict, in place of the cause.
-            publication = error.publication
+        with plain_files_of(path, self._checkpoints) as view:
+            if self._newest is not None and step <= self._newest:
+                self.close()  # the trainer has begun again: another publisher begins another generation
+            try:
+                publication = self._taken().publish(view, step=step, metadata=metadata)
+            except ServiceError as error:
+                if error.publication is None:
+                    raise
+                # The version stands, and only its notice was refused: whoever waits for it tells the service again,
+                # and hears why. To publish the step again would be a conflict, in place of the cause.
+                publication = error.publication
+            except PublishError as error:
+                raise PublishError(str(error).replace(str(view), str(path))) from error
         self._newest = step
         return publication
 

@@ -1,17 +1,21 @@
 """`refitd areal`: AReaL speaks to facades of its engines, and refitd writes their weights."""
 
 import asyncio
+import os
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
+from pydantic import SecretStr
 
+from refitd.areal.facade_tokens import FacadeTokens
 from refitd.cli.options import Json, TokenFile
 from refitd.cli.output import speaking
 from refitd.cli.publish import Root, Run
 from refitd.engine.address import check_url
+from refitd.settings import LOOPBACK
 
 Engines = Annotated[
     list[str] | None,
@@ -21,7 +25,7 @@ Engines = Annotated[
         help="An engine and the port of its facade (0: any free one, printed); repeatable",
     ),
 ]
-Host = Annotated[str, typer.Option("--host", help="Address that facades listen on; whoever reaches it can generate")]
+Host = Annotated[str, typer.Option("--host", help="Address that facades listen on; beyond loopback only with a token")]
 Watch = Annotated[
     Path | None,
     typer.Option(
@@ -34,6 +38,25 @@ Weights = Annotated[
 Url = Annotated[str, typer.Option("--url", metavar="URL", envvar="REFITD_URL", help="Where the service is")]
 ApiKey = Annotated[Path | None, typer.Option("--engine-key-file", help="File with the engines' API key")]
 AdminKey = Annotated[Path | None, typer.Option("--engine-admin-key-file", help="File with the engines' admin API key")]
+Checkpoints = Annotated[
+    Path | None,
+    typer.Option(
+        "--checkpoints",
+        metavar="DIR",
+        help="Folder that AReaL saves checkpoints in, its cluster.fileroot: none from elsewhere is taken "
+        "(default: --weights)",
+    ),
+]
+FacadeTokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--facade-token-file",
+        metavar="FILE",
+        envvar="REFITD_FACADE_TOKEN_FILE",
+        help="File with the token that opens the facades, or several, one a line; else REFITD_FACADE_TOKEN. "
+        "Needed beyond loopback. AReaL sends it from AREAL_LLM_SERVER_ADDRS=areal:TOKEN@HOST:PORT",
+    ),
+]
 UpdateTimeout = Annotated[
     float, typer.Option("--update-timeout", metavar="SECONDS", min=0.0, help="Longest time for one update")
 ]
@@ -46,6 +69,8 @@ def areal(
     host: Host = "127.0.0.1",
     watch: Watch = None,
     weights: Weights = None,
+    checkpoints: Checkpoints = None,
+    facade_token_file: FacadeTokenFile = None,
     url: Url = "http://127.0.0.1:8700",
     token_file: TokenFile = None,
     engine_key_file: ApiKey = None,
@@ -59,7 +84,7 @@ def areal(
     off, and the record in which it announces its checkpoints is watched. --json makes what it says JSON lines.
 
     \b
-    refitd areal --root /shared/weights --run exp/trial --engine http://127.0.0.1:30000=31000
+    refitd areal --root /shared/weights --run exp/trial --engine http://127.0.0.1:30000=31000 --checkpoints /data/areal
     refitd areal --root /shared/weights --run exp/trial --watch /nfs/name_resolve/me/exp/trial --weights /nfs/...
     """
     with speaking(json=json):
@@ -68,22 +93,56 @@ def areal(
             raise ValueError("--watch and --weights belong together")
         if not ports and watch is None:
             raise ValueError("name engines (--engine URL=PORT) or a record to watch (--watch, --weights)")
+        taken_from = _taken_from(checkpoints, weights)
+        tokens = _tokens(facade_token_file, host if ports else None)
         # Here, because only this command needs so much of the service.
         from refitd.areal.facade import Facade
         from refitd.areal.record import RecordWatch
-        from refitd.areal.serve import serve_facades
+        from refitd.areal.serve import allow_many_connections, serve_facades
         from refitd.areal.updates import Updates
         from refitd.logs import configure_logs
 
         configure_logs("json" if json else "auto")
-        updates = Updates(root, run, url, timeout=update_timeout, token_file=token_file)
+        allow_many_connections()
+        updates = Updates(root, run, url, checkpoints=taken_from, timeout=update_timeout, token_file=token_file)
         updates.open()
         facades = {
-            at: (Facade(at, updates, api_key=engine_key_file, admin_key=engine_admin_key_file), port)
+            at: (Facade(at, updates, api_key=engine_key_file, admin_key=engine_admin_key_file, tokens=tokens), port)
             for at, port in ports.items()
         }
-        follower = None if watch is None or weights is None else RecordWatch(watch, weights, updates)
+        follower = None if watch is None or weights is None else RecordWatch(watch, weights.absolute(), updates)
     asyncio.run(serve_facades(facades, host, updates, follower, partial(_say, json=json)))
+
+
+def _taken_from(checkpoints: Path | None, weights: Path | None) -> Path:
+    """The folder that checkpoints are taken from.
+
+    Raises:
+        ValueError: none is named, or the watch would look elsewhere.
+    """
+    named = checkpoints or weights
+    if named is None:
+        raise ValueError("name the folder that AReaL saves checkpoints in, its cluster.fileroot (--checkpoints DIR)")
+    if weights is not None and not weights.absolute().is_relative_to(named.absolute()):
+        raise ValueError(f"--weights {weights} is not in --checkpoints {named}: checkpoints are taken from there alone")
+    return named.absolute()
+
+
+def _tokens(file: Path | None, host: str | None) -> FacadeTokens:
+    """The tokens of the facades, which can be read now. `host` is where they listen, None where there are none.
+
+    Raises:
+        ValueError: they cannot be used, or there are none and other machines can reach the host.
+    """
+    secret = os.environ.get("REFITD_FACADE_TOKEN")
+    tokens = FacadeTokens(file=file, secret=None if secret is None else SecretStr(secret))
+    try:
+        tokens.read()
+    except OSError as error:
+        raise ValueError(f"the token file {error.filename} cannot be read: {error.strerror}") from error
+    if host is not None and host not in LOOPBACK and not tokens.are_set:
+        raise ValueError(f"host {host} is reachable from other machines: set --facade-token-file first")
+    return tokens
 
 
 def _say(engine: str | None, facade: str | None, *, json: bool) -> None:

@@ -46,9 +46,9 @@ class EngineRecord:
     `run_named` is True where the operator has said which run it follows. `moved`: that was said by a move, which holds
     against `said`, the run that its source named when it was last heard (`rollout/roster.py`).
     `plugin` is the release of refitd's plugin that carries out its loads, None where they are the server's own, for
-    `stock_reason`; `takes_offers`: it can copy weights from the memory of a trainer on its host. `through_loader` is why
-    its plugin loads tensors through SGLang's loader, `loads_whole` that it loads all of them so. `beneath` is the full
-    version that deltas were written into since, from which the plugin would put it back; `wants_full`: it takes no
+    `stock_reason`; `takes_offers`: it can copy weights from the memory of a trainer on its host. `through_loader` is
+    why its plugin loads tensors through SGLang's loader, `loads_whole` that it loads all of them so. `beneath` is the
+    full version that deltas were written into since, from which the plugin would put it back; `wants_full`: it takes no
     delta in place until it was given a full version.
     `held` is what it served before a load in the middle of which the service stopped, as long as its contents are
     unknown and no load of it has failed since.

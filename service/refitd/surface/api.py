@@ -17,7 +17,7 @@ from refitd.surface import (
     versions,
     webhooks,
 )
-from refitd.surface.auth import Gate
+from refitd.surface.auth import OPEN, Door, Gate
 from refitd.surface.context import Service
 from refitd.surface.document import documented
 from refitd.surface.feed import Feed
@@ -55,5 +55,7 @@ def build_api(service: Service) -> FastAPI:
     errors.install(app)
     # The last that is added is asked first: who may come in is settled before anything of a request is taken in.
     app.add_middleware(RequestLimit)
-    app.add_middleware(Gate, settings=service.settings)
+    settings = service.settings
+    in_files = settings.token_file is not None or settings.read_token_file is not None
+    app.add_middleware(Gate, door=Door(tokens=settings.tokens, in_files=in_files, open=OPEN))
     return app

@@ -5,13 +5,14 @@ anything needs the write token. What only looks needs a read or a write token wh
 """
 
 import asyncio
+import base64
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import structlog
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from refitd.problem import Kind, ProblemError
-from refitd.settings import Settings
 from refitd.surface import pages, swagger
 from refitd.surface.browser import Sender, intrusion
 from refitd.surface.errors import answer
@@ -31,14 +32,27 @@ class Asked:
     """What a request asks for, and the `Authorization` headers that it came with."""
 
     method: str
-    path: str
     credentials: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Door:
+    """What a gate lets in: the tokens, and the paths that need none.
+
+    `tokens` is called for each request, in a thread where `in_files` says that it reads files. With `as_password` a
+    token is taken as the password of basic authentication too, for clients that can send credentials in a URL alone.
+    """
+
+    tokens: Callable[[], Tokens]
+    in_files: bool
+    open: Collection[str]
+    as_password: bool = False
 
 
 def refusal(asked: Asked, tokens: Tokens) -> ProblemError | None:
     """Why a request is not let in, None where it is. Pure."""
     looks = asked.method in LOOKS
-    if asked.path in OPEN or not (tokens.read if looks else tokens.write):
+    if not (tokens.read if looks else tokens.write):
         return None
     what = "this" if looks else "this changes something and"
     given = _token_of(asked.credentials)
@@ -61,6 +75,18 @@ def _token_of(credentials: tuple[str, ...]) -> str | None:
     return token.strip() if scheme.lower() == "bearer" else None
 
 
+def _as_bearer(credential: str) -> str:
+    """Basic authentication (RFC 7617) as the bearer token that its password is; anything else as it is."""
+    scheme, _, pair = credential.partition(" ")
+    if scheme.lower() != "basic":
+        return credential
+    try:
+        password = base64.b64decode(pair.strip(), validate=True).partition(b":")[2]
+    except ValueError:
+        password = b""
+    return f"Bearer {password.decode('latin-1')}"
+
+
 def _unauthorized(detail: str, error: str) -> ProblemError:
     return ProblemError(Kind.UNAUTHORIZED, detail, {"WWW-Authenticate": _challenge(error)})
 
@@ -73,9 +99,9 @@ def _challenge(error: str) -> str:
 class Gate:
     """ASGI middleware that lets in who may come in. Tokens are read each time, so that they can be rotated."""
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp, door: Door) -> None:
         self._app = app
-        self._settings = settings
+        self._door = door
         self._told: str | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -87,20 +113,23 @@ class Gate:
             await answer(problem, scope)(scope, receive, send)
 
     async def _problem(self, scope: Scope) -> ProblemError | None:
-        credentials = tuple(value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization")
-        asked = Asked(method=scope["method"], path=scope["path"], credentials=credentials)
-        if asked.path in OPEN:
+        if scope["path"] in self._door.open:
             return None
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         try:
             tokens = await self._tokens()
         except OSError as error:
-            return self._closed(f"the service cannot read its token file: {error.strerror}")
+            return self._closed(f"the token file cannot be read: {error.strerror}")
         except TokensRefusedError as error:
             return self._closed(str(error))
         self._told = None
-        found = intrusion(Sender(headers=headers), changes=asked.method not in LOOKS, has_token=bool(tokens.write))
-        return found or refusal(asked, tokens)
+        method = scope["method"]
+        found = intrusion(Sender(headers=headers), changes=method not in LOOKS, has_token=bool(tokens.write))
+        return found or refusal(Asked(method=method, credentials=self._credentials(scope)), tokens)
+
+    def _credentials(self, scope: Scope) -> tuple[str, ...]:
+        sent = tuple(value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization")
+        return tuple(map(_as_bearer, sent)) if self._door.as_password else sent
 
     def _closed(self, reason: str) -> ProblemError:
         """Nobody is let in; the log says so once."""
@@ -110,7 +139,4 @@ class Gate:
         return ProblemError(Kind.NOT_READY, reason)
 
     async def _tokens(self) -> Tokens:
-        settings = self._settings
-        if settings.token_file is None and settings.read_token_file is None:
-            return settings.tokens()
-        return await asyncio.to_thread(settings.tokens)
+        return await asyncio.to_thread(self._door.tokens) if self._door.in_files else self._door.tokens()

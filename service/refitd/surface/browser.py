@@ -35,7 +35,7 @@ class Sender:
         if site is not None:
             return site not in _OWN
         origin = self.headers.get("origin")
-        return origin is not None and urlsplit(origin).netloc != self.headers.get("host")
+        return origin is not None and _authority(origin) != self.headers.get("host")
 
 
 def intrusion(sender: Sender, *, changes: bool, has_token: bool) -> ProblemError | None:
@@ -53,7 +53,7 @@ def intrusion(sender: Sender, *, changes: bool, has_token: bool) -> ProblemError
 
 def _is_local(host: str) -> bool:
     """Whether a `Host` header names an address, which no name server can point elsewhere, or this machine."""
-    name = urlsplit(f"//{host}").hostname or ""
+    name = _name_in(host)
     if name == "localhost" or name.endswith(".localhost"):
         return True
     try:
@@ -61,3 +61,19 @@ def _is_local(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _authority(origin: str) -> str | None:
+    """Host and port of an `Origin` header; None where it is no URL, such as `http://[`."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
+
+
+def _name_in(host: str) -> str:
+    """The name in a `Host` header, without the port; empty where there is none, as in `[`."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""

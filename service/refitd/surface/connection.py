@@ -2,17 +2,25 @@
 
 A client owes two things: a request that it has begun (slow-loris sends it a byte at a time, or stops in the middle),
 and to take the answer that it asked for (one that never reads holds it in memory). Once a second every connection is
-asked what its client owes and since when; one that owes too long is cut off.
+asked what its client owes and since when; one that owes too long is cut off. `places.py` says how many there may be.
 """
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import h11
 import msgspec
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, RequestResponseCycle
 
 from refitd.problem import Kind, ProblemError
+from refitd.surface.places import Places, Taken, admission, peer_of
+from refitd.surface.responses import response
+
+_TOO_MANY = ProblemError(
+    Kind.TOO_MANY, "there are as many connections as the server takes: try again", {"Retry-After": "1"}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,28 +29,62 @@ class Patience:
 
     `request`: for a whole request, head and body, from its first byte or the connection's beginning.
     `reading`: in which something that was sent to it may lie unread. `idle`: between two requests.
-    `connections`: at a time; more are turned away. A process has 1024 file descriptors by default.
+    `places`: how many connections there may be. A process has 1024 file descriptors by default.
     """
 
     request: float = 20.0
     reading: float = 60.0
     idle: float = 15.0
-    connections: int = 512
+    places: Places = field(default_factory=Places)
 
 
 class Connection(H11Protocol):
     """uvicorn's HTTP/1.1, with deadlines, and a problem document where it has plain text."""
 
     patience = Patience()
+    health: Collection[str] = ()
+    health_only = False
+    peer = ""
     _request_since: float | None = None
+    _idle_since: float | None = None
     _unread_since: float | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Take a connection in, or turn it away."""
+        """Take a connection in, for health alone where there is no other place, or turn it away."""
         super().connection_made(transport)
-        self._request_since = self.loop.time()
-        if len(self.connections) > self.patience.connections:
-            self._say(ProblemError(Kind.TOO_MANY, f"there are {self.patience.connections} connections: try again"))
+        self._request_since, self.peer = self.loop.time(), peer_of(self.client)
+        others = {id(each): each for each in cast("set[Connection]", self.connections) if each.is_open}
+        del others[id(self)]
+        found = admission(self.peer, [each.taken for each in others.values()], self.patience.places)
+        if found.closes is not None:
+            others[found.closes].make_room()
+        if not found.is_in:
+            self.make_room()
+        elif found.health_only:
+            self.health_only, self.app = True, _only(self.health, self.app)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes a place: it is not on its way out."""
+        return not self.transport.is_closing()
+
+    @property
+    def taken(self) -> Taken:
+        """Its place."""
+        cycle = cast("RequestResponseCycle | None", self.cycle)
+        waits_since = self._request_since
+        if waits_since is None and (cycle is None or cycle.response_complete):
+            waits_since = self._idle_since
+        return Taken(key=id(self), peer=self.peer, waits_since=waits_since, health_only=self.health_only)
+
+    def make_room(self) -> None:
+        """End it because there are too many connections. One between two requests closes without a word, which its
+        client would take for the answer to the next.
+        """
+        if self._request_since is None:
+            self.transport.close()
+        else:
+            self._say(_TOO_MANY)
 
     def data_received(self, data: bytes) -> None:
         """Take bytes in: of a request that begins, goes on, or is complete with them."""
@@ -57,6 +99,7 @@ class Connection(H11Protocol):
     def on_response_complete(self) -> None:
         """Go on to the next request, of which a part may be here already."""
         super().on_response_complete()
+        self._idle_since = self.loop.time()
         if self.conn.their_state is h11.SEND_BODY and self._request_since is None:
             self._request_since = self.loop.time()
 
@@ -106,12 +149,33 @@ class Connection(H11Protocol):
             (b"content-type", b"application/problem+json"),
             (b"content-length", str(len(body)).encode()),
             (b"connection", b"close"),
+            *((name.encode(), value.encode()) for name, value in problem.headers.items()),
         ]
         status = problem.kind.status
-        response = h11.Response(status_code=status, headers=headers, reason=STATUS_PHRASES[status])
-        return b"".join(self.conn.send(part) for part in (response, h11.Data(data=body), h11.EndOfMessage()))
+        head = h11.Response(status_code=status, headers=headers, reason=STATUS_PHRASES[status])
+        return b"".join(self.conn.send(part) for part in (head, h11.Data(data=body), h11.EndOfMessage()))
 
 
-def protocol(patience: Patience) -> type[Connection]:
-    """The class of connections with this patience, for uvicorn, which makes them."""
-    return type("Connection", (Connection,), {"patience": patience})
+def protocol(patience: Patience, health: Collection[str]) -> type[Connection]:
+    """The class of connections with this patience, for uvicorn, which makes them.
+
+    Args:
+        patience: what a client may ask of the server.
+        health: the paths that are answered also where all places are taken.
+    """
+    return type("Connection", (Connection,), {"patience": patience, "health": health})
+
+
+def _only(paths: Collection[str], app: ASGIApp) -> ASGIApp:
+    """An application that answers these paths alone, and closes the connection behind each answer."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_and_close(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+            await send(message)
+
+        inner: ASGIApp = app if scope["path"] in paths else response(_TOO_MANY, scope["path"])
+        await inner(scope, receive, send_and_close)
+
+    return answer

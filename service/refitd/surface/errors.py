@@ -1,8 +1,5 @@
 """Errors become problem documents (RFC 9457), whoever raised them."""
 
-from dataclasses import replace
-
-import msgspec
 import structlog
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -11,6 +8,7 @@ from starlette.types import Scope
 
 from refitd.journal.journal import JournalError
 from refitd.problem import Kind, ProblemError
+from refitd.surface.responses import response
 from refitd.telemetry.telemetry import Telemetry
 
 log = structlog.get_logger("refitd")
@@ -20,17 +18,11 @@ _BY_STATUS = {404: Kind.NOT_FOUND, 405: Kind.METHOD_NOT_ALLOWED, 413: Kind.TOO_L
 
 
 def answer(error: ProblemError, scope: Scope) -> Response:
-    """The response for a problem, which is counted. Names of files need not be UTF-8, and a document does."""
-    telemetry: Telemetry = scope["app"].state.telemetry
-    telemetry.meters.refused(error.kind)
-    document = error.document(scope["path"])
-    document = replace(document, detail=document.detail.encode(errors="backslashreplace").decode())
-    return Response(
-        msgspec.json.encode(document),
-        status_code=error.kind.status,
-        media_type="application/problem+json",
-        headers=error.headers,
-    )
+    """The response for a problem, counted where the application has telemetry."""
+    telemetry: Telemetry | None = getattr(scope["app"].state, "telemetry", None)
+    if telemetry is not None:
+        telemetry.meters.refused(error.kind)
+    return response(error, scope["path"])
 
 
 def install(app: FastAPI) -> None:

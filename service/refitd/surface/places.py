@@ -1,0 +1,79 @@
+"""Which connections a server keeps when there are more than it takes. Pure.
+
+A connection takes a place. When a peer has all of its places, or all places are taken, the connection that has waited
+longest for its client makes room: a client that opens sockets and sends nothing shuts out only itself. Where none
+waits, because requests are being answered on all of them, a few places are left on which only health is answered.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from ipaddress import IPv6Address, ip_address
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """How many connections there may be: in all, from one peer, and beyond these for health."""
+
+    all: int = 512
+    peer: int = 128
+    health: int = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """A connection. `waits_since` is when it began to wait for its client (seconds), None while it is answered."""
+
+    key: int
+    peer: str
+    waits_since: float | None
+    health_only: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """What becomes of a new connection. `closes` is the key of the connection that makes room for it."""
+
+    is_in: bool = True
+    health_only: bool = False
+    closes: int | None = None
+
+
+def admission(peer: str, taken: Iterable[Taken], places: Places) -> Admission:
+    """Decide on a new connection.
+
+    Args:
+        peer: where it comes from, see `peer_of`.
+        taken: the connections that there are, without it.
+        places: how many there may be.
+    """
+    everything = list(taken)
+    ordinary = [each for each in everything if not each.health_only]
+    own = [each for each in ordinary if each.peer == peer]
+    if len(own) < places.peer and len(ordinary) < places.all:
+        return Admission()
+    closes = _longest(own if len(own) >= places.peer else ordinary)
+    if closes is not None:
+        return Admission(closes=closes)
+    spare = [each for each in everything if each.health_only]
+    if len(spare) < places.health:
+        return Admission(health_only=True)
+    closes = _longest(spare)
+    return Admission(is_in=closes is not None, health_only=True, closes=closes)
+
+
+def peer_of(client: tuple[str, int] | None) -> str:
+    """The peer that an address belongs to: the machine itself, an IPv4 address or an IPv6 network of 64 bits."""
+    try:
+        address = ip_address((client[0] if client is not None else "").partition("%")[0])
+    except ValueError:
+        return "local"  # a Unix socket
+    if isinstance(address, IPv6Address):
+        address = address.ipv4_mapped or address
+    if address.is_loopback:
+        return "local"
+    return str(address) if address.version == 4 else str(int(address) >> 64)
+
+
+def _longest(taken: Sequence[Taken]) -> int | None:
+    waiting = [(each.waits_since, each.key) for each in taken if each.waits_since is not None]
+    return min(waiting)[1] if waiting else None

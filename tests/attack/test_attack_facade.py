@@ -1,0 +1,246 @@
+"""Attacks on a facade for AReaL: its port is open to whoever reaches it, and it has the engine's keys and the root."""
+
+import base64
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Generator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from refitd.areal.facade import MAX_GENERATE_BYTES
+from refitd.areal.passing import PASSED
+from support.areal import ArealServer
+from support.jobs import PATIENCE, PROMPT, RUN, Job, running, served_by
+from support.servers import API_KEY, EmbeddedServer
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+LOAD = "update_weights_from_disk"
+OTHER_SPELLINGS = [
+    *(f"/./{LOAD}", f"/x/../{LOAD}", f"/%2e/{LOAD}", f"/x/%2e%2e/{LOAD}", f"/x/..%2f{LOAD}", f"/{LOAD}/.", f"//{LOAD}"),
+    *(f"/\\{LOAD}", f"/x\\..\\{LOAD}", f"/%5c{LOAD}", f"/%75{LOAD[1:]}", f"/{LOAD}/", f"/{LOAD};x", f"/{LOAD}#x"),
+    *(f"http://127.0.0.1/{LOAD}", f"http://127.0.0.1:1/./{LOAD}", f"http:/{LOAD}", LOAD, f"generate/../{LOAD}"),
+    *(f"/v1/../{LOAD}", f"/v1/%2e%2e/{LOAD}", f"/generate/../{LOAD}", f"/generate//../{LOAD}", "/%", "/%zz", "*"),
+]
+
+
+@dataclass
+class Attacked:
+    """A facade, its engine and the folder that checkpoints are taken from."""
+
+    job: Job
+    areal: ArealServer
+    fileroot: Path
+
+    def post(self, path: str, body: object = None, headers: Mapping[str, str] | None = None) -> httpx.Response:
+        return httpx.post(f"{self.areal.url}{path}", json=body, headers=headers, timeout=PATIENCE, trust_env=False)
+
+    def raw(self, request: bytes) -> bytes:
+        """Send bytes that no HTTP library would send, and read until the facade closes the connection."""
+        with socket.create_connection(("127.0.0.1", self.areal.port), PATIENCE) as line:
+            line.sendall(request)
+            return b"".join(iter(lambda: line.recv(65536), b""))
+
+    def update(self, folder: Path) -> httpx.Response:
+        return self.post(f"/{LOAD}", {"model_path": str(folder)})
+
+    @property
+    def served_path(self) -> str:
+        """What the engine says, past the facade."""
+        headers = {"Authorization": f"Bearer {API_KEY}"}
+        info = httpx.get(f"{self.job.engine.url}/model_info", headers=headers, timeout=PATIENCE, trust_env=False)
+        return info.json()["model_path"]
+
+    @property
+    def is_serving(self) -> bool:
+        body = {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 1}}
+        return self.post("/generate", body).status_code == 200
+
+
+@pytest.fixture(scope="module")
+def attacked(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[Attacked]:
+    """One for all tests here: none of them may change what the engine serves."""
+    folder = tmp_path_factory.mktemp("facade")
+    (folder / "fileroot").mkdir()
+    with (
+        EmbeddedServer(folder, models / "model_a") as engine,
+        running(folder, engine) as job,
+        ArealServer(folder, job, "--engine", f"{engine.url}=0") as areal,
+    ):
+        before = served_by(engine)
+        yield Attacked(job, areal, folder / "fileroot")
+        assert served_by(engine) == before
+        assert not list(job.root.glob(f"{RUN}/v*"))
+
+
+@pytest.mark.parametrize("target", OTHER_SPELLINGS)
+def test_no_other_spelling_of_a_path_reaches_the_engine(attacked: Attacked, models: Path, target: str) -> None:
+    """The engine would have loaded this folder: the request would go on with its admin key."""
+    body = json.dumps({"model_path": str(models / "model_b")}).encode()
+    head = f"POST {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    said = attacked.raw(head.encode() + b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
+    assert said.startswith((b"HTTP/1.1 400", b"HTTP/1.1 404")), said
+    assert attacked.served_path == str(models / "model_a")
+
+
+def test_only_named_routes_reach_the_engine_each_with_its_method(attacked: Attacked) -> None:
+    """The engine has all of these. A facade with the admin key would carry them out for anybody."""
+    for path in ("/abort_request", "/flush_cache", "/set_internal_state", "/freeze_gc", "/server_info", "/metrics"):
+        for method in ("GET", "POST", "PUT"):
+            answer = httpx.request(method, attacked.areal.url + path, timeout=PATIENCE, trust_env=False)
+            assert answer.status_code == 404, (method, path)
+            assert "/generate" in answer.json()["detail"]
+    refused = attacked.post("/weights_checker", {"action": "reset_tensors"})
+    assert (refused.status_code, "only one that writes" in refused.json()["message"]) == (409, True)
+    for path, method in PASSED.items():
+        other = {"GET": "POST", "POST": "DELETE"}[method]
+        answer = httpx.request(other, attacked.areal.url + path, timeout=PATIENCE, trust_env=False)
+        assert answer.status_code == 405, (other, path)
+    assert attacked.is_serving
+
+
+@pytest.mark.parametrize("at", ["file", "folder above", "folder"])
+def test_a_link_in_a_checkpoint_publishes_no_file_of_the_facades_user(
+    attacked: Attacked, models: Path, tmp_path: Path, at: str
+) -> None:
+    secret = tmp_path / "outside" / "weight_update_v7"
+    shutil.copytree(models / "model_b", secret)
+    (secret / "notes.txt").write_text("a token")
+    folder = attacked.fileroot / at.replace(" ", "-") / "weight_update_v7"
+    if at == "file":
+        shutil.copytree(models / "model_b", folder)
+        (folder / "notes.txt").symlink_to(secret / "notes.txt")
+    elif at == "folder":
+        folder.parent.mkdir()
+        folder.symlink_to(secret)
+    else:
+        folder.parent.symlink_to(secret.parent)
+    answer = attacked.update(folder)
+    assert (answer.status_code, "link" in answer.json()["message"]) == (400, True), answer.text
+    assert not list(attacked.job.root.rglob("notes.txt"))
+
+
+def test_a_checkpoint_elsewhere_is_not_read(attacked: Attacked, models: Path) -> None:
+    for path in (models / "model_b", attacked.fileroot / "../models", Path("/etc"), attacked.fileroot):
+        answer = attacked.update(path)
+        assert answer.status_code == 400
+        assert "--checkpoints" in answer.json()["message"], path
+    os.mkfifo(attacked.fileroot / "pipe")
+    answer = attacked.update(attacked.fileroot / "pipe")
+    assert (answer.status_code, "no folder" in answer.json()["message"]) == (400, True)
+
+
+def test_a_fifo_in_a_checkpoint_is_refused_without_waiting_for_it(attacked: Attacked, models: Path) -> None:
+    folder = attacked.fileroot / "fifo/weight_update_v7"
+    shutil.copytree(models / "model_b", folder)
+    os.mkfifo(folder / "notes.txt")
+    answer = attacked.update(folder)
+    assert (answer.status_code, "FIFO" in answer.json()["message"]) == (400, True)
+
+
+@pytest.mark.parametrize("headers", [{"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}])
+def test_another_sites_page_holds_and_changes_nothing(attacked: Attacked, headers: dict[str, str]) -> None:
+    for path in ("/pause_generation", f"/{LOAD}", "/continue_generation", "/generate"):
+        refused = attacked.post(path, {}, headers)
+        assert (refused.status_code, refused.json()["type"]) == (403, "urn:refitd:problem:foreign-page"), path
+    assert attacked.is_serving
+
+
+@pytest.mark.parametrize("header", [b"Host: [", b"Host: x\r\nOrigin: http://[", b"Host: x\r\nX-Y: \xff\xfe"])
+def test_no_header_is_a_bug(attacked: Attacked, header: bytes) -> None:
+    for path in (b"/generate", b"/pause_generation", b"/weights_checker", b"/nowhere"):
+        said = attacked.raw(b"POST %b HTTP/1.1\r\n%b\r\nConnection: close\r\n\r\n" % (path, header))
+        assert not said.startswith(b"HTTP/1.1 5"), said
+    attacked.post("/continue_generation", {})
+
+
+def test_a_body_takes_no_more_memory_than_it_may(attacked: Attacked) -> None:
+    process = psutil.Process(attacked.areal.pid)
+    before, part = process.memory_info().rss, b"10000\r\n" + b"x" * 2**16 + b"\r\n"
+    with socket.create_connection(("127.0.0.1", attacked.areal.port), PATIENCE) as line:
+        line.sendall(b"POST /generate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        try:
+            for _ in range(300 * 2**20 // 2**16):
+                line.sendall(part)
+        except ConnectionError:
+            pass  # the facade has hung up
+    assert process.memory_info().rss - before < 3 * MAX_GENERATE_BYTES
+    said = attacked.raw(b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (MAX_GENERATE_BYTES + 1))
+    assert b"HTTP/1.1 413" in said
+    said = attacked.raw(b"POST /pause_generation HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (2**20 + 1))
+    assert b"HTTP/1.1 413" in said
+    assert attacked.is_serving
+
+
+def test_headers_that_are_too_many_or_too_large_are_refused(attacked: Attacked) -> None:
+    many = b"".join(b"X-%d: y\r\n" % number for number in range(101))
+    said = attacked.raw(b"POST /generate HTTP/1.1\r\nHost: x\r\nConnection: close\r\n%b\r\n" % many)
+    assert b"HTTP/1.1 431" in said
+    assert b"refitd:problem" in attacked.raw(b"POST /generate HTTP/1.1\r\nHost: x\r\nX: %b\r\n\r\n" % (b"x" * 20_000))
+
+
+def test_half_open_connections_shut_out_nobody(attacked: Attacked) -> None:
+    """More than one peer may have, and more than the descriptors that a process has by default."""
+    with ExitStack() as open_ends:
+        for _ in range(1100):
+            line = open_ends.enter_context(socket.create_connection(("127.0.0.1", attacked.areal.port), PATIENCE))
+            line.sendall(b"POST /generate HTTP/1.1\r\n")
+        assert attacked.is_serving
+        health = httpx.get(f"{attacked.areal.url}/health", timeout=PATIENCE, trust_env=False)
+        assert health.status_code == 200
+
+
+def test_a_facade_with_a_token_is_closed_without_it(models: Path, tmp_path: Path) -> None:
+    """AReaL has no setting for a header, but sends what stands before the host in its engines' addresses."""
+    token = tmp_path / "facade-token"
+    token.write_text("of-the-facade\n")
+    good = [
+        {"Authorization": "Bearer of-the-facade"},
+        {"Authorization": "Basic " + base64.b64encode(b"areal:of-the-facade").decode()},
+    ]
+    bad = [
+        *({}, {"Authorization": "Bearer of-the-service"}, {"Authorization": "Basic of-the-facade"}),
+        {"Authorization": "Basic " + base64.b64encode(b"of-the-facade:").decode()},
+    ]
+    flags = ["--facade-token-file", str(token)]
+    with (
+        EmbeddedServer(tmp_path, models / "model_a") as engine,
+        running(tmp_path, engine) as job,
+        ArealServer(tmp_path, job, "--engine", f"{engine.url}=0", *flags) as areal,
+    ):
+        attacked = Attacked(job, areal, tmp_path)
+        for path, method in {**PASSED, f"/{LOAD}": "POST", "/pause_generation": "POST", "/x": "GET"}.items():
+            for headers in bad:
+                answer = httpx.request(method, areal.url + path, headers=headers, timeout=PATIENCE, trust_env=False)
+                assert (answer.status_code == 401) is (path not in {"/health", "/ping"}), (path, headers)
+        for headers in good:
+            body = {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 1}}
+            assert attacked.post("/generate", body, headers).status_code == 200
+        port = str(areal.port)
+        with_it = httpx.get(f"http://areal:of-the-facade@127.0.0.1:{port}/model_info", timeout=PATIENCE)
+        assert with_it.status_code == 200
+
+
+def test_facades_that_others_can_reach_do_not_start_without_a_token(tmp_path: Path) -> None:
+    words = ["--root", str(tmp_path), "--run", "r", "--engine", "http://127.0.0.1:9=0", "--checkpoints", str(tmp_path)]
+    command = [sys.executable, "-m", "refitd", "areal", *words, "--host", "0.0.0.0"]  # noqa: S104 - it is refused
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == 2
+    assert "reachable from other machines: set --facade-token-file" in ended.stderr
+
+
+def test_facades_do_not_start_without_a_folder_for_checkpoints(tmp_path: Path) -> None:
+    words = ["--root", str(tmp_path), "--run", "r", "--engine", "http://127.0.0.1:9=0"]
+    command = [sys.executable, "-m", "refitd", "areal", *words]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == 2
+    assert "--checkpoints" in ended.stderr

@@ -182,8 +182,7 @@ class Settings(BaseSettings):
         default=2,
         ge=0,
         description="Copies of each run's model that deltas are applied to, for engines that load whole checkpoints "
-        "(2: one is patched while the other is read; 0: deltas are refused; one more for as long as engines that can "
-        "go nowhere else read them all)",
+        "(2: one is patched while the other is read; 0: deltas are refused)",
     )
     copies_folder: Path | None = Field(
         default=None,

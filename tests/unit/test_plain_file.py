@@ -38,6 +38,7 @@ MAY_OPEN = {
     "service/refitd/fsck/roster.py": "the engines file, which the operator names",
     "service/refitd/reclaim/trash.py": "a handle on a folder that opens nothing (O_PATH)",
     "service/refitd/surface/web_file.py": "the dashboard's files, which come with the package",
+    "service/refitd/settings.py": "a file of webhooks' URLs, which the operator names",
     "service/refitd/tokens.py": "a file of tokens, which the operator names",
     "service/refitd/webhooks/signature.py": "a file of secrets, which the operator names",
     "service/refitd_sglang/registered.py": "/proc/self/fd: a file that is open already",

@@ -11,6 +11,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from refitd_client.durable import sync_folder
+from refitd_client.plain_file import open_plain
 
 KEPT = 2
 _NAME = re.compile(r"\.schema-(\d+)")
@@ -51,7 +52,7 @@ def make_private(path: Path) -> None:
     """
     for file in (path, *(path.with_name(path.name + side) for side in ("-wal", "-shm"))):
         if file == path or file.exists():
-            handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            handle = open_plain(file, os.O_RDWR | os.O_CREAT, 0o600)
             try:
                 with suppress(PermissionError):  # another user's, shared by that user's own choice
                     os.fchmod(handle, 0o600)

@@ -17,10 +17,10 @@ from refitd.reclaim.trash import examine
 from refitd_client.contract.manifest import MAX_MANIFEST_BYTES, Manifest, ManifestRefusedError, parse_manifest
 from refitd_client.contract.naming import MANIFEST_NAME
 from refitd_client.file_bytes import read_at
+from refitd_client.plain_file import plain_file
 from refitd_client.strict_header import HeaderRefusedError, TornFileError, read_header
 
 _LENGTH_BYTES = 8  # a safetensors file begins with the length of its header
-_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 def look(root: int, path: str, known: Holdings | None = None) -> Holdings | Gone | Refused:
@@ -88,11 +88,8 @@ def _is_intact(folder: int, name: str) -> bool:
 
 @contextmanager
 def _opened_file(folder: int, name: str) -> Generator[tuple[int, int]]:
-    handle = os.open(name, _FILE, dir_fd=folder)
-    try:
+    with plain_file(name, within=folder) as handle:
         yield handle, os.fstat(handle).st_size
-    finally:
-        os.close(handle)
 
 
 def _within(folder: int, entries: Mapping[str, Entry]) -> int:

@@ -16,6 +16,7 @@ from refitd.engine.plugin.channels import Channels
 from refitd.engine.plugin.crew import Crew, Member, Stock
 from refitd.engine.plugin.hello import shown
 from refitd_client.durable import replace_file
+from refitd_client.plain_file import read_plain
 from refitd_sglang.lease import Owner
 
 SECONDS = 30.0  # of a lease; longer where engines are asked more seldom
@@ -48,8 +49,7 @@ def _name(folder: Path) -> str:
     path = folder / _NAME
     if not path.is_file():
         replace_file(path, f"{os.urandom(16).hex()}\n".encode(), by=folder / f".{_NAME}-{os.getpid()}")
-    with path.open("rb") as file:
-        return file.read(_LONGEST).decode(errors="replace").strip()
+    return read_plain(path, _LONGEST).decode(errors="replace").strip()
 
 
 class Leading:

@@ -34,6 +34,7 @@ class Kind(Enum):
     UNAUTHORIZED = ("unauthorized", 401, "A bearer token is needed")
     FORBIDDEN = ("insufficient-scope", 403, "The bearer token does not open this")
     FOREIGN_PAGE = ("foreign-page", 403, "Another site's page asks for this")
+    FOREIGN_HOST = ("foreign-host", 403, "The service does not go by this name")
     TOO_SLOW = ("too-slow", 408, "The request took too long to arrive")
     TOO_LARGE = ("too-large", 413, "The request is too large")
     HEAD_TOO_LARGE = ("head-too-large", 431, "The request's head is too large")

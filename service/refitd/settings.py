@@ -5,6 +5,7 @@ Secrets come from files. Durations are seconds, sizes are bytes (or '200GB', '1.
 
 import hashlib
 import os
+import re
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
@@ -69,6 +70,15 @@ def _collector(url: str) -> str:
     if not url.startswith(("http://", "https://")):
         raise ValueError("otlp_endpoint must be an http:// or https:// URL; traces go to <URL>/v1/traces")
     return url
+
+
+def _host_names(names: list[str]) -> list[str]:
+    for name in names:
+        if not re.fullmatch(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", name):
+            raise ValueError(
+                f"{name!r} is no name of a host: write names (refitd.example) or *.example, without a port"
+            )
+    return names
 
 
 def _run(value: object) -> object:
@@ -140,6 +150,11 @@ class Settings(BaseSettings):
 
     host: str = Field(default="127.0.0.1", description="Address to listen on; beyond loopback only with a token")
     port: int = Field(default=8700, ge=0, le=65535, description="Port to listen on (0: any free one, printed)")
+    allowed_hosts: Annotated[Urls, AfterValidator(_host_names)] = Field(
+        default=[],
+        description="Names (or *.patterns) that the service may be called by where no token is needed, besides "
+        "addresses, localhost and --host (comma-separated in the environment)",
+    )
     state: Path | None = Field(
         default=None, description="Folder of the journal (default: under the XDG state directory)"
     )

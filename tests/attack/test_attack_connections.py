@@ -13,9 +13,9 @@ from refitd.surface.server import PATIENCE
 from support.attackers import GIVE_UP, attacking, listening, problem_in
 from support.services import Stage, serving
 
-POST = b"POST /v1/versions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-STREAM = b"GET /v1/events HTTP/1.1\r\nHost: x\r\n\r\n"
-LOOK = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+POST = b"POST /v1/versions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+STREAM = b"GET /v1/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+LOOK = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 
 
 @pytest.mark.parametrize("begin", [b"", b"GET / HTTP/1.1\r\n", LOOK[:-2] + b"X-Slow: "])
@@ -94,7 +94,7 @@ async def test_a_giant_body_in_chunks_is_refused_while_it_comes_in(tmp_path: Pat
 
 
 async def test_a_content_length_that_lies_does_not_smuggle_a_second_request_past_the_token(tmp_path: Path) -> None:
-    inner = b"PUT /v1/versions/run~v000001/pin HTTP/1.1\r\nHost: x\r\n\r\n"
+    inner = b"PUT /v1/versions/run~v000001/pin HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
     async with (
         serving(tmp_path, token="secret") as stage,
         listening(stage.api, idle=0.1) as server,
@@ -156,7 +156,7 @@ async def test_more_connections_than_there_may_be_are_turned_away(tmp_path: Path
                 await each.send(STREAM)
                 await each.reader.readuntil(b"\r\n\r\n")
             async with attacking(server) as third:
-                await third.send(b"GET /v1/versions HTTP/1.1\r\nHost: x\r\n\r\n")
+                await third.send(b"GET /v1/versions HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
                 said = await third.read()
                 assert (problem_in(said).status, problem_in(said).slug) == (503, "too-many")
                 assert b"retry-after: 1" in said.lower()
@@ -178,7 +178,7 @@ async def test_half_open_connections_of_one_client_shut_out_nobody(tmp_path: Pat
             await attacker.send(begun)
         for path in (b"/healthz", b"/readyz", b"/v1/versions"):
             async with attacking(server) as client:
-                await client.send(b"GET %b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % path)
+                await client.send(b"GET %b HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n" % path)
                 assert b"HTTP/1.1 200" in await client.read()
         assert len(server.connections) <= PATIENCE.places.peer + 1
 

@@ -5,6 +5,7 @@ import logging
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -14,7 +15,7 @@ from structlog.testing import capture_logs
 
 from refitd import tokens
 from refitd.settings import Settings
-from refitd.surface.auth import OPEN
+from refitd.surface.auth import HEALTH, OPEN
 from refitd_client import RefitClient
 from refitd_client.connection import connect_to
 from support.attackers import attacking, listening
@@ -88,7 +89,7 @@ async def test_nobody_without_the_token_has_a_body_read(tmp_path: Path) -> None:
         listening(stage.api) as server,
         attacking(server) as attacker,
     ):
-        await attacker.send(b"POST /v1/versions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n")
+        await attacker.send(b"POST /v1/versions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n\r\n")
         assert b"HTTP/1.1 401" in await attacker.reader.readuntil(b"\r\n")
 
 
@@ -224,3 +225,34 @@ def test_a_service_that_others_can_reach_does_not_start_without_a_token(tmp_path
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert ended.returncode == 2
     assert "reachable from other machines: set a token" in ended.stderr
+
+
+@pytest.mark.parametrize("path", [each for each in LOOKS if "events" not in each])
+async def test_a_page_whose_name_was_pointed_at_loopback_reads_nothing(tmp_path: Path, path: str) -> None:
+    """DNS rebinding: its requests have no header that tells them from a client's, but the name."""
+    page, address = {"Host": "evil.test:8700"}, {"Host": "127.0.0.1:8700"}
+    cases: list[dict[str, Any]] = [{}, {"token": WRITE}]
+    for settings in cases:
+        async with serving(tmp_path / str(len(settings)), **settings) as stage:
+            refused = await stage.http.get(path, headers=page)
+            assert (refused.status_code, refused.json()["type"]) == (403, "urn:refitd:problem:foreign-host")
+            assert "--allowed-host" in refused.json()["detail"]
+            assert (await stage.http.get(path, headers=address)).status_code in {200, 404}
+            known = await stage.http.get(path, headers=page | bearer(WRITE))
+            assert (known.status_code == 403) is (not settings)
+    async with serving(tmp_path / "named", allowed_hosts=["*.test"]) as stage:
+        assert (await stage.http.get(path, headers=page)).status_code in {200, 404}
+
+
+async def test_such_a_page_changes_nothing_and_health_goes_by_any_name(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage:
+        refused = await stage.http.post("/v1/reclaim", headers={"Host": "evil.test:8700"})
+        assert refused.json()["type"] == "urn:refitd:problem:foreign-host"
+        for path in HEALTH:
+            assert (await stage.http.get(path, headers={"Host": "refitd.pod.cluster.local"})).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["evil.test:8700", "*", "a*", "http://a", "", "a b"])
+def test_an_allowed_host_is_a_name_and_never_all_names(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValidationError, match="no name of a host"):
+        Settings(root=tmp_path, allowed_hosts=[name])

@@ -120,7 +120,10 @@ async def serving(
     api = build_api(service)
     transport = httpx.ASGITransport(app=api, raise_app_exceptions=False)
     conductor = Conductor(ledger, default_run=settings.run, quorum=1)
-    async with asyncio.TaskGroup() as group, httpx.AsyncClient(transport=transport, base_url="http://refitd") as http:
+    async with (
+        asyncio.TaskGroup() as group,
+        httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http,
+    ):
         tasks = [group.create_task(part()) for part in (catalog.run, conductor.run, copier.run, fleet.run)]
         writing = group.create_task(journal.run())
         await asyncio.sleep(0)  # each has begun

@@ -31,7 +31,7 @@ async def facing(
     updates = Updates(tmp_path, "exp/trial", "http://127.0.0.1:9", checkpoints=tmp_path, timeout=1.0, token_file=None)
     facade = Facade(engine, updates, api_key=key, admin_key=admin_key, tokens=FacadeTokens(**tokens))
     transport = httpx.ASGITransport(cast("Any", facade.app()))
-    async with httpx.AsyncClient(transport=transport, base_url="http://facade") as areal:
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as areal:
         yield areal
     await facade.aclose()
     updates.close()
@@ -76,7 +76,7 @@ async def test_a_half_sent_body_is_cut_off_and_the_engine_hears_nothing_of_it(en
     updates = Updates(tmp_path, "exp/trial", "http://127.0.0.1:9", checkpoints=tmp_path, timeout=1.0, token_file=None)
     facade = Facade(engine.url, updates, api_key=None, admin_key=None, tokens=FacadeTokens())
     async with listening(facade.app(), request=0.3) as server, attacking(server) as attacker:
-        await attacker.send(b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+        await attacker.send(b"POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n\r\n{")
         assert (await attacker.refused()).slug == "too-slow"
         await server.until_connections(0)
     await facade.aclose()
@@ -129,7 +129,7 @@ async def test_a_bad_url_of_the_service_is_an_error_for_areal_and_no_traceback(t
     updates = Updates(tmp_path, "exp/trial", "nonsense", checkpoints=tmp_path, timeout=1.0, token_file=None)
     facade = Facade("http://127.0.0.1:9", updates, api_key=None, admin_key=None, tokens=FacadeTokens())
     transport = httpx.ASGITransport(cast("Any", facade.app()))
-    async with httpx.AsyncClient(transport=transport, base_url="http://facade") as areal:
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as areal:
         reply = await areal.post("/update_weights_from_disk", json={"model_path": str(tmp_path / "new")})
     await facade.aclose()
     assert reply.status_code == 400

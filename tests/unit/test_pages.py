@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from refitd.surface.browser import Sender, intrusion
+from refitd.surface.browser import Sender, intrusion, other_name
 from refitd.surface.pages import FILES, FOLDER
 from support.services import serving
 
@@ -86,31 +86,41 @@ def test_what_others_wrote_is_byte_for_byte_what_they_published_with_its_licence
 
 
 @pytest.mark.parametrize(
-    ("headers", "changes", "has_token", "is_let_in"),
+    ("headers", "changes", "is_let_in"),
     [
-        ({}, True, False, True),  # curl, a trainer
-        ({"host": "refitd:8700"}, True, False, True),
-        ({"host": "127.0.0.1:8700", "sec-fetch-site": "same-origin"}, True, False, True),
-        ({"host": "localhost:8700", "origin": "http://localhost:8700"}, True, False, True),
-        ({"host": "[::1]:8700", "origin": "http://[::1]:8700"}, True, False, True),
-        ({"host": "127.0.0.1:8700", "sec-fetch-site": "none"}, False, False, True),
-        ({"host": "127.0.0.1:8700", "sec-fetch-site": "cross-site"}, False, False, True),  # CORS keeps the answer
-        ({"host": "127.0.0.1:8700", "sec-fetch-site": "cross-site"}, True, False, False),
-        ({"host": "127.0.0.1:8700", "sec-fetch-site": "same-site"}, True, False, False),  # another port of this host
-        ({"host": "127.0.0.1:8700", "origin": "http://evil.example"}, True, False, False),
-        ({"host": "127.0.0.1:8700", "origin": "null"}, True, False, False),
-        ({"host": "evil.example:8700", "origin": "http://evil.example:8700"}, True, False, False),  # DNS rebinding
-        ({"host": "evil.example:8700", "sec-fetch-site": "same-origin"}, False, False, False),
-        ({"host": "[", "sec-fetch-site": "same-origin"}, False, False, False),  # no URL, and no bug
-        ({"host": "127.0.0.1:8700", "origin": "http://["}, True, False, False),
-        ({"host": "refitd.example", "sec-fetch-site": "same-origin"}, True, True, True),  # it has to know the token
-        ({"host": "refitd.example", "sec-fetch-site": "cross-site"}, True, True, False),
+        ({}, True, True),  # curl, a trainer
+        ({"host": "127.0.0.1:8700", "sec-fetch-site": "same-origin"}, True, True),
+        ({"host": "localhost:8700", "origin": "http://localhost:8700"}, True, True),
+        ({"host": "[::1]:8700", "origin": "http://[::1]:8700"}, True, True),
+        ({"host": "127.0.0.1:8700", "sec-fetch-site": "none"}, True, True),
+        ({"host": "127.0.0.1:8700", "sec-fetch-site": "cross-site"}, False, True),  # CORS keeps the answer
+        ({"host": "127.0.0.1:8700", "sec-fetch-site": "cross-site"}, True, False),
+        ({"host": "127.0.0.1:8700", "sec-fetch-site": "same-site"}, True, False),  # another port of this host
+        ({"host": "127.0.0.1:8700", "origin": "http://evil.example"}, True, False),
+        ({"host": "127.0.0.1:8700", "origin": "null"}, True, False),
+        ({"host": "127.0.0.1:8700", "origin": "http://["}, True, False),  # no URL, and no bug
+        ({"host": "refitd.example", "sec-fetch-site": "cross-site"}, True, False),
     ],
 )
-def test_another_sites_page_changes_nothing(
-    headers: dict[str, str], *, changes: bool, has_token: bool, is_let_in: bool
-) -> None:
-    assert (intrusion(Sender(headers=headers), changes=changes, has_token=has_token) is None) is is_let_in
+def test_another_sites_page_changes_nothing(headers: dict[str, str], *, changes: bool, is_let_in: bool) -> None:
+    assert (intrusion(Sender(headers=headers), changes=changes) is None) is is_let_in
+
+
+@pytest.mark.parametrize(
+    ("host", "is_let_in"),
+    [
+        *((name, True) for name in ("127.0.0.1:8700", "127.0.0.1", "localhost:8700", "a.localhost", "[::1]:8700")),
+        *((name, True) for name in ("10.0.0.7:8700", "gpu-1:8700", "a.pods.example", "GPU-1", None)),
+        *(
+            (name, False)
+            for name in ("evil.test:8700", "localhost.evil.test", "127.0.0.1.evil.test", "gpu-1.evil.test")
+        ),
+        *((name, False) for name in ("", "[", "a@127.0.0.1.evil.test", "pods.example.evil.test", "gpu-2")),
+    ],
+)
+def test_a_name_that_its_owner_points_at_loopback_opens_nothing(host: str | None, *, is_let_in: bool) -> None:
+    """DNS rebinding: for the browser the page and the service have one origin."""
+    assert (other_name(host, ("gpu-1", "*.pods.example")) is None) is is_let_in
 
 
 async def test_a_foreign_page_cannot_make_a_service_without_a_token_delete_anything(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ PANELS: Mapping[str, tuple[str, ...]] = {
     "API": (
         "host",
         "port",
+        "allowed_hosts",
         "token",
         "token_file",
         "read_token",
@@ -40,7 +41,12 @@ PANELS: Mapping[str, tuple[str, ...]] = {
     "Looking": ("watch", "scan_interval", "settle", "settle_timeout", "allow_dtype_cast", "probe_interval"),
     "Loading": ("strategy", "max_unavailable", "canary", "canary_check", "quorum", "pause_mode", "load_timeout"),
 }
-_SPECIAL_NAMES = {"engines": "engine", "discover": "discover", "webhooks": "webhook"}  # one at a time, and repeatable
+_SPECIAL_NAMES = {  # one at a time, and repeatable
+    "engines": "engine",
+    "discover": "discover",
+    "webhooks": "webhook",
+    "allowed_hosts": "allowed-host",
+}
 _VALUES: Mapping[str, str] = {
     "engines": "URL",
     "discover": "PLACE",
@@ -48,6 +54,7 @@ _VALUES: Mapping[str, str] = {
     "lora": "NAME",
     "path_map": "PATH",
     "engine_allow": "HOSTS",
+    "allowed_hosts": "NAME",
     "canary": "ENGINE",
     "canary_check": "URL",
     "otlp_endpoint": "URL",

@@ -57,5 +57,8 @@ def build_api(service: Service) -> FastAPI:
     app.add_middleware(RequestLimit)
     settings = service.settings
     in_files = settings.token_file is not None or settings.read_token_file is not None
-    app.add_middleware(Gate, door=Door(tokens=settings.tokens, in_files=in_files, open=OPEN))
+    app.add_middleware(
+        Gate,
+        door=Door(tokens=settings.tokens, in_files=in_files, open=OPEN, names=(settings.host, *settings.allowed_hosts)),
+    )
     return app

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from refitd.problem import Kind, ProblemError
 from refitd.surface import pages, swagger
-from refitd.surface.browser import Sender, intrusion
+from refitd.surface.browser import Sender, intrusion, other_name
 from refitd.surface.errors import answer
 from refitd.tokens import Tokens, TokensRefusedError, is_one_of
 
@@ -37,7 +37,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Door:
-    """What a gate lets in: the tokens, and the paths that need none.
+    """What a gate lets in: the tokens, the paths that need none, and the names that it goes by where none is needed.
 
     `tokens` is called for each request, in a thread where `in_files` says that it reads files. With `as_password` a
     token is taken as the password of basic authentication too, for clients that can send credentials in a URL alone.
@@ -46,13 +46,14 @@ class Door:
     tokens: Callable[[], Tokens]
     in_files: bool
     open: Collection[str]
+    names: Collection[str] = ()
     as_password: bool = False
 
 
 def refusal(asked: Asked, tokens: Tokens) -> ProblemError | None:
     """Why a request is not let in, None where it is. Pure."""
     looks = asked.method in LOOKS
-    if not (tokens.read if looks else tokens.write):
+    if not is_needed(asked, tokens):
         return None
     what = "this" if looks else "this changes something and"
     given = _token_of(asked.credentials)
@@ -65,6 +66,17 @@ def refusal(asked: Asked, tokens: Tokens) -> ProblemError | None:
         detail = "this changes something, and the token only opens what looks: send the write token"
         return ProblemError(Kind.FORBIDDEN, detail, {"WWW-Authenticate": _challenge("insufficient_scope")})
     return _unauthorized(f"{what} needs the bearer token: the one that was sent is not known here", "invalid_token")
+
+
+def is_needed(asked: Asked, tokens: Tokens) -> bool:
+    """Whether what is asked for needs a token."""
+    return bool(tokens.read if asked.method in LOOKS else tokens.write)
+
+
+def is_known(asked: Asked, tokens: Tokens) -> bool:
+    """Whether it came with a token, needed or not."""
+    given = _token_of(asked.credentials)
+    return given is not None and is_one_of(given, tokens.write + tokens.read)
 
 
 def _token_of(credentials: tuple[str, ...]) -> str | None:
@@ -123,9 +135,11 @@ class Gate:
         except TokensRefusedError as error:
             return self._closed(str(error))
         self._told = None
-        method = scope["method"]
-        found = intrusion(Sender(headers=headers), changes=method not in LOOKS, has_token=bool(tokens.write))
-        return found or refusal(Asked(method=method, credentials=self._credentials(scope)), tokens)
+        asked = Asked(method=scope["method"], credentials=self._credentials(scope))
+        found = intrusion(Sender(headers=headers), changes=asked.method not in LOOKS) or refusal(asked, tokens)
+        if found is not None or is_needed(asked, tokens) or is_known(asked, tokens):
+            return found
+        return other_name(headers.get("host"), self._door.names)
 
     def _credentials(self, scope: Scope) -> tuple[str, ...]:
         sent = tuple(value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization")

@@ -2,13 +2,14 @@
 
 The dashboard made browsers clients, and a browser sends a request wherever a page that it shows asks for it. Without a
 token, a service on loopback would do what any page says that its user happens to look at. So what comes from a page
-changes nothing unless the page is the dashboard itself (`Sec-Fetch-Site`, else `Origin`), and where no token is set the
-service must have been called by an address of this machine: a name that anybody can point at 127.0.0.1 (DNS rebinding)
-makes a foreign page look like the dashboard.
+changes nothing unless the page is the dashboard itself (`Sec-Fetch-Site`, else `Origin`). And a name that its owner
+points at 127.0.0.1 (DNS rebinding) makes a foreign page look like the dashboard, and its requests like those of any
+other client. So a request that needs no token must call the service by an address or by a name that it goes by.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
@@ -38,22 +39,31 @@ class Sender:
         return origin is not None and _authority(origin) != self.headers.get("host")
 
 
-def intrusion(sender: Sender, *, changes: bool, has_token: bool) -> ProblemError | None:
+def intrusion(sender: Sender, *, changes: bool) -> ProblemError | None:
     """Why a browser's request is not let in, None where it is."""
-    if not sender.is_browser:
-        return None
-    if changes and sender.is_foreign:
+    if changes and sender.is_browser and sender.is_foreign:
         return ProblemError(Kind.FOREIGN_PAGE, "a page of another site asks for this: only the dashboard's own may")
-    host = sender.headers.get("host", "")
-    if not has_token and not _is_local(host):
-        detail = f"no token is set, so a browser has to call the service by its address and not as {host!r}"
-        return ProblemError(Kind.FOREIGN_PAGE, f"{detail}: open http://127.0.0.1, or set REFITD_TOKEN")
     return None
 
 
-def _is_local(host: str) -> bool:
-    """Whether a `Host` header names an address, which no name server can point elsewhere, or this machine."""
-    name = _name_in(host)
+def other_name(host: str | None, names: Collection[str]) -> ProblemError | None:
+    """Why a request that needs no token is not let in, None where it is.
+
+    Args:
+        host: its `Host` header, None where it has none, as no browser's.
+        names: names and patterns such as `*.example` that the service goes by.
+    """
+    if host is None or _is_local(name := _name_in(host)) or any(fnmatchcase(name, each.lower()) for each in names):
+        return None
+    detail = (
+        f"without a token the service is called by its address or a name that it goes by, and not as {host!r}: send a "
+        "token, or start it with --allowed-host"
+    )
+    return ProblemError(Kind.FOREIGN_HOST, detail)
+
+
+def _is_local(name: str) -> bool:
+    """Whether it is an address, which no name server can point elsewhere, or this machine."""
     if name == "localhost" or name.endswith(".localhost"):
         return True
     try:

@@ -82,6 +82,7 @@ async def test_what_no_field_can_hold_is_refused_and_no_bug(tmp_path: Path, meth
 @pytest.mark.parametrize("path", ["/v1/versions/%2e%2e%2f", "/v1/versions/%00", "/v1/engines/%ff", "/v1/explain/..%5c"])
 async def test_an_id_that_is_none_is_not_found(tmp_path: Path, path: str) -> None:
     async with serving(tmp_path, names=()) as stage:
+        await stage.listed()
         assert (await stage.http.get(path)).status_code == 404
 
 

@@ -72,6 +72,7 @@ async def test_of_two_tokens_in_one_request_none_counts(tmp_path: Path) -> None:
 
 async def test_a_read_token_looks_and_changes_nothing(tmp_path: Path) -> None:
     async with serving(tmp_path, token=WRITE, read_token=READ) as stage:
+        await stage.listed()
         for path in LOOKS[:4]:
             assert (await stage.http.get(path, headers=bearer(READ))).status_code in {200, 404}
             assert (await stage.http.get(path, headers=bearer(WRITE))).status_code in {200, 404}

@@ -51,6 +51,12 @@ class Stage:
     copier: Copier
     sweep: Callable[[], Awaitable[Any]]
 
+    async def listed(self) -> None:
+        """Wait until the service knows what is in the root."""
+        async with asyncio.timeout(10):
+            while self.ledger.root_fault is not None:
+                await self.ledger.bell.after(self.ledger.bell.count, within=0.02)
+
     async def served(self, step: int) -> str:
         """Publish a step, wait until it is served, return its id."""
         publish(self.root, "run", step, tensors(step))

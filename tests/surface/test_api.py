@@ -177,12 +177,14 @@ async def test_a_bad_query_is_a_problem_and_no_bug(tmp_path: Path, query: str) -
 )
 async def test_what_is_not_there_is_named(tmp_path: Path, path: str, slug: str) -> None:
     async with serving(tmp_path) as stage:
+        await stage.listed()
         answer = await stage.http.get(path)
         assert (answer.status_code, answer.json()["type"]) == (404, f"urn:refitd:problem:{slug}")
 
 
 async def test_everything_that_changes_anything_needs_the_token(tmp_path: Path) -> None:
     async with serving(tmp_path, token="secret") as stage:
+        await stage.listed()
         changes = [
             ("POST", "/v1/versions"),
             ("PUT", "/v1/versions/x/pin"),

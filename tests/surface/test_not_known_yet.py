@@ -45,12 +45,6 @@ async def ask(stage: Stage, question: tuple[str, str, dict[str, object] | None])
     return await stage.http.request(method, path, json=body)
 
 
-async def listed(stage: Stage) -> None:
-    async with asyncio.timeout(10):
-        while stage.ledger.root_fault is not None:
-            await stage.ledger.bell.after(stage.ledger.bell.count, within=0.02)
-
-
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: f"{question[0]} {question[1]}")
 async def test_before_the_first_listing_of_the_root_no_version_is_called_unknown(
     tmp_path: Path, may_list: asyncio.Event, question: tuple[str, str, dict[str, object] | None]
@@ -60,7 +54,7 @@ async def test_before_the_first_listing_of_the_root_no_version_is_called_unknown
         assert (answer.status_code, answer.headers.get("retry-after")) == (503, "1"), answer.text
         assert "has not been listed yet" in answer.json()["detail"]
         may_list.set()
-        await listed(stage)
+        await stage.listed()
         assert (await ask(stage, question)).status_code == 404
 
 
@@ -70,7 +64,7 @@ async def test_the_service_is_ready_only_after_the_first_listing_of_the_root(
     async with serving(tmp_path) as stage:
         assert (await stage.http.get("/readyz")).status_code == 503
         may_list.set()
-        await listed(stage)
+        await stage.listed()
         assert (await stage.http.get("/readyz")).status_code == 200
 
 
@@ -79,7 +73,7 @@ async def test_while_a_lost_journal_is_rebuilt_no_version_is_called_unknown_and_
 ) -> None:
     async with serving(tmp_path) as stage:
         stage.engines["a"].down = True
-        await listed(stage)
+        await stage.listed()
         stage.ledger.origin = replace(stage.ledger.origin, cause="it was corrupt", lost=True, rebuilt=False)
         answer = await stage.http.get(f"/v1/versions/{ID}")
         assert (answer.status_code, answer.headers.get("retry-after")) == (503, "1")
@@ -96,7 +90,7 @@ async def test_a_journal_that_begins_on_a_root_with_versions_is_ready_before_its
 ) -> None:
     """No earlier journal is gone, so that nothing but the listing is to come."""
     async with serving(tmp_path) as stage:
-        await listed(stage)
+        await stage.listed()
         stage.ledger.origin = replace(stage.ledger.origin, cause="it was not there", lost=False, rebuilt=False)
         assert (await stage.http.get(f"/v1/versions/{ID}")).status_code == 404
         assert (await stage.http.get("/readyz")).status_code == 200

@@ -342,6 +342,7 @@ async def test_a_pause_outlives_a_restart_of_the_service(tmp_path: Path) -> None
 
 async def test_a_run_that_has_no_rollout_cannot_be_paused(tmp_path: Path) -> None:
     async with serving(tmp_path) as stage:
+        await stage.listed()
         answer = await stage.http.post("/v1/rollouts/pause", json={"run": "none"})
         assert (answer.status_code, answer.json()["type"]) == (404, "urn:refitd:problem:unknown-run")
         later = "it can be paused as soon as it has a good version"

@@ -1,8 +1,10 @@
 """The versions that the ledger knows: by id, by run, and those that have no verdict yet."""
 
+from collections import Counter
 from collections.abc import Collection
 
 from refitd.catalog.record import VersionRecord
+from refitd_client.contract.naming import Order
 
 
 class KnownVersions:
@@ -14,9 +16,15 @@ class KnownVersions:
         self.open: dict[str, VersionRecord] = {}
         self._by_run: dict[str, dict[str, VersionRecord]] = {}
         self._in_order: dict[str, list[VersionRecord]] = {}
+        self._newest: dict[str, Order] = {}
+        self._paths = Counter[str]()
 
     def keep(self, record: VersionRecord) -> None:
         """Take a version as it is now."""
+        if (before := self.all.get(record.id)) is not None:
+            self._paths[before.path] -= 1
+        self._paths[record.path] += 1
+        self._newest[record.run] = max(record.order, self._newest.get(record.run, record.order))
         self.all[record.id] = record
         self._by_run.setdefault(record.run, {})[record.id] = record
         self._in_order.pop(record.run, None)
@@ -27,7 +35,9 @@ class KnownVersions:
 
     def drop(self, record: VersionRecord) -> None:
         """Forget a version. Harmless where it is not known."""
-        self.all.pop(record.id, None)
+        if (before := self.all.pop(record.id, None)) is not None:
+            self._paths[before.path] -= 1
+            self._newest.pop(record.run, None)
         self.open.pop(record.id, None)
         self._in_order.pop(record.run, None)
         mine = self._by_run.get(record.run, {})
@@ -41,6 +51,16 @@ class KnownVersions:
             mine = self._by_run.get(run, {}).values()
             self._in_order[run] = sorted(mine, key=lambda version: version.order, reverse=True)
         return list(self._in_order[run])
+
+    def newest_of(self, run: str) -> Order | None:
+        """The newest order of a run's versions; None where it has none."""
+        if run not in self._newest and (mine := self.of_run(run)):
+            self._newest[run] = mine[0].order
+        return self._newest.get(run)
+
+    def is_at(self, path: str) -> bool:
+        """Whether a version is known that lies at a path."""
+        return self._paths[path] > 0
 
     @property
     def runs(self) -> Collection[str]:

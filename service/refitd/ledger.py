@@ -85,8 +85,8 @@ class Ledger:
         self.clock = clock
         self.strategy = strategy
         self.journal = journal
-        self._known = KnownVersions()
-        self.versions, self.open = self._known.all, self._known.open
+        self.known = KnownVersions()
+        self.versions, self.open = self.known.all, self.known.open
         self.places = Places()
         self.gone: set[str] = set()
         self.engines: dict[str, EngineRecord] = {}
@@ -118,7 +118,7 @@ class Ledger:
             if version.state is VersionState.DELETED:
                 self.gone.add(version.id)
             else:
-                self._known.keep(version)
+                self.known.keep(version)
         for name, row in self.journal.read(reads.read_places):
             self.places.remember(name, row)
         for run in self.journal.read(reads.read_runs):
@@ -186,13 +186,13 @@ class Ledger:
             self.reopen_run(record.run, f"{record.id} came")
         if record.state is VersionState.DELETED:
             self._first_seen.pop(record.id, None)
-            self._known.drop(record)
+            self.known.drop(record)
             self.gone.add(record.id)
             self._refused.pop(record.id, None)
             for key in [key for key in self._fingerprints if key[0] == record.id]:
                 del self._fingerprints[key]
         else:
-            self._known.keep(record)
+            self.known.keep(record)
         if before is None or _may_be_aimed_at(before) or _may_be_aimed_at(record) or self._looks_at_newest(record.run):
             self._aim(record.run)
         for witness in self.witnesses:
@@ -320,12 +320,12 @@ class Ledger:
 
     def versions_of(self, run: str) -> list[VersionRecord]:
         """The versions of a run, newest first."""
-        return self._known.of_run(run)
+        return self.known.of_run(run)
 
     @property
     def runs_with_versions(self) -> Collection[str]:
         """The runs that a version is known of."""
-        return self._known.runs
+        return self.known.runs
 
     def put_engine(self, record: EngineRecord, text: str | None = None) -> None:
         """Take an engine as it is now."""

@@ -9,11 +9,13 @@ import pytest
 
 from refitd.catalog import arrivals
 from refitd.catalog.arrivals import Arrivals, newest_first
+from refitd.catalog.conventions import is_foreign
 from refitd.catalog.record import VersionRecord
 from refitd.catalog.scan import Found
 from refitd.catalog.waiting import Waiting
 from refitd.clock import SystemClock
 from refitd.journal.journal import Journal
+from refitd.known_versions import KnownVersions
 from refitd.ledger import Ledger
 from refitd.rollout import goals
 from refitd_client.contract.naming import Order
@@ -84,6 +86,28 @@ async def test_what_a_folder_costs_does_not_depend_on_how_many_there_are(
     await taken_in(ledger, folders("run", number))
     for version in list(ledger.open.values()):
         ledger.put_version(VersionRecord(**_fields(version) | {"state": VersionState.REJECTED}))
+    assert looked <= 3 * number
+
+
+@pytest.mark.parametrize("number", [100, 400])
+async def test_what_a_trainer_s_own_folder_costs_does_not_depend_on_how_many_there_are(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Its order is that of the newest of its run: the others are not gone through for it."""
+    looked, real = 0, KnownVersions.of_run
+
+    def of_run(self: KnownVersions, run: str) -> list[VersionRecord]:
+        nonlocal looked
+        looked += len(found := real(self, run))
+        return found
+
+    monkeypatch.setattr(KnownVersions, "of_run", of_run)
+    paths = [f"run/iter_{step:07d}" for step in range(1, number + 1)]
+    assert all(is_foreign(path) for path in paths)
+    found = [Found(run="run", order=Order(1, step), path=path) for step, path in enumerate(paths, 1)]
+    await taken_in(ledger, found)
+    await taken_in(ledger, found)
+    assert len(ledger.versions) == number
     assert looked <= 3 * number
 
 

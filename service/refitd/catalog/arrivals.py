@@ -34,11 +34,10 @@ class Arrivals:
 
     async def meet_all(self, found: Sequence[Found]) -> None:
         """Folders that look like versions: all that a listing has found."""
-        paths = {version.path for version in self._ledger.versions.values()}
         followed = {engine.run for engine in self._ledger.engines.values()}
         open_ = Counter(version.run if version.run in followed else None for version in self._ledger.open.values())
         left_out = Counter[str]()
-        for number, each in enumerate(newest_first(each for each in found if self._is_new(each, paths)), 1):
+        for number, each in enumerate(newest_first(each for each in found if self._is_new(each)), 1):
             share = each.run if each.run in followed else None
             if open_[share] >= MOST_OPEN:
                 left_out[each.run] += 1
@@ -48,8 +47,10 @@ class Arrivals:
                 await asyncio.sleep(0)
         self._leave_out(left_out)
 
-    def _is_new(self, found: Found, paths: set[str]) -> bool:
-        return found.path not in paths and version_id(found.run, found.order) not in self._ledger.versions
+    def _is_new(self, found: Found) -> bool:
+        if is_foreign(found.path):
+            return not self._ledger.known.is_at(found.path)
+        return version_id(found.run, found.order) not in self._ledger.versions
 
     def _leave_out(self, runs: Counter[str]) -> None:
         """Say what is left out, when it begins and when it is over; the metric has the number."""
@@ -104,7 +105,7 @@ class Arrivals:
 
     def _placed(self, found: Found) -> Order | None:
         """Where a trainer's own folder belongs in its run; None where the version in it is known already."""
-        if any(version.path == found.path for version in self._ledger.versions_of(found.run)):
+        if self._ledger.known.is_at(found.path):
             return None  # whether it was written again is seen where its files are looked at
         order = Order(self._newest(found.run).generation, found.order.step)
         is_back = version_id(found.run, order) in self._ledger.gone
@@ -112,8 +113,8 @@ class Arrivals:
 
     def _newest(self, run: str) -> Order:
         """The newest that was ever there in a run, also when all of it was deleted."""
-        if known := self._ledger.versions_of(run):
-            return known[0].order
+        if (known := self._ledger.known.newest_of(run)) is not None:
+            return known
         gone = [named[1] for id_ in self._ledger.gone if (named := parse_version_id(id_)) and named[0] == run]
         return max(gone, default=Order(1, -1))
 

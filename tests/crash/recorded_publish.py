@@ -34,7 +34,7 @@ class Mirror:
         match name, args:
             case "make_folder", (path,):
                 self.disk.make_folder(str(path))
-            case "create", (path,):
+            case "create", (path, *_):
                 self.disk.create(str(path))
             case "touch", _:
                 pass  # the model has no times

@@ -61,10 +61,12 @@ def serial_at(address: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """An allocation of another process, as this one sees it on a GPU: its first byte and its size in bytes."""
+    """An allocation of another process, as this one sees it on a GPU: its first byte, and its size in bytes where the
+    driver says it.
+    """
 
     address: int
-    size: int
+    size: int | None
     device: int
 
 
@@ -79,7 +81,7 @@ class DeviceMemory:
 
         Raises:
             DriverError: the process is gone, it is this one, or the GPUs cannot reach each other; the tensor ends
-                beyond its allocation; or it lies on another GPU, of whose memory torch makes a copy.
+                beyond its allocation, where the driver says its size; or it lies on another GPU, of whose memory torch makes a copy.
         """
         torch: Any = sys.modules["torch"]
         nbytes = prod(shape) * BITS[dtype] // 8
@@ -112,7 +114,7 @@ class DeviceMemory:
                 for allocation in new:
                     self._opened[allocation] = _opened(allocation[0], device)
         for allocation, end in ends.items():
-            if end > (size := self._opened[allocation].size):
+            if (size := self._opened[allocation].size) is not None and end > size:
                 raise DriverError(f"a tensor ends at byte {end} of an allocation that has {size}")
         return {allocation: self._opened[allocation].address for allocation in ends}
 
@@ -131,13 +133,9 @@ def _opened(handle: bytes, device: int) -> _Opened:
     opened = _driver().cuIpcOpenMemHandle_v2(ctypes.byref(base), given, ctypes.c_uint(_LAZY_PEER_ACCESS))
     _done(opened, "open an allocation that was lent")
     first, size = ctypes.c_uint64(), ctypes.c_size_t()
-    try:
-        found = _driver().cuMemGetAddressRange_v2(ctypes.byref(first), ctypes.byref(size), base)
-        _done(found, "find the size of an allocation that was lent")
-    except DriverError:
-        _driver().cuIpcCloseMemHandle(base)
-        raise
-    return _Opened(base.value, first.value + size.value - base.value, device)
+    # Where the driver does not say the size of another process's memory, offers are not held against it.
+    is_known = _driver().cuMemGetAddressRange_v2(ctypes.byref(first), ctypes.byref(size), base) == 0
+    return _Opened(base.value, first.value + size.value - base.value if is_known else None, device)
 
 
 @cache

@@ -81,7 +81,8 @@ class DeviceMemory:
 
         Raises:
             DriverError: the process is gone, it is this one, or the GPUs cannot reach each other; the tensor ends
-                beyond its allocation, where the driver says its size; or it lies on another GPU, of whose memory torch makes a copy.
+                beyond its allocation, where the driver says its size; or it lies on another GPU, of whose memory torch
+                makes a copy.
         """
         torch: Any = sys.modules["torch"]
         nbytes = prod(shape) * BITS[dtype] // 8

@@ -65,6 +65,32 @@ def test_a_restart_is_told_from_another_writer_by_what_the_server_tells(
     assert cause_of(engine(**OURS | {"process": known, "state": was}), seen(path, "x", told)) is cause
 
 
+@pytest.mark.parametrize(("target", "run"), [(None, "run"), (version(7).id, "run"), (None, None)])
+def test_an_engine_that_was_never_loaded_is_not_in_sync_with_what_another_writer_loads(
+    target: str | None, run: str | None
+) -> None:
+    """Its model or its label is not that of the last probe, and its process is the same."""
+    waits = engine(run=run, process=TIMED, startup_path="/base", model_path="/base", weight_version="default")
+    for path, label, says in (
+        ("/other/v000003", "3", "another writer loads /other/v000003 as '3'"),
+        ("/other/v000003", "default", "another writer loads /other/v000003 as 'default'"),
+        ("/base", "3", "another writer has set its label: it names /base as '3'"),
+    ):
+        once = after_probe(waits, seen(path, label), None, target, NOW, interval=INTERVAL)
+        twice = after_probe(once, seen(path, label), None, target, NOW + INTERVAL, interval=INTERVAL)
+        for after in (once, twice):
+            assert after.state is (EngineState.CONTESTED if target is None or run is None else EngineState.BEHIND)
+        assert twice.contest == says
+        assert loaded(twice).contest is None
+
+
+def test_an_engine_that_was_never_loaded_may_be_restarted_with_another_model() -> None:
+    waits = engine(process=TIMED, startup_path="/old", model_path="/old", weight_version="default")
+    again = seen("/base", "default", Process(seed=8, started="b"))
+    after = after_probe(waits, again, None, None, NOW, interval=INTERVAL)
+    assert (after.state, after.contest, after.contests) == (EngineState.IN_SYNC, None, 0)
+
+
 def test_a_change_in_the_same_process_is_another_writer_and_not_a_restart() -> None:
     after = probed(engine(**OURS), seen())
     assert after.reason == "another writer loads /other/v000003 as '3'"

@@ -57,7 +57,7 @@ def changed(before: EngineRecord, engine: EngineRecord, seen: Reached, path: str
         path: what the engine was expected to name, None where nobody knows.
         now: of the monotonic clock, in seconds.
     """
-    cause, was = cause_of(before, seen), before.serving
+    cause, was = cause_of(before, seen), before.serving or before.model_path
     engine = replace(engine, serving=None, beneath=None, wants_full=False, failures=0)
     serves = f"serves {seen.model_path} as {seen.weight_version!r} and no longer {was}"
     if cause is Cause.RESTARTED:
@@ -98,7 +98,7 @@ def held(engine: EngineRecord, now: float, interval: float) -> EngineRecord:
     """The same engine, CONTESTED where nothing is to be loaded into it now."""
     if engine.taken is not None:
         return replace(engine, state=EngineState.CONTESTED, reason=engine.taken)
-    if engine.contest is None or not engine.known or engine.run is None:
+    if engine.contest is None or not engine.known:
         return engine
     if gives_up(engine):
         reason = (
@@ -106,7 +106,8 @@ def held(engine: EngineRecord, now: float, interval: float) -> EngineRecord:
         )
         return replace(engine, state=EngineState.CONTESTED, reason=reason)
     waited = now - (engine.contested_at or now)
-    if waited < WAITS[max(engine.contests, 1) - 1] * interval:
+    nothing_to_load = engine.state is EngineState.IN_SYNC
+    if nothing_to_load or waited < WAITS[max(engine.contests, 1) - 1] * interval:
         return replace(engine, state=EngineState.CONTESTED, reason=engine.contest)
     return engine
 

@@ -69,6 +69,8 @@ def after_probe(
         engine = changed(before, engine, seen, None if expected is None else expected.path, now)
     elif engine.contest is not None:
         engine = still_changed(before, engine, seen)
+    elif before.serving is None and _is_renamed(before, seen):  # it was never loaded by this service, and has changed
+        engine = changed(before, engine, seen, before.model_path, now)
     else:
         engine = calmed(engine, now, interval)
     return held(standing(engine, target), now, interval)
@@ -79,6 +81,12 @@ def _process(known: Process, told: Process) -> Process:
     if told.is_as(known) is False:
         return told
     return Process(seed=known.seed if told.seed is None else told.seed, started=told.started or known.started)
+
+
+def _is_renamed(engine: EngineRecord, seen: Reached) -> bool:
+    """Whether it names something else than at the last probe, if there was one."""
+    named = (engine.model_path, engine.weight_version)
+    return engine.model_path is not None and named != (seen.model_path, seen.weight_version)
 
 
 def _as_expected(seen: Reached, expected: Expected) -> bool:

@@ -115,11 +115,13 @@ class SglangAdapters:
         listed = await self._listed()
         if isinstance(listed, str):
             return Unreached(reason=listed)
-        if self._server is None:
+        if self._server is None or self._server.model_path not in {None, info.model_path}:
             server = read_server_info(await self._http.get("/server_info", CALL_SECONDS), self._http.url)
             if isinstance(server, str):
                 return Unreached(reason=server)
             self._server = server
+        if self._server.model_path not in {None, info.model_path}:  # another writer has replaced the model beneath them
+            listed = []
         found = {each.name: each for each in listed}
         newest = found.get(self._served or "") or max(listed, key=lambda each: int(each.label), default=None)
         return Reached(

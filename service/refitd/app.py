@@ -52,8 +52,6 @@ def serve(settings: Settings) -> int:
     configure_logs(settings.log_format)
     # Threads look at files and write the journal; the loop must not wait for its turn behind them (5 ms by default).
     sys.setswitchinterval(SWITCH_SECONDS)
-    if os.geteuid() == 0:
-        log.warning("refitd runs as root and need not", advice=_NOT_ROOT)
     try:
         with owned(settings.root) as hold:
             check_state_folder(settings.state_folder, named=settings.state is not None, mounts=mounts_now())
@@ -62,6 +60,8 @@ def serve(settings: Settings) -> int:
                 tracing(settings.otlp_endpoint) as tracer,
                 listening(settings.host, settings.port) as sockets,
             ):
+                if os.geteuid() == 0:
+                    log.warning("refitd runs as root and need not", advice=_NOT_ROOT)
                 asyncio.run(_serve(settings, hold, sockets, tracer))
     except StartRefusedError as error:
         log.error("refitd does not start", reason=str(error))

@@ -114,6 +114,9 @@ class Stage:
         while (engine := self.engine_of(service))["state"] != "IN_SYNC" and time.monotonic() < ends:
             time.sleep(0.01)
         assert (engine["state"], engine["version"]) == ("IN_SYNC", self.version_id), engine
+        # What the service told the engine to do is never taken for another writer's: it was written down first.
+        contests = [line for line in self.http.get(f"{service.url}/metrics").text.splitlines() if "contests{" in line]
+        assert [line.rpartition(" ")[2] for line in contests] == ["0.0"]
         versions = self.http.get(f"{service.url}/v1/versions", params={"limit": 500}).json()["items"]
         assert {(v["step"], v["state"]) for v in versions} == {(step, "SEALED") for step in range(1, self.step + 1)}
 

@@ -7,7 +7,6 @@ import pytest
 
 from faults.stand import Stand, Subject, id_of, standing, until
 from refitd_client.contract.states import EngineState
-from refitd_client.contract.wire import NewEngine
 from support.jobs import served_by
 from support.proxy import Hold, Proxy
 
@@ -43,24 +42,31 @@ def _is_talked_to(stand: Stand) -> bool:
 def test_an_engine_removed_in_mid_rollout_ends_its_load_and_goes_on_and_its_version_stays_meanwhile(
     engine: Subject, tmp_path: Path
 ) -> None:
-    loading = Hold()
     flags = ("--keep-last", "1", "--reclaim-interval", "0.5")
-    with Proxy(engine.server.port) as proxy, standing(tmp_path, engine, *flags, engines=[]) as stand:
-        name = stand.client.add_engine(NewEngine(url=proxy.url)).id
-        stand.serve(engine.model(1), 1)
-        proxy.plan(LOAD, loading)
-        stand.publish(engine.model(2), 2)
-        loading.until_arrived()
-        stand.client.remove_engine(name)
-        assert stand.client.engines().items == []
-        stand.publish(engine.model(3), 3).wait(timeout=60, wait_for="sealed")
-        stand.client.reclaim()
-        assert "v000002" in stand.folders(), "what an engine reads was deleted"
-        loading.release()
-        until(lambda: served_by(engine.server).label == "2" and engine.serves(2), "the engine was left paused")
-        until(lambda: "v000002" not in stand.folders(), "what nobody reads any more was kept")
-        assert stand.version(3).engines == []
-        assert stand.client.add_engine(NewEngine(url=proxy.url)).id == name
-        stand.is_served(3)
-        assert engine.serves(3)
-        assert id_of(3) == stand.version(3).id
+    file = tmp_path / "engines.yaml"
+    with Proxy(engine.server.port) as proxy:
+        file.write_text(f"- {proxy.url}\n")
+        with standing(tmp_path, engine, *flags, "--engines-file", str(file), engines=[]) as stand:
+            removed_while_it_loads(stand, engine, proxy, file)
+
+
+def removed_while_it_loads(stand: Stand, engine: Subject, proxy: Proxy, file: Path) -> None:
+    loading, named = Hold(), file.read_text()
+    stand.serve(engine.model(1), 1)
+    proxy.plan(LOAD, loading)
+    stand.publish(engine.model(2), 2)
+    loading.until_arrived()
+    file.write_text("[]\n")
+    until(lambda: stand.client.engines().items == [])
+    stand.publish(engine.model(3), 3).wait(timeout=60, wait_for="sealed")
+    stand.client.reclaim()
+    assert "v000002" in stand.folders(), "what an engine reads was deleted"
+    loading.release()
+    until(lambda: served_by(engine.server).label == "2" and engine.serves(2), "the engine was left paused")
+    until(lambda: "v000002" not in stand.folders(), "what nobody reads any more was kept")
+    assert stand.version(3).engines == []
+    file.write_text(named)
+    until(lambda: stand.client.engines().items != [])
+    stand.is_served(3)
+    assert engine.serves(3)
+    assert id_of(3) == stand.version(3).id

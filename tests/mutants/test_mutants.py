@@ -72,9 +72,9 @@ MUTANTS = [
     ),
     Mutant(
         "follows a link",
-        "service/refitd/reclaim/handle.py",
-        "_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW",
-        "_FOLDER = os.O_RDONLY | os.O_DIRECTORY",
+        "client/refitd_client/plain_file.py",
+        "_FOLDER | (0 if follow else os.O_NOFOLLOW)",
+        "_FOLDER",
         "tests/unit/test_trash.py",
     ),
     Mutant(
@@ -95,7 +95,8 @@ MUTANTS = [
         "does not ask again after it has retired a version",
         "service/refitd/reclaim/sweep.py",
         "        await self._books.durable()\n        now = self._verdict_of(record.id, listing)\n"
-        "        if now is None or now.keep:\n            return _line(now or verdict)\n",
+        "        if now is None or now.keep:\n"
+        "            return version_line(now or verdict, self._seen.weight(record))\n",
         "        await self._books.durable()\n",
         "tests/unit/test_sweep.py",
     ),

@@ -5,6 +5,7 @@ import pytest
 from refitd.surface.places import Admission, Places, Taken, admission, peer_of
 
 PLACES = Places(all=4, peer=2, health=1)
+NOW = 10.0
 
 
 def taken(key: int, peer: str = "a", waits_since: float | None = None, *, health_only: bool = False) -> Taken:
@@ -12,29 +13,36 @@ def taken(key: int, peer: str = "a", waits_since: float | None = None, *, health
 
 
 def test_a_connection_gets_a_place_while_there_is_one() -> None:
-    assert admission("a", [taken(1), taken(2, "b"), taken(3, "b")], PLACES) == Admission()
+    assert admission("a", [taken(1), taken(2, "b"), taken(3, "b")], PLACES, NOW) == Admission()
 
 
 def test_of_a_peer_with_all_of_its_places_the_connection_makes_room_that_has_waited_longest() -> None:
     there = [taken(1, waits_since=2.0), taken(2, waits_since=1.0), taken(3, "b", waits_since=0.5)]
-    assert admission("a", there, PLACES) == Admission(closes=2)
+    assert admission("a", there, PLACES, NOW) == Admission(closes=2)
+
+
+def test_a_peer_that_sends_many_requests_at_once_loses_none_of_them_while_there_are_places() -> None:
+    there = [taken(1, waits_since=NOW - 0.01), taken(2, waits_since=NOW - 0.01)]
+    assert admission("a", there, PLACES, NOW) == Admission()
+    there += [taken(3, waits_since=NOW), taken(4, "b", waits_since=NOW - 0.02)]
+    assert admission("a", there, PLACES, NOW) == Admission(closes=1), "all are taken: that peer makes room by itself"
 
 
 def test_where_all_places_are_taken_the_connection_makes_room_that_has_waited_longest() -> None:
     there = [taken(1, "a", 3.0), taken(2, "b", 1.0), taken(3, "c"), taken(4, "d", 2.0)]
-    assert admission("e", there, PLACES) == Admission(closes=2)
+    assert admission("e", there, PLACES, NOW) == Admission(closes=2)
 
 
 def test_where_a_request_is_answered_on_each_only_health_is_left() -> None:
-    assert admission("a", [taken(1), taken(2)], PLACES) == Admission(health_only=True)
-    assert admission("e", [taken(key, str(key)) for key in range(4)], PLACES) == Admission(health_only=True)
+    assert admission("a", [taken(1), taken(2)], PLACES, NOW) == Admission(health_only=True)
+    assert admission("e", [taken(key, str(key)) for key in range(4)], PLACES, NOW) == Admission(health_only=True)
 
 
 def test_a_connection_for_health_that_waits_makes_room_for_the_next() -> None:
     there = [taken(1), taken(2), taken(3, waits_since=1.0, health_only=True)]
-    assert admission("a", there, PLACES) == Admission(health_only=True, closes=3)
+    assert admission("a", there, PLACES, NOW) == Admission(health_only=True, closes=3)
     there[2] = taken(3, health_only=True)
-    assert not admission("a", there, PLACES).is_in
+    assert not admission("a", there, PLACES, NOW).is_in
 
 
 @pytest.mark.parametrize(

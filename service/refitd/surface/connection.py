@@ -55,7 +55,8 @@ class Connection(H11Protocol):
         self._request_since, self.peer = self.loop.time(), peer_of(self.client)
         others = {id(each): each for each in cast("set[Connection]", self.connections) if each.is_open}
         del others[id(self)]
-        found = admission(self.peer, [each.taken for each in others.values()], self.patience.places)
+        taken = [each.taken for each in others.values()]
+        found = admission(self.peer, taken, self.patience.places, self._request_since)
         if found.closes is not None:
             others[found.closes].make_room()
         if not found.is_in:

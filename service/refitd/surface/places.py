@@ -3,11 +3,15 @@
 A connection takes a place. When a peer has all of its places, or all places are taken, the connection that has waited
 longest for its client makes room: a client that opens sockets and sends nothing shuts out only itself. Where none
 waits, because requests are being answered on all of them, a few places are left on which only health is answered.
+A peer that sends many requests at once may have more than its places for a moment, while there are others: what came
+less than `GRACE` seconds ago is a request on its way, and to close it would lose it.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
+
+GRACE = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,26 +42,30 @@ class Admission:
     closes: int | None = None
 
 
-def admission(peer: str, taken: Iterable[Taken], places: Places) -> Admission:
+def admission(peer: str, taken: Iterable[Taken], places: Places, now: float) -> Admission:
     """Decide on a new connection.
 
     Args:
         peer: where it comes from, see `peer_of`.
         taken: the connections that there are, without it.
         places: how many there may be.
+        now: seconds of the clock of `waits_since`.
     """
     everything = list(taken)
     ordinary = [each for each in everything if not each.health_only]
     own = [each for each in ordinary if each.peer == peer]
     if len(own) < places.peer and len(ordinary) < places.all:
         return Admission()
-    closes = _longest(own if len(own) >= places.peer else ordinary)
+    is_full = len(ordinary) >= places.all
+    closes = _longest(own if len(own) >= places.peer else ordinary, until=now if is_full else now - GRACE)
     if closes is not None:
         return Admission(closes=closes)
+    if not is_full and _longest(own, until=now) is not None:
+        return Admission()
     spare = [each for each in everything if each.health_only]
     if len(spare) < places.health:
         return Admission(health_only=True)
-    closes = _longest(spare)
+    closes = _longest(spare, until=now)
     return Admission(is_in=closes is not None, health_only=True, closes=closes)
 
 
@@ -74,6 +82,8 @@ def peer_of(client: tuple[str, int] | None) -> str:
     return str(address) if address.version == 4 else str(int(address) >> 64)
 
 
-def _longest(taken: Sequence[Taken]) -> int | None:
+def _longest(taken: Sequence[Taken], *, until: float) -> int | None:
+    """Which of those has waited longest that began to wait no later than `until`."""
     waiting = [(each.waits_since, each.key) for each in taken if each.waits_since is not None]
-    return min(waiting)[1] if waiting else None
+    longest = min(waiting, default=None)
+    return None if longest is None or longest[0] > until else longest[1]

@@ -3,7 +3,7 @@
 #   TORCH=skip, TORCH_INDEX=URL   another build of torch than the CPU one: see deploy/install-torch
 #   ARGS='-k rollback -x'         further arguments of pytest, of the demo or of the benchmark
 .DEFAULT_GOAL := help
-.PHONY: help demo test check soak chaos bench bench-paint bench-gpu bench-gpu2 bench-plan density simulation sglang areal plugin-releases browser screenshots docs docs-links reference clean
+.PHONY: help demo test check simulation fuzz soak chaos bench bench-paint bench-gpu bench-gpu2 bench-plan density sglang areal plugin-releases browser screenshots docs docs-links reference clean
 .DELETE_ON_ERROR:
 
 PYTHON ?=
@@ -14,6 +14,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The first case of the simulation and how many steps it takes, where they are not drawn or the usual ones.
 SEED ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 STEPS ?=
+
+# How many cases each fuzzer takes.
+FUZZ ?= 3000
 
 RELEASES ?= 0.5.12.post1 0.5.16 0.5.19
 
@@ -44,6 +47,9 @@ simulation: $(READY) ## 10,000 steps of the simulation from a seed that is drawn
 	@seed=$(SEED); echo "the first case of the simulation is $$seed: 'make simulation SEED=$$seed' takes the same steps"; \
 	REFITD_SIMULATION_SEED=$$seed REFITD_SIMULATION_STEPS=$(or $(STEPS),$(REFITD_SIMULATION_STEPS),10000) REFITD_SIMULATION_SHARES=2 \
 	$(BIN)/python -m pytest tests/simulation/test_simulation.py -q -n 2 -k whatever_comes $(ARGS)
+
+fuzz: $(READY) ## change what files, engines and plugins send, in other ways each time, for about two minutes (FUZZ=100000: an hour)
+	@REFITD_FUZZ=$(FUZZ) $(BIN)/python -m pytest tests/attack/test_attack_parsers.py tests/attack/test_attack_answers.py -q $(ARGS)
 
 soak: $(READY) ## a million steps of the simulation and unseen cases for the unit tests, on all cores (half an hour on two)
 	@$(BIN)/python -m pytest tests/unit -q -n auto --hypothesis-profile=default

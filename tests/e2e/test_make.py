@@ -14,6 +14,8 @@ VERBS = [
     "demo",
     "test",
     "check",
+    "simulation",
+    "fuzz",
     "soak",
     "chaos",
     "bench",
@@ -51,7 +53,7 @@ def test_clean_removes_only_what_make_made() -> None:
 
 def test_ci_runs_the_verbs_that_a_person_runs() -> None:
     script = (TREE / ".ci/run").read_text()
-    assert "for verb in check docs test browser sglang areal; do" in script
+    assert "for verb in check docs test simulation fuzz browser sglang areal; do" in script
     assert 'make "$verb"' in script
 
 

@@ -38,6 +38,7 @@ async def test_pages_run_no_script_but_the_services_own(tmp_path: Path) -> None:
         for path in FILES:
             policy = (await stage.http.get(path)).headers["content-security-policy"]
             assert "default-src 'none'; script-src 'self'; style-src 'self'" in policy
+            assert "frame-ancestors 'none'" in policy
             assert "unsafe" not in policy
     page = (FOLDER / "index.html").read_text()
     assert re.findall(r"<script(?![^>]* src=)", page) == []

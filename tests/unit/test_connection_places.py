@@ -28,6 +28,11 @@ def test_a_peer_that_sends_many_requests_at_once_loses_none_of_them_while_there_
     assert admission("a", there, PLACES, NOW) == Admission(closes=1), "all are taken: that peer makes room by itself"
 
 
+def test_where_all_places_are_taken_a_peer_with_more_than_its_own_makes_room() -> None:
+    there = [taken(1, "a", NOW), taken(2, "a", NOW), taken(3, "a", NOW), taken(4, "b", 1.0)]
+    assert admission("c", there, PLACES, NOW) == Admission(closes=1)
+
+
 def test_where_all_places_are_taken_the_connection_makes_room_that_has_waited_longest() -> None:
     there = [taken(1, "a", 3.0), taken(2, "b", 1.0), taken(3, "c"), taken(4, "d", 2.0)]
     assert admission("e", there, PLACES, NOW) == Admission(closes=2)

@@ -7,6 +7,7 @@ A peer that sends many requests at once may have more than its places for a mome
 less than `GRACE` seconds ago is a request on its way, and to close it would lose it.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
@@ -57,7 +58,7 @@ def admission(peer: str, taken: Iterable[Taken], places: Places, now: float) -> 
     if len(own) < places.peer and len(ordinary) < places.all:
         return Admission()
     is_full = len(ordinary) >= places.all
-    closes = _longest(own if len(own) >= places.peer else ordinary, until=now if is_full else now - GRACE)
+    closes = _longest(_makes_room(own, ordinary, places), until=now if is_full else now - GRACE)
     if closes is not None:
         return Admission(closes=closes)
     if not is_full and _longest(own, until=now) is not None:
@@ -80,6 +81,14 @@ def peer_of(client: tuple[str, int] | None) -> str:
     if address.is_loopback:
         return "local"
     return str(address) if address.version == 4 else str(int(address) >> 64)
+
+
+def _makes_room(own: Sequence[Taken], ordinary: Sequence[Taken], places: Places) -> Sequence[Taken]:
+    """Those of which one makes room: the peer's own, else those of peers with more than their places, else all."""
+    if len(own) >= places.peer:
+        return own
+    held = Counter(each.peer for each in ordinary)
+    return [each for each in ordinary if held[each.peer] > places.peer] or ordinary
 
 
 def _longest(taken: Sequence[Taken], *, until: float) -> int | None:

@@ -22,6 +22,7 @@ from support.servers import EmbeddedServer, ServerError
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 HASTY = (sys.executable, hasty.__file__)
+ALLOWED = ("--engine-allow", "127.0.0.0/8,localhost")  # so that what is found is sent the keys
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ def test_engines_come_and_go_with_their_records_in_the_dns(models: Path, tmp_pat
 
         at = f"dns://{host}:{port}"
         flags = ["--discover", f"{at}/rollout.test?port={one.port}", "--discover", f"{at}/_sglang._tcp.test?type=SRV"]
+        flags += ALLOWED
         with running(tmp_path, one, *flags, named=False, by=HASTY) as job:
             by_address = Found(one, "127.0.0.1", *record(address, "127.0.0.1"))
             follow(job, models, by_address, Found(two, "localhost", *record(service, f"0 0 {two.port} localhost.")))
@@ -86,7 +88,7 @@ def test_engines_come_and_go_with_the_workers_of_a_router(models: Path, tmp_path
     with (
         two_engines(tmp_path, models / "model_a") as (one, two),
         RouterServer(tmp_path) as router,
-        running(tmp_path, one, "--discover", f"sglang-router+{router.url}", named=False, by=HASTY) as job,
+        running(tmp_path, one, "--discover", f"sglang-router+{router.url}", *ALLOWED, named=False, by=HASTY) as job,
     ):
         workers = [
             Found(engine, "127.0.0.1", partial(router.add, engine), partial(router.remove, engine))
@@ -99,7 +101,7 @@ def test_engines_are_found_and_a_place_that_vanishes_takes_none_away(models: Pat
     trial = tmp_path / "name_resolve/me/exp/trial"
     with (
         EmbeddedServer(tmp_path, models / "model_a") as engine,
-        running(tmp_path, engine, "--discover", f"areal:{trial}", named=False) as job,
+        running(tmp_path, engine, "--discover", f"areal:{trial}", *ALLOWED, named=False) as job,
     ):
         assert job.client.engines().items == []
         entry = trial / "gen_servers/1/ENTRY"

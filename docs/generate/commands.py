@@ -35,9 +35,15 @@ def _sections() -> Iterator[str]:
     for panel, functions in COMMANDS.items():
         yield f"## {panel}"
         yield from (_command(f"refitd {each.__name__}", commands[each.__name__]) for each in functions)
-    engines = commands["engines"]
-    yield _command("refitd engines", engines, heading="##")
-    yield from (_command(f"refitd engines {name}", each) for name, each in engines.commands.items())
+    for name, group in commands.items():
+        if hasattr(group, "commands"):
+            yield from _group(f"refitd {name}", group)
+
+
+def _group(name: str, group: Any) -> Iterator[str]:
+    """A group as a section, then its commands."""
+    yield _command(name, group, heading="##")
+    yield from (_command(f"{name} {each}", command) for each, command in group.commands.items())
 
 
 def _command(name: str, command: Any, heading: str = "###") -> str:

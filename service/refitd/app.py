@@ -22,7 +22,7 @@ from refitd.ledger import Ledger
 from refitd.logs import configure_logs
 from refitd.ownership import Hold, StartRefusedError, owned, state_owned
 from refitd.parts import Parts, compose
-from refitd.preflight import stranger
+from refitd.preflight import keys_without_token, stranger
 from refitd.rollout.record import Source
 from refitd.root_mark import RootGuard, mark_root
 from refitd.settings import Settings
@@ -43,6 +43,7 @@ DRAIN_SECONDS = 20.0
 SWITCH_SECONDS = 0.0005
 
 _NOT_ROOT = "run it as a user that may write to the root and the state folder, and nothing else (docs/deploy.md)"
+_CLOSE_IT = "set --token-file (REFITD_TOKEN_FILE) unless every user of this machine may change engines"
 
 log = structlog.get_logger("refitd")
 
@@ -118,6 +119,8 @@ async def _run(
     settings: Settings, ledger: Ledger, guard: RootGuard, sockets: list[socket], telemetry: Telemetry
 ) -> None:
     await _warn_of_strangers(settings, ledger)
+    if (exposed := await asyncio.to_thread(keys_without_token, settings)) is not None:
+        log.warning("--insecure: engines can be changed without a token", reason=exposed, advice=_CLOSE_IT)
     await asyncio.to_thread(_make_secret, settings.root.resolve())
     parts = compose(settings, ledger, guard, await asyncio.to_thread(_leads, settings))
     webhooks = await asyncio.to_thread(Webhooks, settings, ledger, telemetry)

@@ -25,7 +25,7 @@ def check_start(settings: Settings) -> None:
 
 def faults_of(settings: Settings) -> list[str]:
     """What a start would be refused for."""
-    checks: tuple[Callable[[Settings], str | None], ...] = (_engines_file, _keys_without_token, _base_model)
+    checks: tuple[Callable[[Settings], str | None], ...] = (_engines_file, _refused_keys, _base_model)
     return [fault for check in checks if (fault := check(settings)) is not None]
 
 
@@ -51,9 +51,14 @@ def _engines_file(settings: Settings) -> str | None:
     return None
 
 
-def _keys_without_token(settings: Settings) -> str | None:
+def _refused_keys(settings: Settings) -> str | None:
+    told = None if settings.insecure else keys_without_token(settings)
+    return f"{told}: set --token-file (REFITD_TOKEN_FILE), or --insecure where every user may" if told else None
+
+
+def keys_without_token(settings: Settings) -> str | None:
     """Without a token every user of the machine could have engines loaded with keys that only the service may read."""
-    if settings.insecure or settings.wants_token:
+    if settings.wants_token:
         return None
     keys = "--engine-key-file" if settings.engine_key_file is not None else "--engine-admin-key-file"
     if settings.engine_key_file is None and settings.engine_admin_key_file is None:
@@ -61,8 +66,7 @@ def _keys_without_token(settings: Settings) -> str | None:
             return None
         keys = "a key in --engines-file"
     return (
-        f"engines have keys ({keys}) and this service has no token, so any user of this machine could have it change "
-        "them: set --token-file (REFITD_TOKEN_FILE), or --insecure where every user may"
+        f"engines have keys ({keys}) and this service has no token, so any user of this machine can have it change them"
     )
 
 

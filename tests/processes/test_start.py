@@ -42,6 +42,20 @@ def test_a_canary_that_is_no_engine_is_warned_of_once(tmp_path: Path) -> None:
     assert '"level": "warning"' in warnings[0]
 
 
+def test_insecure_with_engine_keys_is_warned_of_once(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("secret")
+    (tmp_path / "key").chmod(0o600)
+    keys = ("--insecure", "--engine-key-file", str(tmp_path / "key"))
+    with serve(tmp_path / "root", "--port", "0", "--engine", "http://127.0.0.1:1", *keys) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=60)
+    (warning,) = [line for line in err.splitlines() if "engines have keys (--engine-key-file)" in line]
+    assert '"level": "warning"' in warning
+    assert "any user of this machine" in warning
+
+
 def test_doctor_finds_out_that_the_service_at_its_port_is_of_another_root(tmp_path: Path) -> None:
     """Versions that are published into this root would be announced to a service that never finds them."""
     (tmp_path / "other").mkdir()

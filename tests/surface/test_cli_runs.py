@@ -1,13 +1,14 @@
 """Commands about several trainings: runs, runs close, runs reopen, engines move."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
-from refitd_client.contract.states import EngineState, Standing
+from refitd_client.contract.states import EngineState, Standing, VersionState
 from refitd_client.contract.wire import Engine, Move, OneRun, Page, Problem, RunGlance
 from support.command_line import answer, refitd
-from support.stand_in_service import StandIn, make_engine, make_run, stand_in
+from support.stand_in_service import StandIn, make_engine, make_run, make_version, stand_in
 
 CLOSED = [make_run(run=f"old-{n}", standing=Standing.CLOSED, engines={}, closed_at="t") for n in range(5)]
 
@@ -60,11 +61,13 @@ class TestMove:
 class TestRuns:
     def test_runs_are_listed_with_how_they_stand(self, service: StandIn) -> None:
         lost = make_run(run="new", standing=Standing.UNFOLLOWED, headline="No engine follows this run.", engines={})
+        lost = replace(lost, reasons=["'refitd engines move ID --run new' brings an engine here", "Step 1 is UNKNOWN"])
         service.runs = [make_run(), lost, CLOSED[0]]
         shown = refitd("runs", "--url", service.url).stdout
         rows = [line for line in shown.splitlines()[2:] if not line.startswith(" ")]
         assert [row.split()[0] for row in rows] == ["exp", "new", "old-0"]
         assert "UNFOLLOWED" in shown
+        assert "'refitd engines move ID --run new'" in shown, "what to do"
         page = answer("runs", "--url", service.url, kind=Page[RunGlance])
         assert page.items == service.runs
 
@@ -107,3 +110,12 @@ def test_a_run_that_no_engine_follows_is_said_to_be_so_with_what_to_do(
     shown = refitd(*command, "--url", service.url).stdout
     assert "○ UNFOLLOWED exp" in shown
     assert remedy in shown
+
+
+def test_status_says_of_a_run_without_a_good_version_that_no_engine_follows_it(service: StandIn) -> None:
+    service.runs = [make_run(standing=Standing.UNFOLLOWED, headline="No engine follows.", engines={})]
+    service.versions, service.engines = [make_version(1, state=VersionState.UNKNOWN)], []
+    assert (
+        "○ UNFOLLOWED exp has no good version yet, and no engine follows it"
+        in refitd("status", "--url", service.url).stdout
+    )

@@ -175,6 +175,17 @@ async def test_a_run_is_explained_by_how_it_stands_before_its_target_is(tmp_path
         ]
 
 
+async def test_a_run_without_a_good_version_is_explained_by_how_it_stands(tmp_path: Path) -> None:
+    async with serving(tmp_path, run="exp") as stage:
+        publish(stage.root, "exp", 2, {})
+        await stage.rejected("exp~v000002")
+        answer = (await stage.http.get("/v1/explain/exp")).json()
+        assert answer["id"] == "exp"
+        assert answer["sentences"][0] == "Run exp is TROUBLED: No good version yet."
+        assert answer["sentences"][1].startswith("Step 2 is REJECTED: ")
+        assert answer["sentences"][-1] == "It has no target: 'refitd versions --run exp' lists its versions."
+
+
 async def test_an_engine_is_named_by_its_url_too_and_one_that_is_unknown_is_said_to_be_so(tmp_path: Path) -> None:
     async with serving(tmp_path) as stage:
         await stage.served(1)
@@ -217,10 +228,6 @@ async def test_who_names_what_may_be_several_versions_or_none_is_told_what_to_as
         both = "may be 2 versions: 'refitd explain exp~v000002', 'refitd explain other~v000002'"
         assert await told("2") == (404, f"2 {both}")
         assert await told("v000002") == (404, f"v000002 {both}")
-        assert await told("exp") == (
-            404,
-            "exp is a run without a good version: 'refitd versions --run exp' lists what it has",
-        )
         assert (await told("run~v000099"))[1].endswith("'refitd versions' and 'refitd engines' list what there is")
 
 

@@ -38,6 +38,15 @@ async def served(stage: Stage, run: str, step: int, **more: Any) -> str:
     return at(run, step)
 
 
+async def torn(stage: Stage, run: str) -> None:
+    """Have a run's first version rejected."""
+    (stage.root / run / "v000001").mkdir(parents=True)
+    (stage.root / run / "v000001" / "model.safetensors").write_bytes(b"torn")
+    (stage.root / run / "v000001" / "refit.json").write_bytes(b"{}")
+    await until(stage, lambda: at(run, 1) in stage.ledger.versions)
+    await stage.rejected(at(run, 1))
+
+
 async def until(stage: Stage, what: Callable[[], bool]) -> None:
     """Wait for something to become true of the ledger."""
     seen = stage.ledger.bell.count
@@ -100,6 +109,50 @@ async def test_a_run_that_no_engine_follows_is_unfollowed_and_says_what_to_do(tm
         assert await metric(stage, 'refitd_run_unfollowed{run="old"} 0.0')
         explained = await asked(stage.http.get("/v1/explain/new"))
         assert explained["sentences"][0].startswith("Run new is UNFOLLOWED")
+
+
+async def test_a_run_that_no_engine_follows_is_unfollowed_though_its_versions_have_no_model_to_be_held_against(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path, base_model=None, run="old") as stage:
+        publish(stage.root, "new", 1, tensors(1))
+        await stage.until(at("new", 1), lambda record: record.state is VersionState.UNKNOWN)
+        seen = await glance(stage, "new")
+        assert (seen["standing"], seen["headline"]) == (
+            "UNFOLLOWED",
+            "No engine follows this run, and it has no good version yet.",
+        )
+        assert "'refitd engines move ID --run new'" in seen["reasons"][0]
+        assert "a:1 (follows old)" in seen["reasons"][0]
+        assert seen["reasons"][1].startswith(
+            "Step 1 is UNKNOWN: no engine follows run new, so there is no model to hold it against: "
+            "'refitd engines move ID --run new' brings an engine here, or set --base-model"
+        )
+        assert await metric(stage, 'refitd_run_unfollowed{run="new"} 1.0')
+        explained = await asked(stage.http.get("/v1/explain/new"))
+        assert explained["id"] == "new"
+        assert explained["sentences"][0].startswith("Run new is UNFOLLOWED: No engine follows this run")
+        assert "'refitd engines move ID --run new'" in explained["sentences"][1]
+        assert explained["sentences"][-1] == "It has no target: 'refitd versions --run new' lists its versions."
+
+
+async def test_a_run_that_no_engine_follows_is_unfollowed_though_its_newest_version_is_rejected(tmp_path: Path) -> None:
+    async with serving(tmp_path, run="old") as stage:
+        await torn(stage, "new")
+        seen = await glance(stage, "new")
+        assert seen["standing"] == "UNFOLLOWED"
+        assert "'refitd engines move ID --run new'" in seen["reasons"][0]
+        assert seen["reasons"][1].startswith("Step 1 is REJECTED: ")
+
+
+async def test_the_remedy_says_how_engines_of_a_run_that_is_not_closed_are_moved(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stage:
+        await served(stage, "old", 1)
+        await told(stage, "new", 1)
+        remedy = (await glance(stage, "new"))["reasons"][0]
+        assert "(add --yes, or first 'refitd runs close old', while old is not closed)" in remedy
+        await closed(stage, "old")
+        assert "--yes" not in (await glance(stage, "new"))["reasons"][0]
 
 
 async def test_the_engines_that_no_other_run_would_lose_are_named_first(tmp_path: Path) -> None:
@@ -285,12 +338,8 @@ async def test_a_run_that_has_ended_is_closed_and_not_unfollowed_also_after_a_re
 
 
 async def test_a_closed_run_is_not_troubled_and_stands_behind_the_others(tmp_path: Path) -> None:
-    async with serving(tmp_path, names=()) as stage:
-        (stage.root / "a" / "v000001").mkdir(parents=True)
-        (stage.root / "a" / "v000001" / "model.safetensors").write_bytes(b"torn")
-        (stage.root / "a" / "v000001" / "refit.json").write_bytes(b"{}")
-        await until(stage, lambda: at("a", 1) in stage.ledger.versions)
-        await stage.rejected(at("a", 1))
+    async with serving(tmp_path, run="a") as stage:
+        await torn(stage, "a")
         await told(stage, "b", 1)
         assert (await glance(stage, "a"))["standing"] == "TROUBLED"
         await closed(stage, "a")

@@ -114,6 +114,8 @@ def test_another_writer_is_answered_at_once_then_after_a_wait_and_then_not_at_al
     for wait in WAITS:
         record = probed(record, seen(), now)
         assert (record.state is EngineState.CONTESTED) is (wait > 0)
+        if wait:
+            assert "stop the other writer (another refitd with this engine, or a trainer" in (record.reason or "")
         now += wait * INTERVAL
         record = probed(record, seen(), now)
         assert record.state is EngineState.BEHIND

@@ -51,7 +51,10 @@ def test_an_engine_that_another_writer_has_changed_lately_is_trouble_though_it_i
     fought = engine("a", serving=HERE[0].serving, contests=2)
     found = glance(seen([fought]))
     assert (found.standing, found.in_sync) == (Standing.TROUBLED, 1)
-    assert found.reasons == ["a is loaded again where another writer had changed the weights: 'refitd explain a'"]
+    assert found.reasons == [
+        "a is loaded again where another writer had changed the weights: stop the other writer (another refitd with "
+        "this engine, or a trainer or a script that updates it); 'refitd explain a'"
+    ]
 
 
 def test_two_hundred_engines_in_one_state_are_one_sentence() -> None:
@@ -82,7 +85,7 @@ def test_two_hundred_engines_in_one_state_are_one_sentence() -> None:
             Standing.TROUBLED,
             "Step 3 is barred: the canary a broke",
         ),
-        (version(3, state=VersionState.UNKNOWN, reason="EIO"), Standing.TROUBLED, "Step 3 could not be read: EIO"),
+        (version(3, state=VersionState.UNKNOWN, reason="EIO"), Standing.TROUBLED, "Step 3 is UNKNOWN: EIO"),
         (version(3, state=VersionState.VALIDATING), Standing.MOVING, "Step 3 is VALIDATING"),
     ],
 )
@@ -176,3 +179,15 @@ def test_a_run_without_a_good_version_or_without_engines_says_that() -> None:
     assert glance(seen(HERE, target=None, versions=[])).headline == "No version yet."
     assert glance(seen(HERE, target=None)).headline == "No good version yet."
     assert glance(seen([])).headline == "No engine follows this run; step 2 is its target."
+    assert glance(seen([], target=None)).headline == "No engine follows this run, and it has no good version yet."
+    assert (
+        glance(seen([], target=None, versions=[])).headline == "No engine follows this run, and it has no version yet."
+    )
+
+
+@pytest.mark.parametrize("state", [VersionState.UNKNOWN, VersionState.REJECTED, VersionState.LOST])
+def test_a_run_that_no_engine_follows_is_unfollowed_whatever_its_newest_version_is(state: VersionState) -> None:
+    found = glance(seen([], target=None, versions=[version(3, state=state, reason="so it is")], others=HERE))
+    assert found.standing is Standing.UNFOLLOWED
+    assert "'refitd engines move ID --run run'" in found.reasons[0]
+    assert found.reasons[1] == f"Step 3 is {state}: so it is"

@@ -1,11 +1,12 @@
 """Settings that name files and engines are looked at before the start."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from refitd.preflight import check_start, stranger
+from refitd.preflight import check_start, keys_without_token, stranger
 from refitd.settings import Settings
 from support.checkpoints import write_model
 
@@ -53,6 +54,9 @@ def test_engines_with_keys_want_a_service_with_a_token(tmp_path: Path, given: di
         check_start(settings(tmp_path, **given))
     check_start(settings(tmp_path, token="t", **given))
     check_start(settings(tmp_path, insecure=True, **given))
+    assert re.search(f"{named}.*no token", keys_without_token(settings(tmp_path, insecure=True, **given)) or "")
+    assert keys_without_token(settings(tmp_path, insecure=True, token="t", **given)) is None
+    assert keys_without_token(settings(tmp_path, insecure=True)) is None
 
 
 @pytest.mark.parametrize("text", [None, "engines: [", "engines: [{}]"])

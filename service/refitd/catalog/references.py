@@ -41,7 +41,11 @@ class References:
             if isinstance(found, Reference) or not found.final:
                 return found
         if not engines and self._ledger.engines:
-            return NoReference(f"no engine follows run {run}: bind one in the engines file, or {_SETTING}", final=False)
+            return NoReference(
+                f"no engine follows run {run}, so there is no model to hold it against: 'refitd engines move ID --run "
+                f"{run}' brings an engine here, or {_SETTING}",
+                final=False,
+            )
         if any(engine.state in {EngineState.PROBING, EngineState.UNREACHABLE} for engine in engines) or not engines:
             return NoReference(
                 f"no engine has said yet which model it serves: wait for one, or {_SETTING}", final=False

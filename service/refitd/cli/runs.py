@@ -10,6 +10,7 @@ from refitd.cli.help import Command, Group
 from refitd.cli.options import Json, RunArgument, TokenFile, Url, Yes, connect
 from refitd.cli.output import speaking
 from refitd.cli.table import Table
+from refitd_client.contract.states import Standing
 from refitd_client.contract.wire import Page, RunGlance
 
 app = typer.Typer(cls=Group)
@@ -93,9 +94,15 @@ def runs_table(runs: list[RunGlance]) -> Table:
             _step(run.target_step),
             _step(run.newest_step),
             f"{run.in_sync}/{sum(run.engines.values())}",
-            words=render.sentence(run.headline),
+            words=render.sentence(_why(run)),
         )
     return table
+
+
+def _why(run: RunGlance) -> str:
+    """How it stands in a sentence; of a run that no engine follows, what to do as well."""
+    remedy = run.reasons[:1] if run.standing is Standing.UNFOLLOWED else []
+    return " ".join([run.headline, *remedy])
 
 
 def _step(step: int | None) -> str:

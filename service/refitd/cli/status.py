@@ -75,7 +75,7 @@ def run_lines(run: RunSummary) -> list[Text]:
 def _run_line(run: RunSummary) -> Text:
     name = render.sentence(run.run, "bold")
     if run.target is None:
-        return Text.assemble(name, " has no good version yet")
+        return Text.assemble(name, " has no good version yet", "" if run.engines else ", and no engine follows it")
     style = "green" if run.engines and run.in_sync == run.engines else "yellow"
     count = (f"{run.in_sync} of {run.engines} engines" if run.engines else "no engine", style)
     lost = ", whose files are lost: publish a newer step" if run.target.state is VersionState.LOST else ""

@@ -215,7 +215,7 @@ def _unready(version: VersionRecord) -> str | None:
         case VersionState.ANNOUNCED | VersionState.SETTLING | VersionState.VALIDATING:
             return f"{version.state}: nobody knows yet whether it is good"
         case VersionState.UNKNOWN:
-            return "UNKNOWN: it could not be read, and is tried again"
+            return "UNKNOWN: it has no verdict yet, and is tried again"
         case VersionState.DELETED:
             return "DELETED: nothing is left of it"
         case VersionState.SEALED | VersionState.RETIRED | VersionState.REJECTED | VersionState.LOST:

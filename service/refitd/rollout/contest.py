@@ -22,6 +22,9 @@ from refitd_client.contract.states import EngineState
 WAITS = (0.0, 5.0, 30.0)  # probe intervals before each load against another writer; after these, none
 CALM_PROBES = 300.0  # probe intervals without another change, after which earlier ones are forgotten
 
+STOP_THE_OTHER = (
+    "stop the other writer (another refitd with this engine, or a trainer or a script that updates it)"  # what to do
+)
 _AWAY = frozenset({EngineState.PROBING, EngineState.UNREACHABLE})
 
 
@@ -101,14 +104,12 @@ def held(engine: EngineRecord, now: float, interval: float) -> EngineRecord:
     if engine.contest is None or not engine.known:
         return engine
     if gives_up(engine):
-        reason = (
-            f"{engine.contest}; nothing more is loaded: stop the other writer, then 'refitd engines resync {engine.id}'"
-        )
+        reason = f"{engine.contest}; nothing more is loaded: {STOP_THE_OTHER}, then 'refitd engines resync {engine.id}'"
         return replace(engine, state=EngineState.CONTESTED, reason=reason)
     waited = now - (engine.contested_at or now)
     nothing_to_load = engine.state is EngineState.IN_SYNC
     if nothing_to_load or waited < WAITS[max(engine.contests, 1) - 1] * interval:
-        return replace(engine, state=EngineState.CONTESTED, reason=engine.contest)
+        return replace(engine, state=EngineState.CONTESTED, reason=f"{engine.contest}: {STOP_THE_OTHER}")
     return engine
 
 

@@ -7,7 +7,7 @@ its contents are not known            it stays paused until it has loaded a vers
 the new run is paused                 it is brought to that run's last good version
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -50,13 +50,23 @@ def move(books: Books, engine: EngineRecord, run: str) -> None:
         books.put_engine(after, f"moved: follows run {run}{left}")
 
 
-def how_to_bring(engines: Sequence[EngineRecord], run: str) -> str:
-    """How to bring some of these engines to a run, as a sentence without a full stop."""
+def how_to_bring(engines: Sequence[EngineRecord], run: str, closed: Collection[str]) -> str:
+    """How to bring some of these engines to a run, as a sentence without a full stop.
+
+    Args:
+        engines: the engines that could come; those that a sentence names stand first.
+        run: the run.
+        closed: the runs that are closed: engines of any other run are moved with --yes only.
+    """
     if not engines:
         return f"'refitd engines add URL --run {run}' adds an engine"
     named = ", ".join(f"{engine.id} ({_whose(engine)})" for engine in engines[:_NAMED])
     more = f" and {len(engines) - _NAMED} more" if len(engines) > _NAMED else ""
-    return f"'refitd engines move ID --run {run}' brings an engine here: there are {named}{more}"
+    told = f"'refitd engines move ID --run {run}' brings an engine here: there are {named}{more}"
+    kept = next((engine.run for engine in engines if engine.run is not None and engine.run not in closed), None)
+    if kept is None:
+        return told
+    return f"{told} (add --yes, or first 'refitd runs close {kept}', while {kept} is not closed)"
 
 
 def _whose(engine: EngineRecord) -> str:

@@ -6,7 +6,7 @@ Reads records, asks nobody.
 from refitd.catalog.record import VersionRecord
 from refitd.ledger import Ledger
 from refitd.rollout.binding import why_unbound
-from refitd.rollout.contest import gives_up
+from refitd.rollout.contest import STOP_THE_OTHER, gives_up
 from refitd.rollout.record import AttemptRecord, EngineRecord, RolloutRecord, Source
 from refitd.rollout.strategy import has_given_up, released, why_waiting
 from refitd.surface.meaning import ended, engine_meaning, version_meaning
@@ -21,10 +21,12 @@ _SOURCES = {
 }
 
 
-def explain_run(seen: RunGlance, target: str) -> list[str]:
+def explain_run(seen: RunGlance, target: str | None) -> list[str]:
     """How a run stands, and what its target is, which is explained behind this."""
     reasons = (reason if reason.endswith(".") else f"{reason}." for reason in seen.reasons)
-    return [f"Run {seen.run} is {seen.standing}: {seen.headline}", *reasons, f"{target} is its target."]
+    lacks = f"It has no target: 'refitd versions --run {seen.run}' lists its versions."
+    aims = lacks if target is None else f"{target} is its target."
+    return [f"Run {seen.run} is {seen.standing}: {seen.headline}", *reasons, aims]
 
 
 def explain_version(
@@ -148,14 +150,11 @@ def _fought_over(engine: EngineRecord) -> list[str]:
         return []
     times = "once" if engine.contests == 1 else f"{engine.contests} times"
     counted = f"Another writer has changed its weights or its label {times} lately."
-    if engine.contest is None:
-        return [f"{counted} It was loaded again since."]
     if gives_up(engine):
-        return [
-            f"{counted} Nothing more is loaded into it: stop the other writer (another refitd with this engine, or a "
-            f"trainer or a script that updates it), then 'refitd engines resync {engine.id}'."
-        ]
-    return [f"{counted} It is loaded again, after a longer wait each time."]
+        resync = f"then 'refitd engines resync {engine.id}'"
+        return [f"{counted} Nothing more is loaded into it: {STOP_THE_OTHER}, {resync}."]
+    again = "was loaded again since" if engine.contest is None else "is loaded again, after a longer wait each time"
+    return [f"{counted} It {again}: {STOP_THE_OTHER}."]
 
 
 def _about_its_run(engine: EngineRecord, ledger: Ledger) -> list[str]:

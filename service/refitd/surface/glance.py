@@ -4,10 +4,11 @@ The dashboard, `refitd top` and whoever asks GET /v1/overview show these words, 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from refitd.catalog.record import VersionRecord
+from refitd.rollout.contest import STOP_THE_OTHER
 from refitd.rollout.moving import how_to_bring
 from refitd.rollout.record import EngineRecord, RolloutRecord
 from refitd.rollout.strategy import Strategy, has_given_up, released, why_waiting
@@ -29,7 +30,8 @@ _OVER = frozenset({VersionState.RETIRED, VersionState.DELETED})
 class Seen:
     """What a glance takes in. `versions` are the run's, `rollout` its newest, `target` what engines should serve.
 
-    `others` are the engines that follow other runs or none; `closed_at` is when the run was closed.
+    `others` are the engines that follow other runs or none, `closed` the runs that are closed; `closed_at` is when this
+    run was closed.
     """
 
     run: str
@@ -39,6 +41,7 @@ class Seen:
     rollout: RolloutRecord | None
     strategy: Strategy
     others: Sequence[EngineRecord] = ()
+    closed: Collection[str] = ()
     closed_at: str | None = None
 
 
@@ -78,10 +81,10 @@ def _is_there(engine: EngineRecord, target: VersionRecord | None) -> bool:
 def _standing(seen: Seen, newest: VersionRecord | None, is_troubled: bool, there: int) -> Standing:
     if seen.closed_at is not None:
         return Standing.CLOSED
+    if not seen.engines:  # before trouble: without a model that engines serve, its versions cannot even be validated
+        return Standing.UNFOLLOWED
     if is_troubled:
         return Standing.TROUBLED
-    if not seen.engines:
-        return Standing.UNFOLLOWED
     if newest is not None and seen.target is not None and there == len(seen.engines):
         if newest.id == seen.target.id:
             return Standing.CURRENT
@@ -106,7 +109,8 @@ def _headline(seen: Seen, newest: VersionRecord | None, there: int) -> str:
         who = {0: "no engine follows", 1: "1 engine still follows"}.get(count, f"{count} engines still follow")
         return f"Closed at {seen.closed_at[:16].replace('T', ' ')}Z: {who} it."
     if seen.target is None:
-        return "No good version yet." if newest is not None else "No version yet."
+        lacks = "good version yet." if newest is not None else "version yet."
+        return f"No engine follows this run, and it has no {lacks}" if count == 0 else f"No {lacks}"
     step = f"step {seen.target.order.step:,}"
     newest_too = ", the newest" if newest is not None and newest.id == seen.target.id else ""
     if count == 0:
@@ -121,7 +125,9 @@ def _unfollowed(seen: Seen) -> list[str]:
     """What to do about a run that no engine follows."""
     if seen.engines or seen.closed_at is not None:
         return []
-    return [f"{how_to_bring(seen.others, seen.run)}; 'refitd runs close {seen.run}' says that it has ended"]
+    return [
+        f"{how_to_bring(seen.others, seen.run, seen.closed)}; 'refitd runs close {seen.run}' says that it has ended"
+    ]
 
 
 def _trouble(seen: Seen, newest: VersionRecord | None) -> list[str]:
@@ -137,7 +143,8 @@ def _fought_over(seen: Seen) -> str | None:
     mine = sorted(engine.id for engine in seen.engines if engine.contests and engine.state is not EngineState.CONTESTED)
     if not mine:
         return None
-    return f"{_names(mine)} loaded again where another writer had changed the weights: 'refitd explain {mine[0]}'"
+    told = f"{_names(mine)} loaded again where another writer had changed the weights"
+    return f"{told}: {STOP_THE_OTHER}; 'refitd explain {mine[0]}'"
 
 
 def _trouble_with(newest: VersionRecord, *, is_target: bool) -> str | None:
@@ -148,7 +155,7 @@ def _trouble_with(newest: VersionRecord, *, is_target: bool) -> str | None:
     if newest.state in {VersionState.REJECTED, VersionState.LOST}:
         return f"{step} is {newest.state}: {newest.reason or 'for no known reason'}"
     if newest.state is VersionState.UNKNOWN:
-        return f"{step} could not be read: {newest.reason}"
+        return f"{step} is UNKNOWN: {newest.reason}"
     return f"{step} is barred: {newest.reason or 'it was rolled back from'}" if newest.barred else None
 
 

@@ -87,6 +87,8 @@ async def explain(subject: str, service: ServiceOf) -> Explanation:
     record = await service.ledger.find(subject)
     if record is None:
         candidates = meant(subject, service.ledger)
+        if not candidates and subject in runs_of(service.ledger):
+            return Explanation(id=subject, sentences=explain_run(glance_at(service.ledger, subject), None))
         if len(candidates) != 1:
             raise unknown(service.ledger, Kind.UNKNOWN_ID, _unknown(subject, candidates, service.ledger))
         record = await find(service, candidates[0])
@@ -109,6 +111,4 @@ def _unknown(subject: str, candidates: Sequence[str], ledger: Ledger) -> str:
         named = ", ".join(f"'refitd explain {id_}'" for id_ in candidates[:_NAMED])
         more = f" and {len(candidates) - _NAMED} more" if len(candidates) > _NAMED else ""
         return f"{subject} may be {len(candidates)} versions: {named}{more}"
-    if subject in runs_of(ledger):
-        return f"{subject} is a run without a good version: 'refitd versions --run {subject}' lists what it has"
     return f"no version and no engine is called {subject}: 'refitd versions' and 'refitd engines' list what there is"

@@ -86,6 +86,7 @@ def glance_at(ledger: Ledger, run: str) -> RunGlance:
             rollout=ledger.rollouts.get(run),
             strategy=ledger.strategy,
             others=[] if engines else _others(ledger),
+            closed=ledger.runs.closed.keys(),
             closed_at=ledger.runs.closed.get(run),
         )
     )

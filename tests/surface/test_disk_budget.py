@@ -1,13 +1,18 @@
 """The disk budget, from outside: every byte under the root that refitd may delete counts, whatever it belongs to."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from refitd_client.contract.naming import MANIFEST_NAME
+from refitd_client.contract.states import VersionState
 from support.checkpoints import Tensors, publish, tensors
 from support.services import Stage, serving
+
+LAST_SHARD = "model-00002-of-00002.safetensors"
 
 
 def bad(seed: int) -> Tensors:
@@ -78,15 +83,40 @@ async def test_seven_bad_checkpoints_do_not_outgrow_the_budget_and_the_oldest_go
 
 
 @pytest.mark.parametrize("make", [bad, without_one, of_another_shape])
-async def test_the_newest_evidence_and_what_engines_serve_stay_under_any_budget(tmp_path: Path, make: Any) -> None:
+async def test_what_engines_serve_stays_under_any_budget_and_why_evidence_was_rejected_stays_known(
+    tmp_path: Path, make: Any
+) -> None:
     async with serving(tmp_path, disk_budget=1) as stage:
         await stage.served(1)
         for step in (2, 3):
             await reject(stage, step, make(step))
         done = await swept(stage)
-        assert on_disk(stage) == ["v000001", "v000003"]
+        assert on_disk(stage) == ["v000001"]
         assert done["kept_bytes"] == size(stage.root / "run")
         assert any("over the disk budget" in reason for item in done["items"] for reason in item["reasons"])
+        for step in (2, 3):
+            deleted = (await stage.http.get(f"/v1/versions/run~v{step:06d}")).json()
+            assert "given up for the disk budget" in deleted["reason"]
+            assert "it was REJECTED: " in deleted["reason"]
+
+
+async def test_a_bad_version_takes_the_room_of_bad_ones_and_never_of_what_a_rollback_goes_to(tmp_path: Path) -> None:
+    """There is room for three: 1 was served, 2 was rejected, 3 is served, 4 has no verdict yet and is rejected then."""
+    good = size(publish(tmp_path / "measure", "run", 1, tensors(1)))
+    async with serving(tmp_path, disk_budget=3 * good + good // 4, settle=0.0, settle_timeout=3600.0) as stage:
+        await stage.served(1)
+        await reject(stage, 2, bad(2))
+        await stage.served(3)
+        folder = stage.root / "run" / "v000004"
+        whole = publish(tmp_path / "measure", "run", 4, bad(4))
+        shutil.copytree(whole, folder, ignore=shutil.ignore_patterns(MANIFEST_NAME, LAST_SHARD))
+        await stage.until("run~v000004", lambda version: version.state is VersionState.SETTLING)
+        await swept(stage)
+        assert on_disk(stage) == ["v000001", "v000003", "v000004"]
+        shutil.copy(whole / LAST_SHARD, folder)
+        await stage.rejected("run~v000004")
+        await swept(stage)
+        assert on_disk(stage) == ["v000001", "v000003", "v000004"]
 
 
 async def test_a_version_whose_files_cannot_be_opened_counts_as_well(tmp_path: Path) -> None:

@@ -186,12 +186,12 @@ BUDGETED = [version(10), version(15, REJECTED), version(20), version(28), versio
     [
         (None, [10, 15, 20, 28, 29, 30, 31]),
         (70, [10, 15, 20, 28, 29, 30, 31]),
-        (69, [15, 20, 28, 29, 30, 31]),  # the oldest of every ten goes first
-        (59, [15, 28, 29, 30, 31]),
-        (49, [15, 29, 30, 31]),  # 30 is also one of the last four: now the oldest of these goes
-        (39, [15, 30, 31]),
-        (29, [15, 31]),
-        (0, [15, 31]),  # the newest good one and the newest piece of evidence stay whatever it costs
+        (69, [10, 20, 28, 29, 30, 31]),  # the evidence goes first, though it is the newest of its run
+        (59, [20, 28, 29, 30, 31]),  # then the oldest of every ten
+        (49, [28, 29, 30, 31]),
+        (39, [29, 30, 31]),  # 30 is also one of the last four: now the oldest of these goes
+        (29, [30, 31]),
+        (0, [31]),  # the newest good one stays whatever it costs
     ],
 )
 def test_the_disk_budget_drops_the_least_worthy_first(budget: int | None, expected: list[int]) -> None:
@@ -213,9 +213,41 @@ def test_copies_take_of_the_disk_budget_and_what_is_over_it_says_so() -> None:
     assert over in verdicts[1].reasons[-1]
 
 
-def test_under_the_budget_older_evidence_goes_before_anything_good() -> None:
-    versions = [version(1), version(2), version(3, REJECTED), version(4, REJECTED)]
-    assert kept_steps(decide(versions, KeepRules(last=2, disk_budget=39))) == [1, 2, 4]
+def test_under_the_budget_all_evidence_goes_before_anything_good_and_the_newest_of_each_run_last() -> None:
+    versions = [version(1), version(2), version(3, REJECTED), version(4, REJECTED), version(1, LOST, run="other")]
+    for budget, expected in ((49, [1, 1, 2, 4]), (39, [1, 2, 4]), (29, [1, 2]), (19, [2])):
+        assert kept_steps(decide(versions, KeepRules(last=2, disk_budget=budget))) == expected
+
+
+@pytest.mark.parametrize("state", [VersionState.ANNOUNCED, VersionState.SETTLING, VersionState.VALIDATING])
+def test_a_version_without_a_verdict_costs_no_run_what_a_rollback_goes_to(state: VersionState) -> None:
+    """2 is what a rollback goes to, 5 was rejected, 6 is served, and 7 has just come."""
+    good = [version(2, served_at="t"), version(6, served_at="t")]
+    versions = [*good, version(5, REJECTED), version(7, state)]
+    assert kept_steps(decide(versions, KeepRules(disk_budget=39))) == [2, 6, 7], "the rejected one goes first"
+    assert kept_steps(decide(versions, KeepRules(disk_budget=29))) == [2, 6, 7], "it may be bad, and go itself"
+    assert kept_steps(decide([*good, version(7, REJECTED)], KeepRules(disk_budget=29))) == [2, 6]
+    newer = [*good, version(7, served_at="t")]
+    assert kept_steps(decide(newer, KeepRules(disk_budget=29))) == [6, 7]
+    elsewhere = [*good, version(7, state, run="other")]
+    assert kept_steps(decide(elsewhere, KeepRules(disk_budget=29))) == [6, 7], "it is of another run"
+
+
+def test_the_budget_is_named_once_with_all_that_a_version_was_kept_for() -> None:
+    versions = [version(step, served_at="t" if step in (2, 3) else None) for step in (2, 3)]
+    given_up = decide(versions, KeepRules(last=2, disk_budget=10))[0]
+    assert given_up.reasons == (
+        "given up for the disk budget of 10 bytes; it was kept because: engines of run exp served it before the "
+        "current one: a rollback goes to it; and because: one of the newest 2 good versions of run exp",
+    )
+
+
+def test_evidence_is_promised_no_time_that_a_disk_budget_may_cut_short() -> None:
+    versions = [version(1, REJECTED), version(2)]
+    assert decide(versions, KeepRules(disk_budget=20))[0].reasons == (
+        "it is evidence of why it was REJECTED, and stays for another 24 h unless the disk budget wants it",
+    )
+    assert decide(versions)[0].reasons == ("it is evidence of why it was REJECTED, and stays for another 24 h",)
 
 
 def test_the_budget_never_takes_what_is_leased_or_pinned() -> None:

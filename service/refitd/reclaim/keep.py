@@ -14,15 +14,18 @@ The rules, the strongest first. A version that no rule keeps is dropped.
     5  REJECTED and LOST are evidence: they stay for `rejected_for` seconds. A folder that nothing proves to be a
        version's stays for good (`reclaim/holdings.py`).
     6  What a kept version needs stays with it: the base of a delta, and whatever has its folder in, around or on it.
-    7  Over the disk budget, what only 4 and 5 keep goes: evidence, then every Nth, then the last ones, oldest first,
-       and what a rollback would go to, until it fits. The newest piece of evidence of a run stays. If it still does
-       not fit, the verdicts say so. Every byte that refitd may delete takes of the budget. Copies for deltas, what
-       publishers are writing and the trash are not given up for it; slots are, before any version (`reclaim/spare.py`).
+    7  Over the disk budget, what only 4 and 5 keep goes, until the rest fits: first evidence, then every Nth, then the
+       last ones, each oldest first, then what a rollback would go to. The newest piece of evidence of each run is the
+       last evidence to go. What a rollback would go to stays while a version of its run is ANNOUNCED, SETTLING or
+       VALIDATING: it may turn out bad, and goes itself then. If it still does not fit, the verdicts say so. Every byte
+       that refitd may delete takes of the budget. Copies for deltas, what publishers are writing and the trash are not
+       given up for it; slots are, before any version (`reclaim/spare.py`).
 """
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum, auto
 from itertools import groupby
 from typing import assert_never
 
@@ -41,6 +44,7 @@ from refitd_client.contract.states import VersionState
 SPARED = "its folder is its trainer's own: refitd deletes it only with --reclaim-foreign (REFITD_RECLAIM_FOREIGN)"
 _NO_MORE = "and nothing else may go"
 EVIDENCE = frozenset({VersionState.REJECTED, VersionState.LOST})
+_AWAITED = frozenset({VersionState.ANNOUNCED, VersionState.SETTLING, VersionState.VALIDATING})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,11 +74,21 @@ class Verdict:
     reasons: tuple[str, ...]
 
 
+class _Rank(IntEnum):
+    """What the disk budget gives up first is first."""
+
+    OLD_EVIDENCE = auto()
+    NEWEST_EVIDENCE = auto()
+    EVERY = auto()
+    LAST = auto()
+    ROLLBACK = auto()
+
+
 @dataclass(frozen=True, slots=True)
 class _Wish:
     """A version that only a rule keeps. Wishes of a low rank are given up first."""
 
-    rank: int
+    rank: _Rank
     record: VersionRecord
     reason: str
 
@@ -130,13 +144,16 @@ def keep(
     unproven = _unproven(versions, weights)
     proven = [version for version in versions if version.id not in unproven]
     firm = _firm(versions, leases, unproven)
-    for newest in _newest(proven, lambda version: _is_evidence(version, rules, ages)):
-        firm.setdefault(newest.id, []).append(_evidence_reason(newest, rules, ages))
     if isinstance(listing, Listing):
         _spare(firm, versions, rules, {found.path for found in listing.found})
     wishes = sorted(
-        _wishes(proven, rules, ages, closed), key=lambda wish: (wish.rank, wish.record.order, wish.record.run)
+        [*_evidence(proven, rules, ages), *_wishes(proven, rules, closed)],
+        key=lambda wish: (wish.rank, wish.record.order, wish.record.run),
     )
+    awaited = {version.run for version in versions if version.state in _AWAITED}
+    for wish in wishes:
+        if wish.rank is _Rank.ROLLBACK and wish.record.run in awaited:
+            firm.setdefault(wish.record.id, []).append(wish.reason)
     budget = _Budget(rules.disk_budget, beside or {})
     kept, given_up = _fit(versions, firm, wishes, budget, weights)
     excess = budget.excess(_used(kept, weights))
@@ -224,25 +241,29 @@ def _unready(version: VersionRecord) -> str | None:
             assert_never(version.state)
 
 
-def _wishes(
-    versions: Sequence[VersionRecord], rules: KeepRules, ages: Mapping[str, float], closed: Collection[str]
-) -> Iterator[_Wish]:
-    """Rules 4 and 5."""
+def _evidence(versions: Sequence[VersionRecord], rules: KeepRules, ages: Mapping[str, float]) -> Iterator[_Wish]:
+    """Rule 5."""
+    for _, group in _by_run(version for version in versions if _is_evidence(version, rules, ages)):
+        for version in group:
+            rank = _Rank.NEWEST_EVIDENCE if version is group[0] else _Rank.OLD_EVIDENCE
+            yield _Wish(rank, version, _evidence_reason(version, rules, ages))
+
+
+def _wishes(versions: Sequence[VersionRecord], rules: KeepRules, closed: Collection[str]) -> Iterator[_Wish]:
+    """Rule 4."""
     superseded = _superseded(versions)
     sealed = [v for v in versions if v.state is VersionState.SEALED and v.id not in superseded]
     for version in sealed:
         if rules.every and version.order.step % rules.every == 0:
-            yield _Wish(1, version, f"its step divides by {rules.every}")
+            yield _Wish(_Rank.EVERY, version, f"its step divides by {rules.every}")
     for run, group in _by_run(v for v in sealed if not v.barred and v.run not in closed):
         for version in group[: rules.last]:
-            yield _Wish(2, version, f"one of the newest {rules.last} good versions of run {run}")
+            yield _Wish(_Rank.LAST, version, f"one of the newest {rules.last} good versions of run {run}")
     if rules.last > 1:
         for run, group in _by_run(version for version in versions if version.run not in closed):
             if (back := _where_back(group)) is not None:
-                yield _Wish(3, back, f"engines of run {run} served it before the current one: a rollback goes to it")
-    for version in versions:
-        if _is_evidence(version, rules, ages):
-            yield _Wish(0, version, _evidence_reason(version, rules, ages))
+                reason = f"engines of run {run} served it before the current one: a rollback goes to it"
+                yield _Wish(_Rank.ROLLBACK, back, reason)
 
 
 def _where_back(versions: Sequence[VersionRecord]) -> VersionRecord | None:
@@ -263,11 +284,15 @@ def _fit(
     # Giving up one wish more never keeps more, so the first count that fits can be searched for by halves.
     first = bisect_left(range(len(wishes)), True, key=fits)
     kept = _with_needs(firm, wishes[first:], needs)
-    given_up: Reasons = {}
-    for wish in wishes[:first]:
-        text = f"given up for the disk budget of {budget.limit:,} bytes; it was kept because: {wish.reason}"
-        given_up.setdefault(wish.record.id, []).append(text)
-    return kept, given_up
+    were: Reasons = {}
+    for wish in reversed(wishes[:first]):
+        were.setdefault(wish.record.id, []).append(wish.reason)
+    return kept, {version: [_given_up(budget, reasons)] for version, reasons in were.items()}
+
+
+def _given_up(budget: _Budget, reasons: Sequence[str]) -> str:
+    because = "; and because: ".join(reasons)
+    return f"given up for the disk budget of {budget.limit:,} bytes; it was kept because: {because}"
 
 
 def _with_needs(firm: Reasons, wishes: Sequence[_Wish], needs: Mapping[str, Sequence[Need]]) -> Reasons:
@@ -322,7 +347,8 @@ def _is_evidence(version: VersionRecord, rules: KeepRules, ages: Mapping[str, fl
 
 def _evidence_reason(version: VersionRecord, rules: KeepRules, ages: Mapping[str, float]) -> str:
     left = rules.rejected_for - ages.get(version.id, 0.0)
-    return f"it is evidence of why it was {version.state}, and stays for another {spoken(left)}"
+    unless = "" if rules.disk_budget is None else " unless the disk budget wants it"
+    return f"it is evidence of why it was {version.state}, and stays for another {spoken(left)}{unless}"
 
 
 def _why_dropped(version: VersionRecord, rules: KeepRules, superseded: Collection[str], closed: Collection[str]) -> str:

@@ -68,9 +68,19 @@ def asking(engine: EmbeddedServer) -> Generator[list[str]]:
 
 
 def of_an_old_refitd(journal: Path) -> None:
-    """Give a journal the number of the schema that had the same tables before there were migrations."""
+    """Make a journal what it was before there were migrations: the tables of then, and the number of their schema."""
     with closing(sqlite3.connect(journal)) as connection:
-        connection.execute("PRAGMA user_version=1")
+        connection.executescript("""
+            DROP TABLE runs;
+            DROP INDEX versions_by_run;
+            DROP INDEX versions_by_state;
+            DROP INDEX versions_newest;
+            ALTER TABLE versions DROP COLUMN place;
+            CREATE INDEX versions_by_order ON versions (run, generation, step);
+            CREATE INDEX versions_newest ON versions (generation, step, id);
+            CREATE INDEX versions_by_state ON versions (state, generation, step);
+            PRAGMA user_version=1;
+        """)
 
 
 def test_a_new_refitd_goes_on_with_the_journal_of_an_old_one_while_engines_serve_and_a_trainer_publishes(

@@ -1,6 +1,7 @@
 # What a newcomer, a developer and CI run. Each verb sets up what it needs; the second time that takes no time.
 #   PYTHON=python3.12   the Python to use (default: the first of python3.13, 3.12, 3.11 and python3 that can)
 #   TORCH=skip, TORCH_INDEX=URL   another build of torch than the CPU one: see deploy/install-torch
+#   LOCKED=1            the exact versions of deploy/locks, by their hashes, as CI does (default: the newest that pyproject.toml takes)
 #   ARGS='-k rollback -x'         further arguments of pytest, of the demo or of the benchmark
 .DEFAULT_GOAL := help
 .PHONY: help demo test check simulation fuzz soak chaos bench bench-paint bench-gpu bench-gpu2 bench-plan density sglang areal plugin-releases browser screenshots docs docs-links reference clean
@@ -8,7 +9,7 @@
 
 PYTHON ?=
 ARGS ?=
-export PYTHON TORCH TORCH_INDEX
+export PYTHON TORCH TORCH_INDEX LOCKED
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 # The first case of the simulation and how many steps it takes, where they are not drawn or the usual ones.
@@ -23,7 +24,7 @@ RELEASES ?= 0.5.12.post1 0.5.16 0.5.19
 SGLANG_PYTHON ?= python3
 
 BIN := .venv/bin
-READY := .venv/.ready
+READY := .venv/$(if $(LOCKED),.locked,.ready)
 DOCS := .venv/.docs
 
 help: ## show this list
@@ -131,13 +132,23 @@ clean: ## remove what these verbs made: environments and caches
 	@find client service tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is made last, so that a half-built environment is never taken for a good one.
-$(READY): pyproject.toml constraints.txt deploy/make-venv deploy/install-torch
+.venv/.ready: pyproject.toml constraints.txt deploy/make-venv deploy/install-torch
 	@echo "setting up .venv (about a minute the first time) ..."
 	@deploy/make-venv .venv
 	@deploy/install-torch .venv
 	@$(BIN)/python -m pip install -qq -c constraints.txt -e '.[dev]'
 	@touch $@
 
+.venv/.locked: pyproject.toml deploy/make-venv deploy/install-torch deploy/locks/dev.txt deploy/locks/torch.txt
+	@echo "setting up .venv from deploy/locks (about a minute the first time) ..."
+	@deploy/make-venv .venv
+	@$(BIN)/python -m pip install -qq --require-hashes --no-deps --only-binary :all: -r deploy/locks/dev.txt
+	@deploy/install-torch .venv
+	@$(BIN)/python -m pip install -qq --no-deps --no-build-isolation -e .
+	@$(BIN)/python -m pip check
+	@touch $@
+
+# The lock has what the documentation needs.
 $(DOCS): $(READY)
-	@$(BIN)/python -m pip install -qq -c constraints.txt -e '.[docs]'
+	@$(if $(LOCKED),,$(BIN)/python -m pip install -qq -c constraints.txt -e '.[docs]')
 	@touch $@

@@ -257,4 +257,10 @@ def provisioned(name: str) -> dict[str, Any]:
 def test_the_sidecars_image_has_no_torch() -> None:
     assert "--from=build-service" in stages()["service"]
     assert "torch" not in stages()["build-service"]
-    assert "'.[service]'" in stages()["build-service"]
+    assert " -r deploy/locks/service.txt\n" in stages()["build-service"]
+
+
+@pytest.mark.parametrize("name", ["refitd", "model"])
+def test_the_image_that_ours_begin_with_can_be_named_by_its_digest(name: str) -> None:
+    default = re.findall(r"^ARG PYTHON_IMAGE=(\S+)$", (TREE / "deploy/Dockerfile").read_text(), re.MULTILINE)
+    assert [services()[name]["build"]["args"]] == [{"PYTHON_IMAGE": f"${{PYTHON_IMAGE:-{tag}}}"} for tag in default]

@@ -13,7 +13,7 @@ from typer.main import get_command
 
 from refitd.cli.app import app
 from refitd.cli.flags import flag
-from refitd.cli.help import Group
+from refitd.cli.help import Command, Group
 from refitd.settings import Settings
 from support.checkpoints import write_model
 from support.servers import free_port
@@ -21,32 +21,75 @@ from support.servers import free_port
 DEPLOY = Path(__file__).parents[2] / "deploy"
 UNIT = (DEPLOY / "systemd/refitd.service").read_text()
 SETTINGS = (DEPLOY / "systemd/refitd.env").read_text()
+FACADES_UNIT = (DEPLOY / "systemd/refitd-areal@.service").read_text()
+FACADES_SETTINGS = (DEPLOY / "systemd/refitd-areal.env").read_text()
+UNITS = {"refitd.service": UNIT, "refitd-areal@grpo.service": FACADES_UNIT}
 JOB = DEPLOY / "slurm/refit.sbatch"
 MOST_EXPOSED = 20  # in tenths: what systemd-analyze security may say at most
 
 needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not here")
 
 
+def commands() -> dict[str, Command]:
+    group = get_command(app)
+    assert isinstance(group, Group)
+    return {name: command for name, command in group.commands.items() if isinstance(command, Command)}
+
+
 @needs_systemd
-def test_systemd_takes_the_unit(tmp_path: Path) -> None:
-    unit = tmp_path / "refitd.service"
-    unit.write_text(UNIT.replace("/opt/refitd/bin/refitd ", f"{sys.executable} -m refitd "))
+@pytest.mark.parametrize("name", UNITS)
+def test_systemd_takes_the_unit(name: str, tmp_path: Path) -> None:
+    unit = tmp_path / name
+    unit.write_text(UNITS[name].replace("/opt/refitd/bin/refitd ", f"{sys.executable} -m refitd "))
     done = subprocess.run(["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
 @needs_systemd
-def test_the_unit_is_contained(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", UNITS)
+def test_the_unit_is_contained(name: str, tmp_path: Path) -> None:
     def exposed(text: str) -> int:
-        (tmp_path / "refitd.service").write_text(text)
+        (tmp_path / name).write_text(text)
         words = ("security", "--offline=true", f"--threshold={MOST_EXPOSED}", "--no-pager")
-        done = subprocess.run(
-            ["systemd-analyze", *words, tmp_path / "refitd.service"], capture_output=True, text=True, check=False
-        )
+        done = subprocess.run(["systemd-analyze", *words, tmp_path / name], capture_output=True, text=True, check=False)
         return done.returncode
 
-    assert exposed(UNIT) == 0
-    assert exposed(re.sub(r"^(Protect|Restrict|Private|System|Capab).*\n", "", UNIT, flags=re.MULTILINE)) != 0
+    assert exposed(UNITS[name]) == 0
+    assert exposed(re.sub(r"^(Protect|Restrict|Private|System|Capab).*\n", "", UNITS[name], flags=re.MULTILINE)) != 0
+
+
+def test_the_facades_unit_runs_a_command_that_refitd_takes() -> None:
+    (line,) = re.findall(r"^ExecStart=/opt/refitd/bin/refitd (.*)$", FACADES_UNIT, re.MULTILINE)
+    (flags,) = re.findall(r"^FACADE_FLAGS=(.*)$", FACADES_SETTINGS, re.MULTILINE)
+    first, *words = line.replace("$FACADE_FLAGS", flags).split()
+    command = commands()[first]
+    words += [
+        f"--{name.lower()}={value}"
+        for name, value in re.findall(r"^REFITD_(\w+)=(.*)$", FACADES_SETTINGS, re.MULTILINE)
+    ]
+    given = command.make_context(first, words).params
+    assert (given["engine"], given["checkpoints"]) == (["http://127.0.0.1:30000=31000"], Path("/srv/areal"))
+    (root,) = re.findall(r"^ReadWritePaths=(.*)$", FACADES_UNIT, re.MULTILINE)
+    assert f"RequiresMountsFor={root}\n" in FACADES_UNIT
+    assert given["root"] == Path(root)
+    named = {option.envvar for option in command.params}
+    (line,) = re.findall(r"^Environment=(.*)$", FACADES_UNIT, re.MULTILINE)
+    assert {word.partition("=")[0] for word in line.split()} - {"REFITD_TOKEN_FILE"} <= named
+
+
+def test_the_facades_user_owns_what_it_publishes_and_cannot_read_the_journal() -> None:
+    """It is in the root's group, which reads the tokens too; the service's state is the service's user's alone."""
+    (user,) = re.findall(r"^User=(.*)$", FACADES_UNIT, re.MULTILINE)
+    (group,) = re.findall(r"^Group=(.*)$", FACADES_UNIT, re.MULTILINE)
+    assert f"useradd --system --gid {group} " in FACADES_UNIT
+    assert f" {user}\n" in FACADES_UNIT
+    assert f"Group={group}\n" in UNIT
+    assert f"User={user}\n" not in UNIT
+    assert "StateDirectoryMode=0700\n" in UNIT
+    assert "StateDirectory" not in FACADES_UNIT
+    assert "UMask=0002\n" in FACADES_UNIT, "refitd has to be able to delete what it publishes"
+    for token in re.findall(r"REFITD_FACADE_TOKEN_FILE=(\S+)", FACADES_UNIT):
+        assert f"install -m 0640 -g {group} /dev/stdin {token}\n" in FACADES_UNIT
 
 
 def test_the_units_settings_are_refitds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,11 +159,9 @@ def test_shellcheck_finds_nothing_in_any_script() -> None:
 def test_the_jobs_flags_are_refitds() -> None:
     subprocess.run(["bash", "-n", JOB], check=True)
     kept = dict(re.findall(r"^ *keep (\w+) (.*?) &$", JOB.read_text(), re.MULTILINE | re.DOTALL))
-    commands = get_command(app)
-    assert isinstance(commands, Group)
     known = {
         "serve": {flag(name) for name in Settings.model_fields},
-        "areal": {word for parameter in commands.commands["areal"].params for word in parameter.opts},
+        "areal": {word for parameter in commands()["areal"].params for word in parameter.opts},
     }
     assert kept.keys() == known.keys()
     for command, words in kept.items():

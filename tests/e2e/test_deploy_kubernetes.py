@@ -11,7 +11,10 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from typer.main import get_command
 
+from refitd.cli.app import app
+from refitd.cli.help import Group
 from refitd.settings import Settings
 from refitd.surface.health import router
 from support.checkpoints import write_model
@@ -249,6 +252,85 @@ def test_the_sample_of_a_trainer_is_let_in_and_can_publish() -> None:
     (secret,) = [volume["secret"] for volume in template["spec"]["volumes"] if "secret" in volume]
     assert secret["items"] == [{"key": "write", "path": "write"}]
     assert settings["REFITD_TOKEN_FILE"] == "/run/secrets/refitd/write"
+
+
+@cache
+def facades() -> dict[str, Document]:
+    """The sample of facades for AReaL, by kind."""
+    found = {each["kind"]: each for each in yaml.safe_load_all((SAMPLES / "areal.yaml").read_text())}
+    assert found.keys() == {"PersistentVolumeClaim", "Service", "Deployment", "NetworkPolicy"}
+    return found
+
+
+def facades_pod() -> tuple[Document, Document]:
+    pod = facades()["Deployment"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    return pod, container
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_the_sample_of_facades_fits_the_schemas_and_the_fleets_claims_and_services(release: str) -> None:
+    for document in facades().values():
+        kubernetes_validate.validate(document, release, strict=True)
+    pod, container = facades_pod()
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    assert {mount["name"] for mount in container["volumeMounts"]} == volumes.keys()
+    named = {v["persistentVolumeClaim"]["claimName"] for v in volumes.values() if "persistentVolumeClaim" in v}
+    claims = [*of_kind("fleet", "PersistentVolumeClaim"), facades()["PersistentVolumeClaim"]]
+    assert named <= {claim["metadata"]["name"] for claim in claims}
+    assert (
+        f"create secret generic {volumes['facades']['secret']['secretName']} --from-literal=token="
+        in (SAMPLES / "areal.yaml").read_text()
+    )
+
+
+def test_the_facades_user_is_not_the_services_and_writes_into_the_root_alone() -> None:
+    """It has the group by which refitd may delete what it publishes, and no state."""
+    pod, container = facades_pod()
+    user, service = pod["securityContext"], refitd("fleet")[0]["securityContext"]
+    assert user["runAsNonRoot"] is True
+    assert user["runAsUser"] not in (0, service["runAsUser"])
+    assert (user["runAsGroup"], user["fsGroup"]) == (service["runAsGroup"], service["fsGroup"])
+    assert container["command"] == ["sh", "-c", 'umask 002 && exec refitd areal "$@"', "areal"]
+    written = {mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")}
+    assert written == {"/data", "/tmp"}  # noqa: S108
+    contained = refitd("fleet")[1]["securityContext"]
+    assert container["securityContext"] == contained
+    assert pod["automountServiceAccountToken"] is pod["enableServiceLinks"] is False
+    assert {"requests", "limits"} <= container["resources"].keys()
+
+
+def test_each_engine_of_the_fleet_has_a_facade_with_a_command_that_refitd_takes() -> None:
+    _, container = facades_pod()
+    settings = {variable["name"]: variable["value"] for variable in container["env"]}
+    command = get_command(app)
+    assert isinstance(command, Group)
+    flags = [f"--{name}={settings[f'REFITD_{name.upper()}']}" for name in ("root", "run", "url")]
+    given = command.commands["areal"].make_context("areal", [*container["args"], *flags]).params
+    (engines,) = [each for each in of_kind("fleet", "StatefulSet") if each["metadata"]["name"] == "sglang"]
+    ports = range(31000, 31000 + engines["spec"]["replicas"])
+    assert given["engine"] == [f"http://sglang-{n}.sglang:30000={port}" for n, port in enumerate(ports)]
+    assert given["checkpoints"] == Path("/areal")
+    assert settings["REFITD_FACADE_TOKEN_FILE"] == "/run/secrets/facades/token", "it listens beyond its own loopback"
+    assert [port["containerPort"] for port in container["ports"]] == list(ports)
+    names = {port["name"] for port in container["ports"]}
+    assert {(port["port"], port["targetPort"]) for port in facades()["Service"]["spec"]["ports"]} == {
+        (port["containerPort"], port["name"]) for port in container["ports"]
+    }
+    (rule,) = facades()["NetworkPolicy"]["spec"]["ingress"]
+    assert {port["port"] for port in rule["ports"]} == names
+    for probe in ("startupProbe", "livenessProbe"):
+        assert container[probe]["tcpSocket"]["port"] in names, "an engine that is gone is no reason to restart facades"
+
+
+def test_the_facades_are_let_in_by_refitd_and_by_the_engines() -> None:
+    template = facades()["Deployment"]["spec"]["template"]
+    labels = template["metadata"]["labels"].items()
+    assert facades()["Service"]["spec"]["selector"].items() <= labels
+    assert facades()["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"].items() <= labels
+    for policy in of_kind("fleet", "NetworkPolicy"):
+        let_in = [who.get("podSelector", {}) for rule in policy["spec"]["ingress"] for who in rule["from"]]
+        assert any(selector and selector["matchLabels"].items() <= labels for selector in let_in)
 
 
 def test_the_owner_s_command_gives_a_root_to_the_group_that_all_share(tmp_path: Path) -> None:

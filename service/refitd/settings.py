@@ -55,12 +55,28 @@ def _places(texts: list[str]) -> list[str]:
     return texts
 
 
+def _is_web_address(url: str) -> bool:
+    """Whether a client of HTTP can call it. The errors of parsers repeat parts of the URL, which may be secret."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0 and " " not in url
+    except ValueError:
+        return False
+
+
+def _check_of_canary(url: str) -> str:
+    if not _is_web_address(url):
+        raise ValueError(
+            "canary_check must be an http:// or https:// URL with a host; in a user or password write / as %2F, ? as "
+            "%3F, # as %23 and @ as %40"
+        )
+    return url
+
+
 def _receivers(urls: list[str]) -> list[str]:
     for url in urls:
-        parts = urlsplit(url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname or parts.username or parts.fragment:
+        if not _is_web_address(url) or urlsplit(url).username or urlsplit(url).fragment:
             raise ValueError("a webhook's URL is http:// or https://, with a host, and without user or fragment")
-        _ = parts.port  # raises where it is none
     if len(urls) != len(set(urls)):
         raise ValueError("the same URL twice would be told everything twice")
     return urls
@@ -230,7 +246,7 @@ class Settings(BaseSettings):
         default=1, ge=1, description="Engines that may be out of service at a time when rolling"
     )
     canary: str | None = Field(default=None, description="Engine that goes first (default: the first by name)")
-    canary_check: str | None = Field(
+    canary_check: Annotated[str, AfterValidator(_check_of_canary)] | None = Field(
         default=None, description="URL that is asked (POST) whether a canary is good: 2xx yes, 4xx no"
     )
     quorum: int = Field(default=1, ge=1, description="Engines that must serve a version before it counts as served")
@@ -269,8 +285,6 @@ class Settings(BaseSettings):
             raise ValueError(
                 f"host {self.host} is reachable from other machines: set a token (REFITD_TOKEN or --token-file) first"
             )
-        if self.canary_check is not None and not self.canary_check.startswith(("http://", "https://")):
-            raise ValueError("canary_check must be an http:// or https:// URL")
         self._check_strategy()
         self._check_webhooks()
         if self.path_map is not None and not self.path_map.startswith("/"):

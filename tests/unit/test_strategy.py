@@ -16,7 +16,7 @@ from refitd.rollout.strategy import Strategy, StrategyName, finished_first, rele
 from refitd_client.contract.states import EngineState, RolloutState
 from support.fleets import Stage, running
 from support.records import engine, version
-from support.scripted_server import answer, serve
+from support.scripted_server import answer, serve, silence
 from support.simulated_engine import SimulatedEngine
 
 OLD, NEW = version(1, served_at="t"), version(2)
@@ -224,6 +224,26 @@ async def test_the_password_and_token_of_an_operator_s_check_are_in_no_reason() 
         assert "hush" not in text
         assert f"{server.url}/judge" in text
         assert text.isprintable()
+
+
+async def test_what_an_answer_repeats_of_a_check_s_secrets_is_left_out_before_the_answer_is_cut() -> None:
+    for secret in ("hush", "h%75sh", "dXNlcjpodXNo"):
+        with serve(answer(422, b"x" * 197 + secret.encode())) as server:
+            url = server.url.replace("http://", "http://user:hush@") + "/?token=h%75sh"
+            fault = await OperatorCheck(url)(NEW, engine("a"), lambda _: None) or ""
+        assert fault.endswith("x***")
+    with serve(answer(422, b"it fell by 12 %")) as server:
+        fault = await OperatorCheck(f"{server.url}/?version=1&v=12")(NEW, engine("a"), lambda _: None) or ""
+    assert "it fell by 12 %" in fault
+
+
+async def test_a_check_that_does_not_answer_in_time_names_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(canary, "CHECK_SECONDS", 0.05)
+    with serve(silence) as server:
+        url = server.url.replace("http://", "http://user:hush@") + "/judge?token=hush"
+        fault = await OperatorCheck(url)(NEW, engine("a"), lambda _: None) or ""
+    assert f"{server.url}/judge said nothing within" in fault
+    assert "hush" not in fault
 
 
 async def test_an_operator_s_check_that_is_down_is_a_no_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

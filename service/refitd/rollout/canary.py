@@ -12,12 +12,13 @@ import httpx
 
 from refitd.catalog.record import VersionRecord
 from refitd.ledger import Ledger
-from refitd.printable import one_line, without_secrets
+from refitd.printable import one_line, without_secrets, without_secrets_of
 from refitd.rollout.record import CheckState, EngineRecord, RolloutRecord
 from refitd.rollout.strategy import awaits_check
 
 CHECK_SECONDS = 600.0  # an operator's check may run a small evaluation
 RETRY_SECONDS = 1.0
+_SHOWN = 200  # characters of an answer
 
 Tell = Callable[[str], None]
 Check = Callable[[VersionRecord, EngineRecord, Tell], Awaitable[str | None]]
@@ -110,7 +111,8 @@ class CanaryQuestion:
 class OperatorCheck:
     """Asks the operator's URL. No redirects, no proxies from the environment; an outage is waited for.
 
-    Reasons name the URL without user, password and query: they stand in the log and in what the API shows everyone.
+    Reasons name the URL without user, password and query, and so does what they repeat of the answers: they stand in
+    the log and in what the API shows everyone.
     """
 
     def __init__(self, url: str) -> None:
@@ -132,14 +134,18 @@ class OperatorCheck:
                     try:
                         reply = await http.post(self._url, json=asdict(question))
                     except httpx.HTTPError as error:
-                        trouble = f"it cannot be asked: {error}"
+                        trouble = f"it cannot be asked: {self._quoted(str(error))}"
                     else:
                         if reply.is_success:
                             return None
-                        trouble = f"it answered {reply.status_code}: {one_line(reply.text[:200])}"
+                        trouble = f"it answered {reply.status_code}: {self._quoted(reply.text)}"
                         if reply.is_client_error:
                             return f"{self._shown} says no: {trouble}"
                     tell(f"{self._shown}: {trouble}")
                     await asyncio.sleep(RETRY_SECONDS)
         except TimeoutError:
             return f"{self._shown} said nothing within {CHECK_SECONDS:g} s: {trouble}"
+
+    def _quoted(self, text: str) -> str:
+        """The beginning of what a server or a library says, as it may be shown."""
+        return one_line(without_secrets_of(self._url, text)[:_SHOWN])

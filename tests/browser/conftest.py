@@ -11,6 +11,8 @@ from playwright.async_api import Browser, ConsoleMessage, Page, Request, async_p
 
 # Without these Chromium looks up its maker's hosts.
 QUIET = ["--no-sandbox", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+# The name of a site whose owner has it lead to this machine.
+REBOUND = ["--host-resolver-rules=MAP evil.test 127.0.0.1"]
 
 expect.set_options(timeout=20_000)  # a test that fails waits for so long; one that passes waits for nothing
 
@@ -27,7 +29,7 @@ async def browser() -> AsyncIterator[Browser]:
     if (path := chromium()) is None:
         pytest.skip("there is no Chromium: make browser installs one")
     async with async_playwright() as playwright:
-        started = await playwright.chromium.launch(executable_path=path, args=QUIET)
+        started = await playwright.chromium.launch(executable_path=path, args=QUIET + REBOUND)
         yield started
         await started.close()
 

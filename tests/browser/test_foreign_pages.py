@@ -1,0 +1,171 @@
+"""Pages of other sites in a real Chromium: of a site whose name leads to this machine (DNS rebinding), and of one that
+sends requests across sites. They read and change nothing, neither at the service nor at a facade for AReaL.
+"""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from playwright.async_api import Browser, Page
+
+from refitd.areal.facade import Facade
+from refitd.areal.facade_tokens import FacadeTokens
+from refitd.areal.updates import Updates
+from support.attackers import listening
+from support.scripted_server import Server, answer, serve
+from support.scripted_server import page as html
+from support.services import Stage, serving
+
+pytestmark = [pytest.mark.browser]
+
+NAMES = ["evil.test", "127.0.0.1", "localhost"]
+DATA = ["/v1/engines", "/v1/versions", "/v1/overview", "/v1/log", "/v1/events", "/v1/explain/run~v000001", "/metrics"]
+CHANGES = {
+    "/v1/versions": {"run": "evil", "step": 1},
+    "/v1/engines": {"url": "http://127.0.0.1:9"},
+    "/v1/rollback": {"run": "run"},
+    "/v1/runs/close": {"run": "run"},
+    "/v1/reclaim": {},
+}
+AT_A_FACADE = [
+    "/generate",
+    "/pause_generation",
+    "/update_weights_from_disk",
+    "/continue_generation",
+    "/weights_checker",
+]
+ASK = "async ([path, method, body]) => (await fetch(path, {method, body})).status"
+SEND = """async ([url, body]) => {
+  await fetch(url, {method: "POST", mode: "no-cors", headers: {"Content-Type": "text/plain"}, body});
+}"""
+SEND_FORM = """url => {
+  const form = document.createElement("form");
+  Object.assign(form, {method: "POST", action: url, enctype: "text/plain"});
+  document.body.append(form);
+  form.submit();
+}"""
+READ = "async url => { try { return await (await fetch(url)).text() } catch (error) { return error.name } }"
+
+
+@asynccontextmanager
+async def facade_of(engine: Server, folder: Path) -> AsyncIterator[int]:
+    """The port of a facade for this engine."""
+    updates = Updates(folder, "exp/trial", "http://127.0.0.1:9", checkpoints=folder, timeout=1.0, token_file=None)
+    facade = Facade(engine.url, updates, api_key=None, admin_key=None, tokens=FacadeTokens())
+    async with listening(facade.app()) as server:
+        yield server.port
+    await facade.aclose()
+    updates.close()
+
+
+async def asked(page: Page, path: str, body: object = None) -> int:
+    """Have a page ask its own address, by a POST where there is a body; the status."""
+    method, sent = ("GET", None) if body is None else ("POST", json.dumps(body))
+    return await page.evaluate(ASK, [path, method, sent])
+
+
+async def posted(page: Page, url: str, body: object) -> None:
+    """Have a page POST to another site, as any page may."""
+    await page.evaluate(SEND, [url, json.dumps(body)])
+
+
+def statuses_of_posts(page: Page) -> list[int]:
+    """What a page's POSTs are answered from now on."""
+    statuses: list[int] = []
+    page.on("response", lambda heard: statuses.append(heard.status) if heard.request.method == "POST" else None)
+    return statuses
+
+
+def known(stage: Stage) -> tuple[set[str], set[str]]:
+    """The service's versions and engines."""
+    return set(stage.ledger.versions), set(stage.ledger.engines)
+
+
+async def test_a_page_whose_name_leads_to_the_service_reads_and_changes_nothing(
+    browser: Browser, tmp_path: Path
+) -> None:
+    page = await browser.new_page()
+    async with serving(tmp_path) as stage, listening(stage.api) as server:
+        await stage.served(1)
+        before = known(stage)
+        await page.goto(f"http://127.0.0.1:{server.port}/v1/engines")
+        for path in DATA:
+            assert await asked(page, path) == 200, path
+        await page.goto(f"http://evil.test:{server.port}/")
+        for path in DATA:
+            assert await asked(page, path) == 403, path
+        for path, body in CHANGES.items():
+            assert await asked(page, path, body) == 403, path
+        assert known(stage) == before
+
+
+async def test_the_dashboard_under_another_name_has_nothing_to_show(browser: Browser, tmp_path: Path) -> None:
+    page = await browser.new_page()
+    heard: list[tuple[str, int]] = []
+    page.on("response", lambda response: heard.append((response.url, response.status)))
+    async with serving(tmp_path) as stage, listening(stage.api) as server:
+        await stage.served(1)
+        async with page.expect_response(lambda response: "/v1/" in response.url):
+            await page.goto(f"http://evil.test:{server.port}/")
+        await page.wait_for_load_state("networkidle")
+        assert "run~v000001" not in await page.content()
+    assert {status for url, status in heard if "/v1/" in url or "/metrics" in url} == {403}
+
+
+async def test_a_page_whose_name_leads_to_a_facade_does_not_reach_the_engine(browser: Browser, tmp_path: Path) -> None:
+    page = await browser.new_page()
+    with serve(answer(200, {"text": "ok"})) as engine:
+        async with facade_of(engine, tmp_path) as port:
+            await page.goto(f"http://127.0.0.1:{port}/model_info")
+            assert await asked(page, "/model_info") == 200
+            engine.seen.clear()
+            await page.goto(f"http://evil.test:{port}/health")
+            for path in ("/model_info", "/v1/models"):
+                assert await asked(page, path) == 403, path
+            for path in AT_A_FACADE:
+                assert await asked(page, path, {}) == 403, path
+            assert [seen.path for seen in engine.seen if seen.path != "/health"] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_what_a_page_of_another_site_posts_does_not_reach_the_engine(
+    browser: Browser, tmp_path: Path, name: str
+) -> None:
+    """Neither by a script nor by a form. A page of another port of this machine is of another site, too."""
+    page = await browser.new_page()
+    statuses = statuses_of_posts(page)
+    with serve(answer(200, {"text": "ok"})) as engine, serve(html(200)) as other:
+        async with facade_of(engine, tmp_path) as port, httpx.AsyncClient(trust_env=False) as client:
+            site, facade = other.url.replace("127.0.0.1", name), f"http://127.0.0.1:{port}"
+            await page.goto(site)
+            for path in AT_A_FACADE:
+                await posted(page, facade + path, {})
+                async with page.expect_navigation():
+                    await page.evaluate(SEND_FORM, facade + path)
+                await page.goto(site)
+            assert statuses == [403] * 2 * len(AT_A_FACADE)
+            assert engine.seen == []
+            assert (await client.post(f"{facade}/generate", json={})).status_code == 200
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_a_page_of_another_site_reads_and_changes_nothing_at_the_service(
+    browser: Browser, tmp_path: Path, name: str
+) -> None:
+    page = await browser.new_page()
+    statuses = statuses_of_posts(page)
+    async with serving(tmp_path) as stage, listening(stage.api) as server:
+        await stage.served(1)
+        before = known(stage)
+        service = f"http://127.0.0.1:{server.port}"
+        with serve(html(200)) as other:
+            await page.goto(other.url.replace("127.0.0.1", name))
+            for path in DATA:
+                assert await page.evaluate(READ, service + path) == "TypeError", path
+            for path, body in CHANGES.items():
+                await posted(page, service + path, body)
+        assert statuses == [403] * len(CHANGES)
+        assert known(stage) == before

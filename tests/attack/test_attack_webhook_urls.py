@@ -47,9 +47,18 @@ def test_other_users_see_no_url_of_a_webhook_and_write_nothing_of_the_services(t
         (tmp_path / "urls").write_text(f"{receiver.url}/{SECRET_PATH}\n")
         (tmp_path / "secret").write_text(f"whsec_{base64.b64encode(bytes(32)).decode()}\n")
         flags = ["--webhooks-file", str(tmp_path / "urls"), "--webhook-secret-file", str(tmp_path / "secret")]
-        flags += ["--base-model", str(write_model(tmp_path / "base")), "--settle", "0", "--scan-interval", "0.2"]
+        flags += [
+            "--base-model",
+            str(write_model(tmp_path / "base")),
+            "--settle",
+            "0",
+            "--settle-timeout",
+            "1",
+            "--scan-interval",
+            "0.2",
+        ]
         with RefitdServer(tmp_path, root, [], *flags, by=WITHOUT_UMASK) as service:
-            assert told.wait(PATIENCE)
+            assert told.wait(PATIENCE), service.tail()
             shown = [
                 httpx.get(f"{service.url}{path}", trust_env=False).text
                 for path in ("/v1/deliveries", "/v1/log", "/v1/overview", "/v1/faults", "/metrics")
@@ -61,9 +70,8 @@ def test_other_users_see_no_url_of_a_webhook_and_write_nothing_of_the_services(t
     shown.append(service.log.read_text())
     assert any(receiver.url in text for text in shown)
     assert not any(SECRET_PATH in text for text in shown)
-    hold_it = [path.name for path, data in kept.items() if SECRET_PATH.encode() in data]
+    hold_it = {path.name: modes[path] for path, data in kept.items() if SECRET_PATH.encode() in data}
     assert "journal.db-wal" in hold_it
-    assert {modes[path] for path in kept} == {0o600}
-    assert root / ".refitd/id" in modes
-    assert not any(mode & 0o022 for path, mode in modes.items() if path.name in {"id", "journal"})
-    assert not any(mode & 0o002 for mode in modes.values()), modes
+    assert set(hold_it.values()) == {0o600}
+    assert all(modes[root / ".refitd" / name] & 0o022 == 0 for name in ("id", "journal"))
+    assert not [path for path, mode in modes.items() if mode & 0o002]

@@ -189,6 +189,12 @@ def test_a_body_takes_no_more_memory_than_it_may(attacked: Attacked) -> None:
     assert attacked.is_serving
 
 
+def test_a_half_sent_body_is_cut_off(attacked: Attacked) -> None:
+    said = attacked.raw(b"POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n\r\n{")
+    assert b"HTTP/1.1 408" in said
+    assert attacked.is_serving
+
+
 def test_headers_that_are_too_many_or_too_large_are_refused(attacked: Attacked) -> None:
     many = b"".join(b"X-%d: y\r\n" % number for number in range(101))
     said = attacked.raw(b"%bConnection: close\r\n%b\r\n" % (GENERATE, many))

@@ -63,6 +63,25 @@ async def test_a_clients_request_never_carries_the_admin_key(engine: Server, tmp
     assert [seen.path for seen in engine.seen[::2]] == list(PASSED)
 
 
+@pytest.mark.parametrize(
+    "path", ["/./{}", "/x/../{}", "/%2e/{}", "/x/%2e%2e/{}", "//{}", "/%75{}", "/\\{}", "/{}/", "{}"]
+)
+async def test_a_path_with_two_readings_does_not_reach_an_engine_by_its_admin_key(
+    engine: Server, tmp_path: Path, path: str
+) -> None:
+    """Of a facade that has no other key."""
+    (tmp_path / "admin").write_text("opens-changes")
+    updates = Updates(tmp_path, "exp/trial", "http://127.0.0.1:9", checkpoints=tmp_path, timeout=1.0, token_file=None)
+    facade = Facade(engine.url, updates, api_key=None, admin_key=tmp_path / "admin", tokens=FacadeTokens())
+    for load in ("update_weights_from_disk", "weights_checker"):
+        async with listening(facade.app()) as server, attacking(server) as attacker:
+            line = f"POST {path.format(load)} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
+            await attacker.send(line.encode() + b'Content-Length: 22\r\n\r\n{"model_path": "/etc"}')
+            assert (await attacker.read()).startswith(b"HTTP/1.1 4")
+    await facade.aclose()
+    assert engine.seen == []
+
+
 async def test_the_facades_own_token_does_not_go_on_to_the_engine(engine: Server, tmp_path: Path) -> None:
     (tmp_path / "admin").write_text("opens-changes")
     token = {"Authorization": "Bearer of-the-facade", "Cookie": "a=b"}

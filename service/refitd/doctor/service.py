@@ -17,7 +17,8 @@ from refitd.settings import LOOPBACK, Settings
 def judge_service(settings: Settings, journal: JournalFacts, running: str | None) -> Iterator[Finding]:
     """Settings, token, journal and lock. `running` says who holds the root's lock, None where nobody does."""
     yield from judge_settings(settings)
-    yield from _tokens(settings)
+    yield from _secret_files(settings)
+    yield from _token(settings)
     yield _journal(journal)
     yield _lock(str(settings.root), running)
 
@@ -38,11 +39,17 @@ def judge_settings(settings: Settings) -> Iterator[Finding]:
         yield Finding(check=Check.SETTINGS, subject="service", verdict=Verdict.FAILED, text=fault, fix=fix)
 
 
-def _tokens(settings: Settings) -> Iterator[Finding]:
-    for file in (settings.token_file, settings.read_token_file):
+def _secret_files(settings: Settings) -> Iterator[Finding]:
+    """Files of which each is as good as a token or a key: a webhook's URL can be one."""
+    tokens = (settings.token_file, settings.read_token_file)
+    keys = (settings.engine_key_file, settings.engine_admin_key_file)
+    for file in (*tokens, *keys, settings.webhooks_file, settings.webhook_secret_file):
         if file is not None and (fault := _open_to_others(file)) is not None:
             fix = f"chmod 640 {file}"
             yield Finding(check=Check.TOKEN, subject=str(file), verdict=Verdict.WARNING, text=fault, fix=fix)
+
+
+def _token(settings: Settings) -> Iterator[Finding]:
     if settings.tokens().write:
         yield good(Check.TOKEN, "service", "changes need a token")
     elif settings.host in LOOPBACK:
@@ -50,7 +57,10 @@ def _tokens(settings: Settings) -> Iterator[Finding]:
 
 
 def _open_to_others(file: Path) -> str | None:
-    mode = stat.S_IMODE(os.stat(file).st_mode)  # noqa: PTH116 - as the path is, links followed
+    try:
+        mode = stat.S_IMODE(os.stat(file).st_mode)  # noqa: PTH116 - as the path is, links followed
+    except OSError:
+        return None  # a key's file may come later; what cannot be read is said where it is used
     return f"every user can read it (mode {mode:o})" if mode & stat.S_IROTH else None
 
 

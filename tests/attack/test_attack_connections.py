@@ -194,6 +194,10 @@ async def test_one_peer_with_all_of_its_places_leaves_the_others_theirs(tmp_path
         for each in (one, two):
             await each.send(STREAM)
             await each.reader.readuntil(b"\r\n\r\n")
+        async with attacking(server) as third:
+            await third.send(STREAM)
+            assert b"HTTP/1.1 503" in await third.reader.readuntil(b"\r\n")
+        await server.until_connections(2)
         for connection in server.connections:
             connection.peer = "192.0.2.1"
         async with attacking(server) as other:

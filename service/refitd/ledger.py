@@ -67,7 +67,8 @@ class Ledger:
     `loading` holds the open attempt of each engine; `root_fault` says why the root cannot be listed, None while it
     can; `fleet_fault` why it is not known which engines there are; `file_fault` why the engines file cannot be
     used, so that what it said before stays in force. `left_out` counts folders of the root that are not taken in
-    yet. `origin` says whether the journal is being rebuilt.
+    yet. `judging` names the versions that the catalog looks at just now. `origin` says whether the journal is being
+    rebuilt.
 
     What copies hold is read off the disk at each start and not written down: `carriage` says which deltas engines find
     in one, or why not; `copying` names the versions that a copy is being made from. Nor is written down what trainers
@@ -100,6 +101,7 @@ class Ledger:
         self.file_fault: str | None = None
         self.discovery_fault: str | None = None
         self.left_out = 0
+        self.judging: set[str] = set()
         self.origin = journal.read(reads.read_origin) or NEW
         self._first_seen: dict[str, float] = {}
         self.copying: frozenset[str] = frozenset()

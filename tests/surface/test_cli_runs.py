@@ -78,12 +78,13 @@ class TestRuns:
         assert service.bodies == []
         said = refitd("runs", "close", "exp", "--yes", "--url", service.url).stdout
         assert said.startswith("exp is closed. 2 engines go on with what they serve:")
+        assert "'refitd reclaim --dry-run' lists them" in said
         assert service.bodies == [OneRun(run="exp")]
 
     @pytest.mark.usefixtures("a_person")
     def test_a_person_hears_what_closing_deletes_and_is_asked(self, service: StandIn) -> None:
         result = refitd("runs", "close", "exp", "--url", service.url, stdin="n\n")
-        assert "Collection deletes older ones" in " ".join(result.stdout.split())
+        assert "Collection deletes the others" in " ".join(result.stdout.split())
         assert service.bodies == []
 
     def test_a_run_is_opened_again(self, service: StandIn) -> None:

@@ -388,6 +388,41 @@ async def test_of_a_closed_run_the_newest_good_version_stays_and_what_engines_se
         assert serves(stage)["a"] == at("old", 5)
 
 
+async def test_versions_that_no_engine_followed_go_when_their_run_is_closed(tmp_path: Path) -> None:
+    async with serving(tmp_path, base_model=None, run="old") as stage:
+        for step in (1, 2, 3):
+            publish(stage.root, "new", step, tensors(step))
+            await stage.until(at("new", step), lambda record: record.state is VersionState.UNKNOWN)
+        strange = stage.root / "new" / "v000002" / "notes"
+        strange.mkdir()
+        await asked(stage.http.post("/v1/reclaim"))
+        assert {at("new", step) for step in (1, 2, 3)} <= stage.ledger.versions.keys()
+        await closed(stage, "new")
+        async with asyncio.timeout(10):
+            while set(stage.ledger.versions) != {at("new", 3)}:  # one that is looked at just now goes the next time
+                await asked(stage.http.post("/v1/reclaim"))
+        assert (stage.root / "new" / "v000003" / "refit.json").is_file()
+        assert not (stage.root / "new" / "v000001").exists()
+        assert [path.name for path in (stage.root / "new" / "v000002").iterdir()] == ["notes"]
+        gone = await asked(stage.http.get(f"/v1/versions/{at('new', 1)}"))
+        assert gone["reason"].startswith("run new is closed, and nobody needs it; it was UNKNOWN: no engine follows")
+        assert (await glance(stage, "new"))["standing"] == "CLOSED"
+
+
+async def test_a_version_that_is_being_looked_at_is_not_collected(tmp_path: Path) -> None:
+    async with serving(tmp_path, base_model=None, run="old") as stage:
+        for step in (1, 2):
+            publish(stage.root, "new", step, tensors(step))
+            await stage.until(at("new", step), lambda record: record.state is VersionState.UNKNOWN)
+        await closed(stage, "new")
+        await until(stage, lambda: at("new", 1) not in stage.ledger.judging)
+        stage.ledger.judging.add(at("new", 1))  # as the judge does when it takes it; nothing is awaited in between
+        await asked(stage.http.post("/v1/reclaim"))
+        assert stage.ledger.versions[at("new", 1)].state is VersionState.UNKNOWN
+        assert leased(stage, at("new", 1)) == ["the catalog is validating it"]
+        stage.ledger.judging.discard(at("new", 1))
+
+
 async def test_engines_of_a_closed_run_and_of_no_run_are_for_the_asking(tmp_path: Path) -> None:
     async with serving(tmp_path, names=("a", "b", "c")) as stage:
         await served(stage, "old", 1)

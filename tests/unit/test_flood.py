@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -166,3 +167,14 @@ async def test_a_version_that_is_announced_is_taken_in_whatever_there_is(
         await stage.intake.take(Notice(run="run", step=1))
         await stage.verdict("run~v000001", VersionState.SEALED)
         await stage.until(lambda: stage.ledger.left_out == 0)
+
+
+async def test_a_version_that_was_collected_without_a_verdict_is_waited_for_no_more(ledger: Ledger) -> None:
+    waiting = await taken_in(ledger, folders("run", 1))
+    (version,) = waiting.take()
+    waiting.at_once(version.id)
+    waiting.give_back(version.id)
+    assert waiting.pause == pytest.approx(0.001)  # it is due now
+    ledger.put_version(replace(version, state=VersionState.RETIRED))
+    assert waiting.pause is not None
+    assert waiting.pause > 60

@@ -11,11 +11,13 @@ from refitd.catalog.record import VersionRecord
 from refitd.catalog.scan import Found, Listing, ListingFailed
 from refitd.reclaim.keep import KeepRules, Verdict, keep
 from refitd.reclaim.leases import Lease, LeaseKind
+from refitd.reclaim.weights import Weight
 from refitd_client.contract.naming import Order, version_folder
 from refitd_client.contract.states import Kind, VersionState
 
-SEALED, REJECTED, LOST, RETIRED = (
+SEALED, UNKNOWN, REJECTED, LOST, RETIRED = (
     VersionState.SEALED,
+    VersionState.UNKNOWN,
     VersionState.REJECTED,
     VersionState.LOST,
     VersionState.RETIRED,
@@ -68,6 +70,32 @@ def test_of_a_run_that_is_closed_the_newest_good_version_stays_and_every_nth() -
     kept = [(v.record.run, v.record.order.step) for v in verdicts if v.keep]
     assert kept == [("a", 2), ("a", 4), ("a", 5), ("b", 2), ("b", 3), ("b", 4), ("b", 5)]
     assert verdicts[0].reasons == ("run a is closed, and nobody needs it",)
+
+
+def test_of_a_run_that_is_closed_versions_without_a_verdict_go_but_for_one_that_is_newer_than_all_good_ones() -> None:
+    states = {1: UNKNOWN, 2: SEALED, 3: UNKNOWN, 4: UNKNOWN}
+    versions = [version(step, state, run=run) for run in ("a", "b") for step, state in states.items()]
+    there = Listing(tuple(Found(run=v.run, order=v.order, path=v.path) for v in versions), frozenset({"a", "b"}))
+    verdicts = keep(versions, {}, KeepRules(), listing=there, ages={}, closed={"a"})
+    kept = [(v.record.run, v.record.order.step) for v in verdicts if v.keep]
+    assert kept == [("a", 2), ("a", 4), ("b", 1), ("b", 2), ("b", 3), ("b", 4)]
+    assert verdicts[0].reasons == ("run a is closed, and nobody needs it",)
+    assert verdicts[3].reasons == ("UNKNOWN: it has no verdict yet, and none of its run is newer",)
+    assert kept_steps(keep(versions[:4], {}, KeepRules(), listing=LISTED, ages={}, closed={"a"})) == [2]  # no folders
+
+
+def test_of_a_run_that_is_closed_a_version_without_a_verdict_stays_while_it_is_needed_or_may_be_anybodys() -> None:
+    first, second, third, newest = (version(step, UNKNOWN) for step in (1, 2, 3, 4))
+    versions = [first, replace(second, pinned=True), third, newest]
+    weights = {third.id: Weight(bytes=10, foreign=10, refusal="refitd may not delete it")}
+    there = replace(LISTED, found=tuple(Found(run=v.run, order=v.order, path=v.path) for v in versions))
+    verdicts = keep(versions, {first.id: lease()}, KeepRules(), listing=there, ages={}, weights=weights, closed={"exp"})
+    assert [verdict.reasons[0] for verdict in verdicts] == [
+        "engine engine-0 serves it",
+        "pinned",
+        "refitd may not delete it",
+        "UNKNOWN: it has no verdict yet, and none of its run is newer",
+    ]
 
 
 def test_every_nth_step_stays() -> None:

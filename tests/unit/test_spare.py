@@ -42,6 +42,11 @@ def test_a_run_without_a_version_of_refitd_s_keeps_no_slots() -> None:
     assert kept(slot(1, run="gone")) == []
 
 
+def test_a_run_that_is_closed_keeps_no_slots() -> None:
+    (verdict,) = spare([slot(1)], NEWEST, SlotRules(), used=0, ages={}, closed={"run"})
+    assert (verdict.keep, verdict.reason) == (False, "run run is closed")
+
+
 def test_a_slot_that_nobody_takes_goes_in_the_end() -> None:
     rules = SlotRules(ttl=60.0)
     assert kept(slot(1), rules=rules, ages={slot(1).path: 59.9}) == ["L-1"]

@@ -26,7 +26,7 @@ class Waiting:
         self._ledger = ledger
         self._due: dict[str, float] = {}
         self._tries: dict[str, int] = {}
-        self._busy: set[str] = set()
+        self._busy = ledger.judging
         self._alone: str | None = None
 
     def take(self) -> list[VersionRecord]:
@@ -87,9 +87,9 @@ class Waiting:
         return max(soonest - now, 0.001)
 
     def _may_come(self, id_: str) -> bool:
-        """Whether its turn does not wait for a busy one."""
-        version = self._ledger.versions.get(id_)
-        return id_ not in self._busy and not (self._busy and version is not None and version.unended)
+        """Whether it waits for a verdict still, and its turn does not wait for a busy one."""
+        version = self._ledger.open.get(id_)
+        return version is not None and id_ not in self._busy and not (self._busy and version.unended)
 
     def at(self, id_: str, due: float) -> None:
         """Look at it again then."""

@@ -15,6 +15,7 @@ from refitd_client.contract.wire import Page, RunGlance
 
 app = typer.Typer(cls=Group)
 
+_WHAT_GOES = "Its other versions are deleted at the next collection: 'refitd reclaim --dry-run' lists them."
 _NOBODY = "this lets collection delete older versions of the run and nobody can be asked: say --yes"
 
 
@@ -46,7 +47,8 @@ def close(
 
     It wants no engines any more, and nothing is wrong with it. Engines that follow it go on with what they serve, and
     are free for another run. Collection keeps its newest good version, what engines need, what is pinned and every Nth
-    (--keep-every), and deletes the rest. The next version that is published opens it again.
+    (--keep-every), and deletes the rest, those that are UNKNOWN as well, but for one that is newer than the newest good
+    one. 'refitd reclaim' does it at once. The next version that is published opens it again.
 
     \b
     refitd runs close exp/monday
@@ -55,7 +57,7 @@ def close(
         if not yes:
             agree(out, *what_it_does(run), question="Close it?", why=_NOBODY)
         seen = client.close_run(run)
-        out.show(seen, render.sentence(f"{run} is closed. {_free(seen)}"))
+        out.show(seen, render.sentence(f"{run} is closed. {_free(seen)} {_WHAT_GOES}"))
 
 
 @app.command(cls=Command, epilog=EXIT_CODES_HELP)
@@ -70,8 +72,8 @@ def what_it_does(run: str) -> list[RenderableType]:
     """Before it is done."""
     return [
         render.sentence(
-            f"Of {run} the newest good version is kept, with what engines need and what is pinned. Collection deletes "
-            "older ones. The next version that is published opens it again."
+            f"Of {run} the newest good version is kept, with what engines need and what is pinned, and one without a "
+            "verdict if it is newer. Collection deletes the others. The next version that is published opens it again."
         )
     ]
 

@@ -48,10 +48,11 @@ class LedgerFacts:
     def views(self) -> Views:
         """See `refitd.reclaim.sweep.Facts`."""
         versions = self._ledger.versions.values()
-        validating = tuple(version.id for version in versions if version.state is VersionState.VALIDATING)
+        validating = {version.id for version in versions if version.state is VersionState.VALIDATING}
+        validating |= self._ledger.judging
         runs = tuple(self._run(run) for run in sorted({version.run for version in versions}))
         copying = tuple(sorted(self._ledger.copying))
-        return Views(engines=tuple(self._engines()), runs=runs, validating=validating, copying=copying)
+        return Views(engines=tuple(self._engines()), runs=runs, validating=tuple(sorted(validating)), copying=copying)
 
     def _engines(self) -> Iterator[EngineView]:
         for engine in self._ledger.engines.values():
@@ -137,8 +138,8 @@ class LedgerBooks:
 
     def retire(self, record: VersionRecord, why: str) -> None:
         """See `refitd.reclaim.sweep.Books`."""
-        # The files of what was bad go, and why it was bad stays known.
-        was_bad = record.state in EVIDENCE and record.reason is not None
+        # The files of what was not good go, and why it was not stays known.
+        was_bad = record.state in EVIDENCE | {VersionState.UNKNOWN} and record.reason is not None
         reason = f"{why}; it was {record.state}: {record.reason}" if was_bad else why
         self._ledger.put_version(replace(record, state=VersionState.RETIRED, reason=reason), f"retired: {why}")
 

@@ -6,6 +6,8 @@ The rules, the strongest first. A version that no rule keeps is dropped.
        does a journal that is being rebuilt: nobody knows what it knew of readers.
     2  Versions without a verdict yet (ANNOUNCED, SETTLING, VALIDATING, UNKNOWN) stay, and those not under the root.
        A trainer's own folder (`catalog/conventions.py`) stays as long as its trainer leaves it there.
+       Of a run that is closed an UNKNOWN one goes, unless it is newer than all that are good or UNKNOWN: it may be all
+       that is left of a training that no engine followed.
     3  A lease or a pin keeps. The last good version of a run has a lease. The newest SEALED of a run keeps itself.
     4  The newest `last` SEALED of a run, and those whose step divides by `every`, stay, unless the run was restarted
        at or before their step: the newer generation replaces them. What was rolled back from is none of the newest.
@@ -141,11 +143,12 @@ def keep(
     if (doubt := _doubt(listing)) is not None:
         return [Verdict(version, keep=True, reasons=(doubt,)) for version in versions]
     weights = weigh(versions, {}, rules.spares) if weights is None else weights
-    unproven = _unproven(versions, weights)
+    there = {found.path for found in listing.found} if isinstance(listing, Listing) else set[str]()
+    ended = _ended(versions, closed, there)
+    unproven = _unproven(versions, weights, ended)
     proven = [version for version in versions if version.id not in unproven]
-    firm = _firm(versions, leases, unproven)
-    if isinstance(listing, Listing):
-        _spare(firm, versions, rules, {found.path for found in listing.found})
+    firm = _firm(versions, leases, unproven, closed, ended)
+    _spare(firm, versions, rules, there)
     wishes = sorted(
         [*_evidence(proven, rules, ages), *_wishes(proven, rules, closed)],
         key=lambda wish: (wish.rank, wish.record.order, wish.record.run),
@@ -186,6 +189,8 @@ def _firm(
     versions: Sequence[VersionRecord],
     leases: Mapping[str, Sequence[Lease]],
     unproven: Mapping[str, str],
+    closed: Collection[str],
+    ended: Collection[str],
 ) -> Reasons:
     """Rules 2 and 3, and what nothing proves to be a version: what no budget can drop."""
     firm: Reasons = {}
@@ -195,7 +200,7 @@ def _firm(
             reasons.append(unproven[version.id])
         if version.pinned:
             reasons.append("pinned")
-        if (unready := _unready(version)) is not None:
+        if version.id not in ended and (unready := _unready(version, closed)) is not None:
             reasons.append(unready)
         if parts_below(version.path) is None:
             reasons.append(f"its path {version.path!r} is not under the root: only what lies there is ever deleted")
@@ -206,10 +211,24 @@ def _firm(
     return firm
 
 
-def _unproven(versions: Sequence[VersionRecord], weights: Weights) -> dict[str, str]:
-    """Rejected and lost folders that may be anybody's, and why. Of a RETIRED version only the rest may be left."""
+def _ended(versions: Sequence[VersionRecord], closed: Collection[str], there: Collection[str]) -> set[str]:
+    """The UNKNOWN versions of closed runs that go by rule 2. One without a folder is none that is newer."""
+    unknown = [version for version in versions if version.run in closed and version.state is VersionState.UNKNOWN]
+    newest = _newest(
+        versions,
+        lambda version: (
+            version.state is VersionState.SEALED or (version.state is VersionState.UNKNOWN and version.path in there)
+        ),
+    )
+    return {version.id for version in unknown} - {version.id for version in newest}
+
+
+def _unproven(versions: Sequence[VersionRecord], weights: Weights, ended: Collection[str]) -> dict[str, str]:
+    """Folders of versions that would go and may be anybody's, and why. Of a RETIRED one only the rest may be left."""
     refusals = {
-        version.id: weights.get(version.id, _NOTHING).refusal for version in versions if version.state in EVIDENCE
+        version.id: weights.get(version.id, _NOTHING).refusal
+        for version in versions
+        if version.state in EVIDENCE or version.id in ended
     }
     return {version: refusal for version, refusal in refusals.items() if refusal is not None}
 
@@ -226,13 +245,14 @@ def _newest_reason(version: VersionRecord) -> str:
     return f"newest good version of run {version.run}"
 
 
-def _unready(version: VersionRecord) -> str | None:
+def _unready(version: VersionRecord, closed: Collection[str]) -> str | None:
     """Rule 2, by state: why nothing can be said about the version yet."""
     match version.state:
         case VersionState.ANNOUNCED | VersionState.SETTLING | VersionState.VALIDATING:
             return f"{version.state}: nobody knows yet whether it is good"
         case VersionState.UNKNOWN:
-            return "UNKNOWN: it has no verdict yet, and is tried again"
+            stays = "none of its run is newer" if version.run in closed else "is tried again"
+            return f"UNKNOWN: it has no verdict yet, and {stays}"
         case VersionState.DELETED:
             return "DELETED: nothing is left of it"
         case VersionState.SEALED | VersionState.RETIRED | VersionState.REJECTED | VersionState.LOST:

@@ -119,14 +119,19 @@ class RunView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Views:
-    """All that leases are made of. `validating` are the ids of versions whose files are being read just now, `copying`
-    those that a copy is being made from.
+    """All that leases are made of. `validating` are the ids of versions whose files are being looked at just now,
+    `copying` those that a copy is being made from.
     """
 
     engines: tuple[EngineView, ...] = ()
     runs: tuple[RunView, ...] = ()
     validating: tuple[str, ...] = ()
     copying: tuple[str, ...] = ()
+
+    @property
+    def closed(self) -> set[str]:
+        """The runs that have ended."""
+        return {run.run for run in self.runs if run.is_closed}
 
 
 def leases(views: Views, *, dead_after: float = DEAD_AFTER) -> dict[str, list[Lease]]:

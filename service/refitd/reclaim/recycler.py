@@ -91,7 +91,8 @@ class Recycler:
         now = self._clock.monotonic()
         self._since = {slot.path: self._since.get(slot.path, now) for slot in slots}
         ages = {path: now - since for path, since in self._since.items()}
-        return spare(slots, await self._newest(), self._rules, used=self._used(), ages=ages)
+        newest, closed = await self._newest(), self._facts.views().closed
+        return spare(slots, newest, self._rules, used=self._used(), ages=ages, closed=closed)
 
     async def run(self) -> list[Reclaimable]:
         """Take away the slots that nobody needs, and say of each why, or why not."""
@@ -107,6 +108,8 @@ class Recycler:
     async def _refusal(self, record: VersionRecord) -> str | None:
         if self._rules.off is not None:
             return self._rules.off
+        if record.run in self._facts.views().closed:
+            return f"run {record.run} is closed"
         layout = (await self._newest()).get(record.run)
         if layout is None:
             return f"no newer version of run {record.run} could be written into them"

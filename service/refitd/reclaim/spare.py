@@ -1,13 +1,14 @@
 """Which slots are worth their disk space. Pure: slots and the newest versions in, one verdict for each slot out.
 
 1  What this service did not put there is never touched; what is half made or damaged goes.
-2  Where slots are off, or the run's newest version has another layout, they go: no publisher will take them.
+2  Where slots are off, the run is closed, or its newest version has another layout, they go: no publisher will take
+   them.
 3  A slot that nobody has taken for `ttl` seconds goes: its trainer is gone.
 4  A run has at most `count`. The one that waits the longest goes first.
 5  Slots are the first thing that a disk budget gives up.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from refitd.catalog.record import VersionRecord
@@ -37,18 +38,30 @@ class SlotVerdict:
 
 
 def spare(
-    slots: Sequence[Slot], newest: Mapping[str, str | None], rules: SlotRules, *, used: int, ages: Mapping[str, float]
+    slots: Sequence[Slot],
+    newest: Mapping[str, str | None],
+    rules: SlotRules,
+    *,
+    used: int,
+    ages: Mapping[str, float],
+    closed: Collection[str] = (),
 ) -> list[SlotVerdict]:
     """Decide about all slots of a root at once.
 
-    `newest` is the layout of each run's newest version; `used` the bytes of the disk budget that all else takes;
-    `ages` are seconds for which a slot, by its path, is known to wait.
+    Args:
+        slots: all that there are.
+        newest: the layout of each run's newest version.
+        rules: how many stay, and for how long.
+        used: the bytes of the disk budget that all else takes.
+        ages: the seconds for which a slot, by its path, is known to wait.
+        closed: the runs that have ended.
     """
     waiting = sorted(slots, key=lambda slot: ages.get(slot.path, 0.0))
     verdicts: list[SlotVerdict] = []
     kept: dict[str, int] = {}
     for slot in waiting:
-        reason = _useless(slot, newest, rules, ages.get(slot.path, 0.0))
+        reason = f"run {slot.run} is closed" if slot.run in closed and slot.fault is None else None
+        reason = reason or _useless(slot, newest, rules, ages.get(slot.path, 0.0))
         if reason is None and kept.get(slot.run, 0) >= rules.count:
             reason = f"run {slot.run} has {rules.count} other slots"
         if reason is None and rules.disk_budget is not None and used + slot.bytes > rules.disk_budget:

@@ -253,7 +253,7 @@ class Sweeper:
             ages=self._ages(versions),
             weights=seen.weights,
             beside=self._beside(seen),
-            closed={run.run for run in views.runs if run.is_closed},
+            closed=views.closed,
         )
 
     def _beside(self, seen: _Seen) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 A run that has ended is closed, by whoever knows: an operator, or the trainer. Nothing is wrong with it because no
 engine follows it; engines that still follow it are free for a new run; of its versions collection keeps the newest
-good one. The next version that comes opens it again.
+good one, and one without a verdict that is newer. The next version that comes opens it again.
 """
 
 from collections.abc import Iterable

@@ -15,8 +15,9 @@ async def close(order: OneRun, service: ServiceOf) -> RunGlance:
     """Say that a run has ended.
 
     It is not troubled any more, and does not want engines. Those that follow it go on with what they serve, and may be
-    moved to another run. Of its versions the newest good one is kept, with what engines need and what is pinned:
-    collection deletes the others that only `--keep-last` has kept. The next version that is published opens it again.
+    moved to another run. Of its versions the newest good one is kept, with what engines need, what is pinned and every
+    Nth (`--keep-every`); of those that are UNKNOWN the newest, where it is newer than that. Collection deletes the
+    others, and the run's slots. The next version that is published opens it again.
     It outlives a restart of the service.
     """
     _check(service, order.run)

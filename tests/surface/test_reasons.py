@@ -10,12 +10,20 @@ import msgspec
 import numpy as np
 import pytest
 
+from refitd.cli import render
 from refitd.cli.publish import _lines
+from refitd.clock import SystemClock
+from refitd.journal.journal import Journal
+from refitd.ledger import Ledger
+from refitd.rollout.entry import _sentence
+from refitd.surface.explain import explain_engine, explain_version
 from refitd_client import AsyncRefitClient, Publication, RefitClient, ShardedPublisher, WeightPublisher
 from refitd_client.contract.states import EngineState
-from refitd_client.contract.wire import Notice
+from refitd_client.contract.wire import Notice, ReclaimPlan
 from support.checkpoints import publish, tensors
+from support.records import engine, version
 from support.services import Stage, serving
+from support.stand_in_service import make_engine, make_version
 
 ID = "run~v000001"
 
@@ -47,6 +55,29 @@ def test_both_publishers_take_what_a_rejection_tells_trainers_to_say() -> None:
     for publisher in (WeightPublisher, ShardedPublisher):
         taken = inspect.signature(publisher.publish).parameters
         assert {"allow_missing", "allow_extra"} <= taken.keys(), publisher
+
+
+@pytest.mark.parametrize(
+    ("contested", "told"),
+    [
+        ({"contest": "another writer loads /their/v9"}, "serves what another writer has loaded or labelled"),
+        ({"taken": "b:1 is the same server"}, "serves what was loaded under another name or by another service"),
+    ],
+)
+def test_an_engine_that_another_writer_loads_is_not_said_to_serve_its_start_up_weights(
+    tmp_path: Path, contested: dict[str, str], told: str
+) -> None:
+    left = engine(state=EngineState.CONTESTED, reason="left alone", **contested)
+    ledger = Ledger(Journal(tmp_path), SystemClock())
+    ledger.put_version(version(1))
+    ledger.put_engine(left)
+    ledger.journal.close()
+    said = [*explain_engine(left, ledger), *explain_version(version(1), ledger, ReclaimPlan(items=[], freed_bytes=0))]
+    assert sum(told in sentence for sentence in said) == 2
+    assert told in _sentence(left)
+    assert not any("start-up" in sentence for sentence in [*said, _sentence(left)])
+    shown = make_engine(state=EngineState.CONTESTED, version=None, step=None)
+    assert render.steps_behind(shown, make_version(3)) == "-", "WHY says what is known"
 
 
 async def test_a_rejected_version_that_no_engine_served_was_not_rolled_back_from(tmp_path: Path) -> None:

@@ -146,7 +146,8 @@ def why_there(engine: Engine, now: str | None) -> str | None:
     return f"{since}: {told}" if told else since
 
 
-_NOT_ASKED = frozenset({EngineState.PROBING, EngineState.UNREACHABLE})
+# What these serve has not been seen yet, or was loaded by another writer.
+_NOT_OURS = frozenset({EngineState.PROBING, EngineState.UNREACHABLE, EngineState.CONTESTED})
 
 
 def _address(engine: Engine) -> str:
@@ -182,7 +183,7 @@ def steps_behind(engine: Engine, target: Version | None) -> str:
     if engine.step is None:
         if not engine.known:
             return "unknown contents"
-        return NOTHING if engine.state in _NOT_ASKED else "start-up weights"
+        return NOTHING if engine.state in _NOT_OURS else "start-up weights"
     served = parse_version_id(engine.version or "")
     if served is not None and served[0] != target.run:
         return "other run"

@@ -93,7 +93,7 @@ def _of_known(engine: EngineFacts, seen: Reached, record: EngineRecord, journal:
         yield _of(
             engine.id,
             Kind.ENGINE_PAUSED,
-            f"it is paused, and serves what the journal says ({record.serving or 'its start-up weights'})",
+            f"it is paused, and serves what the journal says ({record.serving or record.of_others or 'its start-up weights'})",
             "--repair resumes it, and so does the service when it starts",
             severity=Severity.ERROR,
             repair=Repair.RESUME if vouched else None,

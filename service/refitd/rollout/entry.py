@@ -108,5 +108,6 @@ class Entry:
 
 
 def _sentence(engine: EngineRecord) -> str:
-    serves = engine.serves(engine.serving or ("start-up weights" if engine.known else "unknown contents"))
+    contents = engine.of_others or "start-up weights" if engine.known else "unknown contents"
+    serves = engine.serves(engine.serving or contents)
     return f"{engine.state}: {serves}" + (f" ({engine.reason})" if engine.reason else "")

@@ -111,6 +111,13 @@ class EngineRecord:
         """Each path that its server may name as the model that it serves, and read again."""
         return tuple(path for path in (self.model_path, self.named_before) if path is not None)
 
+    @property
+    def of_others(self) -> str | None:
+        """What it serves where this entry has not loaded it, in words; None where nothing says that another has."""
+        if self.taken is not None:
+            return "what was loaded under another name or by another service"
+        return None if self.contest is None else "what another writer has loaded or labelled"
+
     def serves(self, what: str) -> str:
         """That it serves something, in a sentence without a subject: of one that does not answer, only that it did."""
         if self.state is not EngineState.UNREACHABLE:

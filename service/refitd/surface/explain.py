@@ -187,7 +187,8 @@ def _against(engine: EngineRecord, run: str, target: VersionRecord | None) -> st
 
 
 def _contents(engine: EngineRecord) -> str:
-    return engine.serving or ("its start-up weights" if engine.known else "contents that nobody can vouch for")
+    unproven = engine.of_others or "its start-up weights" if engine.known else "contents that nobody can vouch for"
+    return engine.serving or unproven
 
 
 def _told(attempt: AttemptRecord) -> str:

@@ -66,9 +66,9 @@ class Ledger:
     engines follow them.
     `loading` holds the open attempt of each engine; `root_fault` says why the root cannot be listed, None while it
     can; `fleet_fault` why it is not known which engines there are; `file_fault` why the engines file cannot be
-    used, so that what it said before stays in force. `left_out` counts folders of the root that are not taken in
-    yet. `judging` names the versions that the catalog looks at just now. `origin` says whether the journal is being
-    rebuilt.
+    used, so that what it said before stays in force. `disk_fault` says that what is kept does not fit the disk
+    budget, and `folders_fault` which folders of the root are not taken in yet: `left_out` is their number. `judging`
+    names the versions that the catalog looks at just now. `origin` says whether the journal is being rebuilt.
 
     What copies hold is read off the disk at each start and not written down: `carriage` says which deltas engines find
     in one, or why not; `copying` names the versions that a copy is being made from. Nor is written down what trainers
@@ -100,6 +100,8 @@ class Ledger:
         self.fleet_fault: str | None = "the engines have not been taken in yet"
         self.file_fault: str | None = None
         self.discovery_fault: str | None = None
+        self.disk_fault: str | None = None
+        self.folders_fault: str | None = None
         self.left_out = 0
         self.judging: set[str] = set()
         self.origin = journal.read(reads.read_origin) or NEW
@@ -185,7 +187,8 @@ class Ledger:
         self.journal.append(writes.put_version(record, self.places.of(record.run, record.order)))
         if before is None:
             self._first_seen[record.id] = self.clock.monotonic()
-            self.reopen_run(record.run, f"{record.id} came")
+            if record.noticed or self._is_newest(record):
+                self.reopen_run(record.run, f"{record.id} came")
         if record.state is VersionState.DELETED:
             self._first_seen.pop(record.id, None)
             self.known.drop(record)
@@ -202,6 +205,11 @@ class Ledger:
         if text is not None:
             self.say("version", record.id, text, state=record.state.value, step=record.order.step, run=record.run)
         self.bell.ring()
+
+    def _is_newest(self, record: VersionRecord) -> bool:
+        """Whether a version that came is newer than all that its run has."""
+        newest = self.known.newest_of(record.run)
+        return newest is None or record.order > newest
 
     def _looks_at_newest(self, run: str) -> bool:
         """Whether an engine of a run looks at its newest version before that has a verdict."""

@@ -139,6 +139,14 @@ class TestStatus:
         assert result.stdout.splitlines()[1:3] == ["the root is gone", "engines.yaml is no YAML"]
         assert result.exit_code == 3
 
+    def test_what_is_over_the_disk_budget_and_what_is_not_taken_in_is_said(self, service: StandIn) -> None:
+        service.faults = Faults(disk="over the disk budget", folders="3 folders are not taken in yet")
+        shown = refitd("status", "--url", service.url).stdout
+        assert shown.splitlines()[1:3] == ["over the disk budget", "3 folders are not taken in yet"]
+        assert "▲ TROUBLED" in shown
+        top = refitd("top", "--once", "--url", service.url).stdout
+        assert top.splitlines()[1:3] == ["▲ over the disk budget", "▲ 3 folders are not taken in yet"]
+
     def test_what_is_barred_does_not_look_good(self) -> None:
         assert render.version_state(make_version(1)).style == "green"
         assert render.version_state(make_version(1, barred=True)).style == "dim"

@@ -1,5 +1,6 @@
 """The disk budget, from outside: every byte under the root that refitd may delete counts, whatever it belongs to."""
 
+import asyncio
 import shutil
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from refitd.catalog import arrivals
+from refitd.reclaim import sweep
 from refitd_client.contract.naming import MANIFEST_NAME
 from refitd_client.contract.states import VersionState
 from support.checkpoints import Tensors, publish, tensors
@@ -51,6 +54,16 @@ async def swept(stage: Stage) -> dict[str, Any]:
 async def kept_bytes(stage: Stage, why: str) -> float:
     text = (await stage.http.get("/metrics")).text
     (value,) = [line.split()[-1] for line in text.splitlines() if line.startswith(f'refitd_kept_bytes{{why="{why}"}}')]
+    return float(value)
+
+
+async def faults(stage: Stage) -> dict[str, Any]:
+    return (await stage.http.get("/v1/faults")).json()
+
+
+async def fault_metric(stage: Stage, part: str) -> float:
+    text = (await stage.http.get("/metrics")).text
+    (value,) = [line.split()[-1] for line in text.splitlines() if line.startswith(f'refitd_fault{{part="{part}"}}')]
     return float(value)
 
 
@@ -182,3 +195,44 @@ async def test_what_was_deleted_and_is_not_gone_takes_of_the_budget(tmp_path: Pa
         await swept(stage)
         assert [path.name for path in trash.iterdir()] == ["somebodys"]
         assert await kept_bytes(stage, "foreign") == 700
+
+
+async def test_what_stays_over_the_budget_is_a_fault_that_says_what_to_do_until_it_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = size(publish(tmp_path / "measure", "run", 1, tensors(1)))
+    async with serving(tmp_path, disk_budget=good + good // 2, keep_last=1) as stage:
+        for step in (1, 2):
+            await stage.served(step)
+            assert (await stage.http.put(f"/v1/versions/run~v{step:06d}/pin")).status_code == 200
+        await swept(stage)
+        assert (await faults(stage))["disk"] is None, "a version without a verdict may have been the cause"
+        monkeypatch.setattr(sweep, "OVER_BUDGET_FOR", 0.0)  # seconds
+        await swept(stage)
+        told = (await faults(stage))["disk"]
+        assert f"over the disk budget of {good + good // 2:,}: 'refitd reclaim --dry-run'" in told
+        assert "unpin versions" in told
+        assert (await stage.http.get("/v1/overview")).json()["faults"]["disk"] == told
+        assert await fault_metric(stage, "disk") == 1
+        await stage.http.delete("/v1/versions/run~v000001/pin")
+        await swept(stage)
+        assert on_disk(stage) == ["v000002"]
+        assert (await faults(stage))["disk"] is None
+        assert await fault_metric(stage, "disk") == 0
+
+
+async def test_folders_that_are_not_taken_in_are_a_fault_that_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrivals, "MOST_OPEN", 0)
+    async with serving(tmp_path) as stage:
+        publish(stage.root, "run", 1, tensors(1))
+        async with asyncio.timeout(10):
+            while (told := (await faults(stage))["folders"]) is None:
+                await stage.ledger.bell.after(stage.ledger.bell.count, within=0.02)
+        assert told.startswith("1 folder is not taken in yet (1 of run run)")
+        assert "'refitd runs close RUN'" in told
+        assert await fault_metric(stage, "folders") == 1
+        monkeypatch.undo()
+        await stage.until("run~v000001", lambda record: record.state is VersionState.SEALED)
+        assert (await faults(stage))["folders"] is None

@@ -29,7 +29,7 @@ from refitd.doctor.processes import LocalProcess, is_engine, listener
 from refitd.doctor.root_facts import RootFacts, look_at_root
 from refitd.doctor.root_verdicts import judge_root
 from refitd.doctor.sharing import Sighting, judge_sharing, plugin_answers
-from refitd.doctor.told import ask_of_engines, judge_told
+from refitd.doctor.told import ask_of_engines, ask_of_faults, judge_faults, judge_told
 from refitd.engine.engines_file import EngineSpec
 from refitd.engine.plugin.crew import NOBODY
 from refitd.engine.port import Reached
@@ -38,7 +38,7 @@ from refitd.fsck.roster import roster_of
 from refitd.root_mark import mark_root
 from refitd.settings import Settings
 from refitd_client.contract.states import EngineState
-from refitd_client.contract.wire import Page
+from refitd_client.contract.wire import Faults, Page
 from refitd_client.known import name_of
 from refitd_client.planning import Gpu
 from support.checkpoints import publish, tensors, write_model
@@ -215,6 +215,23 @@ async def test_the_running_service_says_the_state_of_each_engine_and_who_carries
         ),
     }
     assert len(list(judge_told([make_engine(state=state) for state in EngineState]))) == len(EngineState)
+
+
+async def test_what_the_service_says_is_wrong_with_itself_is_a_finding_with_a_fix() -> None:
+    faults = Faults(journal="it cannot be written", disk="over the disk budget", folders="3 folders are not taken in")
+    with serve(answer(200, msgspec.to_builtins(faults))) as service:
+        settings = Settings(root=Path("/root"), port=int(service.url.rpartition(":")[2]))
+        said = await ask_of_faults(settings)
+    assert [seen.path for seen in service.seen] == ["/v1/faults"]
+    assert isinstance(said, Faults)
+    found = {finding.check: (finding.verdict, finding.text) for finding in judge_faults(said)}
+    assert found == {
+        Check.JOURNAL: (Verdict.FAILED, "the service says: it cannot be written"),
+        Check.SPACE: (Verdict.WARNING, "the service says: over the disk budget"),
+        Check.ROOT: (Verdict.WARNING, "the service says: 3 folders are not taken in"),
+    }
+    assert all(finding.fix for finding in judge_faults(said))
+    assert list(judge_faults(Faults())) == []
 
 
 @pytest.mark.parametrize(("status", "said"), [(401, "answered with 401"), (200, "answered with something else")])

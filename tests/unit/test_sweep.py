@@ -69,6 +69,9 @@ class World:
     def sized(self, version: str, size: int) -> None:
         self.records[version] = replace(self.records[version], bytes=size)
 
+    def aged(self, version: str, seconds: float) -> None:
+        self.records[version] = replace(self.records[version], bad_for=seconds)
+
     def views(self) -> Views:
         return self.seen
 
@@ -83,6 +86,9 @@ class World:
         self.log.append(f"deleted {record.order.step}")
         self.deleted_ids.add(record.id)
         del self.records[record.id]
+
+    def budgeted(self, fault: str | None) -> None:
+        self.fault = fault
 
     async def durable(self) -> None:
         await asyncio.sleep(0)
@@ -375,6 +381,36 @@ async def test_evidence_ages_by_the_monotonic_clock_from_when_it_was_first_seen(
     clock.seconds += 1
     assert not line(await sweep.run(), 9).keep
     assert 9 not in world.on_disk()
+
+
+async def test_a_service_that_restarts_each_day_still_collects_evidence_and_no_wall_clock_is_asked(
+    world: World,
+) -> None:
+    world.add(9, VersionState.REJECTED)
+    there: list[bool] = []
+    for life in range(4):
+        clock = StoppedClock()  # of another boot
+        clock.seconds = 1e6 * life
+        sweep = Sweeper(DiskFolders(world.root), world, world, clock, rules=KeepRules(), incoming_ttl=3600.0)
+        for _ in range(8 * 6 + 1):  # eight hours, a sweep every ten minutes
+            await sweep.run()
+            clock.seconds += 600.0
+        there.append(9 in world.on_disk())
+    assert there == [True, True, False, False]
+
+
+async def test_evidence_that_turned_good_and_bad_again_is_new(world: World) -> None:
+    world.add(9, VersionState.LOST)
+    clock = StoppedClock()
+    sweep = Sweeper(DiskFolders(world.root), world, world, clock, rules=KeepRules(), incoming_ttl=3600.0)
+    await sweep.run()
+    clock.seconds += 7200.0
+    await sweep.run()
+    assert world.records[v(9)].bad_for == 7200.0
+    for state in (VersionState.SEALED, VersionState.LOST):
+        world.records[v(9)] = replace(world.records[v(9)], state=state)
+        reasons = line(await sweep.run(), 9).reasons
+    assert reasons == ["it is evidence of why it was LOST, and stays for another 24 h"]
 
 
 async def test_sweeps_take_turns(world: World) -> None:

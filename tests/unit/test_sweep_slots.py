@@ -62,6 +62,12 @@ class World:
     def sized(self, version: str, size: int) -> None:
         self.records[version] = replace(self.records[version], bytes=size)
 
+    def aged(self, version: str, seconds: float) -> None:
+        self.records[version] = replace(self.records[version], bad_for=seconds)
+
+    def budgeted(self, fault: str | None) -> None:
+        self.fault = fault
+
     def views(self) -> Views:
         return self.seen
 

@@ -228,7 +228,8 @@ class Rollouts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """What the service cannot do now, in sentences: list its root, say which engines there are, write its journal.
+    """What the service cannot do now, in sentences: list its root, say which engines there are, write its journal, keep
+    within its disk budget (`disk`), take in all folders of its root (`folders`).
 
     None: nothing is wrong.
 
@@ -238,6 +239,14 @@ class Faults:
     root: str | None = None
     engines: str | None = None
     journal: str | None = None
+    disk: str | None = None
+    folders: str | None = None
+
+    @property
+    def told(self) -> list[str]:
+        """The sentences."""
+        found = (self.root, self.engines, self.journal, self.disk, self.folders)
+        return [sentence for sentence in found if sentence is not None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,8 +313,8 @@ class Reclaimable:
 class ReclaimPlan:
     """What would be, or was, deleted and kept. `freed_bytes` counts the lines that are not kept.
 
-    `kept_bytes` counts the others, and `disk_budget` is the limit for that, None where none is set. Neither sum counts
-    `foreign_bytes`, which refitd may not delete.
+    `kept_bytes` counts the others that lie in the root, and `disk_budget` is the limit for that, None where none is
+    set. Neither sum counts `foreign_bytes`, which refitd may not delete.
     """
 
     items: list[Reclaimable]

@@ -53,13 +53,11 @@ class Arrivals:
         return version_id(found.run, found.order) not in self._ledger.versions
 
     def _leave_out(self, runs: Counter[str]) -> None:
-        """Say what is left out, when it begins and when it is over; the metric has the number."""
+        """Say what is left out while it is, and in the log when that begins and when it is over."""
         before, self._ledger.left_out = self._ledger.left_out, runs.total()
-        if runs and not before:
-            some = ", ".join(f"{number} of run {run}" for run, number in runs.most_common(3))
-            why = f"{MOST_OPEN} versions wait for a verdict already, and the others follow as these have theirs"
-            advice = "remove folders that are no versions; a version that is announced is taken in at once"
-            self._ledger.say("root", "root", f"{runs.total()} folders are not taken in yet ({some}): {why}. {advice}")
+        self._ledger.folders_fault = fault = _left_out(runs) if runs else None
+        if fault is not None and not before:
+            self._ledger.say("root", "root", fault)
         elif before and not runs:
             self._ledger.say("root", "root", "all folders of the root are taken in again")
 
@@ -127,6 +125,16 @@ class Arrivals:
         if id_ not in self._told:
             self._told.add(id_)
             self._ledger.say("version", id_, text)
+
+
+def _left_out(runs: Counter[str]) -> str:
+    some = ", ".join(f"{number} of run {run}" for run, number in runs.most_common(3))
+    count = "1 folder is" if runs.total() == 1 else f"{runs.total()} folders are"
+    return (
+        f"{count} not taken in yet ({some}): {MOST_OPEN} versions wait for a verdict already, and "
+        "the others follow as these have theirs. Remove folders that are no versions, and close runs that have ended "
+        "('refitd runs close RUN'); a version that is announced is taken in at once"
+    )
 
 
 def newest_first(found: Iterable[Found]) -> list[Found]:

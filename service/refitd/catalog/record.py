@@ -19,7 +19,8 @@ class VersionRecord:
     every reachable engine of its run, None before: the newest such version is the last good one. `code` is for programs
     what `reason` is for people, where validation has REJECTED it. `handed`: it was offered to engines from its
     trainer's memory, before its files were there. `unended` counts the validations that began and did not end, because
-    the service died meanwhile; it is written down before each begins.
+    the service died meanwhile; it is written down before each begins. `bad_for` are the seconds for which it has been
+    REJECTED or LOST while the service ran, as far as they are written down.
     """
 
     run: str
@@ -42,6 +43,7 @@ class VersionRecord:
     noticed: bool = False
     handed: bool = False
     unended: int = 0
+    bad_for: float = 0.0
     pinned: bool = False
     barred: bool = False
     served_at: str | None = None

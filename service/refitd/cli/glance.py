@@ -100,8 +100,7 @@ def _line(*parts: str | Text | tuple[str, str]) -> Text:
 
 
 def _faults(overview: Overview) -> list[Text]:
-    found = (overview.faults.root, overview.faults.engines, overview.faults.journal)
-    return [render.sentence(f"▲ {fault}", "bold red") for fault in found if fault is not None]
+    return [render.sentence(f"▲ {fault}", "bold red") for fault in overview.faults.told]
 
 
 def _run(run: RunGlance) -> list[Text]:

@@ -38,7 +38,7 @@ def status(limit: Limit = 5, url: Url = None, token_file: TokenFile = None, json
         out.show(
             summary,
             headline(summary),
-            *(render.sentence(fault, "bold red") for fault in faults(summary)),
+            *(render.sentence(fault, "bold red") for fault in summary.faults.told),
             *(line for run in summary.runs if run.run not in closed for line in run_lines(run)),
             *(render.sentence(line, "dim") for line in standing.folded(closed)),
             "",
@@ -57,13 +57,6 @@ def headline(summary: Summary) -> Text:
     word = Text("ready", style="green") if summary.ready else Text("not ready (see its log)", style="bold red")
     line = Text.assemble(("refitd ", "bold"), render.sentence(summary.url), " is ", word)
     return line if summary.standing is None else line.append(", ").append_text(standing.shown(summary.standing))
-
-
-def faults(summary: Summary) -> list[str]:
-    """What is wrong with the service itself, a sentence each."""
-    return [
-        fault for fault in (summary.faults.root, summary.faults.engines, summary.faults.journal) if fault is not None
-    ]
 
 
 def run_lines(run: RunSummary) -> list[Text]:

@@ -56,11 +56,10 @@ def look(client: RefitClient, limit: int) -> Summary:
     targets = look_at_targets(client, names, engines)
     overview = client.overview()
     glances, faults = {run.run: run for run in overview.runs}, client.faults()
-    is_faulty = any((faults.root, faults.engines, faults.journal))
     return Summary(
         url=client.url,
         ready=client.ready(),
-        standing=Standing.TROUBLED if is_faulty else worst(run.standing for run in overview.runs),
+        standing=Standing.TROUBLED if faults.told else worst(run.standing for run in overview.runs),
         faults=faults,
         runs=[summarise(run, targets.get(run), engines, glances.get(run)) for run in sorted(names)],
         engines=engines,

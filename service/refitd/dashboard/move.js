@@ -45,8 +45,8 @@ export async function moveHere({ run }, { engines, runs }) {
 /** Ask whether a run has ended, and close it. */
 export async function closeRun({ run, engines }) {
   const count = Object.values(engines).reduce((sum, each) => sum + each, 0);
-  const detail = html`<p>Of <b>${run}</b> the newest good version is kept, with what engines need and what is pinned.
-      Collection deletes older ones. The next version that is published opens it again.</p>
+  const detail = html`<p>Of <b>${run}</b> the newest good version is kept, with what engines need and what is pinned,
+      and one without a verdict if it is newer. Collection deletes the others. The next version that is published opens it again.</p>
     ${count > 0 ? html`<p>${plural(count, "engine")} may be moved to another run; until then nothing changes there.</p>` : nothing}`;
   if (await confirm({ title: "Close the run?", detail, verb: "Close", danger: true })) {
     await act(`${run} is closed.`, () => api.closeRun(run));

@@ -21,7 +21,7 @@ from refitd.doctor.root_facts import look_at_root
 from refitd.doctor.root_verdicts import judge_root
 from refitd.doctor.service import judge_service, judge_settings
 from refitd.doctor.sharing import judge_sharing, sighting
-from refitd.doctor.told import ask_of_engines, judge_told
+from refitd.doctor.told import ask_of_engines, ask_of_faults, judge_faults, judge_told
 from refitd.engine.port import Unreached
 from refitd.engine.sglang.transport import NoReply
 from refitd.fsck.facts import JournalFacts
@@ -94,7 +94,10 @@ async def _at_door(settings: Settings, running: str | None) -> list[Finding]:
     if isinstance(reply, NoReply) or door.check is Check.LOCK:
         return [door]
     engines = await ask_of_engines(settings)
-    return [door, *([engines] if isinstance(engines, Finding) else judge_told(engines))]
+    if isinstance(engines, Finding):
+        return [door, engines]
+    faults = await ask_of_faults(settings)
+    return [door, *judge_told(engines), *([faults] if isinstance(faults, Finding) else judge_faults(faults))]
 
 
 async def _without_root(settings: Settings) -> list[Finding]:

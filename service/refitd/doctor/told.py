@@ -1,10 +1,12 @@
-"""What the service that runs says of its engines: the state of each, and who carries out its loads.
+"""What the service that runs says of its engines (the state of each, and who carries out its loads) and of itself.
 
 Beside what doctor asks the engines itself: a service knows of engines that nobody names on doctor's command line, has
 keys that doctor may lack, and sees them from its own host.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import TypeVar
 
 import msgspec
 
@@ -14,29 +16,61 @@ from refitd.doctor.finding import Check, Finding, Verdict, good
 from refitd.engine.sglang.transport import NoReply, Reply, Transport
 from refitd.settings import Settings
 from refitd_client.contract.states import EngineState
-from refitd_client.contract.wire import Engine, Page
+from refitd_client.contract.wire import Engine, Faults, Page
 
-_ROUTE = "/v1/engines"
+AnswerT = TypeVar("AnswerT")
 
 
 async def ask_of_engines(settings: Settings) -> Sequence[Engine] | Finding:
     """Its engines, or why it does not say."""
+    told = await _ask(settings, "/v1/engines", Page[Engine])
+    return told.items if isinstance(told, Page) else _unsaid(settings, Check.ENGINES, "what its engines are", told)
+
+
+async def ask_of_faults(settings: Settings) -> Faults | Finding:
+    """What is wrong with it itself, or why it does not say."""
+    told = await _ask(settings, "/v1/faults", Faults)
+    return told if isinstance(told, Faults) else _unsaid(settings, Check.LOCK, "what is wrong with itself", told)
+
+
+async def _ask(settings: Settings, route: str, kind: type[AnswerT]) -> AnswerT | str:
+    """The answer, or why there is none."""
     tokens = settings.tokens()
     token = next(iter([*tokens.read, *tokens.write]), None)
-    reply = await Transport(url_of(settings), api_key=token, admin_key=None).get(_ROUTE, CALL_SECONDS)
+    reply = await Transport(url_of(settings), api_key=token, admin_key=None).get(route, CALL_SECONDS)
     try:
         if isinstance(reply, Reply) and reply.ok:
-            return msgspec.convert(reply.data, Page[Engine]).items
-        why = reply.reason if isinstance(reply, NoReply) else f"{_ROUTE} was answered with {reply.status}"
+            return msgspec.convert(reply.data, kind)
     except msgspec.ValidationError as error:
-        why = f"{_ROUTE} was answered with something else: {error}"
+        return f"{route} was answered with something else: {error}"
+    return reply.reason if isinstance(reply, NoReply) else f"{route} was answered with {reply.status}"
+
+
+def _unsaid(settings: Settings, check: Check, what: str, why: str) -> Finding:
     return Finding(
-        check=Check.ENGINES,
+        check=check,
         subject=url_of(settings),
         verdict=Verdict.UNKNOWN,
-        text=f"the service that runs does not say what its engines are: {why}",
+        text=f"the service that runs does not say {what}: {why}",
         fix="give doctor a token of its --token-file or --read-token-file, and run the same refitd here and there",
     )
+
+
+_OF_FAULTS: Mapping[str, tuple[Check, Verdict, str]] = {
+    "root": (Check.ROOT, Verdict.FAILED, "mount the root again, or mend what the sentence names"),
+    "engines": (Check.ENGINES, Verdict.FAILED, "mend the engines file, or the place of --discover"),
+    "journal": (Check.JOURNAL, Verdict.FAILED, "make room on the disk of the state folder"),
+    "disk": (Check.SPACE, Verdict.WARNING, "unpin versions, close runs that have ended, or raise --disk-budget"),
+    "folders": (Check.ROOT, Verdict.WARNING, "remove folders that are no versions, and close runs that have ended"),
+}
+
+
+def judge_faults(faults: Faults) -> Iterator[Finding]:
+    """What is wrong with the service itself."""
+    for part, fault in asdict(faults).items():
+        if fault is not None:
+            check, verdict, fix = _OF_FAULTS[part]
+            yield Finding(check=check, subject="service", verdict=verdict, text=f"the service says: {fault}", fix=fix)
 
 
 def judge_told(engines: Sequence[Engine]) -> Iterator[Finding]:

@@ -90,10 +90,11 @@ def _of_known(engine: EngineFacts, seen: Reached, record: EngineRecord, journal:
     elif engine.generates is False:
         # On start-up weights there is no label to hold against: it must at least say so itself.
         vouched = record.serving is not None or seen.model_path == seen.startup_path
+        serves = record.serving or record.of_others or "its start-up weights"
         yield _of(
             engine.id,
             Kind.ENGINE_PAUSED,
-            f"it is paused, and serves what the journal says ({record.serving or record.of_others or 'its start-up weights'})",
+            f"it is paused, and serves what the journal says ({serves})",
             "--repair resumes it, and so does the service when it starts",
             severity=Severity.ERROR,
             repair=Repair.RESUME if vouched else None,

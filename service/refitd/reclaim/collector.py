@@ -151,6 +151,18 @@ class LedgerBooks:
         """See `refitd.reclaim.sweep.Books`."""
         self._ledger.put_version(replace(self._ledger.versions[version], bytes=size))
 
+    def aged(self, version: str, seconds: float) -> None:
+        """See `refitd.reclaim.sweep.Books`."""
+        self._ledger.put_version(replace(self._ledger.versions[version], bad_for=seconds))
+
+    def budgeted(self, fault: str | None) -> None:
+        """See `refitd.reclaim.sweep.Books`. Says so in the log when it begins and when it is over."""
+        before, self._ledger.disk_fault = self._ledger.disk_fault, fault
+        if fault is not None and before is None:
+            self._ledger.say("root", "root", fault)
+        elif fault is None and before is not None:
+            self._ledger.say("root", "root", "all that is kept fits the disk budget again")
+
     async def durable(self) -> None:
         """See `refitd.reclaim.sweep.Books`."""
         await self._ledger.durable()

@@ -76,12 +76,23 @@ def trash_lines(ours: int, foreign: int, left: tuple[str, ...] | None) -> list[R
     return [Reclaimable(path=TRASH_PATH, keep=True, reasons=list(reasons), bytes=ours + foreign, foreign_bytes=foreign)]
 
 
+def over_budget(plan: ReclaimPlan) -> str | None:
+    """That what is kept does not fit the disk budget, and what to do; None where it does, or there is none."""
+    if plan.disk_budget is None or plan.kept_bytes <= plan.disk_budget:
+        return None
+    return (
+        f"all that is kept takes {plan.kept_bytes:,} bytes, over the disk budget of {plan.disk_budget:,}: 'refitd "
+        "reclaim --dry-run' says what each is kept for; unpin versions, close runs that have ended, or raise "
+        "--disk-budget (REFITD_DISK_BUDGET)"
+    )
+
+
 def plan_of(lines: list[Reclaimable], budget: int | None, *, done: bool) -> ReclaimPlan:
     """All lines, and what they come to."""
     return ReclaimPlan(
         items=lines,
         freed_bytes=_counted(line for line in lines if not line.keep),
-        kept_bytes=_counted(line for line in lines if line.keep),
+        kept_bytes=_counted(line for line in lines if line.keep and not line.path.startswith("/")),
         foreign_bytes=sum(line.foreign_bytes for line in lines),
         disk_budget=budget,
         done=done,

@@ -36,6 +36,7 @@ from refitd.reclaim.leases import Views, leases
 from refitd.reclaim.lines import (
     incoming_line,
     left_line,
+    over_budget,
     plan_of,
     recycled_line,
     refused_line,
@@ -54,6 +55,8 @@ from refitd_client.contract.states import VersionState
 from refitd_client.contract.wire import Reclaimable, ReclaimPlan
 
 _SIZED_HERE = frozenset({VersionState.REJECTED, VersionState.UNKNOWN})
+OVER_BUDGET_FOR = 60.0  # seconds before that is said: while a version has no verdict the root may be over its budget
+AGE_STEP = 600.0  # seconds by which evidence grows older before that is written down
 
 
 class Facts(Protocol):
@@ -92,6 +95,14 @@ class Books(Protocol):
 
     def sized(self, version: str, size: int) -> None:
         """Remember how many bytes the folder of a version takes that was not found good."""
+        ...
+
+    def aged(self, version: str, seconds: float) -> None:
+        """Remember for how long a version has been evidence."""
+        ...
+
+    def budgeted(self, fault: str | None) -> None:
+        """Say that what is kept does not fit the disk budget, and what to do; None where it fits."""
         ...
 
     async def durable(self) -> None:
@@ -157,6 +168,7 @@ class Sweeper:
         self._recycles = slots is not None
         self._evidence_since: dict[str, float] = {}
         self._seen = _Seen()
+        self._over_since: float | None = None
         self._stuck = 0
         self._turn = asyncio.Lock()
 
@@ -193,6 +205,7 @@ class Sweeper:
             await self._finish(listing)
             self._seen = seen = await self._observe(listing)
             self._write_sizes()
+            self._write_ages()
             planned = {verdict.record.id: verdict for verdict in self._verdicts(listing, seen)}
             turns = before_their_bases([verdict.record for verdict in planned.values()])
             lines = [await self._settle(planned[version], listing) for version in turns]
@@ -202,7 +215,9 @@ class Sweeper:
             lines += [] if self._copies is None or _known(listing) is None else await self._copies.sweep()
             lines += await self._empty(listing)
             self.kept = self._count(lines)
-            return plan_of(lines, self._rules.disk_budget, done=True)
+            done = plan_of(lines, self._rules.disk_budget, done=True)
+            self._books.budgeted(self._over_budget(done))
+            return done
 
     async def _finish(self, listing: Listing | ListingFailed | Withheld) -> None:
         """Empty the trash of what a sweep left there that was killed. What cannot be deleted takes of the budget."""
@@ -233,6 +248,17 @@ class Sweeper:
             if version.state in _SIZED_HERE and size is not None and size != version.bytes:
                 self._books.sized(version.id, size)
 
+    def _write_ages(self) -> None:
+        """A service that restarts goes on from what is written down. What is evidence no more begins anew if it is
+        evidence again.
+        """
+        versions = self._facts.versions()
+        ages = self._ages(versions)
+        for version in versions:
+            age = ages.get(version.id, 0.0)
+            if age - version.bad_for >= AGE_STEP or age < version.bad_for:
+                self._books.aged(version.id, age)
+
     async def _planned(self, verdicts: Sequence[Verdict], seen: _Seen) -> list[Reclaimable]:
         """The lines of versions. Those that would go are looked at: not all that lies in their folders may go."""
         going = [verdict.record.path for verdict in verdicts if not verdict.keep]
@@ -256,6 +282,11 @@ class Sweeper:
             closed=views.closed,
         )
 
+    def _over_budget(self, done: ReclaimPlan) -> str | None:
+        now, fault = self._clock.monotonic(), over_budget(done)
+        self._over_since = None if fault is None else now if self._over_since is None else self._over_since
+        return fault if self._over_since is not None and now - self._over_since >= OVER_BUDGET_FOR else None
+
     def _beside(self, seen: _Seen) -> dict[str, int]:
         copies = 0 if self._copies is None else self._copies.bytes_on_root
         written = sum(each.bytes or 0 for each in seen.incoming if not each.abandoned)
@@ -268,10 +299,12 @@ class Sweeper:
         return versions + sum(self._beside(self._seen).values())
 
     def _ages(self, versions: Iterable[VersionRecord]) -> dict[str, float]:
-        """For how long evidence has been seen, by a clock that no administrator sets. A restart begins anew."""
+        """For how long evidence was seen, by a clock that no administrator sets. The time between two lives of the
+        service does not count.
+        """
         now = self._clock.monotonic()
         seen = self._evidence_since
-        self._evidence_since = {v.id: seen.get(v.id, now) for v in versions if v.state in EVIDENCE}
+        self._evidence_since = {v.id: seen.get(v.id, now - v.bad_for) for v in versions if v.state in EVIDENCE}
         return {version: now - since for version, since in self._evidence_since.items()}
 
     def _verdict_of(self, version: str, listing: Listing | ListingFailed | Withheld) -> Verdict | None:

@@ -38,15 +38,26 @@ async def faults(service: ServiceOf) -> Faults:
 
 
 async def faults_now(ledger: Ledger) -> Faults:
-    """What is wrong with the journal, the root and the list of engines."""
+    """What is wrong with the journal, the root, the list of engines and what lies in the root."""
     try:
         await ledger.durable()
     except JournalError as error:
         fault = f"{error}; it goes on by itself when there is room"
     else:
         fault = why_rebuilding(ledger)
+    return faults_of(ledger, fault)
+
+
+def faults_of(ledger: Ledger, journal: str | None) -> Faults:
+    """The same, where it is known what is wrong with the journal."""
     engines = ledger.file_fault or ledger.discovery_fault or ledger.fleet_fault
-    return Faults(root=ledger.root_fault, engines=engines, journal=fault)
+    return Faults(
+        root=ledger.root_fault,
+        engines=engines,
+        journal=journal,
+        disk=ledger.disk_fault,
+        folders=ledger.folders_fault,
+    )
 
 
 @router.get("/metrics", response_class=Response)

@@ -6,12 +6,14 @@ steps are values.
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import asdict
 from importlib.metadata import version as release_of
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from refitd.surface.context import Service
+from refitd.surface.health import faults_of
 from refitd.surface.present import steps_behind
 from refitd.telemetry.unserved import Unserved
 from refitd_client.contract.states import EngineState, VersionState
@@ -41,11 +43,9 @@ class LedgerCollector(Collector):
 
     def _faults(self) -> Metric:
         family = GaugeMetricFamily(
-            "refitd_fault", "1 while the root, the list of engines or the journal cannot be used", labels=["part"]
+            "refitd_fault", "1 while something is wrong with a part of the service", labels=["part"]
         )
-        ledger = self._ledger
-        engines = ledger.file_fault or ledger.discovery_fault or ledger.fleet_fault
-        for part, fault in (("root", ledger.root_fault), ("engines", engines), ("journal", ledger.journal.fault)):
+        for part, fault in asdict(faults_of(self._ledger, self._ledger.journal.fault)).items():
             family.add_metric([part], fault is not None)
         return family
 

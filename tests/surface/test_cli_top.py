@@ -8,7 +8,7 @@ from rich.console import Console
 
 from refitd.cli.glance import BAR, STAGES, Glance, bar, screen, span
 from refitd_client.contract.states import EngineState, Standing
-from refitd_client.contract.wire import Attempt, Event, Overview
+from refitd_client.contract.wire import Attempt, Event, Faults, Overview
 from support.command_line import answer, refitd
 from support.stand_in_service import StandIn, make_engine, make_overview, make_run, make_version, stand_in
 
@@ -83,6 +83,37 @@ def test_it_fits_into_the_terminal_and_shows_trouble_first(height: int) -> None:
     assert len(shown.splitlines()) <= height
     assert "zebra" in shown
     assert "more" in shown or height == 200
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_what_to_do_is_told_to_its_end_however_narrow_the_terminal_is(width: int) -> None:
+    remedy = "stop the other writer (another refitd with this engine, or a trainer), then 'refitd engines resync gpu-1'"
+    state = StandIn()
+    state.engines = [make_engine("gpu-1", state=EngineState.CONTESTED, reason=remedy)]
+    state.runs = [make_run(standing=Standing.TROUBLED, reasons=[f"gpu-1 is CONTESTED: {remedy}", "Step 2 is bad"])]
+    state.faults = Faults(disk="over the disk budget: 'refitd reclaim --dry-run' says what each is kept for")
+    seen = Glance(url="http://x", overview=make_overview(state), versions=[], events=[])
+    for height in (None, 40):
+        shown = drawn(seen, height, width)
+        words = " ".join(shown.split())
+        assert f"gpu-1 is CONTESTED: {remedy} Step 2 is bad" in words
+        assert "'refitd reclaim --dry-run' says what each is kept for" in words
+        assert max(len(line) for line in shown.splitlines()) <= width
+        assert height is None or len(shown.splitlines()) <= height
+
+
+def test_where_engines_follow_several_runs_each_says_which() -> None:
+    state = StandIn()
+    state.runs = [make_run(run="monday"), make_run(run="tuesday")]
+    state.engines = [make_engine("gpu-0", run="monday"), make_engine("gpu-1", run=None, reason="follows no run")]
+    seen = Glance(url="http://x", overview=make_overview(state), versions=[], events=[])
+    lines = drawn(seen).splitlines()
+    head = next(line for line in lines if line.startswith("ENGINE"))
+    assert head.split() == ["ENGINE", "STATE", "STEP", "BEHIND", "LOAD", "RUN", "WHY"]
+    rows = {line.split()[0]: line[head.index("RUN") :].split() for line in lines if line.startswith("gpu-")}
+    assert rows == {"gpu-0": ["monday"], "gpu-1": ["-", "follows", "no", "run"]}
+    state.engines, state.runs = state.engines[:1], state.runs[:1]
+    assert "RUN" not in drawn(Glance(url="http://x", overview=make_overview(state), versions=[], events=[]))
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -57,10 +58,10 @@ class Glance:
 
 def screen(glance: Glance, height: int | None = None, width: int | None = None) -> RenderableType:
     """Everything, for `width` columns; within `height` lines where that is given, the most important first."""
-    top = [_headline(glance, is_live=height is not None), *_faults(glance.overview)]
+    top = [_headline(glance, is_live=height is not None), *_faults(glance.overview, width)]
     closed = [run.run for run in glance.overview.runs if run.standing is Standing.CLOSED]
     for run in glance.overview.runs:
-        top += [] if run.standing is Standing.CLOSED else _run(run)
+        top += [] if run.standing is Standing.CLOSED else _run(run, width)
     top += [render.sentence(line, "dim") for line in standing.folded(closed)]
     room = None if height is None else height - len(top) - _ENGINES_FRAME
     engines, versions, events = _shares(room, len(glance.overview.engines), len(glance.versions), len(glance.events))
@@ -99,20 +100,30 @@ def _line(*parts: str | Text | tuple[str, str]) -> Text:
     return Text.assemble(*parts, overflow="ellipsis", no_wrap=True)
 
 
-def _faults(overview: Overview) -> list[Text]:
-    return [render.sentence(f"▲ {fault}", "bold red") for fault in overview.faults.told]
+def _told(text: str, width: int | None, begin: str, style: str = "") -> list[Text]:
+    """A sentence to its end, in as many lines as it needs: what to do stands at its end."""
+    told = render.sentence(text).plain
+    rest = " " * len(begin)
+    lines = [begin + told] if width is None else wrap(told, width, initial_indent=begin, subsequent_indent=rest)
+    return [_line((line, style)) for line in lines]
 
 
-def _run(run: RunGlance) -> list[Text]:
+def _faults(overview: Overview, width: int | None) -> list[Text]:
+    return [line for fault in overview.faults.told for line in _told(fault, width, "▲ ", "bold red")]
+
+
+def _run(run: RunGlance, width: int | None) -> list[Text]:
     first = _line(standing.shown(run.standing), " ", render.sentence(f"{run.run}:"), " ", (run.headline, "bold"))
-    return [first, *(_line("    ", render.sentence(reason)) for reason in run.reasons)]
+    return [first, *(line for reason in run.reasons for line in _told(reason, width, "    "))]
 
 
 def _engines(engines: Sequence[Engine], most: int, now: str) -> RenderableType:
     if not engines:
         return render.sentence("No engines.", "dim")
     ordered = sorted(engines, key=lambda engine: (_NEED.index(engine.state), engine.id))
-    table = Table("ENGINE", "STATE", "STEP", "BEHIND", "LOAD", right={"STEP", "BEHIND", "LOAD"}, words="WHY", cut=True)
+    several = len({engine.run for engine in engines}) > 1
+    columns = ("ENGINE", "STATE", "STEP", "BEHIND", "LOAD", *(("RUN",) if several else ()))
+    table = Table(*columns, right={"STEP", "BEHIND", "LOAD"}, words="WHY", cut=True)
     for engine in ordered[:most]:
         load = engine.last_attempt
         table.add_row(
@@ -121,6 +132,7 @@ def _engines(engines: Sequence[Engine], most: int, now: str) -> RenderableType:
             render.step(engine, "{:,}"),
             render.NOTHING if engine.behind is None else str(engine.behind),
             render.NOTHING if load is None or load.outcome is None else span(sum(load.timings.values())),
+            *((render.sentence(engine.run or render.NOTHING),) if several else ()),
             words=render.sentence(render.why_there(engine, now) or ""),
         )
     rest = len(engines) - most

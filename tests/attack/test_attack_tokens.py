@@ -248,6 +248,20 @@ async def test_a_page_whose_name_was_pointed_at_loopback_reads_nothing(tmp_path:
         assert (await stage.http.get(path, headers=page)).status_code in ANSWERED
 
 
+async def test_who_calls_a_service_by_a_name_that_it_does_not_know_hears_what_would_help(tmp_path: Path) -> None:
+    page = {"Host": "gpu-1.example:8700"}
+    async with serving(tmp_path / "open") as stage:
+        for sent in ({}, bearer("anything")):
+            detail = (await stage.http.get("/v1/versions", headers=page | sent)).json()["detail"]
+            assert "--allowed-host gpu-1.example" in detail
+            assert "token" not in detail, "this service has none"
+    async with serving(tmp_path / "closed", token=WRITE) as stage:
+        detail = (await stage.http.get("/v1/versions", headers=page)).json()["detail"]
+        assert "send a token, or start the service with --allowed-host gpu-1.example" in detail
+        detail = (await stage.http.get("/v1/versions", headers=page | bearer("wrong"))).json()["detail"]
+        assert "the token that was sent is not known here: send another" in detail
+
+
 async def test_such_a_page_changes_nothing_and_health_goes_by_any_name(tmp_path: Path) -> None:
     async with serving(tmp_path) as stage:
         refused = await stage.http.post("/v1/reclaim", headers={"Host": "evil.test:8700"})

@@ -33,9 +33,12 @@ class TestMove:
 
     def test_a_script_is_refused_what_an_open_run_would_lose(self, service: StandIn) -> None:
         result = refitd("engines", "move", "engine-0", "--run", "next", "--url", service.url)
-        assert result.exit_code == 1
+        assert result.exit_code == 2
         assert "engine-0 follows exp, which is not closed" in result.stderr
+        assert "nobody can be asked: say --yes" in result.stderr
         assert service.bodies == [Move(engines=["engine-0"], run="next")]
+        problem = refitd("engines", "move", "engine-0", "--run", "next", "--json", "--url", service.url)
+        assert problem.exit_code == 2
 
     @pytest.mark.usefixtures("a_person")
     def test_a_person_is_asked_about_what_an_open_run_would_lose(self, service: StandIn) -> None:
@@ -56,6 +59,25 @@ class TestMove:
     def test_json_is_the_engines(self, service: StandIn) -> None:
         page = answer("engines", "move", "engine-0", "--run", "x", "--yes", "--url", service.url, kind=Page[Engine])
         assert [(engine.id, engine.run, engine.moved) for engine in page.items] == [("engine-0", "x", True)]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("engines", "move", "engine-0", "--run", "next"),
+        ("runs", "close", "exp"),
+        ("reclaim",),
+        ("rollback", "exp"),
+    ],
+)
+def test_every_command_that_asks_ends_with_2_where_nobody_can_be_asked(
+    service: StandIn, command: tuple[str, ...]
+) -> None:
+    service.versions = [make_version(2), make_version(1)]
+    for more in ((), ("--json",)):
+        result = refitd(*command, *more, "--url", service.url)
+        assert result.exit_code == 2, (command, more)
+        assert "say --yes" in result.stderr + result.stdout
 
 
 class TestRuns:

@@ -213,9 +213,13 @@ class TestPublish:
         published = answer(*command, kind=Published)
         assert (published.id, published.outcome, published.notice_error) == ("exp~trial~v000007", None, None)
         assert (Path(published.path) / "refit.json").is_file()
-        assert [(body.run, body.step, body.metadata) for body in service.bodies] == [
-            ("exp/trial", 7, {"loss": "0.1", "note": "a=b"})
+        assert [(body.run, body.step, body.metadata, body.engines) for body in service.bodies] == [
+            ("exp/trial", 7, {"loss": "0.1", "note": "a=b"}, None)
         ]
+
+    def test_engines_are_brought_to_the_run_where_that_is_asked_for(self, service: StandIn, checkpoint: Path) -> None:
+        answer(*self.publish(checkpoint, "--url", service.url, "--engines", "mine"), kind=Published)
+        assert [body.engines for body in service.bodies] == ["mine"]
 
     def test_wait_returns_when_engines_serve_it(self, service: StandIn, checkpoint: Path) -> None:
         result = refitd(*self.publish(checkpoint, "--url", service.url, "--wait"))

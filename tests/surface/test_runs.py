@@ -454,6 +454,10 @@ async def test_no_engine_of_an_open_run_is_taken_for_the_asking(tmp_path: Path) 
         assert (refused.status_code, refused.json()["type"]) == (409, "urn:refitd:problem:run-not-followed")
         assert "engines follow old" in refused.json()["detail"]
         assert "refitd engines move" in refused.json()["detail"]
+        assert "engines='mine'" not in refused.json()["detail"], "it has said that"
+        assert "no engine is free: each follows a run that is not closed" in refused.json()["detail"]
+        advised = await asked(stage.http.post("/v1/versions", json={"run": "new", "step": 1}), 409)
+        assert "engines='mine' ('refitd publish --engines mine')" in advised["detail"]
         assert follows(stage) == {"a": "old"}
 
 

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from refitd.cli import asking, render
+from refitd.cli import render
+from refitd.cli.asking import agree
 from refitd.cli.exits import EXIT_CODES_HELP
 from refitd.cli.help import Command, Group
 from refitd.cli.options import EngineId, Json, TokenFile, Url, Yes, connect
@@ -99,9 +100,11 @@ def move(
         try:
             page = client.move_engines(engine_ids, run, insist=yes)
         except ConflictError as error:
-            if error.problem.slug != "run-open" or json or not asking.can_ask():
+            if error.problem.slug != "run-open":
                 raise
-            asking.agree(out, render.sentence(error.problem.detail), question="Move them all the same?", why="")
+            detail = error.problem.detail
+            why = f"{detail}; nobody can be asked: say --yes if they are to be moved"
+            agree(out, render.sentence(detail), question="Move them all the same?", why=why)
             page = client.move_engines(engine_ids, run, insist=True)
         out.show(page, render.sentence(_moved(page.items, run)))
 

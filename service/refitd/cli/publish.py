@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -52,6 +53,20 @@ AllowMissing = Annotated[
 AllowExtra = Annotated[
     bool, typer.Option("--allow-extra", help="The checkpoint may have tensors that the engines' model lacks")
 ]
+
+
+class Which(StrEnum):
+    """The engines that the service brings to a run which none follows."""
+
+    MINE = "mine"
+
+
+Engines = Annotated[
+    Which | None,
+    typer.Option(
+        "--engines", help="While no engine follows the run, bring it those that follow no run or a closed one"
+    ),
+]
 Wait = Annotated[bool, typer.Option("--wait", help="Return when engines serve it")]
 
 
@@ -81,6 +96,7 @@ def publish(
     allow_missing: AllowMissing = False,
     allow_extra: AllowExtra = False,
     new_generation: NewGeneration = False,
+    engines: Engines = None,
     wait: Wait = False,
     timeout: Timeout = 300.0,
     url: Url = None,
@@ -103,7 +119,13 @@ def publish(
         logging.getLogger("refitd_client").addHandler(logging.NullHandler())
         with (
             WeightPublisher(
-                root, run, service.url, base_model=base_model, token=service.token, token_file=service.token_file
+                root,
+                run,
+                service.url,
+                base_model=base_model,
+                token=service.token,
+                token_file=service.token_file,
+                engines=None if engines is None else "mine",
             ) as publisher,
             bar(out, "writing") as shown,
         ):

@@ -25,6 +25,12 @@ from refitd_client.contract.states import Kind as VersionKind
 from refitd_client.contract.states import VersionState
 from refitd_client.contract.wire import Notice
 
+_ASK_FOR_THEM = (
+    "a publisher with engines='mine' ('refitd publish --engines mine') takes those of closed runs ('refitd runs close "
+    "RUN')"
+)
+_NONE_FREE = "no engine is free: each follows a run that is not closed ('refitd runs close RUN', if one has ended)"
+
 
 class Intake:
     """Admits notices. `nudge` tells the catalog that there is something to look at; `default_run` is the one that
@@ -171,9 +177,12 @@ class Intake:
             return []
         if notice.engines == "mine" and (free := free_engines(engines, closed)):
             return free
-        raise ProblemError(Kind.RUN_NOT_FOLLOWED, "; ".join(self._why_not_followed(run, runs, follow)))
+        why = self._why_not_followed(run, runs, follow, mine=notice.engines == "mine")
+        raise ProblemError(Kind.RUN_NOT_FOLLOWED, "; ".join(why))
 
-    def _why_not_followed(self, run: str, runs: Collection[str], follow: Collection[str | None]) -> Iterator[str]:
+    def _why_not_followed(
+        self, run: str, runs: Collection[str], follow: Collection[str | None], *, mine: bool
+    ) -> Iterator[str]:
         closed = self._ledger.runs.closed
         bound = sorted(other for other in follow if other is not None)
         yield f"no engine follows run {run}"
@@ -184,8 +193,8 @@ class Intake:
             yield f"{why_unbound(runs)}; engines that are bound to no run follow none of several"
         else:
             yield (
-                f"'refitd engines move ID --run {run}' brings engines here, or bind them in the engines file; a "
-                "publisher with engines='mine' takes those of closed runs ('refitd runs close RUN')"
+                f"'refitd engines move ID --run {run}' brings engines here, or bind them in the engines file; "
+                f"{_NONE_FREE if mine else _ASK_FOR_THEM}"
             )
 
     def _generation_of(self, run: str) -> int:

@@ -79,6 +79,13 @@ def is_known(asked: Asked, tokens: Tokens) -> bool:
     return given is not None and is_one_of(given, tokens.write + tokens.read)
 
 
+def _token_to_send(asked: Asked, tokens: Tokens) -> str | None:
+    """What to say of tokens to one that came without any that is known; None where there are none."""
+    if not tokens.write + tokens.read:
+        return None
+    return "the token that was sent is not known here: send another" if asked.credentials else "send a token"
+
+
 def _token_of(credentials: tuple[str, ...]) -> str | None:
     """The token, None where none was sent in a form that is known. Of several none is right: who knows which counts?"""
     if len(credentials) > 1:
@@ -139,7 +146,7 @@ class Gate:
         found = intrusion(Sender(headers=headers), changes=asked.method not in LOOKS) or refusal(asked, tokens)
         if found is not None or is_needed(asked, tokens) or is_known(asked, tokens):
             return found
-        return other_name(headers.get("host"), self._door.names)
+        return other_name(headers.get("host"), self._door.names, token=_token_to_send(asked, tokens))
 
     def _credentials(self, scope: Scope) -> tuple[str, ...]:
         sent = tuple(value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization")

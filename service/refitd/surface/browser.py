@@ -46,18 +46,21 @@ def intrusion(sender: Sender, *, changes: bool) -> ProblemError | None:
     return None
 
 
-def other_name(host: str | None, names: Collection[str]) -> ProblemError | None:
+def other_name(host: str | None, names: Collection[str], *, token: str | None = None) -> ProblemError | None:
     """Why a request that needs no token is not let in, None where it is.
 
     Args:
         host: its `Host` header, None where it has none, as no browser's.
         names: names and patterns such as `*.example` that the service goes by.
+        token: what to say of tokens, None where the service has none.
     """
     if host is None or _is_local(name := _name_in(host)) or any(fnmatchcase(name, each.lower()) for each in names):
         return None
+    without = "" if token is None else "without a token that it knows "
+    remedy = f"start the service with --allowed-host {name}"
     detail = (
-        f"without a token the service is called by its address or a name that it goes by, and not as {host!r}: send a "
-        "token, or start it with --allowed-host"
+        f"{without}the service is called by its address or a name that it goes by, and not as {host!r}: "
+        f"{remedy if token is None else f'{token}, or {remedy}'}"
     )
     return ProblemError(Kind.FOREIGN_HOST, detail)
 

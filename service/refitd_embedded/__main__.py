@@ -155,7 +155,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--threads", type=_positive, default=1, metavar="N", help="torch threads for one forward (%(default)s)")
     add("--load-delay", type=float, default=0.0, metavar="SECONDS", help="make each load take that much longer")
     add("--enable-lora", action="store_true", help="take LoRA adapters in (their names and files; nothing is computed)")
-    add("--defects", action="store_true", help="mishandle bad checkpoints as SGLang does (see above)")
+    add("--defects", action="store_true", help="mishandle bad checkpoints as SGLang does (see the examples)")
     return parser
 
 

@@ -4,11 +4,14 @@ A page says `/mnt/weights` and `http://127.0.0.1:8700`; a test has a folder of i
 """
 
 import re
+import secrets
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+_LOWEST = 10_000
+_BELOW = max(int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0]), 2 * _LOWEST)
 TOP = "dev/shm|mnt|shared|data|models|run|etc|tmp|weights"
 _ABSOLUTE = re.compile(rf"(?<![\w.:/~>])/({TOP})(?=[/\s\"']|$)", re.MULTILINE)
 _PORT = re.compile(r"(?<![\w.])(8700|8701|30000|30001|30002|31000|31001)(?!\w)")
@@ -33,11 +36,13 @@ class Elsewhere:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, one after the other, as engines of one process have them."""
+    """Ports that nobody listens on, one after the other, as engines of one process have them.
+
+    They are below those that the kernel hands out to programs that ask for any port: what a page starts seconds later
+    finds them free.
+    """
     while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            first: int = probe.getsockname()[1]
+        first = _LOWEST + secrets.randbelow(_BELOW - _LOWEST - count)
         if all(_is_free(port) for port in range(first, first + count)):
             return list(range(first, first + count))
 

@@ -209,7 +209,7 @@ class TestVersions:
 
     def test_filters_are_handed_on_whatever_their_case(self, service: StandIn) -> None:
         refitd("versions", "--url", service.url, "--run", "a/b", "--state", "rejected", "--limit", "3", "--cursor", "6")
-        assert service.asked == ["GET /v1/versions?run=a%2Fb&state=REJECTED&limit=3&cursor=6"]
+        assert service.asked[0] == "GET /v1/versions?run=a%2Fb&state=REJECTED&limit=3&cursor=6"
 
     def test_the_rest_of_the_list_is_pointed_to(self, service: StandIn) -> None:
         service.versions = [make_version(step) for step in range(3)]
@@ -384,6 +384,17 @@ def test_what_nobody_vouches_for_is_not_called_start_up_weights() -> None:
         render.steps_behind(make_engine(state=EngineState.BEHIND, version=None, step=None), make_version(3))
         == "start-up weights"
     )
+
+
+def test_a_run_that_nobody_knows_has_no_versions_and_is_no_success(service: StandIn) -> None:
+    service.runs, service.versions = [make_run(run="exp")], []
+    for more in ((), ("--json",)):
+        result = refitd("versions", "--run", "none", *more, "--url", service.url)
+        assert result.exit_code == 1
+        assert "no run none is known: 'refitd runs' lists what there is" in result.stderr + result.stdout
+    known = refitd("versions", "--run", "exp", "--url", service.url)
+    assert (known.exit_code, known.stdout) == (0, "No versions.\n")
+    assert refitd("versions", "--url", service.url).stdout == "No versions.\n"
 
 
 @pytest.mark.parametrize("state", list(VersionState))

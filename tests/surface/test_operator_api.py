@@ -228,7 +228,8 @@ async def test_who_names_what_may_be_several_versions_or_none_is_told_what_to_as
         both = "may be 2 versions: 'refitd explain exp~v000002', 'refitd explain other~v000002'"
         assert await told("2") == (404, f"2 {both}")
         assert await told("v000002") == (404, f"v000002 {both}")
-        assert (await told("run~v000099"))[1].endswith("'refitd versions' and 'refitd engines' list what there is")
+        lists = "'refitd runs', 'refitd versions' and 'refitd engines' list what there is"
+        assert (await told("run~v000099"))[1] == f"no run, version or engine has the name 'run~v000099': {lists}"
 
 
 async def test_of_an_engine_that_is_away_only_what_it_served_is_said(tmp_path: Path) -> None:

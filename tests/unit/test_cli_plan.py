@@ -35,9 +35,15 @@ def test_where_nothing_makes_it_fit_there_are_no_changes_to_speak_of(model: list
 
 
 def test_into_a_pipe_it_is_a_page_that_can_be_read(model: list[str]) -> None:
-    for env, width in (({}, 100), ({"COLUMNS": "80"}, 80)):
-        lines = refitd("plan", "sglang.d1p1t1+d1p1t1", *A40, *model, env=env).stdout.splitlines()
-        assert max(map(len, lines)) <= width
+    narrow = refitd("plan", "sglang.d1p1t1+d1p1t1", *A40, *model, env={"COLUMNS": "80"}).stdout.splitlines()
+    assert max(map(len, narrow)) <= 80
+    lines = refitd("plan", "sglang.d1p1t1+d1p1t1", *A40, *model).stdout.splitlines()
+    rules = [line for line in lines if set(line) == {"─"}]
+    assert rules
+    assert max(map(len, rules)) <= 100, "tables"
+    made = msgspec.json.decode(refitd("plan", "sglang.d1p1t1+d1p1t1", *A40, *model, "--json").stdout)
+    assert f"  {made['reason']}" in lines, "a sentence is one line"
+    assert {f"  - {assumption}" for assumption in made["assumptions"]} <= set(lines)
 
 
 def test_it_is_one_json_document(model: list[str]) -> None:

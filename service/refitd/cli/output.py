@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import typer
 from rich.console import Console, RenderableType
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from refitd.cli.exits import Failure, failure_of
@@ -21,7 +22,7 @@ from refitd_client.errors import RefitError
 
 # Into a pipe, lines are as long as they are: a table that is cut at 80 columns cannot be searched.
 _PIPE_WIDTH = 1000
-PAGE_WIDTH = 100  # columns of what is to be read from beginning to end, also into a pipe
+PAGE_WIDTH = 100  # columns of tables that are to be read from beginning to end, also into a pipe
 
 
 class Output:
@@ -43,7 +44,8 @@ class Output:
         Args:
             document: for machines.
             shown: for people.
-            width: columns that `shown` may take into a pipe; by default as many as its lines have.
+            width: columns that tables may take into a pipe; by default as many as their rows have. Sentences go on to
+                their end in any case.
         """
         if self.json:
             text = msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
@@ -52,7 +54,8 @@ class Output:
             return
         narrower = None if width is None else min(width, self.console.width)
         for part in shown:
-            self.console.print(part, width=None if self.console.is_terminal else narrower)
+            is_free = self.console.is_terminal or not isinstance(part, RichTable)
+            self.console.print(part, width=None if is_free else narrower)
 
     def remark(self, sentence: str, style: str = "yellow") -> None:
         """Say something beside the answer."""

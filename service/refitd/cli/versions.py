@@ -8,6 +8,7 @@ from refitd.cli import render
 from refitd.cli.options import Json, RunArgument, TokenFile, Url, VersionId, connect
 from refitd.cli.output import speaking
 from refitd_client.contract.states import EngineState, VersionState
+from refitd_client.errors import RefitError
 
 Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=500, help="How many to list")]
 Run = Annotated[str | None, typer.Option("--run", metavar="RUN", help="Those of one run only")]
@@ -36,7 +37,9 @@ def versions(
     """
     with speaking(json=json) as out, connect(url, token_file) as client:
         page = client.versions(run, state, limit, cursor)
-        out.show(page, render.versions_table(page.items))
+        if not page.items and run is not None and run not in {seen.run for seen in client.overview().runs}:
+            raise RefitError(f"no run {run} is known: 'refitd runs' lists what there is")
+        out.show(page, render.versions_table(page.items) if page.items else render.sentence("No versions.", "dim"))
         if page.next_cursor is not None and not json:
             out.remark(f"there are more: --limit N, or --cursor {page.next_cursor}", style="dim")
 

@@ -111,4 +111,5 @@ def _unknown(subject: str, candidates: Sequence[str], ledger: Ledger) -> str:
         named = ", ".join(f"'refitd explain {id_}'" for id_ in candidates[:_NAMED])
         more = f" and {len(candidates) - _NAMED} more" if len(candidates) > _NAMED else ""
         return f"{subject} may be {len(candidates)} versions: {named}{more}"
-    return f"no version and no engine is called {subject}: 'refitd versions' and 'refitd engines' list what there is"
+    lists = "'refitd runs', 'refitd versions' and 'refitd engines' list what there is"
+    return f"no run, version or engine has the name {subject!r}: {lists}"

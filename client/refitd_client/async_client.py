@@ -221,8 +221,8 @@ class AsyncRefitClient:
     async def close_run(self, run: str) -> RunGlance:
         """Say that a run has ended: it wants no engines any more, and those that follow it are free for another run.
 
-        Collection keeps its newest good version, with what engines need and what is pinned. The next version that is
-        published opens it again.
+        Collection keeps its newest good version, with what engines need and what is pinned, and one without a verdict
+        if it is newer. It deletes the others. The next version that is published opens it again.
         """
         return await self._send(routes.close_run(run))
 

@@ -67,8 +67,9 @@ class Ledger:
     `loading` holds the open attempt of each engine; `root_fault` says why the root cannot be listed, None while it
     can; `fleet_fault` why it is not known which engines there are; `file_fault` why the engines file cannot be
     used, so that what it said before stays in force. `disk_fault` says that what is kept does not fit the disk
-    budget, and `folders_fault` which folders of the root are not taken in yet: `left_out` is their number. `judging`
-    names the versions that the catalog looks at just now. `origin` says whether the journal is being rebuilt.
+    budget, and `folders_fault` which folders of the root are not taken in yet: `left_out` is their number, and
+    `left_out_of` names their runs. `judging` names the versions that the catalog looks at just now. `origin` says
+    whether the journal is being rebuilt.
 
     What copies hold is read off the disk at each start and not written down: `carriage` says which deltas engines find
     in one, or why not; `copying` names the versions that a copy is being made from. Nor is written down what trainers
@@ -103,6 +104,7 @@ class Ledger:
         self.disk_fault: str | None = None
         self.folders_fault: str | None = None
         self.left_out = 0
+        self.left_out_of: frozenset[str] = frozenset()
         self.judging: set[str] = set()
         self.origin = journal.read(reads.read_origin) or NEW
         self._first_seen: dict[str, float] = {}
@@ -187,7 +189,7 @@ class Ledger:
         self.journal.append(writes.put_version(record, self.places.of(record.run, record.order)))
         if before is None:
             self._first_seen[record.id] = self.clock.monotonic()
-            if record.noticed or self._is_newest(record):
+            if self._is_news(record):
                 self.reopen_run(record.run, f"{record.id} came")
         if record.state is VersionState.DELETED:
             self._first_seen.pop(record.id, None)
@@ -206,10 +208,11 @@ class Ledger:
             self.say("version", record.id, text, state=record.state.value, step=record.order.step, run=record.run)
         self.bell.ring()
 
-    def _is_newest(self, record: VersionRecord) -> bool:
-        """Whether a version that came is newer than all that its run has."""
+    def _is_news(self, record: VersionRecord) -> bool:
+        """Whether a version that came says that its run goes on. A folder that waited to be taken in does not."""
         newest = self.known.newest_of(record.run)
-        return newest is None or record.order > newest
+        waited = record.run in self.left_out_of and newest is not None and record.order < newest
+        return record.noticed or not waited
 
     def _looks_at_newest(self, run: str) -> bool:
         """Whether an engine of a run looks at its newest version before that has a verdict."""

@@ -356,18 +356,6 @@ async def test_the_next_version_opens_a_closed_run_again(tmp_path: Path) -> None
         assert any("open again" in event["text"] for event in (await asked(stage.http.get("/v1/log")))["items"])
 
 
-async def test_an_older_folder_that_is_taken_in_late_opens_no_closed_run(tmp_path: Path) -> None:
-    async with serving(tmp_path) as stage:
-        await served(stage, "old", 2)
-        await closed(stage, "old")
-        publish(stage.root, "old", 1, tensors(1))
-        await stage.until(at("old", 1), lambda record: record.state is VersionState.SEALED)
-        assert (await glance(stage, "old"))["standing"] == "CLOSED"
-        publish(stage.root, "old", 3, tensors(3))
-        await stage.until(at("old", 3), lambda record: record.served_at is not None)
-        assert (await glance(stage, "old"))["standing"] == "CURRENT"
-
-
 async def test_a_run_that_was_closed_by_mistake_is_opened_by_hand(tmp_path: Path) -> None:
     async with serving(tmp_path) as stage:
         await served(stage, "old", 1)

@@ -178,3 +178,25 @@ async def test_a_version_that_was_collected_without_a_verdict_is_waited_for_no_m
     ledger.put_version(replace(version, state=VersionState.RETIRED))
     assert waiting.pause is not None
     assert waiting.pause > 60
+
+
+async def test_folders_that_waited_to_be_taken_in_do_not_open_a_closed_run_again(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrivals, "MOST_OPEN", 2)
+    taking = Arrivals(ledger, RULES, Waiting(ledger))
+
+    async def seen(steps: int) -> list[int]:
+        await taking.meet_all(folders("old", steps))
+        return sorted(version.order.step for version in ledger.open.values())
+
+    assert await seen(4) == [3, 4]
+    ledger.close_run("old")
+    for drop, left in ((3, [2, 4]), (2, [1, 4])):
+        version = next(version for version in ledger.open.values() if version.order.step == drop)
+        ledger.put_version(replace(version, state=VersionState.REJECTED))
+        assert await seen(4) == left
+        assert "old" in ledger.runs.closed
+    ledger.put_version(replace(next(iter(ledger.open.values())), state=VersionState.REJECTED))
+    assert 5 in await seen(5)
+    assert "old" not in ledger.runs.closed, "it goes on"

@@ -55,6 +55,7 @@ class Arrivals:
     def _leave_out(self, runs: Counter[str]) -> None:
         """Say what is left out while it is, and in the log when that begins and when it is over."""
         before, self._ledger.left_out = self._ledger.left_out, runs.total()
+        self._ledger.left_out_of = frozenset(runs)
         self._ledger.folders_fault = fault = _left_out(runs) if runs else None
         if fault is not None and not before:
             self._ledger.say("root", "root", fault)

@@ -56,12 +56,13 @@ def _unsaid(settings: Settings, check: Check, what: str, why: str) -> Finding:
     )
 
 
-_OF_FAULTS: Mapping[str, tuple[Check, Verdict, str]] = {
-    "root": (Check.ROOT, Verdict.FAILED, "mount the root again, or mend what the sentence names"),
-    "engines": (Check.ENGINES, Verdict.FAILED, "mend the engines file, or the place of --discover"),
-    "journal": (Check.JOURNAL, Verdict.FAILED, "make room on the disk of the state folder"),
-    "disk": (Check.SPACE, Verdict.WARNING, "unpin versions, close runs that have ended, or raise --disk-budget"),
-    "folders": (Check.ROOT, Verdict.WARNING, "remove folders that are no versions, and close runs that have ended"),
+# Warnings: some are over by themselves a moment after a start. Doctor's own checks say what keeps a job from running.
+_OF_FAULTS: Mapping[str, tuple[Check, str]] = {
+    "root": (Check.ROOT, "wait for the first listing after a start; else mount the root again"),
+    "engines": (Check.ENGINES, "mend the engines file, or the place of --discover"),
+    "journal": (Check.JOURNAL, "make room on the disk of the state folder; one that is being rebuilt needs nothing"),
+    "disk": (Check.SPACE, "unpin versions, close runs that have ended, or raise --disk-budget"),
+    "folders": (Check.ROOT, "remove folders that are no versions, and close runs that have ended"),
 }
 
 
@@ -69,8 +70,9 @@ def judge_faults(faults: Faults) -> Iterator[Finding]:
     """What is wrong with the service itself."""
     for part, fault in asdict(faults).items():
         if fault is not None:
-            check, verdict, fix = _OF_FAULTS[part]
-            yield Finding(check=check, subject="service", verdict=verdict, text=f"the service says: {fault}", fix=fix)
+            check, fix = _OF_FAULTS[part]
+            text = f"the service says: {fault}"
+            yield Finding(check=check, subject="service", verdict=Verdict.WARNING, text=text, fix=fix)
 
 
 def judge_told(engines: Sequence[Engine]) -> Iterator[Finding]:

@@ -164,6 +164,13 @@ MUTANTS = [
         "tests/unit/test_copies_disk.py",
     ),
     Mutant(
+        "writes a copy from another that was damaged",
+        "service/refitd/copies/writing.py",
+        "if proof.digests.get(name, digest) != digest:",
+        "if digest is None:",
+        "tests/unit/test_copies_disk.py",
+    ),
+    Mutant(
         "collects the base of a delta that is kept",
         "service/refitd/reclaim/needs.py",
         "if base is not None and version.state",

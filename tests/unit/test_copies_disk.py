@@ -1,16 +1,19 @@
 """Copies on a real disk: what is in one is the version that its note says, or it has no note."""
 
 import asyncio
+import json
 import os
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from refitd.catalog.examine import signature
 from refitd.catalog.files import Unreadable
 from refitd.catalog.record import VersionRecord
 from refitd.copies import disk, files, writing
@@ -23,8 +26,9 @@ from refitd.reclaim.handle import Identity, root_at
 from refitd.reclaim.outcome import Discarded
 from refitd.root_threads import RootHangsError, RootThreads
 from refitd_client.contract.naming import Order
+from refitd_client.fingerprint import to_text
 from support.checkpoints import Tensors
-from support.deltas import Trainer, chain, in_folder, same, training
+from support.deltas import Trainer, chain, in_folder, record_of, same, training
 
 
 @pytest.fixture
@@ -72,7 +76,18 @@ async def test_a_copy_is_made_from_another_that_is_read_meanwhile(tmp_path: Path
 async def test_deltas_that_do_not_lead_there_leave_no_copy_that_anyone_believes(
     tmp_path: Path, trainer: Trainer
 ) -> None:
-    """What was damaged in the copy since it was written shows in the fingerprints, also where nothing was to change."""
+    """The delta on the version between is left out."""
+    versions, copies = chain(trainer, tmp_path, 4), DiskCopies(tmp_path)
+    copy = await copies.write(ordered(versions[0], versions[1:2]))
+    with pytest.raises(MisfitError, match=r"in run~v000004 tensor .* was to have fingerprint"):
+        await copies.write(ordered(copy, versions[3:], into=copy))
+    assert [found.holds for found in await copies.survey()] == [None]
+
+
+async def test_damage_in_a_copy_is_found_when_the_next_delta_is_written_into_it(
+    tmp_path: Path, trainer: Trainer
+) -> None:
+    """Also where nothing was to change, and where the files look as they did."""
     versions, copies = chain(trainer, tmp_path, 3), DiskCopies(tmp_path)
     copy = await copies.write(ordered(versions[0], versions[1:2]))
     shard = next((tmp_path / copy.path).glob("*.safetensors"))
@@ -81,9 +96,51 @@ async def test_deltas_that_do_not_lead_there_leave_no_copy_that_anyone_believes(
     weights[last] = weights[last] + np.float32(1)
     save_file(weights, shard, metadata={"format": "pt"})
     damaged = replace(copy, signature=str(await copies.signature(copy)))
-    with pytest.raises(MisfitError, match=f"tensor {last} was to have fingerprint"):
-        await copies.write(ordered(damaged, versions[2:], into=damaged))
+    for into in (None, damaged):
+        with pytest.raises(MisfitError, match=f"{shard.name} is not what it was when it was checked"):
+            await copies.write(ordered(damaged, versions[2:], into=into))
     assert [found.holds for found in await copies.survey()] == [None]
+
+
+async def test_damage_in_a_full_version_since_it_was_checked_is_not_copied(tmp_path: Path, trainer: Trainer) -> None:
+    versions, copies = chain(trainer, tmp_path, 2), DiskCopies(tmp_path)
+    shard = next((tmp_path / versions[0].path).glob("*.safetensors"))
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    damaged = replace(versions[0], signature=signature(tmp_path, versions[0].path))
+    with pytest.raises(MisfitError, match=f"{shard.name} is not what it was when it was checked"):
+        await copies.write(ordered(damaged, versions[1:]))
+    assert await copies.survey() == []
+
+
+async def test_a_copy_of_an_earlier_refitd_is_read_once_and_patched(tmp_path: Path, trainer: Trainer) -> None:
+    """Its note has neither digests nor fingerprints, so those come from its bytes; the note has both afterwards."""
+    versions, copies = chain(trainer, tmp_path, 3), DiskCopies(tmp_path)
+    copy = await copies.write(ordered(versions[0], versions[1:2]))
+    note = tmp_path / f"{copy.path}.json"
+    first = json.loads(note.read_bytes())
+    note.write_text(json.dumps({key: said for key, said in first.items() if key not in {"digests", "fingerprints"}}))
+    patched = await copies.write(ordered(copy, versions[2:], into=copy))
+    assert same(in_folder(tmp_path / patched.path), trainer.weights)
+    now = json.loads(note.read_bytes())
+    assert now["digests"].keys() == first["digests"].keys()
+    assert now["fingerprints"] == {
+        name: to_text(value) for name, value in cast("dict[str, int]", await copies.fingerprints(patched)).items()
+    }
+
+
+async def test_a_delta_since_an_older_base_is_written_into_a_copy_of_a_version_between(
+    tmp_path: Path, trainer: Trainer
+) -> None:
+    """What its elements were at the base says nothing of the copy: the copy's own fingerprints count."""
+    versions, copies = chain(trainer, tmp_path, 3), DiskCopies(tmp_path)
+    trainer.base = lambda: versions[1].id
+    since = record_of(tmp_path, trainer.publish())
+    assert since.base == versions[1].id
+    copy = await copies.write(ordered(versions[0], versions[1:]))
+    patched = await copies.write(ordered(copy, [since], into=copy))
+    assert same(in_folder(tmp_path / patched.path), trainer.weights)
 
 
 async def test_a_version_whose_files_have_changed_is_not_copied(tmp_path: Path, trainer: Trainer) -> None:

@@ -8,11 +8,13 @@
 
 from refitd_client.fingerprint.definition import to_text, to_texts, width_of
 from refitd_client.fingerprint.host import Bits, bits_of, fingerprint, share, updated
+from refitd_client.fingerprint.moved import Moved
 from refitd_client.fingerprint.tensors import Look, Scan, begin_scan, fingerprints, scan
 
 __all__ = [
     "Bits",
     "Look",
+    "Moved",
     "Scan",
     "begin_scan",
     "bits_of",

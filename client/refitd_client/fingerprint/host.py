@@ -41,7 +41,7 @@ def fingerprint(bits: Bits, *, first: int = 0) -> int:
     for row in range(0, whole, _ROWS):
         count = min(_ROWS, whole - row)
         block = bits[row * ROW : (row + count) * ROW].reshape(count, ROW)
-        wide[:count] = _mix(block, narrow[:count], spare[:count])
+        wide[:count] = mix(block, narrow[:count], spare[:count])
         sums = np.einsum("ij,j->i", wide[:count], keys)
         total += int(sums @ row_keys(first // ROW + row, count))
     rest = bits[whole * ROW :]
@@ -64,9 +64,9 @@ def share(indices: NDArray[np.unsignedinteger[Any]], bits: Bits) -> int:
     for begin in range(0, len(indices), _ROWS * ROW):
         part = slice(begin, begin + _ROWS * ROW)
         at = indices[part].astype(np.uint64)
-        values = _mix(bits[part], np.empty_like(bits[part]), np.empty_like(bits[part])).astype(np.uint64)
+        values = mix(bits[part], np.empty_like(bits[part]), np.empty_like(bits[part])).astype(np.uint64)
         values *= column_keys()[at % ROW]
-        total += int(_row_keys(at // ROW) @ values)
+        total += int(keys_of_rows(at // ROW) @ values)
     return total & MASK
 
 
@@ -85,10 +85,11 @@ def column_keys() -> NDArray[np.uint64]:
 
 def row_keys(first: int, count: int) -> NDArray[np.uint64]:
     """Q, for rows that follow each other."""
-    return _row_keys(np.arange(first, first + count, dtype=np.uint64))
+    return keys_of_rows(np.arange(first, first + count, dtype=np.uint64))
 
 
-def _row_keys(rows: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def keys_of_rows(rows: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Q, for any rows."""
     return _keys(ROW_SEED, rows)
 
 
@@ -104,7 +105,7 @@ def _keys(seed: int, counts: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return x
 
 
-def _mix(bits: Bits, out: Bits, spare: Bits) -> Bits:
+def mix(bits: Bits, out: Bits, spare: Bits) -> Bits:
     """m, for a block. `out` and `spare` are of its shape and type; `out` is returned."""
     mix, kind = MIXES[bits.dtype.itemsize], bits.dtype.type
     np.bitwise_xor(bits, kind(mix.seed), out=out)

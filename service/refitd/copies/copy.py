@@ -9,23 +9,40 @@ kills the service in between leaves a folder that nobody takes for anything.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import msgspec
 
+from refitd_client.contract.manifest import MAX_MANIFEST_BYTES
 from refitd_client.contract.naming import SERVICE_FOLDER, Order, version_id
 
 COPY_STAGE = "copy"  # what its writing is called among the stages of an update
 COPIES = "copies"
 COPIES_PATH = f"{SERVICE_FOLDER}/{COPIES}"
 NOTE_ENDING = ".json"
-MAX_NOTE_BYTES = 64 * 2**10
+MAX_NOTE_BYTES = 2 * MAX_MANIFEST_BYTES
 FORMAT = 1
 _NAME = re.compile(r"[0-9a-f]{32}")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """What is known of the contents of a checkpoint: its shards' digests and its tensors' fingerprints, by name.
+
+    Both were taken from the bytes, or follow from such by what has changed since. Either may be empty.
+    """
+
+    digests: Mapping[str, str]
+    fingerprints: Mapping[str, int]
+
+
 class Note(msgspec.Struct, frozen=True, kw_only=True):
-    """What a note says: the version and its digest, the bytes of all files, and what they look like from outside."""
+    """What a note says: the version and its digest, the bytes of all files, and what they look like from outside.
+
+    `digests` are the shards', `fingerprints` the tensors', as manifests have them. What is written from the copy later
+    is held against both. Notes of an earlier refitd have neither; a model with very many tensors has no fingerprints.
+    """
 
     format: int = FORMAT
     run: str
@@ -34,6 +51,8 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     bytes: int
     signature: str
+    digests: dict[str, str] = {}  # msgspec makes each note a dict of its own
+    fingerprints: dict[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,25 +17,22 @@ from refitd.catalog.record import VersionRecord
 from refitd.copies.copy import (
     COPIES,
     COPIES_PATH,
-    MAX_NOTE_BYTES,
     NOTE_ENDING,
     Copy,
-    Note,
     doubted,
     is_copy_name,
-    parse_note,
 )
 from refitd.copies.decide import Write
-from refitd.copies.files import fingerprints_in
+from refitd.copies.files import checkpoint_in
+from refitd.copies.fingerprints import fingerprints_of
 from refitd.copies.trouble import CopyError
-from refitd.copies.writing import Job, invalidate, look, write_copy
+from refitd.copies.writing import Job, invalidate, look, read_note, write_copy
 from refitd.reclaim.handle import made, opened, root_at
 from refitd.reclaim.outcome import Discarded, Gone, Refused, sentence
 from refitd.reclaim.trash import condemn, empty, empty_one
 from refitd.root_threads import LISTING_SECONDS, LOOK_SECONDS, RootHangsError, RootThreads
 from refitd_client.contract.naming import SERVICE_FOLDER, Order
 from refitd_client.contract.slot import run_of_slots, run_slots
-from refitd_client.plain_file import open_plain
 
 AnswerT = TypeVar("AnswerT")
 
@@ -141,7 +138,7 @@ class DiskCopies:
         with suppress(OSError), opened(name, mine) as files:
             signature, size = look(files)
             copy = replace(copy, bytes=size)
-            note = _note(mine, name, run)
+            note = read_note(mine, name, run)
             if note is not None:
                 order = Order(note.generation, note.step)
                 copy = replace(copy, order=order, digest=note.digest, signature=note.signature)
@@ -170,8 +167,8 @@ class DiskCopies:
             name=name,
             top=self._root if is_version else self._top,
             source=path,
+            source_copy=None if is_version else source.name,
             signature=source.signature,
-            in_place=source == order.into,
             deltas=order.deltas,
         )
 
@@ -187,7 +184,7 @@ class DiskCopies:
     def _fingerprints(self, copy: Copy, stop: Event) -> dict[str, int] | Unreadable:
         try:
             with self._opened(copy) as folder:
-                return fingerprints_in(folder, stop)
+                return fingerprints_of(checkpoint_in(folder), stop)
         except (OSError, CopyError) as error:
             return Unreadable(str(error))
 
@@ -262,17 +259,6 @@ def _let_in(folder: int) -> None:
     mode = os.fstat(folder).st_mode & 0o7777
     if mode | 0o011 != mode:
         os.fchmod(folder, mode | 0o011)
-
-
-def _note(mine: int, name: str, run: str) -> Note | None:
-    try:
-        handle = open_plain(name + NOTE_ENDING, within=mine)
-    except FileNotFoundError:
-        return None
-    try:
-        return parse_note(os.pread(handle, MAX_NOTE_BYTES, 0), run)
-    finally:
-        os.close(handle)
 
 
 def _name_of(root: Path) -> str:

@@ -7,20 +7,25 @@ read it: what else a trainer puts into its folder, and bits such as setuid, are 
 
 import os
 import stat
+from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Event
+from typing import TypeVar
 
 from refitd.catalog.contents import MAX_THREADS
-from refitd.copies.rewrite import Shard, copy_file, rewrite
+from refitd.copies.rewrite import Room, Shard, Written, rewrite, spans_of
 from refitd.copies.trouble import NoRoomError, SourceChangedError
 from refitd_client.checkpoint import is_companion
+from refitd_client.contract.digest import joined
 from refitd_client.contract.naming import MANIFEST_NAME
 from refitd_client.delta import DeltaFile
 from refitd_client.plain_file import NotPlainError, open_plain
 from refitd_client.strict_header import Header, HeaderRefusedError, read_header
+
+ResultT = TypeVar("ResultT")
 
 SPARE_BYTES = 16 * 2**20  # left free on a disk that others write to as well
 SHARD_ENDING = ".safetensors"
@@ -61,6 +66,15 @@ def _is_copied(name: str) -> bool:
     return is_shard or (is_companion(name) and name != MANIFEST_NAME)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewritten:
+    """The digests of shards before and after, by name, and by how much the fingerprints of tensors moved."""
+
+    before: Mapping[str, str]
+    after: Mapping[str, str]
+    moved: Mapping[str, int]
+
+
 def clean(source: Checkpoint, folder: int) -> None:
     """Take away files that no copy has, and modes that none has: an earlier refitd copied all that a version's folder
     held, as it was.
@@ -94,42 +108,34 @@ def fit(source: Checkpoint, folder: int) -> None:
         )
 
 
-def rewrite_all(source: Checkpoint, folder: int, deltas: Sequence[DeltaFile], stop: Event) -> dict[str, int]:
-    """Write all shards with deltas applied, and give all tensors' fingerprints. `folder` may be the source's own.
+def rewrite_all(source: Checkpoint, folder: int, deltas: Sequence[DeltaFile], stop: Event) -> Rewritten:
+    """Write all shards with deltas applied. `folder` may be the source's own.
 
     Raises:
         ReadingStoppedError: `stop` was set.
         OSError: a file cannot be read or written.
     """
-    names = sorted(source.headers, key=lambda name: -source.sizes[name])  # the longest first: none is left at the end
-    either = _Either(stop)
+    either, room = _Either(stop), Room()
 
-    def one(name: str) -> dict[str, int]:
+    def one(span: tuple[str, range]) -> Written:
+        name, blocks = span
         with reading(source.folder, name) as fd, writing(folder, name, fd) as target:
             place = target if source.folder == folder else fd
             shard = Shard(source=place, target=target, size=source.sizes[name], header=source.headers[name])
-            return rewrite(shard, deltas, either)
+            return rewrite(shard, blocks, deltas, room, either)
 
-    with ThreadPoolExecutor(_threads(len(names)), thread_name_prefix="refitd-copies") as pool:
-        parts = list(_results(pool.map(one, names), either))
-    return {name: value for part in parts for name, value in part.items()}
-
-
-def fingerprints_in(folder: int, stop: Event) -> dict[str, int]:
-    """Read a checkpoint and give its tensors' fingerprints; raises as `checkpoint_in` and `rewrite_all`."""
-    found: dict[str, int] = {}
-    here = checkpoint_in(folder)
-    for name, header in here.headers.items():
-        with reading(folder, name) as fd:  # nothing is applied, so nothing is written
-            found |= rewrite(Shard(source=fd, target=fd, size=here.sizes[name], header=header), (), stop)
-    return found
+    spans = [(name, blocks) for name in source.headers for blocks in spans_of(source.sizes[name], source.headers[name])]
+    spans.sort(key=lambda span: span[1].start)  # a file takes one writer at a time: neighbours are of different files
+    with ThreadPoolExecutor(_threads(len(spans)), thread_name_prefix="refitd-copies") as pool:
+        parts = list(_results(pool.map(one, spans), either))
+    return _together(list(zip((name for name, _ in spans), parts, strict=True)))
 
 
 def copy_others(source: Checkpoint, folder: int, stop: Event) -> None:
     """Copy what holds no tensors: index, configuration, tokenizer. Raises as `rewrite_all`."""
-    for name in sorted(source.sizes.keys() - source.headers.keys()):
-        with reading(source.folder, name) as fd, writing(folder, name, fd) as target:
-            copy_file(fd, target, source.sizes[name], stop)
+    others = {name: size for name, size in source.sizes.items() if name not in source.headers}
+    headers = {name: Header({}, size, {}) for name, size in others.items()}
+    rewrite_all(Checkpoint(folder=source.folder, headers=headers, sizes=others), folder, (), stop)
 
 
 @contextmanager
@@ -174,6 +180,20 @@ def _threads(files: int) -> int:
     return max(1, min(len(os.sched_getaffinity(0)), MAX_THREADS, files))
 
 
+def _together(parts: Sequence[tuple[str, Written]]) -> Rewritten:
+    """What came of spans, each shard's in order."""
+    before, after, moved = dict[str, list[bytes]](), dict[str, list[bytes]](), Counter[str]()
+    for name, part in parts:
+        before.setdefault(name, []).extend(part.before)
+        after.setdefault(name, []).extend(part.after)
+        moved.update(part.moved)
+    return Rewritten(
+        before={name: joined(blocks) for name, blocks in before.items()},
+        after={name: joined(blocks) for name, blocks in after.items()},
+        moved=moved,
+    )
+
+
 class _Either(Event):
     """Set when it is, or when another is."""
 
@@ -186,7 +206,7 @@ class _Either(Event):
         return super().is_set() or self._other.is_set()
 
 
-def _results(parts: Iterator[dict[str, int]], failed: Event) -> Iterator[dict[str, int]]:
+def _results(parts: Iterator[ResultT], failed: Event) -> Iterator[ResultT]:
     try:
         yield from parts
     except BaseException:

@@ -3,7 +3,8 @@
 open the first deltas, see that they fit   until here the copy is what it was
 unlink the note, sync of the run's folder  from here on it is worth nothing, whatever stops us
 shards: read, patch, write                 in threads; each pass takes a few deltas, piece by piece
-fingerprints                               each pass's against those that its last delta promises
+digests, fingerprints                      what was read against what was known of it, and what each pass came to
+                                           against what its last delta promises
 sync of every file, of the folder, of the run's folder
 note: write, sync, rename, sync            from here on it is the version
 """
@@ -18,15 +19,21 @@ from threading import Event
 
 import msgspec
 
+from refitd.catalog.examine import glance
 from refitd.catalog.opening import listing_of, signature_of
 from refitd.catalog.record import VersionRecord
 from refitd.copies.changes import Changes, open_batch
-from refitd.copies.copy import NOTE_ENDING, Copy, Note
+from refitd.copies.copy import MAX_NOTE_BYTES, NOTE_ENDING, Copy, Note, Proof, parse_note
 from refitd.copies.files import Checkpoint, checkpoint_in, clean, copy_others, fit, rewrite_all
-from refitd.copies.trouble import CopyError, NoRoomError, SourceChangedError
+from refitd.copies.fingerprints import fingerprints_of
+from refitd.copies.rewrite import write_at
+from refitd.copies.trouble import CopyError, MisfitError, NoRoomError, SourceChangedError
 from refitd.reclaim.handle import below, made, opened, root_at
 from refitd.reclaim.trash import sync
+from refitd_client.contract.manifest import fitting_fingerprints
 from refitd_client.errors import NO_SPACE
+from refitd_client.fingerprint import to_texts
+from refitd_client.fingerprint.definition import MASK
 from refitd_client.plain_file import open_plain
 
 DELTAS_AT_ONCE = 4
@@ -36,15 +43,25 @@ DELTAS_AT_ONCE = 4
 class Job:
     """Write the copy `name` from the folder `source` beneath `top`, which looks like `signature`, with `deltas`.
 
-    `in_place`: the source is the copy itself.
+    `source_copy` is the name of the copy that the source is, None where it is a version.
     """
 
     name: str
     top: Path
     source: str
+    source_copy: str | None
     signature: str | None
-    in_place: bool
     deltas: tuple[VersionRecord, ...]
+
+    @property
+    def run(self) -> str:
+        """The run that all of it is of."""
+        return self.deltas[-1].run
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the source is the copy itself."""
+        return self.source_copy == self.name
 
 
 def write_copy(root: Path, run: int, path: str, job: Job, stop: Event) -> Copy:
@@ -60,16 +77,17 @@ def write_copy(root: Path, run: int, path: str, job: Job, stop: Event) -> Copy:
             _source(job) as source,
             open_batch(root, job.deltas[:DELTAS_AT_ONCE], source.headers, stop) as changes,
         ):
+            proof = _proof_of(root, run, job, source, stop)
             invalidate(run, job.name)
             with made(job.name, run, 0o755) as folder:
-                _first_pass(source, folder, changes, stop, in_place=job.in_place)
+                proof = _first_pass(source, folder, changes, proof, stop, in_place=job.in_place)
         with opened(job.name, run) as folder:
-            _further_passes(root, folder, job.deltas[DELTAS_AT_ONCE:], stop)
+            proof = _further_passes(root, folder, job.deltas[DELTAS_AT_ONCE:], proof, stop)
             for name in os.listdir(folder):
                 _sync_file(folder, name)
             sync(folder)
             sync(run)
-            return _validate(run, folder, path, job)
+            return _validate(run, folder, path, job, proof)
     except MemoryError as error:
         raise CopyError("there is not the memory to write a copy: give the service more") from error
     except OSError as error:
@@ -105,7 +123,25 @@ def _check(job: Job, folder: int) -> None:
         raise SourceChangedError(f"the files in {job.source} are not those that were checked")
 
 
-def _first_pass(source: Checkpoint, folder: int, changes: Changes, stop: Event, *, in_place: bool) -> None:
+def _proof_of(root: Path, run: int, job: Job, source: Checkpoint, stop: Event) -> Proof:
+    """What is known of the source. Where fingerprints are missing they are taken from its bytes."""
+    if job.source_copy is None:
+        manifest = glance(root, job.source).manifest
+        digests = {} if manifest is None else {name: file.digest for name, file in manifest.files.items()}
+        texts = {} if manifest is None else manifest.fingerprints
+    else:
+        note = read_note(run, job.source_copy, job.run)
+        if note is None:
+            raise SourceChangedError(f"the note of {job.source} is not there any more")
+        digests, texts = note.digests, note.fingerprints
+    if all(name in texts for header in source.headers.values() for name in header.tensors):
+        return Proof(digests=digests, fingerprints={name: int(text, 16) for name, text in texts.items()})
+    return Proof(digests=digests, fingerprints=fingerprints_of(source, stop))
+
+
+def _first_pass(
+    source: Checkpoint, folder: int, changes: Changes, proof: Proof, stop: Event, *, in_place: bool
+) -> Proof:
     if in_place:
         clean(source, folder)
         source = Checkpoint(folder=folder, headers=source.headers, sizes=source.sizes)
@@ -113,14 +149,30 @@ def _first_pass(source: Checkpoint, folder: int, changes: Changes, stop: Event, 
         fit(source, folder)
         clean(source, folder)
         copy_others(source, folder, stop)
-    changes.check(rewrite_all(source, folder, changes.deltas, stop))
+    return _pass(source, folder, changes, proof, stop)
 
 
-def _further_passes(root: Path, folder: int, deltas: tuple[VersionRecord, ...], stop: Event) -> None:
+def _further_passes(root: Path, folder: int, deltas: tuple[VersionRecord, ...], proof: Proof, stop: Event) -> Proof:
     for first in range(0, len(deltas), DELTAS_AT_ONCE):
         here = checkpoint_in(folder)
         with open_batch(root, deltas[first : first + DELTAS_AT_ONCE], here.headers, stop) as changes:
-            changes.check(rewrite_all(here, folder, changes.deltas, stop))
+            proof = _pass(here, folder, changes, proof, stop)
+    return proof
+
+
+def _pass(source: Checkpoint, folder: int, changes: Changes, proof: Proof, stop: Event) -> Proof:
+    """Write all shards, and return what is known of them now.
+
+    Raises:
+        MisfitError: the source was damaged since it was checked, or the deltas do not lead to what they promise.
+    """
+    done = rewrite_all(source, folder, changes.deltas, stop)
+    for name, digest in done.before.items():
+        if proof.digests.get(name, digest) != digest:
+            raise MisfitError(f"{name} is not what it was when it was checked, before {changes.last} was applied to it")
+    now = {name: (value + done.moved.get(name, 0)) & MASK for name, value in proof.fingerprints.items()}
+    changes.check(now)
+    return Proof(digests=done.after, fingerprints=now)
 
 
 def _sync_file(folder: int, name: str) -> None:
@@ -133,7 +185,19 @@ def _sync_file(folder: int, name: str) -> None:
         os.close(handle)
 
 
-def _validate(run: int, folder: int, path: str, job: Job) -> Copy:
+def read_note(folder: int, name: str, run: str) -> Note | None:
+    """The note of a copy of `run` in the folder of the run's copies, None where there is none that can be read."""
+    try:
+        handle = open_plain(name + NOTE_ENDING, within=folder)
+    except FileNotFoundError:
+        return None
+    try:
+        return parse_note(os.pread(handle, MAX_NOTE_BYTES, 0), run)
+    finally:
+        os.close(handle)
+
+
+def _validate(run: int, folder: int, path: str, job: Job, proof: Proof) -> Copy:
     signature, size = look(folder)
     target = job.deltas[-1]
     digest = target.digest or ""
@@ -144,11 +208,13 @@ def _validate(run: int, folder: int, path: str, job: Job) -> Copy:
         digest=digest,
         bytes=size,
         signature=signature,
+        digests=dict(proof.digests),
+        fingerprints=fitting_fingerprints(to_texts(proof.fingerprints)),
     )
     temporary = f".{job.name}{NOTE_ENDING}"  # one for each copy: what a kill leaves is written over the next time
     handle = open_plain(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644, within=run)
     try:
-        os.pwrite(handle, msgspec.json.encode(note), 0)
+        write_at(handle, msgspec.json.encode(note), 0)
         os.fsync(handle)
     finally:
         os.close(handle)

@@ -1,0 +1,50 @@
+"""The fingerprints of a checkpoint's tensors from all its bytes, where none are written down, or those are doubted."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from threading import Event
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refitd.catalog.contents import MAX_THREADS, ReadingStoppedError
+from refitd.copies.files import Checkpoint, reading
+from refitd.copies.rewrite import width_in
+from refitd_client.file_bytes import fill
+from refitd_client.fingerprint import bits_of, fingerprint
+from refitd_client.fingerprint.definition import MASK, ROW
+from refitd_client.strict_header import TensorSpec
+
+_CHUNK_BYTES = 4 * 2**20
+
+
+def fingerprints_of(checkpoint: Checkpoint, stop: Event) -> dict[str, int]:
+    """Read all shards, several at a time, and return the fingerprints by the tensors' names.
+
+    Raises:
+        ReadingStoppedError: `stop` was set.
+        OSError: a file cannot be read.
+    """
+    with ThreadPoolExecutor(min(MAX_THREADS, len(os.sched_getaffinity(0)))) as pool:
+        parts = list(pool.map(partial(_in_shard, checkpoint, stop), checkpoint.headers))
+    return {name: value for part in parts for name, value in part.items()}
+
+
+def _in_shard(checkpoint: Checkpoint, stop: Event, name: str) -> dict[str, int]:
+    header, room = checkpoint.headers[name], np.empty(_CHUNK_BYTES, np.uint8)
+    with reading(checkpoint.folder, name) as fd:
+        return {tensor: _of(fd, header.data_start, spec, room, stop) for tensor, spec in header.tensors.items()}
+
+
+def _of(fd: int, data_start: int, spec: TensorSpec, room: NDArray[np.uint8], stop: Event) -> int:
+    width = width_in(spec.dtype)
+    step = _CHUNK_BYTES // (ROW * width) * ROW * width  # parts begin at whole rows
+    total = 0
+    for begin in range(spec.start, spec.end, step):
+        if stop.is_set():
+            raise ReadingStoppedError
+        data = room[: min(step, spec.end - begin)]
+        fill(fd, data.data, data_start + begin)
+        total += fingerprint(bits_of(data, width), first=(begin - spec.start) // width)
+    return total & MASK

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from refitd_client.fingerprint.definition import MASK, ROW
 from refitd_client.fingerprint.host import Bits, column_keys, keys_of_rows, mix, row_keys
 
-AT_ONCE = 2**18  # changes; they take 10 MiB for 16-bit elements
+AT_ONCE = 2**18  # changes; they take 11 MiB for 16-bit elements
 
 
 class Moved:
@@ -27,7 +27,7 @@ class Moved:
         self._count = 0
         self._at, self._near = np.empty(AT_ONCE, np.intp), np.empty(AT_ONCE, np.intp)
         self._wide, self._keys = np.empty(AT_ONCE, np.uint64), np.empty(AT_ONCE, np.uint64)
-        self._narrow: NDArray[Any] = np.empty((4, AT_ONCE), np.uint16)
+        self._narrow = _narrow(np.dtype(np.uint16))
 
     def change(self, name: str, bits: Bits, first: int, indices: NDArray[Any], values: Bits) -> None:
         """Give elements of a tensor new values.
@@ -41,11 +41,11 @@ class Moved:
         """
         if self._narrow.dtype != bits.dtype:
             self._settle()
-            self._narrow = np.empty((4, AT_ONCE), bits.dtype)
+            self._narrow = _narrow(bits.dtype)
         elif self._count + len(indices) > AT_ONCE:
             self._settle()
         here = slice(self._count, self._count + len(indices))
-        old, new = self._narrow[0, here], self._narrow[1, here]
+        old, new = self._narrow[0, :, here]
         self._at[here] = indices
         near = np.subtract(self._at[here], first, out=self._near[: len(indices)])
         bits.take(near, out=old, mode="wrap")  # all are in range: the other modes make a copy
@@ -64,10 +64,10 @@ class Moved:
     def _settle(self) -> None:
         if not self._count:
             return
-        old, new, narrow, spare = self._narrow[:, : self._count]
+        old, new = mix(*self._narrow[:, :, : self._count])
         at, wide, keys = self._at[: self._count], self._wide[: self._count], self._keys[: self._count]
-        wide[:] = mix(new, narrow, spare)
-        wide -= mix(old, narrow, spare)
+        wide[:] = new
+        wide -= old
         rows = np.floor_divide(at, ROW, out=self._near[: self._count])
         wide *= _keys_of(rows, keys)
         at -= np.multiply(rows, ROW, out=rows)
@@ -75,6 +75,11 @@ class Moved:
         for name, total in zip(self._names, np.add.reduceat(wide, self._begins).tolist(), strict=True):
             self._by[name] = (self._by.get(name, 0) + total) & MASK
         self._names, self._begins, self._count = [], [], 0
+
+
+def _narrow(dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Memory for the elements before and after, for what `mix` makes of both, and for `mix` itself."""
+    return np.empty((3, 2, AT_ONCE), dtype)
 
 
 def _keys_of(rows: NDArray[np.intp], out: NDArray[np.uint64]) -> NDArray[np.uint64]:

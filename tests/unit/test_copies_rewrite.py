@@ -14,6 +14,7 @@ import pytest
 from refitd.catalog.contents import ReadingStoppedError
 from refitd.copies import files, rewrite
 from refitd.copies.files import Rewritten, checkpoint_in, copy_others, rewrite_all
+from refitd.copies.fingerprints import fingerprints_of
 from refitd_client.contract.digest import digest_of_pieces, joined
 from refitd_client.delta import Change, Delta, DeltaFile, encode, index_type
 from refitd_client.fingerprint import bits_of, fingerprint
@@ -183,3 +184,29 @@ def test_what_is_written_from_an_empty_checkpoint_is_nothing(tmp_path: Path, ope
     source, target = folder(tmp_path / "source", opened), folder(tmp_path / "target", opened)
     empty = files.Checkpoint(folder=source, headers={}, sizes={})
     assert rewrite_all(empty, target, (), Event()) == Rewritten(before={}, after={}, moved={})
+
+
+def test_fingerprints_of_a_checkpoint_are_those_of_all_its_tensors(tmp_path: Path, opened: ExitStack) -> None:
+    source, tensors = folder(tmp_path / "source", opened), arrays(np.random.default_rng(1))
+    for name, bits in tensors.items():
+        (tmp_path / f"source/{name}.safetensors").write_bytes(shard_of({name: bits}, 1))
+    found = fingerprints_of(checkpoint_in(source), Event())
+    assert found == {name: fingerprint(bits) for name, bits in tensors.items()}
+
+
+def test_the_first_error_of_a_thread_ends_the_work_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else an error would be heard of when a terabyte has been read to its end."""
+    monkeypatch.setattr(files, "_threads", lambda _: 2)
+    begun, ended = Event(), Event()
+
+    def work(name: str, stop: Event) -> None:
+        if name == "a":
+            begun.wait()
+            raise OSError("cannot be read")
+        begun.set()
+        stop.wait()
+        ended.set()
+
+    with pytest.raises(OSError, match="cannot be read"):
+        files.in_threads(work, ["a", "b"], Event())
+    assert ended.is_set()

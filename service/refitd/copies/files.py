@@ -8,7 +8,7 @@ read it: what else a trainer puts into its folder, and bits such as setuid, are 
 import os
 import stat
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +25,7 @@ from refitd_client.delta import DeltaFile
 from refitd_client.plain_file import NotPlainError, open_plain
 from refitd_client.strict_header import Header, HeaderRefusedError, read_header
 
+ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 
 SPARE_BYTES = 16 * 2**20  # left free on a disk that others write to as well
@@ -115,19 +116,18 @@ def rewrite_all(source: Checkpoint, folder: int, deltas: Sequence[DeltaFile], st
         ReadingStoppedError: `stop` was set.
         OSError: a file cannot be read or written.
     """
-    either, room = _Either(stop), Room()
+    room = Room()
 
-    def one(span: tuple[str, range]) -> Written:
+    def one(span: tuple[str, range], stop: Event) -> Written:
         name, blocks = span
         with reading(source.folder, name) as fd, writing(folder, name, fd) as target:
             place = target if source.folder == folder else fd
             shard = Shard(source=place, target=target, size=source.sizes[name], header=source.headers[name])
-            return rewrite(shard, blocks, deltas, room, either)
+            return rewrite(shard, blocks, deltas, room, stop)
 
     spans = [(name, blocks) for name in source.headers for blocks in spans_of(source.sizes[name], source.headers[name])]
     spans.sort(key=lambda span: span[1].start)  # a file takes one writer at a time: neighbours are of different files
-    with ThreadPoolExecutor(_threads(len(spans)), thread_name_prefix="refitd-copies") as pool:
-        parts = list(_results(pool.map(one, spans), either))
+    parts = in_threads(one, spans, stop)
     return _together(list(zip((name for name, _ in spans), parts, strict=True)))
 
 
@@ -136,6 +136,26 @@ def copy_others(source: Checkpoint, folder: int, stop: Event) -> None:
     others = {name: size for name, size in source.sizes.items() if name not in source.headers}
     headers = {name: Header({}, size, {}) for name, size in others.items()}
     rewrite_all(Checkpoint(folder=source.folder, headers=headers, sizes=others), folder, (), stop)
+
+
+def in_threads(work: Callable[[ItemT, Event], ResultT], items: Sequence[ItemT], stop: Event) -> list[ResultT]:
+    """Do some work for each item, several at a time, and return the results in order.
+
+    Args:
+        work: is given an item, and an event at which it ends early.
+        items: what is worked on.
+        stop: when it is set, all work ends. At the first error all other work ends, too.
+
+    Raises:
+        Exception: the first that `work` raised.
+    """
+    either = _Either(stop)
+
+    def one(item: ItemT) -> ResultT:
+        return work(item, either)
+
+    with ThreadPoolExecutor(_threads(len(items)), thread_name_prefix="refitd-copies") as pool:
+        return list(_results(pool.map(one, items), either))
 
 
 @contextmanager
@@ -176,8 +196,8 @@ def _fits(folder: int, name: str, size: int | None) -> bool:
     return stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and status.st_size == size
 
 
-def _threads(files: int) -> int:
-    return max(1, min(len(os.sched_getaffinity(0)), MAX_THREADS, files))
+def _threads(items: int) -> int:
+    return max(1, min(len(os.sched_getaffinity(0)), MAX_THREADS, items))
 
 
 def _together(parts: Sequence[tuple[str, Written]]) -> Rewritten:

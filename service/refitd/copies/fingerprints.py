@@ -1,15 +1,12 @@
 """The fingerprints of a checkpoint's tensors from all its bytes, where none are written down, or those are doubted."""
 
-import os
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from threading import Event
 
 import numpy as np
 from numpy.typing import NDArray
 
-from refitd.catalog.contents import MAX_THREADS, ReadingStoppedError
-from refitd.copies.files import Checkpoint, reading
+from refitd.catalog.contents import ReadingStoppedError
+from refitd.copies.files import Checkpoint, in_threads, reading
 from refitd.copies.rewrite import width_in
 from refitd_client.file_bytes import fill
 from refitd_client.fingerprint import bits_of, fingerprint
@@ -26,15 +23,14 @@ def fingerprints_of(checkpoint: Checkpoint, stop: Event) -> dict[str, int]:
         ReadingStoppedError: `stop` was set.
         OSError: a file cannot be read.
     """
-    with ThreadPoolExecutor(min(MAX_THREADS, len(os.sched_getaffinity(0)))) as pool:
-        parts = list(pool.map(partial(_in_shard, checkpoint, stop), checkpoint.headers))
+
+    def one(name: str, stop: Event) -> dict[str, int]:
+        header, room = checkpoint.headers[name], np.empty(_CHUNK_BYTES, np.uint8)
+        with reading(checkpoint.folder, name) as fd:
+            return {tensor: _of(fd, header.data_start, spec, room, stop) for tensor, spec in header.tensors.items()}
+
+    parts = in_threads(one, list(checkpoint.headers), stop)
     return {name: value for part in parts for name, value in part.items()}
-
-
-def _in_shard(checkpoint: Checkpoint, stop: Event, name: str) -> dict[str, int]:
-    header, room = checkpoint.headers[name], np.empty(_CHUNK_BYTES, np.uint8)
-    with reading(checkpoint.folder, name) as fd:
-        return {tensor: _of(fd, header.data_start, spec, room, stop) for tensor, spec in header.tensors.items()}
 
 
 def _of(fd: int, data_start: int, spec: TensorSpec, room: NDArray[np.uint8], stop: Event) -> int:

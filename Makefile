@@ -50,7 +50,7 @@ simulation: $(READY) ## 10,000 steps of the simulation from a seed that is drawn
 	$(BIN)/python -m pytest tests/simulation/test_simulation.py -q -n 2 -k whatever_comes $(ARGS)
 
 fuzz: $(READY) ## change what files, engines and plugins send, in other ways each time, for about two minutes (FUZZ=100000: an hour)
-	@REFITD_FUZZ=$(FUZZ) $(BIN)/python -m pytest tests/attack/test_attack_parsers.py tests/attack/test_attack_answers.py -q $(ARGS)
+	@REFITD_FUZZ=$(FUZZ) $(BIN)/python -m pytest tests/attack/test_attack_parsers.py tests/attack/test_attack_answers.py -q --timeout 7200 $(ARGS)
 
 soak: $(READY) ## a million steps of the simulation and unseen cases for the unit tests, on all cores (half an hour on two)
 	@$(BIN)/python -m pytest tests/unit -q -n auto --hypothesis-profile=default

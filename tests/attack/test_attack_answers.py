@@ -9,7 +9,6 @@ import socket
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import example, given
 
 from refitd.engine.plugin.hello import Hello, read_hello
@@ -112,8 +111,6 @@ def test_no_reply_is_anything_but_a_hello_or_a_sentence(data: bytes) -> None:
     assert isinstance(hello, Hello) or len(hello) < 1500
 
 
-# The server's thread draws random numbers while Hypothesis draws a case; no strategy here does.
-@pytest.mark.filterwarnings("ignore:Do not use the .random. module inside strategies")
 def test_no_answer_of_an_engine_is_anything_but_read_or_said() -> None:
     """Through the service's own HTTP: what it is served from is a real connection."""
     with scripted_sglang() as sglang:

@@ -13,6 +13,7 @@ from support.jobs import PATIENCE, RUN
 from support.proxy import Proxy
 
 LIMIT = 64
+SETTLED = {VersionState.SEALED, VersionState.RETIRED, VersionState.DELETED}
 
 
 def limit(stand: Stand, files: int) -> None:
@@ -60,6 +61,6 @@ def test_too_many_open_files_with_many_connections_versions_and_engines(engine: 
         until(stand.client.ready)
         stand.is_served(5)
         assert engine.serves(5)
-        states = {version.state for version in stand.client.versions().items}
-        assert states <= {VersionState.SEALED, VersionState.RETIRED, VersionState.DELETED}, states
+        # A version that could not be opened meanwhile is tried again a little later.
+        until(lambda: {version.state for version in stand.client.versions().items} <= SETTLED, "not all have a verdict")
         assert {"v000004", "v000005"} <= set(stand.folders())

@@ -16,7 +16,7 @@ from support.proxy import Fault, Proxy
 LOAD = "/update_weights_from_disk"
 NOTICES = "/v1/versions"
 THOUSAND = 1000
-EACH = 5  # one after the other, on each of two hundred connections
+EACH = 10  # one after the other, on each of a hundred connections: fewer than one peer has places
 FLOOD = 60
 GROWTH = 64 * 2**20  # bytes
 

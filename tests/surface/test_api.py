@@ -360,7 +360,9 @@ async def test_a_body_that_curl_calls_a_form_is_answered_with_what_to_send(tmp_p
 async def test_what_is_wrong_with_root_and_engines_file_can_be_asked(tmp_path: Path) -> None:
     async with serving(tmp_path, token="secret") as stage:
         await stage.served(1)
-        assert (await stage.http.get("/v1/faults")).json() == dict.fromkeys(("root", "engines", "journal"))
+        assert (await stage.http.get("/v1/faults")).json() == dict.fromkeys(
+            ("root", "engines", "journal", "disk", "folders")
+        )
         stage.ledger.file_fault = "engines.yaml cannot be read"
         assert (await stage.http.get("/v1/faults")).json()["engines"] == "engines.yaml cannot be read"
 

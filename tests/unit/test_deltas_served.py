@@ -207,6 +207,25 @@ async def test_a_service_that_comes_back_believes_the_copies_that_it_left_and_no
         assert same(in_folder(stage.engines["a"].path), weights)
 
 
+async def test_a_delta_whose_copy_was_changed_is_made_from_the_full_version_at_once(tmp_path: Path) -> None:
+    """Its trainer is not told that it cannot be served."""
+    async with followed(tmp_path) as (stage, trainer):
+        for _ in range(3):
+            await served(stage, trainer)
+        reads = stage.engines["a"].path
+        (spare,) = [
+            path for path in (stage.root / ".refitd/copies/run").iterdir() if path.is_dir() and str(path) != reads
+        ]
+        flip_a_byte(spare)
+        await served(stage, trainer)
+        assert same(in_folder(stage.engines["a"].path), trainer.weights)
+        log = [event["text"] for event in (await stage.http.get("/v1/log", params={"limit": 500})).json()["items"]]
+        assert [text for text in log if "not those that were checked" in text] == [
+            f"the files in .refitd/copies/run/{spare.name} are not those that were checked: "
+            "the copy of run~v000004 is made from others"
+        ]
+
+
 async def test_copies_of_a_run_that_publishes_in_full_again_are_taken_away(tmp_path: Path) -> None:
     async with followed(tmp_path, keep_last=1) as (stage, trainer):
         for _ in range(3):

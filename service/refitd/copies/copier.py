@@ -238,12 +238,21 @@ class Copier:
             self._refusals.misfit(target, order, str(error))
         except SourceChangedError as error:
             await self._look_anew(target.run)
-            self._refusals.refuse(target, str(error))
+            self._source_changed(target, order.source, str(error))
         except CopyError as error:
             self._refusals.refuse(target, str(error))
         else:
             self._copies[copy.name] = copy
             self._written(target, copy, (self._ledger.clock.monotonic() - started) * 1000)
+
+    def _source_changed(self, target: VersionRecord, source: Copy | VersionRecord, why: str) -> None:
+        """A copy that was changed is a source no more: the next decision takes another. Of a version's files there are
+        no others.
+        """
+        if isinstance(source, Copy) and self._copies.get(source.name) != source:
+            self._ledger.say("version", target.id, f"{why}: the copy of {target.id} is made from others")
+        else:
+            self._refusals.refuse(target, why)
 
     def _written(self, target: VersionRecord, copy: Copy, milliseconds: float) -> None:
         version = self._ledger.versions.get(target.id)

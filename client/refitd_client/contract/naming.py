@@ -23,7 +23,8 @@ ROOT_NAME = "id"  # in it: the root's own name, which the service's journal know
 MAX_RUN_LENGTH = 200
 MAX_STEP = 10**12
 
-_VERSION = re.compile(r"v(\d{6,})(?:\.g([1-9]\d{0,8}))?")
+# At most as many digits as MAX_STEP has: Python refuses to read a number of 4,301, by a ValueError.
+_VERSION = re.compile(r"v(\d{6,13})(?:\.g([1-9]\d{0,8}))?")
 _SEGMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SEPARATOR = "~"  # in no run name, and unreserved in URLs (RFC 3986, 2.3)
 

@@ -23,7 +23,7 @@ from refitd_client.generation import newest_in
 from refitd_client.plain_file import read_plain
 from refitd_client.publication import Publication
 
-_FOLDER = re.compile(r"weight_update_v(\d+)")
+_FOLDER = re.compile(r"weight_update_v(\d{1,13})")
 Folder = tuple[str, int, int]
 
 

@@ -66,11 +66,11 @@ class _Convention:
     marker: Marker | None = None
 
 
-_NUMBER = r"(0|[1-9]\d*)"  # one name for each step: "step_007" is no name of prime-rl's
+_NUMBER = r"(0|[1-9]\d{0,12})"  # one name for each step: "step_007" is no name of prime-rl's
 _CONVENTIONS = (
     _Convention(
         frozenset({Trainer.SLIME, Trainer.MILES}),
-        re.compile(r"weight_v(\d{6}|[1-9]\d{6,})"),
+        re.compile(r"weight_v(\d{6}|[1-9]\d{6,12})"),
         marker=Marker(INDEX_NAME, "slime"),
     ),
     _Convention(frozenset({Trainer.PRIME_RL}), re.compile(rf"step_{_NUMBER}"), marker=Marker("STABLE", "prime-rl")),

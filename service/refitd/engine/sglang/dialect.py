@@ -21,7 +21,7 @@ _NAMES_STARTUP = (0, 5, 18)
 _RETRACT_FLUSHES = (0, 5, 21)
 _SURVIVES_FLUSH = (0, 5, 22)
 
-_RELEASE = re.compile(r"(\d+)\.(\d+)\.(\d+)(?:\.?(dev|rc|a|b))?")
+_RELEASE = re.compile(r"(\d{1,9})\.(\d{1,9})\.(\d{1,9})(?!\d)(?:\.?(dev|rc|a|b))?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -237,4 +237,6 @@ def test_switched_off_it_is_stock_sglang(root: Path, models: Path, tmp_path: Pat
         ok, message = server.load(version(root, 100 + BAD.index("bad_missing")))
         assert (ok, "refitd" in message) == (True, False)  # half a checkpoint, as ever
         assert set(server.sockets) == others
-        assert b"refitd" not in server.log.read_bytes().split(b"ready to roll")[1]
+        told = server.log.read_text().split("ready to roll")[1].splitlines()
+        # Libraries name their own files in warnings, and SGLang may lie in a clone that is called refitd.
+        assert [line for line in told if "refitd" in line and "/site-packages/" not in line] == []

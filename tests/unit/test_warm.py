@@ -43,8 +43,8 @@ def shard(tmp_path: Path) -> Path:
 def test_a_version_that_was_forgotten_is_read_to_its_end(tmp_path: Path, shard: Path) -> None:
     asyncio.run(Warmer(tmp_path, lambda: root_file_system(tmp_path)).warm("run/v000001"))
     ends = time.monotonic() + 10
-    # Linux does not tell when it has read what it was advised to, and it may leave single pages out. Where it is advised
-    # about the whole file in one call, it reads 128 KiB of it.
+    # Linux reads as much of what it is advised about as it sees fit, and it may leave single pages out. Where it is
+    # advised about the whole file in one call, it reads 128 KiB of it.
     while share_in_memory(shard) < 0.9:
         assert time.monotonic() < ends, share_in_memory(shard)
         time.sleep(0.01)

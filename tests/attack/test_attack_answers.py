@@ -26,7 +26,7 @@ from refitd_client.handover.offer import (
     seal,
     unseal,
 )
-from refitd_sglang.channel import Channel, Reply, Request
+from refitd_sglang.channel import MAX_LINE, Channel, Reply, Request
 from support.fuzz import FUZZ, changed, check_sentence, within_bounds
 from support.plugged_mini import wait_for
 from support.scripted_server import answer
@@ -89,7 +89,7 @@ def test_no_line_ends_a_plugins_channel_or_is_left_without_a_reply(tmp_path: Pat
     @given(line=changed(LINES))
     @example(line=b"[" * 60_000)
     def send(line: bytes) -> None:
-        line = line.replace(b"\n", b" ")
+        line = line.replace(b"\n", b" ")[: MAX_LINE - 1]  # a longer one is refused and ends the connection
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(30)
             reach(connection, path)

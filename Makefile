@@ -39,9 +39,10 @@ test: $(READY) ## run the tests: unit, surface, embedded engine, processes, docu
 	@$(BIN)/python -m pytest tests/surface tests/embedded tests/processes tests/docs tests/simulation tests/crash tests/attack tests/faults tests/mutants -q -n 2 $(ARGS)
 	@$(BIN)/python -m pytest tests/contract tests/e2e -q -m 'not sglang' $(ARGS)
 
-check: $(READY) ## lint, formatting and types
+check: $(READY) ## lint, formatting, imports between packages, and types
 	@$(BIN)/ruff check client service tests docs
 	@$(BIN)/ruff format --check client service tests docs
+	@$(BIN)/lint-imports --no-cache --no-logo
 	@$(BIN)/pyright
 
 simulation: $(READY) ## 10,000 steps of the simulation from a seed that is drawn and shown (SEED=7 STEPS=1: that case again)

@@ -9,8 +9,6 @@ Importing it imports neither torch nor any part of the service.
 
 from typing import TYPE_CHECKING, Any
 
-from refitd_client.async_client import AsyncRefitClient
-from refitd_client.client import RefitClient
 from refitd_client.contract.wire import Notice
 from refitd_client.delta.plan import DeltaRules
 from refitd_client.errors import (
@@ -38,15 +36,17 @@ from refitd_client.errors import (
     VersionRejectedError,
     WaitTimeoutError,
 )
-from refitd_client.progress import Progress
-from refitd_client.publication import Publication, StagedPublication
-from refitd_client.publisher import WeightPublisher
-from refitd_client.retry import RetryPolicy
+from refitd_client.http.async_client import AsyncRefitClient
+from refitd_client.http.client import RefitClient
+from refitd_client.http.retry import RetryPolicy
+from refitd_client.http.verdict import Served
+from refitd_client.publish.publication import Publication, StagedPublication
+from refitd_client.publish.publisher import WeightPublisher
 from refitd_client.sharded import Sharded, ShardedPublisher
-from refitd_client.verdict import Served
+from refitd_client.write.progress import Progress
 
 if TYPE_CHECKING:
-    from refitd_client.planning import plan
+    from refitd_plan import plan
 
 __all__ = [
     "AsyncRefitClient",
@@ -92,6 +92,6 @@ def __getattr__(name: str) -> Any:
     """`plan` is imported when it is asked for: a trainer that publishes has no need of it."""
     if name != "plan":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from refitd_client.planning import plan
+    from refitd_plan import plan
 
     return plan

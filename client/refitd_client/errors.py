@@ -28,14 +28,11 @@ Each survives pickling, because trainers send exceptions between processes.
 
 import errno
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Protocol
 
 from refitd_client.contract import naming
 from refitd_client.contract.wire import EngineOnVersion, Problem
-
-if TYPE_CHECKING:
-    from refitd_client.publication import Publication
-
 
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 """What the kernel says where there is no room, or a quota is used up."""
@@ -150,10 +147,24 @@ class WaitTimeoutError(RefitError):
         self.fault = Fault.ENGINE if laggards else Fault.SERVICE
 
 
+class PublishedVersion(Protocol):
+    """What an error says of a version that stands: a `Publication`, seen from below."""
+
+    @property
+    def path(self) -> Path:
+        """Its folder."""
+        ...
+
+    @property
+    def version_id(self) -> str:
+        """Its id on the wire."""
+        ...
+
+
 class ServiceError(RefitError):
     """The service could not be asked, or said no. `publication` is the version that stands all the same, if any."""
 
-    publication: "Publication | None" = None
+    publication: PublishedVersion | None = None
 
 
 class ServiceUnreachableError(ServiceError):

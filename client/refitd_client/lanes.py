@@ -29,10 +29,10 @@ def in_lanes(jobs: Sequence[Job], *, lanes: int, idle: Callable[[], None] | None
     Raises:
         BaseException: the first that a job raised.
     """
-    crew = Lanes(lanes if lanes > 1 and len(jobs) > 1 else 0)
+    running = Lanes(lanes if lanes > 1 and len(jobs) > 1 else 0)
     for job in jobs:
-        crew.add(job)
-    crew.join(idle)
+        running.add(job)
+    running.join(idle)
 
 
 class Lanes:

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from generate.markdown import code, page, plain, prose, table
+from refitd.api.api import routes
 from refitd.problem import Kind
-from refitd.surface.api import routes
 
 INTRODUCTION = """\
 # HTTP API

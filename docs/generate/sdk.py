@@ -10,7 +10,7 @@ from typing import Any
 import refitd_client
 from generate.markdown import code, page, prose, table
 from refitd_client.errors import Fault, RefitError, WaitTimeoutError
-from refitd_client.trainer_callback import RefitCallback
+from refitd_client.trainers.transformers import RefitCallback
 
 INTRODUCTION = """\
 # Python SDK

@@ -3,7 +3,7 @@
 import sys
 
 _EMBEDDED = frozenset({"torch"})
-_OURS = frozenset({"refitd", "refitd_client", "refitd_embedded", "refitd_sglang"})
+_OURS = frozenset({"refitd", "refitd_client", "refitd_embedded", "refitd_plan"})
 
 
 def main() -> None:

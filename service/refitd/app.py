@@ -14,27 +14,28 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from refitd.catalog.watch import mounts_now
+from refitd.api.api import build_api
+from refitd.api.context import Service
+from refitd.api.listening import listening
+from refitd.api.server import Server
 from refitd.clock import SystemClock
+from refitd.diagnose.preflight import keys_without_token, stranger
 from refitd.engine.plugin.leading import Leads, leads_of
-from refitd.journal.recovery import open_journal
-from refitd.ledger import Ledger
-from refitd.logs import configure_logs
-from refitd.ownership import Hold, StartRefusedError, owned, state_owned
+from refitd.observe.logs import configure_logs
+from refitd.observe.otlp import tracing
+from refitd.observe.telemetry import Telemetry
+from refitd.observe.webhooks.webhooks import Webhooks
 from refitd.parts import Parts, compose
-from refitd.preflight import keys_without_token, stranger
-from refitd.rollout.record import Source
-from refitd.root_mark import RootGuard, mark_root
+from refitd.rollout.targets import Targets
+from refitd.root.file_systems import mounts_now
+from refitd.root.mark import RootGuard, mark_root
+from refitd.root.ownership import Hold, StartRefusedError, owned, state_owned
+from refitd.root.state_folder import check_state_folder
 from refitd.settings import Settings
-from refitd.state_folder import check_state_folder
-from refitd.surface.api import build_api
-from refitd.surface.context import Service
-from refitd.surface.listening import listening
-from refitd.surface.server import Server
-from refitd.telemetry.otlp import tracing
-from refitd.telemetry.telemetry import Telemetry
-from refitd.webhooks.webhooks import Webhooks
-from refitd_client.handover.secret import make_secret
+from refitd.state.journal.recovery import open_journal
+from refitd.state.records import Source
+from refitd.state.store import Store
+from refitd_client.transport.ipc.secret import make_secret
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
@@ -73,12 +74,13 @@ def serve(settings: Settings) -> int:
 async def _serve(settings: Settings, hold: Hold, sockets: list[socket], tracer: "Tracer | None") -> None:
     journal = await asyncio.to_thread(open_journal, settings.state_folder, settings.root.resolve())
     try:
-        ledger = await asyncio.to_thread(Ledger, journal, SystemClock(), settings.rollout_strategy)
-        guard = await asyncio.to_thread(_root_guard, settings, ledger, hold)
-        telemetry = Telemetry(ledger, tracer)
+        store = await asyncio.to_thread(Store, journal, SystemClock())
+        targets = Targets(store, settings.rollout_strategy)
+        guard = await asyncio.to_thread(_root_guard, settings, store, hold)
+        telemetry = Telemetry(store, tracer)
         async with asyncio.TaskGroup() as group:
             writing = group.create_task(journal.run(), name="journal")
-            await _run(settings, ledger, guard, sockets, telemetry)
+            await _run(settings, store, targets, guard, sockets, telemetry)
             telemetry.close()
             writing.cancel()
     finally:
@@ -103,12 +105,12 @@ def _leads(settings: Settings) -> Leads | None:
         return None
 
 
-def _root_guard(settings: Settings, ledger: Ledger, hold: Hold) -> RootGuard:
+def _root_guard(settings: Settings, store: Store, hold: Hold) -> RootGuard:
     """Find out whether the root is the one that the journal is about."""
     root = settings.root.resolve()
-    has_versions = bool(ledger.versions)
-    mark = mark_root(root, ledger.origin.root, has_versions=has_versions, mounts=mounts_now())
-    ledger.is_about(mark)
+    has_versions = bool(store.versions)
+    mark = mark_root(root, store.origin.root, has_versions=has_versions, mounts=mounts_now())
+    store.is_about(mark)
     guard = RootGuard(root, mark, hold.renew)
     if (fault := guard()) is not None:
         log.error("not ready", reason=fault)
@@ -116,18 +118,23 @@ def _root_guard(settings: Settings, ledger: Ledger, hold: Hold) -> RootGuard:
 
 
 async def _run(
-    settings: Settings, ledger: Ledger, guard: RootGuard, sockets: list[socket], telemetry: Telemetry
+    settings: Settings,
+    store: Store,
+    targets: Targets,
+    guard: RootGuard,
+    sockets: list[socket],
+    telemetry: Telemetry,
 ) -> None:
-    await _warn_of_strangers(settings, ledger)
+    await _warn_of_strangers(settings, store)
     if (exposed := await asyncio.to_thread(keys_without_token, settings)) is not None:
         log.warning("--insecure: engines can be changed without a token", reason=exposed, advice=_CLOSE_IT)
     await asyncio.to_thread(_make_secret, settings.root.resolve())
-    parts = compose(settings, ledger, guard, await asyncio.to_thread(_leads, settings))
-    webhooks = await asyncio.to_thread(Webhooks, settings, ledger, telemetry)
+    parts = compose(settings, store, targets, guard, await asyncio.to_thread(_leads, settings))
+    webhooks = await asyncio.to_thread(lambda: Webhooks(settings.webhook_rules, store, targets, telemetry))
     await parts.copier.survey()  # before engines are asked: an engine goes straight to a copy that is there already
     gc.collect()
     gc.freeze()  # what was imported stays: looking through it again would stop everything for 30 ms at a time
-    api = build_api(_surface(settings, ledger, parts, telemetry))
+    api = build_api(_surface(settings, store, targets, parts, telemetry))
     # A part that fails takes the service down with it: one that goes on without its catalog would only look alive.
     async with asyncio.TaskGroup() as group:
         runs = (*parts.runs, telemetry.stops.run, webhooks.run)
@@ -138,16 +145,17 @@ async def _run(
             task.cancel()
 
 
-async def _warn_of_strangers(settings: Settings, ledger: Ledger) -> None:
-    by_api = [engine.id for engine in ledger.engines.values() if engine.source is Source.API]
+async def _warn_of_strangers(settings: Settings, store: Store) -> None:
+    by_api = [engine.id for engine in store.engines.values() if engine.source is Source.API]
     if (doubt := await asyncio.to_thread(stranger, settings, by_api)) is not None:
         log.warning("the canary is not there", reason=doubt)
 
 
-def _surface(settings: Settings, ledger: Ledger, parts: Parts, telemetry: Telemetry) -> Service:
+def _surface(settings: Settings, store: Store, targets: Targets, parts: Parts, telemetry: Telemetry) -> Service:
     return Service(
         settings=settings,
-        ledger=ledger,
+        store=store,
+        targets=targets,
         intake=parts.intake,
         fleet=parts.fleet,
         sweeper=parts.collector.sweeper,

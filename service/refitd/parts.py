@@ -8,31 +8,32 @@ from typing import Any
 
 from refitd.catalog.catalog import Catalog
 from refitd.catalog.files import DiskFiles
+from refitd.catalog.intake import Intake
 from refitd.catalog.references import References
-from refitd.catalog.rules import CatalogRules
 from refitd.catalog.warm import Warmer
-from refitd.catalog.watch import Watcher, root_file_system
-from refitd.copies.before_load import BeforeLoad
-from refitd.copies.copier import Copier
-from refitd.copies.disk import DiskCopies
+from refitd.catalog.watch import Watcher
 from refitd.discovery.place import parse_place
 from refitd.discovery.scout import Scout
 from refitd.engine.connect import connector
 from refitd.engine.engines_file import EngineSpec
 from refitd.engine.plugin.leading import Leads
 from refitd.engine.port import Engine
-from refitd.ledger import Ledger
-from refitd.notice.intake import Intake
-from refitd.reclaim.collector import Collector, LedgerFacts
+from refitd.materialize.before_load import BeforeLoad
+from refitd.materialize.disk import DiskCopies
+from refitd.materialize.materializer import Copier
+from refitd.policy.hosts import guard_of, named_by_operator
+from refitd.reclaim.collector import Collector, StoreFacts
 from refitd.reclaim.folders import DiskFolders
 from refitd.rollout.canary import CanaryChecks, Check, OperatorCheck
-from refitd.rollout.conductor import Conductor
+from refitd.rollout.controller import RolloutController
 from refitd.rollout.fleet import Fleet
-from refitd.rollout.hosts import guard_of, named_by_operator
-from refitd.rollout.record import Source
-from refitd.root_mark import RootGuard
-from refitd.root_threads import RootThreads
+from refitd.rollout.targets import Targets
+from refitd.root.file_systems import root_file_system
+from refitd.root.mark import RootGuard
+from refitd.root.threads import RootThreads
 from refitd.settings import Settings
+from refitd.state.records import Source
+from refitd.state.store import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +43,7 @@ class Parts:
     watcher: Watcher
     collector: Collector
     catalog: Catalog
-    conductor: Conductor
+    controller: RolloutController
     canaries: CanaryChecks
     copier: Copier
     fleet: Fleet
@@ -52,38 +53,49 @@ class Parts:
     @property
     def runs(self) -> tuple[Callable[[], Coroutine[Any, Any, None]], ...]:
         """What has to run."""
-        first = (self.watcher.run, self.collector.run, self.catalog.run, self.conductor.run)
+        first = (self.watcher.run, self.collector.run, self.catalog.run, self.controller.run)
         return (*first, self.canaries.run, self.copier.run, self.fleet.run, self.scout.run)
 
 
-def compose(settings: Settings, ledger: Ledger, guard: RootGuard, leads: Leads | None = None) -> Parts:
+def compose(settings: Settings, store: Store, targets: Targets, guard: RootGuard, leads: Leads | None = None) -> Parts:
     """Make them, with what plugins are told of who loads their engines. Call it on the event loop."""
     root, threads = settings.root.resolve(), RootThreads()
     files = DiskFiles(root, guard, threads, settings.trainers)
-    catalog = Catalog(ledger, files, References(ledger, settings.base_model, threads), CatalogRules.of(settings))
+    catalog = Catalog(store, files, References(store, settings.base_model, threads), settings.catalog_rules)
     copies = DiskCopies(root, settings.copies_folder, threads)
-    copier = Copier(ledger, LedgerFacts(ledger, files), copies, most=settings.copies)
+    facts = StoreFacts(store, targets, files, catalog.judging)
+    copier = Copier(store, targets, facts, copies, most=settings.copies)
     warmer = Warmer(root, lambda: root_file_system(root), threads)
-    connect = connector(settings, guard_of(settings, ledger), named_by_operator(settings, ledger), leads)
-    fleet = _fleet(settings, ledger, connect, BeforeLoad(catalog.check, copier, warmer, ledger.carriage))
+    connect = connector(
+        settings.engine_access,
+        guard_of(settings.operator_hosts, store.engines),
+        named_by_operator(settings.operator_hosts, store.engines),
+        leads,
+    )
+    fleet = _fleet(settings, store, targets, connect, BeforeLoad(catalog.check, copier, warmer, targets.carriage))
     return Parts(
         watcher=Watcher(root, settings.watch, asyncio.get_running_loop(), catalog.nudge),
-        collector=Collector(ledger, files, DiskFolders(root, threads), settings, copier),
+        collector=Collector(store, facts, DiskFolders(root, threads), settings.reclaim_rules, copier),
         catalog=catalog,
-        conductor=Conductor(ledger, default_run=settings.run, quorum=settings.quorum),
-        canaries=_canaries(settings, ledger, fleet),
+        controller=RolloutController(store, targets, default_run=settings.run, quorum=settings.quorum),
+        canaries=_canaries(settings, store, targets, fleet),
         copier=copier,
         fleet=fleet,
-        scout=_scout(settings, ledger, fleet),
-        intake=_intake(settings, ledger, files, catalog),
+        scout=_scout(settings, store, fleet),
+        intake=_intake(settings, store, targets, files, catalog),
     )
 
 
 def _fleet(
-    settings: Settings, ledger: Ledger, connect: Callable[[EngineSpec], Engine], before_load: BeforeLoad
+    settings: Settings,
+    store: Store,
+    targets: Targets,
+    connect: Callable[[EngineSpec], Engine],
+    before_load: BeforeLoad,
 ) -> Fleet:
     return Fleet(
-        ledger,
+        store,
+        targets,
         root=settings.path_map or str(settings.root.resolve()),
         urls=settings.engines,
         engines_file=settings.engines_file,
@@ -96,21 +108,22 @@ def _fleet(
     )
 
 
-def _canaries(settings: Settings, ledger: Ledger, fleet: Fleet) -> CanaryChecks:
+def _canaries(settings: Settings, store: Store, targets: Targets, fleet: Fleet) -> CanaryChecks:
     checks: list[Check] = [fleet.trial]
     if settings.canary_check is not None:
         checks.append(OperatorCheck(settings.canary_check))
-    return CanaryChecks(ledger, checks)
+    return CanaryChecks(store, targets, checks)
 
 
-def _scout(settings: Settings, ledger: Ledger, fleet: Fleet) -> Scout:
-    found = [engine.url for engine in ledger.engines.values() if engine.source is Source.DISCOVERED]
-    return Scout([parse_place(text) for text in settings.discover], found, fleet.discovered, ledger.clock)
+def _scout(settings: Settings, store: Store, fleet: Fleet) -> Scout:
+    found = [engine.url for engine in store.engines.values() if engine.source is Source.DISCOVERED]
+    return Scout([parse_place(text) for text in settings.discover], found, fleet.discovered, store.clock)
 
 
-def _intake(settings: Settings, ledger: Ledger, files: DiskFiles, catalog: Catalog) -> Intake:
+def _intake(settings: Settings, store: Store, targets: Targets, files: DiskFiles, catalog: Catalog) -> Intake:
     return Intake(
-        ledger,
+        store,
+        targets,
         files,
         settings.root.resolve(),
         catalog.nudge,

@@ -6,7 +6,6 @@ Secrets come from files. Durations are seconds, sizes are bytes (or '200GB', '1.
 import hashlib
 import os
 import re
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -14,17 +13,24 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from refitd.catalog.conventions import Trainer
 from refitd.discovery.place import parse_place
-from refitd.engine.address import check_url
+from refitd.engine.address import check_adapter_name, check_url
 from refitd.engine.allow import parse_allow_list
-from refitd.engine.sglang.adapters import check_adapter_name
-from refitd.rollout.strategy import Strategy, StrategyName
+from refitd.engine.connect import EngineAccess
+from refitd.observe.webhooks.news import Topic
+from refitd.observe.webhooks.rules import WebhookRules
+from refitd.observe.webhooks.signature import read_secrets
+from refitd.policy.hosts import OperatorHosts
+from refitd.policy.keep import KeepRules
+from refitd.policy.rules import CatalogRules
+from refitd.policy.spare_slots import SlotRules
+from refitd.policy.strategy import Strategy, StrategyName
+from refitd.reclaim.rules import ReclaimRules, why_no_slots
+from refitd.root.file_systems import Watch
 from refitd.tokens import Tokens, tokens_from
-from refitd.webhooks.news import Topic
-from refitd.webhooks.signature import read_secrets
 from refitd_client.contract.naming import check_run
 from refitd_client.contract.states import Kind
+from refitd_client.validation.conventions import Trainer
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -103,14 +109,6 @@ def _run(value: object) -> object:
 
 Size = Annotated[int, BeforeValidator(_size)]
 Urls = Annotated[list[str], NoDecode, BeforeValidator(_split)]
-
-
-class Watch(StrEnum):
-    """Where hints about new files come from. The periodic scan is the truth in each case."""
-
-    AUTO = "auto"
-    EVENTS = "events"
-    POLL = "poll"
 
 
 class Settings(BaseSettings):
@@ -336,6 +334,48 @@ class Settings(BaseSettings):
         return Strategy(name=self.strategy, max_unavailable=self.max_unavailable, canary=self.canary)
 
     @property
+    def catalog_rules(self) -> CatalogRules:
+        """How patient and how strict the catalog is."""
+        return CatalogRules(
+            scan_interval=self.scan_interval,
+            settle_for=self.settle,
+            settle_timeout=self.settle_timeout,
+            allow_dtype_cast=self.allow_dtype_cast,
+            kind=self.kind,
+            deltas=self.takes_deltas,
+        )
+
+    @property
+    def operator_hosts(self) -> OperatorHosts:
+        """Which engines the operator names, and which hosts may be called."""
+        return OperatorHosts(tuple(self.engines), tuple(self.engine_allow))
+
+    @property
+    def engine_access(self) -> EngineAccess:
+        """How engines are driven, and the keys that open them."""
+        return EngineAccess(
+            root=self.root.resolve(),
+            load_timeout=self.load_timeout,
+            pause_mode=self.pause_mode,
+            allow_dtype_cast=self.allow_dtype_cast,
+            api_key=self.engine_key_file,
+            admin_key=self.engine_admin_key_file,
+            lora=self.lora,
+            lora_keep=self.lora_keep,
+        )
+
+    @property
+    def reclaim_rules(self) -> ReclaimRules:
+        """What is kept, and when the rest goes. Asks which type of file system holds the root."""
+        slots = SlotRules(
+            count=self.slots, ttl=self.slot_ttl, disk_budget=self.disk_budget, off=why_no_slots(self.slots, self.root)
+        )
+        keep = KeepRules(
+            last=self.keep_last, every=self.keep_every, disk_budget=self.disk_budget, foreign=self.reclaim_foreign
+        )
+        return ReclaimRules(interval=self.reclaim_interval, incoming_ttl=self.incoming_ttl, keep=keep, slots=slots)
+
+    @property
     def state_folder(self) -> Path:
         """Where the journal lives: one folder for each root, on local disk."""
         if self.state is not None:
@@ -362,6 +402,16 @@ class Settings(BaseSettings):
         if not urls:
             raise ValueError(f"the webhooks file {self.webhooks_file} names no URL: write one a line")
         return _receivers([*self.webhooks, *urls])
+
+    @property
+    def webhook_rules(self) -> WebhookRules:
+        """Who is told of what. Reads the file of receivers: see `receivers`."""
+        return WebhookRules(
+            receivers=self.receivers,
+            secret_file=self.webhook_secret_file,
+            topics=self.webhook_events,
+            stalled_after=self.stalled_after,
+        )
 
     @property
     def wants_token(self) -> bool:

@@ -8,7 +8,6 @@ iterator it uses. Anything else is a release that nobody has looked at, and the 
 """
 
 import importlib
-import importlib.metadata
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,11 +21,10 @@ _LOADER = ("sglang.srt.model_loader.loader", "DefaultModelLoader")
 _NEEDED = ("self", "model_path", "load_format")
 _KNOWN = {*_NEEDED, "weight_name_filter", "recapture_cuda_graph"}
 _CALLED = ("_get_weights_iterator", "load_weights_and_postprocess")
-_NO_DRAFT = {None, "", "NGRAM"}  # speculation without a model of its own
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class SglangLayout:
     """A release that is known. `owner` is the class whose function is wrapped, `loader` the class that reads files."""
 
     module: str
@@ -53,77 +51,7 @@ class Aside:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Runner:
-    """One rank's model and what is known of it, whichever object of SGLang has it."""
-
-    updater: Any
-
-    @property
-    def itself(self) -> Any:
-        """SGLang's ModelRunner."""
-        found = getattr(self.updater, "get_model_runner", None)
-        return self.updater if found is None else found()
-
-    @property
-    def model(self) -> Any:
-        """The torch module."""
-        return self.itself.model
-
-    @property
-    def config(self) -> Any:
-        """The model's config, whose `model_path` an update changes before it loads."""
-        return self.updater.model_config
-
-    @property
-    def args(self) -> Any:
-        """The server's arguments."""
-        return self.itself.server_args
-
-    @property
-    def seed(self) -> int | None:
-        """The server's random seed, drawn anew at each start where none is given: its HTTP side tells it too.
-
-        0.5.23 and newer keep what was decided beside what was given.
-        """
-        decided = getattr(self.args, "resolved_dict", None)
-        found = getattr(self.args, "random_seed", None) if decided is None else decided().get("random_seed")
-        return found if isinstance(found, int) else None
-
-    @property
-    def rank(self) -> int:
-        """Which of the tensor-parallel ranks it is."""
-        return int(self.updater.tp_rank)
-
-    @property
-    def size(self) -> int:
-        """How many tensor-parallel ranks there are."""
-        return int(getattr(self.args, "tp_size", 1) or 1)
-
-    @property
-    def may_release(self) -> bool:
-        """Whether the weights' memory may be taken away between updates (`--enable-memory-saver`)."""
-        return bool(getattr(self.args, "enable_memory_saver", False))
-
-    def aside(self) -> str | None:
-        """Why an update of this engine is left to stock SGLang; None where the plugin does it."""
-        if (getattr(self.args, "pp_size", 1) or 1) > 1:
-            return "pipeline parallelism: SGLang updates one stage after the other, and no stage can wait for the next"
-        algorithm = getattr(self.args, "speculative_algorithm", None)
-        if algorithm not in _NO_DRAFT or getattr(self.itself, "is_draft_worker", False):
-            return f"speculative decoding ({algorithm}): target and draft model are updated one after the other"
-        return None
-
-
-def sglang_version() -> str:
-    """The installed release."""
-    try:
-        return importlib.metadata.version("sglang")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
-
-
-def find_layout() -> Layout | Aside:
+def find_layout() -> SglangLayout | Aside:
     """Look at the installed SGLang."""
     try:
         loader = getattr(importlib.import_module(_LOADER[0]), _LOADER[1])
@@ -134,7 +62,7 @@ def find_layout() -> Layout | Aside:
         return Aside(f"{error}")
 
 
-def _find(loader: type) -> Layout | Aside:
+def _find(loader: type) -> SglangLayout | Aside:
     for module, name in _TARGETS:
         try:
             owner = getattr(importlib.import_module(module), name)
@@ -145,7 +73,7 @@ def _find(loader: type) -> Layout | Aside:
     return Aside(f"neither {_TARGETS[0][1]} nor {_TARGETS[1][1]} has a function {FUNCTION}")
 
 
-def layout_of(module: str, owner: type, loader: type) -> Layout | Aside:
+def layout_of(module: str, owner: type, loader: type) -> SglangLayout | Aside:
     """Hold a class against what is known."""
     function = vars(owner)[FUNCTION]
     try:
@@ -157,4 +85,4 @@ def layout_of(module: str, owner: type, loader: type) -> Layout | Aside:
         return Aside(f"{FUNCTION} takes other arguments than any release that is known: {', '.join(sorted(names))}")
     if absent := [name for name in _CALLED if name not in text]:
         return Aside(f"{FUNCTION} does not call {absent[0]}")
-    return Layout(module, owner, loader, signature)
+    return SglangLayout(module, owner, loader, signature)

@@ -12,10 +12,11 @@ from typing import Any
 import msgspec
 from hypothesis import example, given
 
-from refitd.engine.plugin.hello import Hello, read_hello
+from refitd.engine.plugin.handshake import read_handshake
 from refitd.engine.port import Reached, Unreached
 from refitd.engine.sglang.adapter import SglangEngine
-from refitd_client.handover.offer import (
+from refitd_client.contract.plugin import MAX_LINE, Handshake, Request
+from refitd_client.transport.ipc.offer import (
     DevicePlace,
     HostPlace,
     Layout,
@@ -26,7 +27,7 @@ from refitd_client.handover.offer import (
     seal,
     unseal,
 )
-from refitd_sglang.channel import MAX_LINE, Channel, Reply, Request
+from refitd_plugin.channel import Channel, Reply
 from support.fuzz import FUZZ, changed, check_sentence, within_bounds
 from support.plugged_mini import wait_for
 from support.scripted_server import answer
@@ -108,8 +109,8 @@ def test_no_reply_is_anything_but_a_hello_or_a_sentence(data: bytes) -> None:
         reply = msgspec.json.decode(data)  # as a channel's line is read: it refuses lone surrogates
     except (ValueError, RecursionError):
         return
-    hello = read_hello(reply) if isinstance(reply, dict) else ""
-    assert isinstance(hello, Hello) or len(hello) < 1500
+    handshake = read_handshake(reply) if isinstance(reply, dict) else ""
+    assert isinstance(handshake, Handshake) or len(handshake) < 1500
 
 
 def test_no_answer_of_an_engine_is_anything_but_read_or_said() -> None:

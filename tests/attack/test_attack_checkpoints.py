@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from refitd.catalog import contents
 from refitd_client.contract.naming import MANIFEST_NAME
 from refitd_client.contract.states import VersionState
+from refitd_client.validation import contents
 from support.checkpoints import publish, tensors, write_model
 from support.rawfiles import raw
 from support.services import Stage, serving
@@ -91,7 +91,7 @@ async def test_a_notice_for_a_path_outside_the_root_is_refused(tmp_path: Path, p
     async with serving(tmp_path) as stage:
         answer = await stage.http.post("/v1/versions", json={"run": "run", "step": 1, "path": path})
         assert (answer.status_code, answer.json()["type"]) == (422, "urn:refitd:problem:path-outside-root")
-        assert stage.ledger.versions == {}
+        assert stage.store.versions == {}
 
 
 def link(path: Path) -> None:
@@ -160,7 +160,7 @@ async def test_a_shard_that_is_swapped_while_it_is_validated_reaches_no_engine(
             swapped = True
         return result
 
-    from refitd.catalog import examine
+    from refitd_client.validation import examine
 
     monkeypatch.setattr(examine, "read_contents", read)
     async with serving(tmp_path) as stage:

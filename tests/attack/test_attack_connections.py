@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from refitd.surface.limits import MAX_BODY_BYTES
-from refitd.surface.places import Places
-from refitd.surface.server import PATIENCE
+from refitd.api.connection_slots import ConnectionSlots
+from refitd.api.limits import MAX_BODY_BYTES
+from refitd.api.server import PATIENCE
 from support.attackers import GIVE_UP, attacking, listening, problem_in
 from support.services import Stage, serving
 
@@ -32,7 +32,7 @@ async def test_slow_loris_on_the_body_is_cut_off_and_no_route_hears_of_it(tmp_pa
         await attacker.send(POST + b'Content-Length: 100000\r\n\r\n{"run":"run","step":1,"path":"')
         assert problem_in(await attacker.drip()).slug == "too-slow"
         await server.until_connections(0)
-        assert stage.ledger.versions == {}
+        assert stage.store.versions == {}
 
 
 @pytest.mark.parametrize("byte", [b"G", b"\r\n"])
@@ -90,7 +90,7 @@ async def test_a_giant_body_in_chunks_is_refused_while_it_comes_in(tmp_path: Pat
         for _ in range(MAX_BODY_BYTES // 2**16 + 1):
             await attacker.send(b"10000\r\n" + b"x" * 2**16 + b"\r\n")
         assert (await attacker.refused()).slug == "too-large"
-        assert stage.ledger.versions == {}
+        assert stage.store.versions == {}
 
 
 async def test_a_content_length_that_lies_does_not_smuggle_a_second_request_past_the_token(tmp_path: Path) -> None:
@@ -148,9 +148,9 @@ async def test_a_half_closed_stream_holds_nothing(tmp_path: Path) -> None:
 
 
 async def test_more_connections_than_there_may_be_are_turned_away(tmp_path: Path) -> None:
-    """All places are taken by requests that are being answered, and so are those for health."""
-    places = Places(all=2, peer=2, health=1)
-    async with serving(tmp_path) as stage, listening(stage.api, places=places, idle=0.1) as server:
+    """All slots are taken by requests that are being answered, and so are those for health."""
+    slots = ConnectionSlots(all=2, peer=2, health=1)
+    async with serving(tmp_path) as stage, listening(stage.api, slots=slots, idle=0.1) as server:
         async with attacking(server) as one, attacking(server) as two:
             for each in (one, two):
                 await each.send(STREAM)
@@ -171,23 +171,23 @@ async def test_more_connections_than_there_may_be_are_turned_away(tmp_path: Path
 
 @pytest.mark.parametrize("begun", [b"", POST + b"Content-Length: 10\r\n\r\n{"])
 async def test_half_open_connections_of_one_client_shut_out_nobody(tmp_path: Path, begun: bytes) -> None:
-    """More than there are places. Each that comes makes the one close that has waited longest."""
+    """More than there are slots. Each that comes makes the one close that has waited longest."""
     async with serving(tmp_path) as stage, listening(stage.api) as server, AsyncExitStack() as open_ends:
-        for _ in range(PATIENCE.places.all + 2):
+        for _ in range(PATIENCE.slots.all + 2):
             attacker = await open_ends.enter_async_context(attacking(server))
             await attacker.send(begun)
         for path in (b"/healthz", b"/readyz", b"/v1/versions"):
             async with attacking(server) as client:
                 await client.send(b"GET %b HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n" % path)
                 assert b"HTTP/1.1 200" in await client.read()
-        assert len(server.connections) <= PATIENCE.places.all
+        assert len(server.connections) <= PATIENCE.slots.all
 
 
 async def test_one_peer_with_all_of_its_places_leaves_the_others_theirs(tmp_path: Path) -> None:
-    places = Places(all=4, peer=2, health=1)
+    slots = ConnectionSlots(all=4, peer=2, health=1)
     async with (
         serving(tmp_path) as stage,
-        listening(stage.api, places=places) as server,
+        listening(stage.api, slots=slots) as server,
         attacking(server) as one,
         attacking(server) as two,
     ):
@@ -206,9 +206,9 @@ async def test_one_peer_with_all_of_its_places_leaves_the_others_theirs(tmp_path
 
 
 async def test_health_is_answered_however_many_connections_wait_for_it_and_send_nothing(tmp_path: Path) -> None:
-    """The places for health are full of half-open connections too."""
-    places = Places(all=1, peer=1, health=2)
-    async with serving(tmp_path) as stage, listening(stage.api, places=places) as server, AsyncExitStack() as open_ends:
+    """The slots for health are full of half-open connections too."""
+    slots = ConnectionSlots(all=1, peer=1, health=2)
+    async with serving(tmp_path) as stage, listening(stage.api, slots=slots) as server, AsyncExitStack() as open_ends:
         first = await open_ends.enter_async_context(attacking(server))
         await first.send(STREAM)
         await first.reader.readuntil(b"\r\n\r\n")
@@ -241,7 +241,7 @@ def much_to_say(stage: Stage) -> None:
     """20 MB of events, more than the kernel takes for a client that does not."""
     with capture_logs():
         for _ in range(400):
-            stage.ledger.say("test", "run", "x" * 50_000)
+            stage.store.say("test", "run", "x" * 50_000)
 
 
 async def test_a_client_that_never_reads_its_stream_fills_no_memory_and_is_cut_off(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ async def test_a_data_set_in_a_folder_that_is_called_like_a_version_is_never_del
         assert found["keep"]
         assert "refitd may not delete it" in found["reasons"][0]
         assert found["bytes"] == found["foreign_bytes"] == sum(map(len, before.values()))
-        assert stage.ledger.versions["datasets~imagenet~v000001"].state is VersionState.REJECTED
+        assert stage.store.versions["datasets~imagenet~v000001"].state is VersionState.REJECTED
 
 
 async def test_a_notice_that_names_a_tree_of_somebody_s_has_nothing_of_it_deleted(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ async def test_what_lies_beside_a_versions_files_stays_when_they_go(
         evidence_is_old(stage)
         await stage.served(2)
         await stage.http.post("/v1/reclaim")
-        assert "run~v000001" in stage.ledger.gone
+        assert "run~v000001" in stage.store.gone
         assert set(os.listdir(folder)) == theirs
         found = await told(stage, "run/v000001")
         assert found["keep"]

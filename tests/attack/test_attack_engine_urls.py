@@ -15,11 +15,11 @@ from refitd.engine.allow import Address, AllowList, AllowRefusedError, parse_all
 from refitd.engine.connect import connector
 from refitd.engine.dialing import CheckedNetwork, Guard, refused
 from refitd.engine.engines_file import EngineSpec
+from refitd.engine.http import Lost, NoReply, Reply, Transport
 from refitd.engine.port import Reached, Unreached
-from refitd.engine.sglang.transport import Lost, NoReply, Reply, Transport
-from refitd.rollout.hosts import guard_of, named_by_operator
-from refitd.rollout.record import EngineRecord, Source
+from refitd.policy.hosts import OperatorHosts, guard_of, named_by_operator
 from refitd.settings import Settings
+from refitd.state.records import EngineRecord, Source
 from refitd_client import RefitClient
 from refitd_client.contract.wire import Problem
 from refitd_client.errors import InvalidRequestError, ServiceUnreachableError, problem_error
@@ -46,7 +46,7 @@ async def test_metadata_and_addresses_of_nobody_are_refused_whatever_is_allowed(
             answer = await stage.http.post("/v1/engines", json={"url": url})
             assert (answer.status_code, answer.json()["type"]) == (403, "urn:refitd:problem:engine-not-allowed")
             assert "no engine is there" in answer.json()["detail"]
-            assert stage.ledger.engines == {}
+            assert stage.store.engines == {}
 
 
 @pytest.mark.parametrize("url", ["http://10.0.0.5:30000", "http://[fd12::1]:1", "http://8.8.8.8", "http://intranet"])
@@ -55,7 +55,7 @@ async def test_an_engine_inside_the_network_is_refused_unless_it_is_allowed(tmp_
         answer = await stage.http.post("/v1/engines", json={"url": url})
         assert (answer.status_code, answer.json()["type"]) == (403, "urn:refitd:problem:engine-not-allowed")
         assert "REFITD_ENGINE_ALLOW" in answer.json()["detail"]
-        assert stage.ledger.engines == {}
+        assert stage.store.engines == {}
     async with serving(tmp_path, names=(), engine_allow=["10.0.0.0/24", "fd12::/16", "8.8.8.8", "intra*"]) as stage:
         assert (await stage.http.post("/v1/engines", json={"url": url})).status_code == 201
 
@@ -102,10 +102,10 @@ def test_an_entry_of_the_allow_list_that_is_none_stops_the_start(tmp_path: Path,
 
 async def test_the_engines_file_is_the_operators_word_unless_there_is_an_allow_list(tmp_path: Path) -> None:
     async with serving(tmp_path, names=()) as stage:
-        stage.ledger.put_engine(EngineRecord(id="f", url="http://10.0.0.9:1", run=None, source=Source.FILE))
-        stage.ledger.put_engine(EngineRecord(id="x", url="http://10.0.0.8:1", run=None, source=Source.API))
-        free = guard_of(Settings(root=tmp_path), stage.ledger)
-        bound = guard_of(Settings(root=tmp_path, engine_allow=["10.1.0.0/16"]), stage.ledger)
+        stage.store.put_engine(EngineRecord(id="f", url="http://10.0.0.9:1", run=None, source=Source.FILE))
+        stage.store.put_engine(EngineRecord(id="x", url="http://10.0.0.8:1", run=None, source=Source.API))
+        free = guard_of(Settings(root=tmp_path).operator_hosts, stage.store.engines)
+        bound = guard_of(OperatorHosts(allow=("10.1.0.0/16",)), stage.store.engines)
         for address in ("10.0.0.9", "10.0.0.8"):
             assert (free(address, ip_address(address)) is None) is (address == "10.0.0.9")
             assert bound(address, ip_address(address)) is not None
@@ -150,7 +150,9 @@ async def test_an_engine_that_is_no_longer_allowed_is_not_called_after_a_restart
     with serve(answer(200, {})) as server:
         settings = Settings(root=tmp_path, engine_allow=["10.0.0.0/8"])
         async with serving(tmp_path, names=()) as stage:
-            engine = connector(settings, guard_of(settings, stage.ledger), lambda _: True)(EngineSpec(url=server.url))
+            engine = connector(
+                settings.engine_access, guard_of(settings.operator_hosts, stage.store.engines), lambda _: True
+            )(EngineSpec(url=server.url))
             probe = await engine.probe()
             await engine.aclose()
         assert isinstance(probe, Unreached)
@@ -207,8 +209,12 @@ async def test_default_keys_go_only_to_engines_that_the_operator_named(
         named = [server.url] if source is Source.SETTINGS else []
         settings = Settings(root=tmp_path, engines=named, engine_key_file=tmp_path / "key", engine_allow=allow)
         async with serving(tmp_path, names=()) as stage:
-            stage.ledger.put_engine(EngineRecord(id="e", url=server.url, source=source))
-            connect = connector(settings, lambda *_: None, named_by_operator(settings, stage.ledger))
+            stage.store.put_engine(EngineRecord(id="e", url=server.url, source=source))
+            connect = connector(
+                settings.engine_access,
+                lambda *_: None,
+                named_by_operator(settings.operator_hosts, stage.store.engines),
+            )
             engine = connect(EngineSpec(url=server.url))
             await engine.probe()
             await engine.aclose()
@@ -266,7 +272,7 @@ async def test_key_files_are_not_read_on_the_event_loop(tmp_path: Path, monkeypa
     monkeypatch.setattr(Path, "read_text", read_text)
     settings = Settings(root=tmp_path, engine_key_file=tmp_path / "key")
     with serve(answer(200, {})) as server:
-        engine = connector(settings, lambda *_: None, lambda _: True)(EngineSpec(url=server.url))
+        engine = connector(settings.engine_access, lambda *_: None, lambda _: True)(EngineSpec(url=server.url))
         assert not isinstance(await engine.probe(), Reached)
         await engine.aclose()
         assert server.seen[0].headers["authorization"] == "Bearer key"

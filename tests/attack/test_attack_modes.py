@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from refitd.copies.decide import Write
-from refitd.copies.disk import DiskCopies
-from refitd.journal.whereabouts import note_state_folder
+from refitd.materialize.disk import DiskCopies
+from refitd.policy.materialize import Write
 from refitd.reclaim import slots
-from refitd.reclaim.handle import identity_of, root_at
-from refitd.reclaim.outcome import Discarded, Refused
 from refitd.reclaim.trash import discard
-from refitd.root_mark import mark_root
+from refitd.root.handle import identity_of, root_at
+from refitd.root.mark import mark_root
+from refitd.root.outcome import Discarded, Refused
+from refitd.state.journal.whereabouts import note_state_folder
 from refitd_client import WeightPublisher
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.contract.states import Kind, VersionState

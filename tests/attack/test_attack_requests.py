@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from refitd.catalog.metadata import MAX_CHARACTERS, MAX_ENTRIES
+from refitd.policy.metadata import MAX_CHARACTERS, MAX_ENTRIES
 from support.attackers import attacking, listening
 from support.checkpoints import publish, tensors
 from support.services import serving
@@ -44,7 +44,7 @@ async def test_a_hostile_notice_is_refused_and_nothing_of_it_is_kept(tmp_path: P
         answer = await stage.http.post("/v1/versions", content=body, headers=headers)
         assert (answer.status_code, answer.json()["type"]) == (422, "urn:refitd:problem:bad-request")
         assert len(answer.content) < 10_000
-        assert stage.ledger.versions == {}
+        assert stage.store.versions == {}
 
 
 async def test_metadata_of_the_largest_size_is_kept_as_it_is(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ async def test_what_no_field_can_hold_is_refused_and_no_bug(tmp_path: Path, meth
         answer = await stage.http.request(method, path, json=body)
         assert answer.status_code == 422, answer.text
         assert answer.headers["content-type"] == "application/problem+json"
-        assert stage.ledger.engines == {}
+        assert stage.store.engines == {}
 
 
 @pytest.mark.parametrize("path", ["/v1/versions/%2e%2e%2f", "/v1/versions/%00", "/v1/engines/%ff", "/v1/explain/..%5c"])

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis import checks, openapi
 
-from refitd.surface.auth import HEALTH
+from refitd.api.auth import HEALTH
 from support.checkpoints import publish, tensors, write_model
 from support.servers import RefitdServer
 

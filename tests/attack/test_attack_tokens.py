@@ -14,10 +14,10 @@ from pydantic import ValidationError
 from structlog.testing import capture_logs
 
 from refitd import tokens
+from refitd.api.auth import HEALTH, OPEN
 from refitd.settings import Settings
-from refitd.surface.auth import HEALTH, OPEN
 from refitd_client import RefitClient
-from refitd_client.connection import connect_to
+from refitd_client.http.connection import connect_to
 from support.attackers import attacking, listening
 from support.command_line import refitd
 from support.servers import RefitdServer

@@ -23,10 +23,10 @@ from unittest import mock
 
 import numpy as np
 
-from refitd.catalog import contents
-from refitd.catalog.opening import Folder
 from refitd_client import WeightPublisher
-from refitd_client.strict_header import Header, read_header
+from refitd_client.checkpoint.opening import Folder
+from refitd_client.checkpoint.strict_header import Header, read_header
+from refitd_client.validation import contents
 
 _MIB = 2**20
 

@@ -23,10 +23,10 @@ from typing import TypeVar
 
 import numpy as np
 
-from refitd.catalog.record import VersionRecord
-from refitd.copies.copy import Copy
-from refitd.copies.decide import Write
-from refitd.copies.disk import DiskCopies
+from refitd.materialize.disk import DiskCopies
+from refitd.policy.materialize import Write
+from refitd.state.copy import Copy
+from refitd.state.version import VersionRecord
 from refitd_client import WeightPublisher
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.delta import DeltaRules

@@ -1,4 +1,4 @@
-"""crowded.py FOLDER: the real API and dashboard over a ledger of 1,000 versions and 200 engines, until SIGTERM."""
+"""crowded.py FOLDER: the real API and dashboard over a store of 1,000 versions and 200 engines, until SIGTERM."""
 
 import asyncio
 import gc
@@ -7,10 +7,10 @@ from pathlib import Path
 
 from crowd import crowd
 
+from refitd.api.listening import listening
+from refitd.api.server import Server
 from refitd.app import SWITCH_SECONDS
-from refitd.logs import configure_logs
-from refitd.surface.listening import listening
-from refitd.surface.server import Server
+from refitd.observe.logs import configure_logs
 
 
 async def main(folder: Path) -> None:

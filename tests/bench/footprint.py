@@ -10,9 +10,9 @@ import psutil
 import stack
 from figures import Figure, percentile, spread
 
-from refitd.catalog.record import VersionRecord
-from refitd.journal import writes
-from refitd.journal.journal import Journal
+from refitd.state.journal import writes
+from refitd.state.journal.journal import Journal
+from refitd.state.version import VersionRecord
 from refitd_client import WeightPublisher
 from refitd_client.contract.naming import Order, version_folder
 from refitd_client.contract.states import VersionState

@@ -31,8 +31,8 @@ from typing import Any
 import pynvml
 
 from refitd_client import plan
-from refitd_client.planning import Gpu
-from refitd_client.planning.nvml import read_gpus
+from refitd_plan import Gpu
+from refitd_plan.nvml import read_gpus
 
 LIMIT = 0.10
 GIB = 2**30

@@ -1,11 +1,11 @@
-"""How long a rank takes to prepare a version beside a loop that never waits: through its clerk, and in its own thread.
+"""How long a rank prepares a version beside a loop that never waits: by its prefetch worker, and in its own thread.
 
     PYTHONPATH=client:service:tests python tests/bench/prepare.py [--layers 28] [--width 64] [--rounds 20] [--root DIR]
 
 `waits` are how often the rank's thread gave the interpreter away, or waited for something else (voluntary context
 switches, getrusage(2)), and `cpu` how long it ran: what a prepare costs beside a busier loop, on a machine with more
 cores, follows from these two. On a CPU the copies and changes that a GPU gets by a table are made tensor by tensor,
-which is `ready`: `check` is what the clerk does.
+which is `ready`: `check` is what the prefetch worker does.
 
 No SGLang: one rank with SGLang's own flow (`support.mini_sglang`), and in the place of SGLang's scheduler a thread that
 never waits, and looks at a socket ten times in a millisecond. Both ways take turns in one run, so that what else the
@@ -28,8 +28,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from refitd_sglang.stages import Stages
-from refitd_sglang.turns import short_turns
+from refitd_plugin.stages import Stages
+from refitd_plugin.turns import short_turns
 from support.tiny_rank import Rank, Weights, delta, version
 
 _PER_LAYER = 12
@@ -90,11 +90,11 @@ def spread(times: list[float]) -> dict[str, float]:
 
 def measured(rank: Rank, paths: list[Path], rounds: int, check: bool) -> dict[str, Any]:
     """Both ways in turns."""
-    clerk = rank.engine.preparing.looking.clerk
-    ask, found = clerk.ask, dict[str, list[dict[str, float]]]()
+    worker = rank.engine.preparing.looking.worker
+    ask, found = worker.ask, dict[str, list[dict[str, float]]]()
     for number in range(2 * rounds):
         way = ("clerk", "thread")[number % 2]
-        clerk.ask = ask if way == "clerk" else lambda *_: None
+        worker.ask = ask if way == "clerk" else lambda *_: None
         stages = Stages()
         before = resource.getrusage(resource.RUSAGE_THREAD)
         with short_turns(), stages.during("all"):
@@ -105,7 +105,7 @@ def measured(rank: Rank, paths: list[Path], rounds: int, check: bool) -> dict[st
             stages.ms | {"waits": after.ru_nvcsw - before.ru_nvcsw, "cpu": ran * 1000},
         )
         time.sleep(0.01)
-    clerk.ask = ask
+    worker.ask = ask
     return {
         way: {stage: spread([each[stage] for each in all_ms]) for stage in ("all", "check", "ready", "waits", "cpu")}
         for way, all_ms in found.items()
@@ -139,8 +139,8 @@ def run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     for path in full:
         rank.answer(path)
     some = delta(root, 3, 2, weights_of(model, 2), changed(weights_of(model, 2)))
-    rank.engine.preparing.looking.clerk.begin()
-    rank.engine.prepare(str(full[0]))  # the clerk is up when it has answered
+    rank.engine.preparing.looking.worker.begin()
+    rank.engine.prepare(str(full[0]))  # the worker is up when it has answered
     stop = threading.Event()
     loop = threading.Thread(target=spinning, args=(stop,))
     loop.start()

@@ -24,14 +24,14 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from refitd_client.finite import rule_of
-from refitd_client.handover.lent import Lent
-from refitd_client.handover.making import Layouts
-from refitd_client.handover.secret import make_secret, read_secret
-from refitd_sglang.channel import Request
-from refitd_sglang.desk import Desk
-from refitd_sglang.versions import Runner
-from support.lending import fill, shared
+from refitd_client.checkpoint.finite import rule_of
+from refitd_client.contract.plugin import Request
+from refitd_client.transport.ipc.making import Layouts
+from refitd_client.transport.ipc.offer_file import ExportedTensors
+from refitd_client.transport.ipc.secret import make_secret, read_secret
+from refitd_plugin.requests import RequestHandler
+from refitd_sglang.process import SglangProcess
+from support.exporting import fill, shared
 from support.tiny_rank import Rank, Weights, version
 
 
@@ -81,7 +81,7 @@ class Bench:
         self.rank = Rank(startup, model=self.model)
         for step in (1, 2):
             self.rank.answer(version(self.root, step, weights_of(self.model, step)))
-        self.desk = Desk(self.root, Runner(self.rank.updater), self.rank.engine, None, "bench")
+        self.desk = RequestHandler(self.root, SglangProcess(self.rank.updater, object), self.rank.engine, None, "bench")
         self.trainer, self.layouts = shared(weights_of(self.model, 3), folder), Layouts()
         self.rules = [rule_of("BF16")] * options.tensors
 
@@ -90,10 +90,10 @@ class Bench:
         began = time.perf_counter()
         looked = self.layouts.look(self.trainer.tensors, self.rules)
         offer = looked.offer(f"run~v{step:06d}", [each.fingerprint for each in looked.scan()])
-        with Lent(self.root / "run", offer, read_secret(self.root)) as lent:
+        with ExportedTensors(self.root / "run", offer, read_secret(self.root)) as exported:
             offered = time.perf_counter()
             before = resource.getrusage(resource.RUSAGE_THREAD)
-            reply = self.desk.handle(Request(do="prepare", path=f"run/v{step:06d}", offer=f"run/{lent.path.name}"))
+            reply = self.desk.handle(Request(do="prepare", path=f"run/v{step:06d}", offer=f"run/{exported.path.name}"))
             after = resource.getrusage(resource.RUSAGE_THREAD)
             prepared = time.perf_counter()
         assert reply["ok"], reply
@@ -114,7 +114,7 @@ class Bench:
             if name == "beside a loop":
                 loop.start()
             self.rank.engine.forget()
-            self.rank.engine.preparing.keeper.close()
+            self.rank.engine.preparing.handle_cache.close()
             fill(self.trainer, weights_of(self.model, 4))
             every = [self.step(3) for _ in range(1 + rounds)]
             stop.set()

@@ -15,8 +15,8 @@ from figures import Figure, percentile, spread
 from safetensors.torch import save_file
 
 from refitd.reclaim import slots, trash
-from refitd.reclaim.handle import Identity, root_at
-from refitd.reclaim.outcome import Discarded
+from refitd.root.handle import Identity, root_at
+from refitd.root.outcome import Discarded
 from refitd_client import WeightPublisher
 
 BYTES = 512 * 10**6

@@ -1,4 +1,4 @@
-"""A service whose engines have much to say: the real ledger, journal, conductor and API, without engines behind them.
+"""A service whose engines have much to say: the real store, journal, controller and API, without engines behind them.
 
     talker.py FOLDER ENGINES EVENTS_PER_SECOND SECONDS
 
@@ -12,19 +12,20 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from refitd.api.api import build_api
+from refitd.api.context import Service
+from refitd.api.listening import listening
+from refitd.api.server import Server
 from refitd.app import SWITCH_SECONDS
-from refitd.catalog.record import VersionRecord
 from refitd.clock import SystemClock
-from refitd.journal.journal import Journal
-from refitd.ledger import Ledger
-from refitd.logs import configure_logs
-from refitd.rollout.conductor import Conductor
-from refitd.rollout.record import EngineRecord
+from refitd.observe.logs import configure_logs
+from refitd.rollout.controller import RolloutController
+from refitd.rollout.targets import Targets
 from refitd.settings import Settings
-from refitd.surface.api import build_api
-from refitd.surface.context import Service
-from refitd.surface.listening import listening
-from refitd.surface.server import Server
+from refitd.state.journal.journal import Journal
+from refitd.state.records import EngineRecord
+from refitd.state.store import Store
+from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import Order
 from refitd_client.contract.states import EngineState, VersionState
 
@@ -37,24 +38,26 @@ async def main(folder: Path, engines: int, rate: float, seconds: float) -> None:
     configure_logs("json")
     sys.setswitchinterval(SWITCH_SECONDS)  # as the service does
     journal = Journal(folder / "state")
-    ledger = Ledger(journal, SystemClock())
+    store = Store(journal, SystemClock())
+    targets = Targets(store)
     settings = Settings(root=folder)
     parts = {"intake": None, "fleet": None, "sweeper": None}  # nobody announces, adds or sweeps
-    api = build_api(Service(settings=settings, ledger=ledger, **parts))  # pyright: ignore[reportArgumentType]
+    service = Service(settings=settings, store=store, targets=targets, **parts)  # pyright: ignore[reportArgumentType]
+    api = build_api(service)
     begin = asyncio.Event()
 
     async def said() -> dict[str, int]:
         begin.set()
-        await ledger.durable()
-        return {"last": ledger.last_event}
+        await store.durable()
+        return {"last": store.last_event}
 
     api.add_api_route("/_said", said)
     with listening("127.0.0.1", 0) as sockets:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(journal.run())]
-            _people(ledger, engines)
-            tasks.append(group.create_task(Conductor(ledger, default_run=None, quorum=1).run()))
-            tasks.append(group.create_task(_talk(ledger, engines, rate, seconds, begin)))
+            _people(store, engines)
+            tasks.append(group.create_task(RolloutController(store, targets, default_run=None, quorum=1).run()))
+            tasks.append(group.create_task(_talk(store, engines, rate, seconds, begin)))
             gc.freeze()
             await Server(api, "127.0.0.1", 0).serve(sockets)
             for task in tasks:
@@ -62,32 +65,32 @@ async def main(folder: Path, engines: int, rate: float, seconds: float) -> None:
     journal.close()
 
 
-def _people(ledger: Ledger, engines: int) -> None:
+def _people(store: Store, engines: int) -> None:
     record = VersionRecord(
-        run="bench", order=Order(1, 1), path="bench/v000001", state=VersionState.SEALED, created_at=ledger.clock.now()
+        run="bench", order=Order(1, 1), path="bench/v000001", state=VersionState.SEALED, created_at=store.clock.now()
     )
-    ledger.put_version(record, "sealed")
+    store.put_version(record, "sealed")
     for number in range(engines):
         name = f"gpu-{number:03d}"
-        ledger.put_engine(EngineRecord(id=name, url=f"http://{name}:30000", run="bench"), "added")
+        store.put_engine(EngineRecord(id=name, url=f"http://{name}:30000", run="bench"), "added")
 
 
-async def _talk(ledger: Ledger, engines: int, rate: float, seconds: float, begin: asyncio.Event) -> None:
+async def _talk(store: Store, engines: int, rate: float, seconds: float, begin: asyncio.Event) -> None:
     await begin.wait()
     loop = asyncio.get_running_loop()
     began, said = loop.time(), 0
     while (now := loop.time()) - began < seconds:
         while said < (now - began) * rate * engines:
-            _next(ledger, f"gpu-{said % engines:03d}", said // engines)
+            _next(store, f"gpu-{said % engines:03d}", said // engines)
             said += 1
         await asyncio.sleep(TICK)
 
 
-def _next(ledger: Ledger, name: str, turn: int) -> None:
+def _next(store: Store, name: str, turn: int) -> None:
     state = WAY[turn % len(WAY)]
     serving = "bench~v000001" if state is EngineState.IN_SYNC else None
-    record = replace(ledger.engines[name], state=state, serving=serving, reason=f"turn {turn}")
-    ledger.put_engine(record, f"{state}: serves {serving}")
+    record = replace(store.engines[name], state=state, serving=serving, reason=f"turn {turn}")
+    store.put_engine(record, f"{state}: serves {serving}")
 
 
 if __name__ == "__main__":

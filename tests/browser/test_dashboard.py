@@ -29,7 +29,7 @@ async def until_label(stage: Stage, name: str, label: str) -> None:
     """Wait until an engine serves a step."""
     async with asyncio.timeout(10):
         while stage.engines[name].label != label:
-            await stage.ledger.bell.after(stage.ledger.bell.count, within=0.05)
+            await stage.store.changed.wait_after(stage.store.changed.count, within=0.05)
 
 
 async def test_a_glance_says_whether_engines_are_on_the_newest_version_and_follows_live(
@@ -78,7 +78,7 @@ async def test_the_copy_for_engines_is_a_stage_with_a_colour_a_legend_and_its_pl
     async with serving(tmp_path) as stage, listening(stage.api) as server:
         await stage.served(1)
         timings = {"pause": 40.0, "load": 300.0, "copy": 200.0, "validate": 100.0}
-        stage.ledger.put_version(replace(stage.ledger.versions["run~v000001"], timings=timings))
+        stage.store.put_version(replace(stage.store.versions["run~v000001"], timings=timings))
         await opened(page, server)
         await expect(page.locator(".legend")).to_contain_text("copy")
         bar = page.get_by_role("img", name="Step 1: validate 100 ms, copy 200 ms, pause 40 ms, load 300 ms")
@@ -128,8 +128,8 @@ async def test_a_rejected_version_says_why(page: Page, tmp_path: Path) -> None:
         del weights["layer.1.weight"]
         publish(stage.root, "run", 2, weights)
         await stage.rejected("run~v000002")
-        timed = replace(stage.ledger.versions["run~v000002"], timings={"publish": 12.0, "validate": 3.0})
-        stage.ledger.put_version(timed)  # as one that its trainer has announced
+        timed = replace(stage.store.versions["run~v000002"], timings={"publish": 12.0, "validate": 3.0})
+        stage.store.put_version(timed)  # as one that its trainer has announced
         await opened(page, server)
         await expect(page.locator(".run li").first).to_contain_text("Step 2 is REJECTED")
         await expect(page.locator(".run li").first).to_contain_text("layer.1.weight")
@@ -149,12 +149,12 @@ async def test_an_action_is_asked_about_and_escape_changes_nothing(page: Page, t
         await page.keyboard.press("Escape")
         await expect(dialog).to_have_count(0)
         await expect(pause).to_be_focused()
-        assert stage.ledger.rollouts["run"].paused_since is None
+        assert stage.store.rollouts["run"].paused_since is None
         await pause.click()
         await dialog.get_by_role("button", name="Pause", exact=True).click()
         await expect(page.locator(".notice")).to_contain_text("Rollouts of run are paused.")
         await expect(page.locator(".run .facts")).to_contain_text("paused since")
-        assert stage.ledger.rollouts["run"].paused_since is not None
+        assert stage.store.rollouts["run"].paused_since is not None
         await page.get_by_role("button", name="Resume rollouts").click()
         await page.get_by_role("button", name="Resume", exact=True).click()
         await expect(pause).to_be_visible()
@@ -169,15 +169,15 @@ async def test_pin_rollback_resync_and_reclaim_are_carried_out(page: Page, tmp_p
         await page.get_by_role("button", name="Pin …").click()
         await page.get_by_role("button", name="Pin", exact=True).click()
         await expect(page.locator("table.updates")).to_contain_text("pinned")
-        assert stage.ledger.versions["run~v000001"].pinned
+        assert stage.store.versions["run~v000001"].pinned
         await page.get_by_role("button", name="Unpin …").click()
         await page.get_by_role("button", name="Unpin", exact=True).click()
         await page.get_by_role("button", name="Reclaim …").click()
         await expect(page.get_by_role("dialog")).to_contain_text("run/v000001")
         await page.get_by_role("button", name="Delete", exact=True).click()
         async with asyncio.timeout(10):
-            while "run~v000001" in stage.ledger.versions:
-                await stage.ledger.bell.after(stage.ledger.bell.count, within=0.05)
+            while "run~v000001" in stage.store.versions:
+                await stage.store.changed.wait_after(stage.store.changed.count, within=0.05)
         await page.get_by_role("button", name="2", exact=True).click()
         await page.get_by_role("button", name="Roll back to it").click()
         dialog = page.get_by_role("dialog", name="Roll back to run~v000002?")
@@ -198,7 +198,7 @@ async def test_pin_rollback_resync_and_reclaim_are_carried_out(page: Page, tmp_p
         await page.get_by_role("button", name="Resync", exact=True).click()
         async with asyncio.timeout(10):
             while len(stage.engines["a"].loads) == loads:
-                await stage.ledger.bell.after(stage.ledger.bell.count, within=0.05)
+                await stage.store.changed.wait_after(stage.store.changed.count, within=0.05)
 
 
 async def test_a_rollback_names_its_goal_and_where_there_is_none_says_so(page: Page, tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ async def test_a_rollback_names_its_goal_and_where_there_is_none_says_so(page: P
         await expect(dialog).to_contain_text("from run~v000002 back to run~v000001")
         await page.keyboard.press("Escape")
         await expect(dialog).to_have_count(0)
-        assert not any(version.barred for version in stage.ledger.versions.values())
+        assert not any(version.barred for version in stage.store.versions.values())
 
 
 async def test_the_token_is_asked_for_and_kept_for_this_tab_alone(page: Page, tmp_path: Path) -> None:
@@ -313,8 +313,8 @@ LOOKS = {
 async def test_axe_finds_nothing_and_nothing_is_wider_than_the_screen(
     browser: Browser, tmp_path: Path, look: str
 ) -> None:
-    async with crowd(tmp_path) as (api, ledger), listening(api, within=110.0) as server:
-        ledger.root_fault = "the root cannot be listed: Input/output error"
+    async with crowd(tmp_path) as (api, store), listening(api, within=110.0) as server:
+        store.faults.set_root("the root cannot be listed: Input/output error")
         # axe is put into the page by the test, past the page's own policy, which the other tests hold
         context = await browser.new_context(**LOOKS[look], bypass_csp=True)  # pyright: ignore[reportArgumentType]
         page = await context.new_page()
@@ -406,4 +406,4 @@ async def test_an_engine_is_moved_to_a_run_by_its_name(page: Page, tmp_path: Pat
         await dialog.get_by_label("Run").fill("next")
         await page.keyboard.press("Enter")
         await expect(page.locator(".notice")).to_contain_text("a:1 follows next from now on.")
-        assert stage.ledger.engines["a:1"].run == "next"
+        assert stage.store.engines["a:1"].run == "next"

@@ -85,7 +85,7 @@ async def posted_by_form(page: Page, url: str) -> int:
 
 def known(stage: Stage) -> tuple[set[str], set[str]]:
     """The service's versions and engines."""
-    return set(stage.ledger.versions), set(stage.ledger.engines)
+    return set(stage.store.versions), set(stage.store.engines)
 
 
 async def test_a_page_whose_name_leads_to_the_service_reads_and_changes_nothing(

@@ -5,28 +5,28 @@ and says whether it has them then. Told `overwrite`, it does its next step witho
 import sys
 from pathlib import Path
 
-from refitd_client.handover import lender
-from refitd_client.handover.lent import Lent
-from refitd_client.handover.making import offer_of
-from refitd_client.handover.secret import read_secret
-from support.lending import shared
+from refitd_client.transport.ipc import exporter
+from refitd_client.transport.ipc.making import offer_of
+from refitd_client.transport.ipc.offer_file import ExportedTensors
+from refitd_client.transport.ipc.secret import read_secret
+from support.exporting import shared
 from support.mini_sglang import tiny_weights
 
 
 def main() -> None:
     root = Path(sys.argv[1])
     made = shared(tiny_weights(5), root.parent)
-    lent = Lent(root / "run", offer_of("run~v000005", made.tensors), read_secret(root))
-    print(f"run/{lent.path.name}", flush=True)
+    exported = ExportedTensors(root / "run", offer_of("run~v000005", made.tensors), read_secret(root))
+    print(f"run/{exported.path.name}", flush=True)
     while line := sys.stdin.readline():
         match line.split():
             case ["back", seconds]:
-                print("mine" if lent.take_back(float(seconds)) else "read", flush=True)
+                print("mine" if exported.take_back(float(seconds)) else "read", flush=True)
             case _:
                 for tensor in made.tensors.values():
                     tensor.zero_()
                 print("overwritten", flush=True)
-    lender.end(root / "run")
+    exporter.end(root / "run")
     made.close()
 
 

@@ -19,10 +19,10 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from refitd.engine.sglang.transport import Reply, Transport
+from refitd.engine.http import Reply, Transport
 from refitd.engine.sockets import Stream
-from refitd.journal.journal import Journal
-from refitd.journal.writes import Write
+from refitd.state.journal.journal import Journal
+from refitd.state.journal.writes import Write
 
 SLOW_DISK_SECONDS = 0.05
 _UNHEARD: ContextVar[str | None] = ContextVar("unheard", default=None)

@@ -14,11 +14,12 @@ from mortal import Life
 
 from refitd.catalog.files import DiskFiles
 from refitd.clock import SystemClock
-from refitd.journal.recovery import open_journal
-from refitd.ledger import Ledger
-from refitd.reclaim.collector import Collector
+from refitd.reclaim.collector import Collector, StoreFacts
 from refitd.reclaim.folders import DiskFolders
+from refitd.rollout.targets import Targets
 from refitd.settings import Settings
+from refitd.state.journal.recovery import open_journal
+from refitd.state.store import Store
 from refitd_client.contract.wire import ReclaimPlan
 
 INCOMING_TTL = 3600.0
@@ -30,11 +31,13 @@ async def sweep(place: Path, keep_last: int) -> ReclaimPlan:
     journal = open_journal(state, root)
     writing = asyncio.create_task(journal.run())
     try:
-        ledger = Ledger(journal, SystemClock())
-        ledger.root_fault = ledger.fleet_fault = None
+        store = Store(journal, SystemClock())
+        store.faults.set_root(None)
+        store.faults.set_fleet(None)
         settings = Settings(root=root, state=state, keep_last=keep_last, incoming_ttl=INCOMING_TTL)
-        plan = await Collector(ledger, DiskFiles(root), DiskFolders(root), settings).sweeper.run()
-        await ledger.durable()
+        facts = StoreFacts(store, Targets(store), DiskFiles(root))
+        plan = await Collector(store, facts, DiskFolders(root), settings.reclaim_rules).sweeper.run()
+        await store.durable()
         return plan
     finally:
         writing.cancel()

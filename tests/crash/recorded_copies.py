@@ -9,9 +9,10 @@ import pytest
 from disk_model import Disk
 from recorded_slots import MirroredOs
 
-from refitd.copies import disk, files, rewrite, writing
-from refitd.reclaim import handle, trash
-from refitd_client import plain_file
+from refitd.materialize import disk, files, rewrite, writing
+from refitd.reclaim import trash
+from refitd.root import handle
+from refitd_client.files import plain_file
 
 
 class CopyingOs(MirroredOs):

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from disk_model import Disk, Tree
 
-from refitd_client import run_folder, slots, staging
-from refitd_client.lock import Lock
+from refitd_client.files.lock import Lock
+from refitd_client.publish import run_folder
+from refitd_client.write import slots
+from refitd_client.write import version_folder as staging
 from support import durable_effects
 
 SYNCS = frozenset({"sync", "sync_folder"})

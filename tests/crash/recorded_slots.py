@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from disk_model import Disk
 
-from refitd.reclaim import handle, slots, trash
+from refitd.reclaim import slots, trash
+from refitd.root import handle
 
 Cut = Callable[[int], None]
 

@@ -11,10 +11,10 @@ from disk_model import Disk, Tree
 from recorded_copies import mirrored_copies
 from safetensors.numpy import load
 
-from refitd.catalog.record import VersionRecord
-from refitd.copies.copy import COPIES, Copy, parse_note
-from refitd.copies.decide import Write
-from refitd.copies.disk import DiskCopies
+from refitd.materialize.disk import DiskCopies
+from refitd.policy.materialize import Write
+from refitd.state.copy import COPIES, Copy, parse_note
+from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import SERVICE_FOLDER
 from support.checkpoints import Tensors
 from support.deltas import RUN, Trainer, chain, in_folder, same, training

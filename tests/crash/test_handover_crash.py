@@ -15,9 +15,9 @@ from safetensors.torch import save_file
 
 from refitd_client import RefitClient, WeightPublisher
 from refitd_client.contract.states import VersionState
-from refitd_client.handover import handing
-from refitd_client.handover.secret import make_secret
-from support.lending import shared
+from refitd_client.transport.ipc import handing
+from refitd_client.transport.ipc.secret import make_secret
+from support.exporting import shared
 from support.mini_sglang import tiny_weights
 from support.servers import RefitdServer
 

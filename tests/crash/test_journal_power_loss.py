@@ -12,11 +12,11 @@ from recorded_sqlite import Effect, Opened, Said, Synced, Truncated, Written, re
 from sqlite_states import Moment, moments
 
 from refitd.clock import SystemClock
-from refitd.journal import reads, writes
-from refitd.journal.condition import Sound, examine_journal
-from refitd.journal.journal import JOURNAL_NAME, Journal
-from refitd.journal.recovery import open_journal
-from refitd.ledger import Ledger
+from refitd.state.journal import reads, writes
+from refitd.state.journal.condition import Sound, examine_journal
+from refitd.state.journal.journal import JOURNAL_NAME, Journal
+from refitd.state.journal.recovery import open_journal
+from refitd.state.store import Store
 from refitd_client.contract.wire import Event
 from support.records import version
 
@@ -87,13 +87,13 @@ def check(moment: Moment, files: dict[str, bytes], folder: Path) -> int:
         assert isinstance(condition, Sound), condition
     journal = open_journal(state, root)
     try:
-        ledger = Ledger(journal, SystemClock())
-        count = ledger.last_event
+        store = Store(journal, SystemClock())
+        count = store.last_event
         assert count >= moment.said, "what was called durable is gone"
         events = journal.read(lambda connection: reads.read_events(connection, after=0, limit=10_000))
         assert [event.seq for event in events] == list(range(1, count + 1))
         last = {number % STEPS: number for number in range(1, count + 1)}
-        found = {record.order.step: int((record.reason or "").split()[0]) for record in ledger.versions.values()}
+        found = {record.order.step: int((record.reason or "").split()[0]) for record in store.versions.values()}
         assert found == last, "what is there is no prefix of what was written"
     finally:
         journal.close()

@@ -15,11 +15,11 @@ import pytest
 from recorded_sqlite import Said, recording, sqlite_library
 from sqlite_states import moments
 
-from refitd.journal.condition import Sound, examine_journal
-from refitd.journal.copies import copy_of
-from refitd.journal.journal import JOURNAL_NAME
-from refitd.journal.recovery import open_journal
-from refitd.journal.schema import SCHEMA_VERSION
+from refitd.state.journal.condition import Sound, examine_journal
+from refitd.state.journal.copies import copy_of
+from refitd.state.journal.journal import JOURNAL_NAME
+from refitd.state.journal.recovery import open_journal
+from refitd.state.journal.schema import SCHEMA_VERSION
 from support.journals import OLD, dump, old_journal, schema_of
 
 SEED = 20261121

@@ -9,10 +9,10 @@ from pathlib import Path
 from refitd.catalog.catalog import Catalog
 from refitd.catalog.files import DiskFiles
 from refitd.catalog.references import References
-from refitd.catalog.rules import CatalogRules
 from refitd.clock import SystemClock
-from refitd.journal.recovery import open_journal
-from refitd.ledger import Ledger
+from refitd.policy.rules import CatalogRules
+from refitd.state.journal.recovery import open_journal
+from refitd.state.store import Store
 from refitd_client.contract.naming import SERVICE_FOLDER, parse_version_folder
 from refitd_client.contract.states import VersionState
 from support import durable_effects
@@ -24,18 +24,18 @@ async def judged(root: Path, state: Path, model: Path, count: int) -> dict[int, 
     """What a fresh service makes of a root when it has judged so many versions: their states, and if they are ours."""
     (root / SERVICE_FOLDER).mkdir()
     journal = open_journal(state, root)
-    ledger = Ledger(journal, SystemClock())
-    catalog = Catalog(ledger, DiskFiles(root), References(ledger, model), RULES)
+    store = Store(journal, SystemClock())
+    catalog = Catalog(store, DiskFiles(root), References(store, model), RULES)
     tasks = [asyncio.create_task(part()) for part in (catalog.run, journal.run)]
     seen = -1
     async with asyncio.timeout(30):
-        while len(ledger.versions) < count or any(version.state.is_open for version in ledger.versions.values()):
-            seen = await ledger.bell.after(seen)
+        while len(store.versions) < count or any(version.state.is_open for version in store.versions.values()):
+            seen = await store.changed.wait_after(seen)
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
     journal.close()
-    return {version.order.step: (version.state, version.owned) for version in ledger.versions.values()}
+    return {version.order.step: (version.state, version.owned) for version in store.versions.values()}
 
 
 def test_a_service_on_what_a_kill_9_of_the_publisher_left_finds_the_whole_version_or_none(tmp_path: Path) -> None:

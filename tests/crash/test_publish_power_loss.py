@@ -9,12 +9,12 @@ import pytest
 from disk_model import Disk, Tree
 from recorded_publish import SYNCS, Mirror, mirrored, plant, tree_of
 
-from refitd.catalog.examine import examine
-from refitd.catalog.inventory import Reference
-from refitd.catalog.reference import read_reference
-from refitd.catalog.scan import Found, Listing, scan
-from refitd.catalog.validate import Options, Valid, validate
+from refitd.root.scan import Found, Listing, scan
+from refitd_client.checkpoint.inventory import Reference
 from refitd_client.contract.naming import MANIFEST_NAME
+from refitd_client.validation.examine import examine
+from refitd_client.validation.reference import read_reference
+from refitd_client.validation.validate import Options, Valid, validate
 from support import durable_effects
 
 SEED = 20261121

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refitd_client import NoSpaceError, RefitError, StorageError, WeightPublisher, durable
+from refitd_client import NoSpaceError, RefitError, StorageError, WeightPublisher
+from refitd_client.files import durable
 from support import durable_effects, published
 
 

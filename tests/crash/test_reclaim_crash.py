@@ -13,13 +13,13 @@ from pathlib import Path
 import mortal_sweep
 import pytest
 
-from refitd.catalog.record import VersionRecord
 from refitd.clock import SystemClock
-from refitd.journal import reads
-from refitd.journal.condition import Sound, examine_journal, reading
-from refitd.journal.journal import JOURNAL_NAME
-from refitd.journal.recovery import open_journal
-from refitd.ledger import Ledger
+from refitd.state.journal import reads
+from refitd.state.journal.condition import Sound, examine_journal, reading
+from refitd.state.journal.journal import JOURNAL_NAME
+from refitd.state.journal.recovery import open_journal
+from refitd.state.store import Store
+from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.contract.states import EngineState, VersionState
 from support.rawfiles import raw
@@ -58,13 +58,13 @@ async def prepare(place: Path) -> None:
     for path in (*(root / "run" / ".incoming-dead").rglob("*"), root / "run" / ".incoming-dead"):
         os.utime(path, (0, 0))
     journal = open_journal(place / "state", root)
-    ledger = Ledger(journal, SystemClock())
+    store = Store(journal, SystemClock())
     for record in what_is_known():
-        ledger.put_version(record)
-    ledger.put_engine(engine(serving=version(3).id, state=EngineState.IN_SYNC))
-    ledger.rebuilt()
+        store.put_version(record)
+    store.put_engine(engine(serving=version(3).id, state=EngineState.IN_SYNC))
+    store.rebuilt()
     writing = asyncio.create_task(journal.run())
-    await ledger.durable()
+    await store.durable()
     writing.cancel()
     await asyncio.wait({writing})
     journal.close()

@@ -17,12 +17,12 @@ import sqlalchemy as sa
 import tiny_models
 from nursery import PATIENCE, Newborn, Nursery
 
-from refitd.journal import reads
-from refitd.journal.condition import Sound, examine_journal, reading
-from refitd.journal.journal import JOURNAL_NAME
-from refitd.journal.packing import unpack
-from refitd.journal.schema import attempts
-from refitd.rollout.record import AttemptRecord
+from refitd.state.journal import reads
+from refitd.state.journal.condition import Sound, examine_journal, reading
+from refitd.state.journal.journal import JOURNAL_NAME
+from refitd.state.journal.packing import unpack
+from refitd.state.journal.schema import attempts
+from refitd.state.records import AttemptRecord
 from refitd_client import WeightPublisher
 from support.servers import ADMIN_KEY, API_KEY, EmbeddedServer
 

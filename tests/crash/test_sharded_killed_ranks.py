@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from refitd_client import PublishError, RankLostError, ShardedPublisher, durable
+from refitd_client import PublishError, RankLostError, ShardedPublisher
+from refitd_client.files import durable
 from refitd_client.sharded import follower
 from support import published, sharded_cases
 from support.ranks import attempted, run_ranks

@@ -13,8 +13,8 @@ from recorded_publish import Mirror, mirrored, tree_of
 from recorded_slots import mirrored_reclaim
 
 from refitd.reclaim import slots, trash
-from refitd.reclaim.handle import Identity, root_at
-from refitd.reclaim.outcome import Discarded
+from refitd.root.handle import Identity, root_at
+from refitd.root.outcome import Discarded
 from refitd_client.contract.manifest import ManifestRefusedError, parse_manifest
 from refitd_client.contract.naming import MANIFEST_NAME, parse_version_folder
 from refitd_client.contract.slot import slots_path

@@ -14,8 +14,8 @@ from typing import Any
 
 import typer.main
 
+from refitd.api.api import routes
 from refitd.cli.app import app
-from refitd.surface.api import routes
 
 TREE = Path(__file__).parents[2]
 VERBS = set(re.findall(r"^([a-z0-9-]+):[^#\n]*## ", (TREE / "Makefile").read_text(), re.MULTILINE))

@@ -13,10 +13,10 @@ import pytest
 import yaml
 from typer.main import get_command
 
+from refitd.api.health import router
 from refitd.cli.app import app
 from refitd.cli.help import Group
 from refitd.settings import Settings
-from refitd.surface.health import router
 from support.checkpoints import write_model
 
 FOLDER = Path(__file__).parents[2] / "deploy/kubernetes"

@@ -44,7 +44,7 @@ trainer = GRPOTrainer(
 )
 """
 TWO_LINES = """
-from refitd_client.trainer_callback import RefitCallback
+from refitd_client.trainers.transformers import RefitCallback
 trainer.add_callback(RefitCallback(root, run, url, every={every}, wait=60, errors={errors!r}, token=token))
 """
 TRAIN = """

@@ -22,7 +22,7 @@ def train(rank: int, size: int, root: Path, how: str) -> list[str]:
     from transformers import TrainerControl, TrainerState, TrainingArguments
     from transformers.trainer_callback import CallbackHandler
 
-    from refitd_client.trainer_callback import RefitCallback
+    from refitd_client.trainers.transformers import RefitCallback
 
     torch.manual_seed(0)
     model: Any = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 4))
@@ -68,10 +68,10 @@ def test_of_a_model_that_peft_wraps_the_adapter_is_published(models: Path, tmp_p
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM, TrainerControl, TrainerState, TrainingArguments
 
-    from refitd.catalog.adapter import adapter_faults
-    from refitd.catalog.examine import structure
-    from refitd.catalog.reference import read_reference
-    from refitd_client.trainer_callback import RefitCallback
+    from refitd_client.trainers.transformers import RefitCallback
+    from refitd_client.validation.examine import structure
+    from refitd_client.validation.lora import adapter_faults
+    from refitd_client.validation.reference import read_reference
 
     base = AutoModelForCausalLM.from_pretrained(models / "model_a", dtype="auto")
     model = get_peft_model(base, LoraConfig(r=4, target_modules=["q_proj", "v_proj"]))

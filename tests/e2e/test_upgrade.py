@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from refitd.journal.copies import copy_of
-from refitd.journal.schema import SCHEMA_VERSION
+from refitd.state.journal.copies import copy_of
+from refitd.state.journal.schema import SCHEMA_VERSION
 from refitd_client import VersionRejectedError
 from refitd_client.contract.states import DeliveryState, EngineState, VersionState
 from support.jobs import RUN, TOKEN, Job, running, served_by

@@ -13,14 +13,16 @@ import numpy as np
 import pytest
 import torch
 
-from refitd_client import WeightPublisher, publisher, reserve, staged_file
+from refitd_client import WeightPublisher
+from refitd_client.checkpoint.header import Entry
 from refitd_client.contract.manifest import parse_manifest
 from refitd_client.contract.states import Kind
 from refitd_client.delta import DeltaRules, apply, compare, read_delta, stream
 from refitd_client.delta.plan import Full
 from refitd_client.fingerprint import fingerprints, to_texts
-from refitd_client.header import Entry
-from refitd_client.tensors import DTYPES
+from refitd_client.publish import publisher
+from refitd_client.tensors.source import DTYPES
+from refitd_client.write import reserve, staged_file
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
 

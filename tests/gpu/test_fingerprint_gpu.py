@@ -16,15 +16,15 @@ if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 pytest.importorskip("triton")
 
-from refitd_client import torch_tensors  # noqa: E402
-from refitd_client.casts import Casts  # noqa: E402
+from refitd_client.checkpoint.finite import NO_RULE, rule_of  # noqa: E402
 from refitd_client.delta import compare, device, stream  # noqa: E402
 from refitd_client.delta.shadow import HostShadow, Shadow  # noqa: E402
 from refitd_client.fingerprint import Look, fingerprints, kernel, scan, share, twin  # noqa: E402
 from refitd_client.fingerprint.definition import ROW  # noqa: E402
 from refitd_client.fingerprint.rows import Listed, Rows, whole  # noqa: E402
-from refitd_client.finite import NO_RULE, rule_of  # noqa: E402
-from refitd_client.tensors import DTYPES as NAMES  # noqa: E402
+from refitd_client.tensors import from_torch as torch_tensors  # noqa: E402
+from refitd_client.tensors.casts import Casts  # noqa: E402
+from refitd_client.tensors.source import DTYPES as NAMES  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 DTYPES = [torch.uint8, torch.float8_e4m3fn, torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.bool]

@@ -1,4 +1,4 @@
-"""Tensors that are lent from one process to another on a GPU."""
+"""Tensors that are exported from one process to another on a GPU."""
 
 import subprocess
 import sys
@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from refitd_client.checkpoint.finite import NO_RULE, rule_of
 from refitd_client.fingerprint import fingerprints
-from refitd_client.finite import NO_RULE, rule_of
-from refitd_client.handover.lent import Lent
-from refitd_client.handover.making import Layouts, offer_of
+from refitd_client.transport.ipc.making import Layouts, offer_of
+from refitd_client.transport.ipc.offer_file import ExportedTensors
 
 pytestmark = pytest.mark.gpu
 
@@ -20,11 +20,11 @@ import sys
 from pathlib import Path
 import torch
 from refitd_client.fingerprint import fingerprints
-from refitd_client.handover.lent import borrowed
-from refitd_client.handover.taking import Taker
+from refitd_client.transport.ipc.offer_file import imported
+from refitd_client.transport.ipc.taking import Taker
 torch.cuda.init(), torch.zeros(1, device="cuda")
 taker = Taker()
-with borrowed(Path(sys.argv[1]), b"s" * 32) as found:
+with imported(Path(sys.argv[1]), b"s" * 32) as found:
     for _ in range(2):  # the second time nothing is opened
         copies = {name: tensor.clone() for name, tensor in taker.tensors(found.offer).items()}
     torch.cuda.synchronize()
@@ -38,11 +38,11 @@ print("equal")
 def test_another_process_copies_what_was_lent(tmp_path: Path) -> None:
     tensors = weights()
     tensors["row"] = torch.randn(10, 64, device="cuda").bfloat16()[3]  # in the middle of an allocation
-    with Lent(tmp_path, offer_of("run~v000001", tensors), b"s" * 32) as lent:
-        command = [sys.executable, "-c", READER, str(lent.path)]
+    with ExportedTensors(tmp_path, offer_of("run~v000001", tensors), b"s" * 32) as exported:
+        command = [sys.executable, "-c", READER, str(exported.path)]
         said = subprocess.run(command, check=False, capture_output=True, text=True)
         assert (said.stdout, said.returncode) == ("equal\n", 0), said.stderr
-        assert lent.take_back(0.0)
+        assert exported.take_back(0.0)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are no two GPUs")

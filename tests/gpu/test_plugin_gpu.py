@@ -22,22 +22,26 @@ pytest.importorskip("triton")
 
 from safetensors.torch import save_file  # noqa: E402
 
+from refitd_client.contract.answer import UpdateOutcome  # noqa: E402
 from refitd_client.delta.change import Change  # noqa: E402
 from refitd_client.fingerprint import fingerprints  # noqa: E402
 from refitd_client.fingerprint.batch import Batch  # noqa: E402
 from refitd_client.fingerprint.definition import ROW  # noqa: E402
-from refitd_sglang import device_patch, driver, road  # noqa: E402
-from refitd_sglang.contents import contents_of, digest  # noqa: E402
-from refitd_sglang.copies import Copy  # noqa: E402
-from refitd_sglang.device_patch import DevicePatch  # noqa: E402
-from refitd_sglang.devices import span_of  # noqa: E402
-from refitd_sglang.laid import Placed, lay  # noqa: E402
-from refitd_sglang.overlap import Overlap, Seen, parts_of  # noqa: E402
-from refitd_sglang.patch import HostPatch  # noqa: E402
-from refitd_sglang.registered import Registry  # noqa: E402
-from refitd_sglang.routes import Route  # noqa: E402
-from refitd_sglang.source import Place, mapped  # noqa: E402
-from refitd_sglang.transaction import Outcome  # noqa: E402
+from refitd_plugin import (  # noqa: E402
+    copy_schedule,
+    device_patch,
+    driver,
+)
+from refitd_plugin.contents import contents_of, digest  # noqa: E402
+from refitd_plugin.copies import PlanCopy  # noqa: E402
+from refitd_plugin.device_patch import DevicePatch  # noqa: E402
+from refitd_plugin.devices import span_of  # noqa: E402
+from refitd_plugin.layout import PlacedTensor, lay  # noqa: E402
+from refitd_plugin.overlap import Overlap, SeenContents, parts_of  # noqa: E402
+from refitd_plugin.patch import HostPatch  # noqa: E402
+from refitd_plugin.registered import Registry  # noqa: E402
+from refitd_plugin.routes import Route  # noqa: E402
+from refitd_plugin.source import VersionPlace, mapped  # noqa: E402
 from support.mini_sglang import TinyModel, expected, tiny_weights, values  # noqa: E402
 from support.tiny_rank import Rank, delta, version  # noqa: E402
 
@@ -84,13 +88,13 @@ def test_a_patch_on_the_device_does_what_one_in_host_memory_does(
         Route(holder=1, offset=50, begin=0, rows=100, columns=50, row_place=50, **row),
         Route(holder=1, offset=0, begin=6000, rows=30, columns=100, row_place=1, **row | {"column_place": 30}),
     ]  # fmt: skip
-    changes, ways = {}, {}
+    changes, placements = {}, {}
     for number, (route, elements) in enumerate(zip(routes, (100_000, 10_000, 3_000), strict=True)):
         indices = np.sort(random.choice(elements, elements // 4, replace=False)).astype(kind)
         new = random.integers(0, 256, len(indices) * dtype.itemsize, dtype=np.uint8).view(f"u{dtype.itemsize}")
         changes[f"w{number}"] = Change(dtype="", shape=(), indices=indices, values=new, base=0, result=0)
-        ways[f"w{number}"] = Placed("", (), (route,))
-    laid = lay(changes, ways)
+        placements[f"w{number}"] = PlacedTensor("", (), (route,))
+    laid = lay(changes, placements)
     there = [holder.cuda() for holder in holders]
     before = [holder.clone() for holder in holders]
     host, device = HostPatch(laid, holders), DevicePatch(laid, there)
@@ -109,7 +113,7 @@ def same(some: Any, other: Any) -> bool:
     return torch.equal(some.view(torch.uint8), other.cpu().view(torch.uint8))
 
 
-def copies(target: Any, source: Any) -> list[Copy]:
+def copies(target: Any, source: Any) -> list[PlanCopy]:
     """Of the parts of a tensor `w`: whole rows that become one move, columns, and a transposed part."""
     parts = [
         (target[0:100], source[0:100]),
@@ -117,7 +121,7 @@ def copies(target: Any, source: Any) -> list[Copy]:
         (target[200:300, 10:138], source[200:300, 10:138]),
         (target[300:337, :100], source[300:400, 3:40].t()),
     ]
-    return [Copy("w", other.storage_offset(), tuple(other.shape), other.stride(), some) for some, other in parts]
+    return [PlanCopy("w", other.storage_offset(), tuple(other.shape), other.stride(), some) for some, other in parts]
 
 
 def test_copies_from_registered_files_are_torchs_copies(folder: Path) -> None:
@@ -129,15 +133,15 @@ def test_copies_from_registered_files_are_torchs_copies(folder: Path) -> None:
     for copy in copies(wanted, data):
         copy.target.copy_(copy.source({"w": data}))
     for _ in range(2):
-        source = mapped(Place(folder.parent, folder.name))
+        source = mapped(VersionPlace(folder.parent, folder.name))
         files = source.registered(registry, 0)
         assert files is not None
-        table = road.table_of(copies(target, data), source.structure.headers)
+        table = copy_schedule.table_of(copies(target, data), source.structure.headers)
         assert [len(moves) for moves in table.moves.values()] == [2]
         plain = [(copy.target, copy.source({"w": data})) for copy in copies(target, data)]
         for ready in (
-            road.registered(table, files, torch.device("cuda", 0), source.tensors),
-            road.buffered(lambda plain=plain: plain),
+            copy_schedule.registered(table, files, torch.device("cuda", 0), source.tensors),
+            copy_schedule.buffered(lambda plain=plain: plain),
         ):
             target.zero_()
             for step in ready.steps:
@@ -152,10 +156,10 @@ def test_copies_from_registered_files_are_torchs_copies(folder: Path) -> None:
 
 
 def test_what_is_larger_than_a_pinned_buffer_goes_through_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(road, "_ROOM", 2**20)
+    monkeypatch.setattr(copy_schedule, "_ROOM", 2**20)
     source = bits(torch.bfloat16, 3000 * 1000).view(3000, 1000)
     target = torch.zeros_like(source, device="cuda")
-    for step in road.buffered(lambda: [(target, source)]).steps:
+    for step in copy_schedule.buffered(lambda: [(target, source)]).steps:
         step()
     torch.cuda.synchronize()
     assert same(source, target)
@@ -175,14 +179,14 @@ def test_fingerprints_beside_copies_are_those_of_before_and_after() -> None:
     overlap = Overlap(parts_of(writes, [span_of(tensor) for tensor in watched], 4), watched)
     steps = [partial(target.copy_, source, non_blocking=True) for target, source in zip(tensors, pinned, strict=True)]
     for turn in range(3):
-        before, seen = fingerprints(watched), Seen()
+        before, seen = fingerprints(watched), SeenContents()
         overlap.run(steps, seen)
         assert (seen.before, seen.after) == (before, fingerprints(watched))
         assert all(same(*pair) for pair in zip(new, tensors, strict=True))
         for target, source in zip(tensors, held, strict=True):
             target.copy_(source)
         broken = [*steps[:turn], lambda: 1 / 0, *steps[turn + 1 :]]
-        before, seen = fingerprints(watched), Seen()
+        before, seen = fingerprints(watched), SeenContents()
         with pytest.raises(ZeroDivisionError):
             overlap.run(broken, seen)
         assert (seen.before, seen.after) == (before, None)
@@ -214,15 +218,15 @@ def test_a_whole_update_of_plain_copies_is_watched(
     for step in (2, 3):
         path = version(root, step, fingerprints=True)
         if failing and step == 3:  # before it is made ready: a road has the driver's call with it
-            monkeypatch.setattr(road.driver, "to_device", lambda *_: 1 / 0)
+            monkeypatch.setattr(copy_schedule.driver, "to_device", lambda *_: 1 / 0)
         assert rank.engine.prepare(str(path)).watches
         if failing and step == 3:
             held = contents_of(rank.model)
-            assert rank.answer(path).outcome is Outcome.RESTORED
+            assert rank.answer(path).outcome is UpdateOutcome.RESTORED
             assert contents_of(rank.model) == held
             return
         answer = rank.answer(path)
-        assert (answer.outcome, answer.how, answer.proved) == (Outcome.SERVED, "replay", 6)
+        assert (answer.outcome, answer.how, answer.proved) == (UpdateOutcome.SERVED, "replay", 6)
         assert answer.contents == digest(contents_of(rank.model))
         assert values(rank.model)["qkv"] == expected(tiny_weights(step))["qkv"]
 
@@ -242,7 +246,7 @@ def test_updates_of_a_model_on_a_gpu(folder: Path, registers: bool, monkeypatch:
         if step == 3:
             rank.engine.prepare(str(path))
         answer = rank.answer(path)
-        assert (answer.outcome, answer.how, answer.proved) == (Outcome.SERVED, how, 5)
+        assert (answer.outcome, answer.how, answer.proved) == (UpdateOutcome.SERVED, how, 5)
         assert rank.holds(step)
         assert answer.contents == digest(contents_of(rank.model))
     assert (len(rank.engine.loading._registry) == 2) == registers
@@ -255,7 +259,7 @@ def test_updates_of_a_model_on_a_gpu(folder: Path, registers: bool, monkeypatch:
         if step == 5:
             rank.engine.prepare(str(path))
         answer = rank.answer(path)
-        assert (answer.outcome, answer.how) == (Outcome.SERVED, "delta")
+        assert (answer.outcome, answer.how) == (UpdateOutcome.SERVED, "delta")
         assert values(rank.model) == expected(after)
         weights = after
     put = DevicePatch.write
@@ -267,5 +271,5 @@ def test_updates_of_a_model_on_a_gpu(folder: Path, registers: bool, monkeypatch:
     monkeypatch.setattr(DevicePatch, "write", failing)
     after = {name: tensor.clone() for name, tensor in weights.items()}
     after["k.weight"].zero_()
-    assert rank.answer(delta(root, 6, 5, weights, after)).outcome is Outcome.RESTORED
+    assert rank.answer(delta(root, 6, 5, weights, after)).outcome is UpdateOutcome.RESTORED
     assert values(rank.model) == expected(weights)

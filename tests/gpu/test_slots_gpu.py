@@ -15,9 +15,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from refitd_client import InvalidWeightsError, Publication, WeightPublisher, cuda, pinning
+from refitd_client import InvalidWeightsError, Publication, WeightPublisher
+from refitd_client.checkpoint.header import layout
 from refitd_client.contract.slot import layout_of, slot_name, slots_path
-from refitd_client.header import layout
+from refitd_client.write import cuda, pinning
 from support import durable_effects
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]

@@ -7,7 +7,7 @@ import pytest
 from safetensors.torch import load_file
 
 from refitd_client import WeightPublisher
-from refitd_sglang.transaction import Outcome
+from refitd_client.contract.answer import UpdateOutcome
 from support.adapters import FLAGS, write_adapter
 from support.architectures import change
 from support.forged import write_delta
@@ -85,12 +85,12 @@ def test_an_adapter_answers_on_each_base_as_it_does_after_a_stock_load(
     hows = set()
     for step in (B, A, B, A, CHANGED, B):
         answer = adapted.update(version(root, step), str(step))
-        assert answer.outcome is Outcome.SERVED
+        assert answer.outcome is UpdateOutcome.SERVED
         assert said(adapted) == expected[step]
         hows.add((step == CHANGED, answer.how))
     assert hows >= {(False, "replay"), (True, "delta")}
     adapted.fail("copy 5")
-    assert adapted.update(version(root, A)).outcome is Outcome.RESTORED
+    assert adapted.update(version(root, A)).outcome is UpdateOutcome.RESTORED
     assert said(adapted) == expected[B]
 
 

@@ -8,7 +8,7 @@ import pytest
 from safetensors.torch import load_file
 
 from refitd_client import WeightPublisher
-from refitd_sglang.transaction import Outcome
+from refitd_client.contract.answer import UpdateOutcome
 from support.architectures import ARCHITECTURES, change, make
 from support.forged import write_delta
 from support.plugged import RELEASE, PluggedSglang, ask
@@ -65,7 +65,7 @@ def test_a_replay_and_a_delta_leave_what_a_stock_load_leaves(architecture: str, 
         assert len({checksum for checksum, _ in stock}) == 3
         for number, how in BY_LOADER if (architecture, RELEASE) in NEVER_REPLAYED else BY_PLAN:
             answer = server.update(published[number])
-            assert (answer.outcome, answer.how) == (Outcome.SERVED, how)
+            assert (answer.outcome, answer.how) == (UpdateOutcome.SERVED, how)
             assert (server.checksum, server.generate()) == stock[number]
         plan = ask(server.sockets[0], do="hello")["plan"]
         if (architecture, RELEASE) in NEVER_REPLAYED:
@@ -98,7 +98,7 @@ def test_weights_that_sglang_stages_around_a_load_as_on_a_gpu_are_replayed(
         stock = stock_states(server, *pair, third)
         for number, how in steps:
             answer = server.update(published[number])
-            assert (answer.outcome, answer.how) == (Outcome.SERVED, how)
+            assert (answer.outcome, answer.how) == (UpdateOutcome.SERVED, how)
             assert (server.checksum, server.generate()) == stock[number]
         plan = ask(server.sockets[0], do="hello")["plan"]
     assert (plan["replays"], plan["proven"], plan["loader"] > 0) == (True, True, staged == "back")
@@ -120,7 +120,7 @@ def test_two_ranks_load_together_and_go_back_together(
     with two_ranks(tmp_path / "root") as server:
         stock = stock_states(server, *pair)
         for number in (0, 1, 0, 1):
-            assert server.update(published[number]).outcome is Outcome.SERVED
+            assert server.update(published[number]).outcome is UpdateOutcome.SERVED
             assert (server.checksum, server.generate()) == stock[number]
         assert sorted(ask(channel, do="hello")["rank"] for channel in server.sockets) == [0, 1]
         changed = change(pair[1], tmp_path / "3", 3)
@@ -137,11 +137,11 @@ def test_two_ranks_load_together_and_go_back_together(
             for rank in broken:
                 server.fail("copy 3", rank=rank)
             answer = server.update(published[0])
-            assert (answer.outcome, "InjectedError: copy" in answer.reason) == (Outcome.RESTORED, True)
+            assert (answer.outcome, "InjectedError: copy" in answer.reason) == (UpdateOutcome.RESTORED, True)
             assert (server.checksum, server.generate()) == stock[1]
         server.update(published[0])
         server.update(published[1])
         server.fail("copy 2", "loader 2", rank=1)  # and its restore
-        assert server.update(published[0]).outcome is Outcome.UNKNOWN
-        assert server.update(published[0]).outcome is Outcome.SERVED
+        assert server.update(published[0]).outcome is UpdateOutcome.UNKNOWN
+        assert server.update(published[0]).outcome is UpdateOutcome.SERVED
         assert (server.checksum, server.generate()) == stock[0]

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from refitd_client import StorageError, WeightPublisher, staging
+from refitd_client import StorageError, WeightPublisher
 from refitd_client.contract.states import VersionState
-from refitd_client.handover.shared import SharedTensors
+from refitd_client.transport.ipc.shared import SharedTensors
+from refitd_client.write import version_folder as staging
+from support.exporting import fill, shared
 from support.jobs import TOKEN, Job, running, served_by
-from support.lending import fill, shared
 from support.plugged import PluggedSglang
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]

@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import load_file
 
 from refitd_client import WeightPublisher
-from refitd_sglang.transaction import Outcome
+from refitd_client.contract.answer import UpdateOutcome
 from support.architectures import change
 from support.forged import forge, write_delta
 from support.plugged import RELEASE, PluggedSglang, ask
@@ -69,7 +69,7 @@ def version(root: Path, step: int) -> Path:
 def serving_b(server: PluggedSglang, root: Path) -> None:
     """Bring the server to B, with a plan learned."""
     for step in (A, B, A, B):
-        assert server.update(version(root, step), str(step)).outcome is Outcome.SERVED
+        assert server.update(version(root, step), str(step)).outcome is UpdateOutcome.SERVED
 
 
 def test_a_version_is_served_as_a_stock_load_serves_it_by_the_loader_and_by_replay(
@@ -86,7 +86,7 @@ def test_a_version_is_served_as_a_stock_load_serves_it_by_the_loader_and_by_repl
     hows = set()
     for step in (A, B, A, B):
         answer = server.update(version(root, step), str(step))
-        assert (answer.outcome, answer.version) == (Outcome.SERVED, f"exp~trial~v{step:06d}")
+        assert (answer.outcome, answer.version) == (UpdateOutcome.SERVED, f"exp~trial~v{step:06d}")
         assert (server.checksum, server.generate()) == stock[STEPS[step]]
         assert server.labels == (str(version(root, step)), str(step))
         hows.add(answer.how)
@@ -105,7 +105,7 @@ def test_a_bad_version_is_refused_and_generation_goes_on_as_it_was(
         answer = server.update(version(root, 100 + number))
         server.resume()
         assert running.result() == long
-    assert (answer.outcome, bool(answer.reason)) == (Outcome.REFUSED, True)
+    assert (answer.outcome, bool(answer.reason)) == (UpdateOutcome.REFUSED, True)
     assert server.state == before
 
 
@@ -118,7 +118,7 @@ def test_a_damaged_byte_is_refused(server: PluggedSglang, root: Path) -> None:
         data[-2] ^= 4
         shard.write_bytes(data)
     answer = server.update(damaged)
-    assert (answer.outcome, "its bytes were damaged" in answer.reason) == (Outcome.REFUSED, True)
+    assert (answer.outcome, "its bytes were damaged" in answer.reason) == (UpdateOutcome.REFUSED, True)
     assert server.state == before
 
 
@@ -131,7 +131,7 @@ def test_a_version_that_vanishes_after_it_was_prepared_is_refused(server: Plugge
     assert ask(channel, do="prepare", path=f"{RUN}/v000091")["ok"]
     for shard in gone.glob("*.safetensors"):
         shard.unlink()
-    assert server.update(gone).outcome is Outcome.REFUSED
+    assert server.update(gone).outcome is UpdateOutcome.REFUSED
     assert server.state == before
 
 
@@ -140,23 +140,23 @@ def test_a_load_that_fails_after_the_first_write_is_undone(server: PluggedSglang
     serving_b(server, root)
     if fault.startswith("loader"):  # a failure makes it learn its plan again, by a load
         server.fail("copy 0")
-        assert server.update(version(root, C)).outcome is Outcome.RESTORED
+        assert server.update(version(root, C)).outcome is UpdateOutcome.RESTORED
     before = server.state
     server.fail(fault)
     answer = server.update(version(root, C), "77")
-    assert (answer.outcome, answer.reason) == (Outcome.RESTORED, f"InjectedError: {fault}")
+    assert (answer.outcome, answer.reason) == (UpdateOutcome.RESTORED, f"InjectedError: {fault}")
     assert server.state == before
-    assert server.update(version(root, C)).outcome is Outcome.SERVED
+    assert server.update(version(root, C)).outcome is UpdateOutcome.SERVED
 
 
 def test_what_cannot_be_put_back_is_said_and_the_next_version_repairs_it(server: PluggedSglang, root: Path) -> None:
     serving_b(server, root)
     server.fail("copy 5", "loader 3")
     answer = server.update(version(root, C))
-    assert answer.outcome is Outcome.UNKNOWN
+    assert answer.outcome is UpdateOutcome.UNKNOWN
     assert "InjectedError: copy 5" in answer.reason
     assert "InjectedError: loader 3" in answer.reason
-    assert server.update(version(root, B)).outcome is Outcome.SERVED
+    assert server.update(version(root, B)).outcome is UpdateOutcome.SERVED
     assert server.is_running
 
 
@@ -168,7 +168,7 @@ def test_a_loader_that_breaks_twice_at_the_same_tensor_leaves_what_was_served(
     before = server.state
     server.fail(f"copy {number}", f"loader {number}")
     answer = server.update(version(root, C), "77")
-    assert (answer.outcome, "every weight is what it was" in answer.reason) == (Outcome.RESTORED, True)
+    assert (answer.outcome, "every weight is what it was" in answer.reason) == (UpdateOutcome.RESTORED, True)
     assert server.state == before
 
 
@@ -185,7 +185,7 @@ def test_the_channel_says_who_is_there_and_prepares_while_the_engine_serves(serv
     refused = ask(channel, do="prepare", path=f"{RUN}/v{100 + BAD.index('bad_trunc'):06d}")
     assert (refused["ok"], "torn-file" in refused["reason"]) == (False, True)
     assert not ask(channel, do="prepare", path="../../etc")["ok"]
-    assert server.update(version(root, C)).outcome is Outcome.SERVED
+    assert server.update(version(root, C)).outcome is UpdateOutcome.SERVED
 
 
 def test_a_delta_is_served_as_a_stock_load_of_its_result_serves_it(
@@ -200,7 +200,7 @@ def test_a_delta_is_served_as_a_stock_load_of_its_result_serves_it(
     assert ask(channel, do="hello")["no_deltas"] == ""
     assert ask(channel, do="prepare", path=f"{RUN}/v000050")["kind"] == "delta"
     answer = server.update(folder, "50")
-    assert (answer.outcome, answer.how, answer.version) == (Outcome.SERVED, "delta", "exp~trial~v000050")
+    assert (answer.outcome, answer.how, answer.version) == (UpdateOutcome.SERVED, "delta", "exp~trial~v000050")
     assert (server.checksum, server.generate()) == stock
     assert server.labels == (str(folder), "50")
     before = server.state
@@ -214,7 +214,7 @@ def test_a_delta_that_fails_after_the_first_write_is_undone(server: PluggedSglan
     before = server.state
     server.fail("delta 3")
     answer = server.update(folder, "77")
-    assert (answer.outcome, answer.reason) == (Outcome.RESTORED, "InjectedError: delta 3")
+    assert (answer.outcome, answer.reason) == (UpdateOutcome.RESTORED, "InjectedError: delta 3")
     assert server.state == before
 
 
@@ -225,7 +225,7 @@ def test_a_full_version_that_fails_after_a_delta_is_undone_to_the_delta(
     assert server.update(changed(root, models, 53, B, 4)[0]).how == "delta"
     before = server.state
     server.fail("copy 9")
-    assert server.update(version(root, C)).outcome is Outcome.RESTORED
+    assert server.update(version(root, C)).outcome is UpdateOutcome.RESTORED
     assert server.state == before
 
 

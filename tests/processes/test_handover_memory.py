@@ -1,4 +1,4 @@
-"""Tensors that are lent in shared memory: seen where they lie, held against fingerprints, by another process too."""
+"""Tensors exported in shared memory: seen where they lie, held against fingerprints, by another process too."""
 
 import os
 import subprocess
@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from refitd_client.fingerprint import fingerprints
-from refitd_client.handover.lent import Lent
-from refitd_client.handover.making import offer_of
-from refitd_client.handover.offer import Offer, OfferRefusedError, offer_with
-from refitd_client.handover.shared import SharedTensors
-from refitd_client.handover.taking import Taker
+from refitd_client.transport.ipc.making import offer_of
+from refitd_client.transport.ipc.offer import Offer, OfferRefusedError, offer_with
+from refitd_client.transport.ipc.offer_file import ExportedTensors
+from refitd_client.transport.ipc.shared import SharedTensors
+from refitd_client.transport.ipc.taking import Taker
 
 SECRET = b"s" * 32
 SPECS: dict[str, tuple[str, tuple[int, ...]]] = {
@@ -78,19 +78,19 @@ READER = """
 import sys
 from pathlib import Path
 import torch
-from refitd_client.handover.lent import borrowed
-from refitd_client.handover.taking import Taker
-with borrowed(Path(sys.argv[1]), b"s" * 32) as found:
+from refitd_client.transport.ipc.offer_file import imported
+from refitd_client.transport.ipc.taking import Taker
+with imported(Path(sys.argv[1]), b"s" * 32) as found:
     print(float(Taker().tensors(found.offer)["w"].float().sum()))
 """
 
 
 def test_another_process_sees_it_too(shared: SharedTensors, tmp_path: Path) -> None:
-    with Lent(tmp_path, offered(shared), SECRET) as lent:
-        command = [sys.executable, "-c", READER, str(lent.path)]
+    with ExportedTensors(tmp_path, offered(shared), SECRET) as exported:
+        command = [sys.executable, "-c", READER, str(exported.path)]
         said = subprocess.run(command, capture_output=True, text=True, check=True)
         assert said.stdout == "15.0\n"
-        assert lent.take_back(0.0)
+        assert exported.take_back(0.0)
 
 
 @pytest.mark.parametrize("facts", [{"host": "elsewhere"}, {"boot": "yesterday"}])

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bench import gpu_plan
-from refitd_client.planning import Gpu
+from refitd_plan import Gpu
 from support.servers import free_port
 
 GPU = Gpu(memory=139.8, uuid="GPU-1", name="H200")

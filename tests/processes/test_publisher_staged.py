@@ -23,8 +23,8 @@ from refitd_client import (
     StepConflictError,
     WaitTimeoutError,
     WeightPublisher,
-    staging,
 )
+from refitd_client.write import version_folder
 from support import durable_effects, published
 
 
@@ -43,13 +43,13 @@ def publisher(run: Path) -> Iterator[WeightPublisher]:
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Nothing is sealed in the background before it is set."""
     opened = threading.Event()
-    seal = staging.Staging.seal
+    seal = version_folder.Staging.seal
 
     def waiting(*args: object) -> None:
         assert threading.current_thread() is threading.main_thread() or opened.wait(30)
         seal(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(staging.Staging, "seal", waiting)
+    monkeypatch.setattr(version_folder.Staging, "seal", waiting)
     yield opened
     opened.set()
 
@@ -197,14 +197,15 @@ KILLED = dedent("""
     import os, signal, sys
     sys.path.insert(0, sys.argv[1])
     from support import durable_effects
-    from refitd_client import WeightPublisher, staging
+    from refitd_client import WeightPublisher
+    from refitd_client.write import version_folder
 
-    staging.Staging.seal = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    version_folder.Staging.seal = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     publisher = WeightPublisher(sys.argv[2], "run", max_shard_bytes=256)
     publisher.publish(durable_effects.weights(1), step=1, block="staged").committed()
     """)
 
-LEFT = KILLED.replace("staging.Staging.seal = lambda *_: os.kill(os.getpid(), signal.SIGKILL)", "").replace(
+LEFT = KILLED.replace("version_folder.Staging.seal = lambda *_: os.kill(os.getpid(), signal.SIGKILL)", "").replace(
     ".committed()", ""
 )
 
@@ -229,7 +230,8 @@ LATE = dedent("""
     import sys, threading, time
     from concurrent.futures import thread as pools
     import numpy as np
-    from refitd_client import WeightPublisher, shards
+    from refitd_client import WeightPublisher
+    from refitd_client.write import shards
 
     def late(*args, **kwargs):
         while threading.current_thread() is not threading.main_thread() and not pools._shutdown:

@@ -22,10 +22,10 @@ from refitd_client import (
     StepConflictError,
     UnauthorizedError,
     WeightPublisher,
-    durable,
 )
 from refitd_client.contract.slot import ShardLayout, layout_of, slot_name, slots_path
 from refitd_client.contract.states import WaitOutcome
+from refitd_client.files import durable
 from support import published, sharded_cases
 from support.ranks import attempted, run_ranks
 from support.scripted_service import Answer, Request, ScriptedService, problem, version, waited

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from refitd_client import ShardedPublisher, WeightPublisher
-from refitd_client.casts import Casts
 from refitd_client.contract.manifest import parse_manifest
 from refitd_client.sharded.holdings import Options, holdings_of
+from refitd_client.tensors.casts import Casts
 from support import published, sharded_cases
 from support.ranks import run_ranks
 from support.sharded_cases import Case, cases

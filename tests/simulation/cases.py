@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from refitd.rollout.strategy import StrategyName
+from refitd.policy.strategy import StrategyName
 
 from .steps import RULES, Story
 from .world import World

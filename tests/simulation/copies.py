@@ -4,11 +4,11 @@ import itertools
 from collections.abc import Callable
 
 from refitd.catalog.files import Unreadable
-from refitd.catalog.record import VersionRecord
-from refitd.copies.copy import COPIES_PATH, Copy
-from refitd.copies.decide import Write
-from refitd.copies.trouble import MisfitError, NoRoomError, SourceChangedError
-from refitd.reclaim.outcome import Discarded, Gone, Refused
+from refitd.materialize.trouble import MisfitError, NoRoomError, SourceChangedError
+from refitd.policy.materialize import Write
+from refitd.root.outcome import Discarded, Gone, Refused
+from refitd.state.copy import COPIES_PATH, Copy
+from refitd.state.version import VersionRecord
 
 from .disk import Make, Pause, SimDisk, SimFolder, signature_of
 

@@ -15,21 +15,20 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from refitd.catalog.delta import Base
-from refitd.catalog.evidence import Evidence, Structure
-from refitd.catalog.examine import examine, structure
 from refitd.catalog.files import Unreadable
-from refitd.catalog.inventory import Reference
-from refitd.catalog.reference import read_reference
-from refitd.catalog.scan import Found, Listing, ListingFailed
-from refitd.catalog.validate import Options
-from refitd.reclaim.handle import Identity
-from refitd.reclaim.holdings import Holdings
-from refitd.reclaim.incoming import Incoming
-from refitd.reclaim.outcome import Discarded, Emptied, Gone, Refused
-from refitd.reclaim.slots import Slot
+from refitd.policy.holdings import Holdings
+from refitd.root.handle import Identity
+from refitd.root.leftovers import Incoming, Slot
+from refitd.root.outcome import Discarded, Emptied, Gone, Refused
+from refitd.root.scan import Found, Listing, ListingFailed
+from refitd_client.checkpoint.inventory import Reference
 from refitd_client.contract.manifest import ManifestFile
 from refitd_client.contract.naming import Order, parse_version_folder, version_id
+from refitd_client.validation.delta import Base
+from refitd_client.validation.evidence import Evidence, Structure
+from refitd_client.validation.examine import examine, structure
+from refitd_client.validation.reference import read_reference
+from refitd_client.validation.validate import Options
 from support.checkpoints import publish, tensors, write_model, write_shards
 from support.deltas import chain, training
 

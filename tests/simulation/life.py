@@ -12,23 +12,23 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.exc import OperationalError
 
+from refitd.api.context import Service
 from refitd.catalog.catalog import Catalog
+from refitd.catalog.intake import Intake
 from refitd.catalog.references import References
-from refitd.catalog.rules import CatalogRules
 from refitd.catalog.warm import Warmer
-from refitd.copies.before_load import BeforeLoad
-from refitd.copies.copier import Copier
 from refitd.engine.engines_file import EngineSpec
 from refitd.engine.sglang.adapter import SglangEngine
-from refitd.journal.journal import Journal
-from refitd.journal.writes import Write
-from refitd.ledger import Ledger
-from refitd.notice.intake import Intake
-from refitd.reclaim.collector import Collector, LedgerFacts
+from refitd.materialize.before_load import BeforeLoad
+from refitd.materialize.materializer import Copier
+from refitd.reclaim.collector import Collector, StoreFacts
 from refitd.rollout.canary import CanaryChecks
-from refitd.rollout.conductor import Conductor
+from refitd.rollout.controller import RolloutController
 from refitd.rollout.fleet import Fleet
-from refitd.surface.context import Service
+from refitd.rollout.targets import Targets
+from refitd.state.journal.journal import Journal
+from refitd.state.journal.writes import Write
+from refitd.state.store import Store
 
 from .copies import SimCopies
 from .disk import SimFiles, SimFolders, templates
@@ -51,7 +51,7 @@ class _Engine(SglangEngine):
     def __init__(self, server: SimServer, life: "Life") -> None:
         super().__init__(SimTransport.url, load_timeout=LOAD_TIMEOUT)
         if server.plugged:
-            self._beside = SimBeside(server, lambda: life.alive)
+            self._plugin = SimBeside(server, lambda: life.alive)
         self._http = SimTransport(server, lambda: life.alive)  # type: ignore[assignment]
 
 
@@ -79,18 +79,20 @@ class Life:
         self.world = world
         self.alive = True
         self.journal = _Journal(world.state, self)
-        self.ledger = Ledger(self.journal, world.clock, world.strategy)
-        self.ledger.witnesses.append(world.promises)
+        self.store = Store(self.journal, world.clock)
+        self.targets = Targets(self.store, world.strategy)
+        self.store.observe(world.promises)
         settings = world.settings
         files = SimFiles(world.disk, self._pause)
-        self.catalog = Catalog(self.ledger, files, _Base(self.ledger), CatalogRules.of(settings))
-        facts = LedgerFacts(self.ledger, files)
+        self.catalog = Catalog(self.store, files, _Base(self.store), settings.catalog_rules)
+        facts = StoreFacts(self.store, self.targets, files, self.catalog.judging)
         copies = SimCopies(world.disk, self._pause, world.promises.before_copying)
-        self.copier = Copier(self.ledger, facts, copies, most=settings.copies)
+        self.copier = Copier(self.store, self.targets, facts, copies, most=settings.copies)
         warmer = Warmer(world.state, lambda: "tmpfs")
-        before_load = BeforeLoad(self.catalog.check, self.copier, warmer, self.ledger.carriage)
+        before_load = BeforeLoad(self.catalog.check, self.copier, warmer, self.targets.carriage)
         self.fleet = Fleet(
-            self.ledger,
+            self.store,
+            self.targets,
             root=MOUNT,
             urls=[url_of(name) for name in world.servers if name != ADDED],
             engines_file=None,
@@ -102,13 +104,15 @@ class Life:
         promises = world.promises
         folders = SimFolders(world.disk, self._pause, promises.before_discard, promises.before_recycling)
         self.swept = SimFiles(world.disk, self._pause)
-        self.collector = Collector(self.ledger, self.swept, folders, settings, self.copier)
-        self.intake = Intake(self.ledger, files, Path(MOUNT), self.catalog.nudge)
-        self.conductor = Conductor(self.ledger, default_run=None, quorum=1)
-        self.canaries = CanaryChecks(self.ledger, [self.fleet.trial])
+        swept = StoreFacts(self.store, self.targets, self.swept, self.catalog.judging)
+        self.collector = Collector(self.store, swept, folders, settings.reclaim_rules, self.copier)
+        self.intake = Intake(self.store, self.targets, files, Path(MOUNT), self.catalog.nudge)
+        self.controller = RolloutController(self.store, self.targets, default_run=None, quorum=1)
+        self.canaries = CanaryChecks(self.store, self.targets, [self.fleet.trial])
         self.service = Service(
             settings=settings,
-            ledger=self.ledger,
+            store=self.store,
+            targets=self.targets,
             intake=self.intake,
             fleet=self.fleet,
             sweeper=self.collector.sweeper,
@@ -128,7 +132,7 @@ class Life:
     async def _run(self) -> None:
         await self.copier.survey()
         async with asyncio.TaskGroup() as group:
-            parts = (self.catalog, self.conductor, self.canaries, self.collector, self.copier, self.fleet)
+            parts = (self.catalog, self.controller, self.canaries, self.collector, self.copier, self.fleet)
             for part in (self.journal, *parts):
                 group.create_task(part.run())
 
@@ -149,8 +153,8 @@ class Life:
 class _Base(References):
     """The model that checkpoints are held against, without a disk."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        super().__init__(ledger, None)
+    def __init__(self, store: Store) -> None:
+        super().__init__(store, None)
 
     async def of(self, run: str) -> Any:
         return templates()[0]

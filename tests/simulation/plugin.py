@@ -10,13 +10,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from refitd.engine.plugin.beside import Beside
-from refitd.engine.plugin.crew import Launch
+from refitd.engine.plugin.client import PluginClient
 from refitd.engine.plugin.prepared import Preparation, Ready, Refused, Unprepared
+from refitd.engine.plugin.rank_group import Launch
 from refitd.engine.port import Coming, Files, Offered
+from refitd_client.contract.answer import Answer, UpdateOutcome
 from refitd_client.contract.naming import parse_version_folder, parse_version_id, version_id
-from refitd_sglang.answer import Answer
-from refitd_sglang.transaction import Outcome
 
 from .disk import Make, SimFolder, seen_at, signature_of
 from .fault import DiedError, Fault
@@ -99,7 +98,7 @@ class SimPlugin:
                 raise _RefusedError("it is another version")
         self._prepared = way
 
-    def look_ahead(self, coming: Coming) -> str:
+    def prefetch(self, coming: Coming) -> str:
         """Look at a version that may turn out to be bad; what its files look like from outside."""
         self._prepared = self._look(coming.path)
         return self._prepared.signature
@@ -133,7 +132,7 @@ class SimPlugin:
             way = self._chosen(path, fault)
             self._fit(way)
         except _RefusedError as refused:
-            return Answer(outcome=Outcome.REFUSED, reason=str(refused), needs=refused.needs)
+            return Answer(outcome=UpdateOutcome.REFUSED, reason=str(refused), needs=refused.needs)
         return await self._commit(way, fault)
 
     def _chosen(self, path: str, fault: Fault | None) -> _Way:
@@ -169,12 +168,12 @@ class SimPlugin:
                 way.source.readers -= 1
         if fault is Fault.UNCLEAR:
             self.standing = None
-            return Answer(outcome=Outcome.UNKNOWN, reason="a rank does not answer")
+            return Answer(outcome=UpdateOutcome.UNKNOWN, reason="a rank does not answer")
         if fault is Fault.ROLLBACK or not stands or set(server.tensors) != {way.promised}:
             return self._restored(before, known, previous, is_delta=is_delta)
         self.standing = self._after(way)
         self._server.disk.counts["taken" if isinstance(way.source, SimOffer) else way.source.make.value] += 1
-        return Answer(outcome=Outcome.SERVED, version=way.version, contents=self.contents, proved=1)
+        return Answer(outcome=UpdateOutcome.SERVED, version=way.version, contents=self.contents, proved=1)
 
     @property
     def contents(self) -> str:
@@ -190,7 +189,7 @@ class SimPlugin:
         folder = self._server.disk.folders.get(path)
         if held.base is not None and (folder is None or folder.make is not Make.DELTA):
             return None
-        return Answer(outcome=Outcome.SERVED, version=held.version, contents=self.contents)
+        return Answer(outcome=UpdateOutcome.SERVED, version=held.version, contents=self.contents)
 
     def _look(self, path: str) -> _Way:
         disk = self._server.disk
@@ -249,12 +248,12 @@ class SimPlugin:
         is_whole = is_delta or held is None or held.base is None or held.base.content == held.base_content
         if previous and is_whole:
             self._server.tensors = before
-            return Answer(outcome=Outcome.RESTORED, reason="the copy failed")
+            return Answer(outcome=UpdateOutcome.RESTORED, reason="the copy failed")
         self.standing = None
-        return Answer(outcome=Outcome.UNKNOWN, reason="what was there could not be put back")
+        return Answer(outcome=UpdateOutcome.UNKNOWN, reason="what was there could not be put back")
 
 
-class SimBeside(Beside):
+class SimBeside(PluginClient):
     """The channel to an engine's plugin, without sockets."""
 
     def __init__(self, server: "SimServer", alive: Callable[[], bool]) -> None:
@@ -285,7 +284,7 @@ class SimBeside(Beside):
         super().is_done()
         self._seen_ahead = self._taken_ahead = None
 
-    async def look_ahead(self, version: Coming | Offered, within: float) -> None:
+    async def prefetch(self, version: Coming | Offered, within: float) -> None:
         self._seen_ahead, self._waiting = None, True
         if isinstance(version, Offered):
             self._taken_ahead = version, await self.take(version, within)
@@ -293,7 +292,7 @@ class SimBeside(Beside):
         plugin, fault = self._server.plugin, self._server.faults.pop("prepare", None)
         if await self._reached(fault, within) and plugin is not None:
             with suppress(_RefusedError):
-                self._seen_ahead = version.path, plugin.look_ahead(version), self._boot
+                self._seen_ahead = version.path, plugin.prefetch(version), self._boot
 
     async def prepare(self, files: Files, within: float) -> Preparation:
         seen, self._seen_ahead = self._seen_ahead, None
@@ -350,6 +349,6 @@ class SimBeside(Beside):
 
 def spoken(answer: Answer, path: str, label: str) -> tuple[int, dict[str, Any]]:
     """The reply to an update, as SGLang sends it: its status and its body."""
-    if answer.outcome is not Outcome.SERVED:
+    if answer.outcome is not UpdateOutcome.SERVED:
         return 400, {"success": False, "message": answer.message}
     return 200, {"success": True, "message": f"{answer.message} Weight version updated to {label}."}

@@ -6,16 +6,16 @@ The numbers are those of docs/promises.md.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from refitd.catalog.chain import NoBase, chain_of
-from refitd.catalog.record import VersionRecord
-from refitd.catalog.scan import Listing
+from refitd.api.overview import glance_at
+from refitd.api.versions import wait
 from refitd.engine.port import Outcome
-from refitd.rollout.plan import repair_with
-from refitd.rollout.record import AttemptRecord, EngineRecord
-from refitd.rollout.target import last_good, last_good_before
-from refitd.surface.overview import glance_at
-from refitd.surface.versions import wait
-from refitd.telemetry.witness import Silent
+from refitd.policy.chain import NoBase, chain_of
+from refitd.policy.next_action import repair_with
+from refitd.policy.target import last_good, last_good_before
+from refitd.root.scan import Listing
+from refitd.state.observer import SilentObserver
+from refitd.state.records import AttemptRecord, EngineRecord
+from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import Order, version_id
 from refitd_client.contract.states import EngineState, Standing, VersionState, WaitOutcome
 
@@ -32,13 +32,13 @@ RUN = "run"
 
 @dataclass(slots=True)
 class _Proof:
-    """What the ledger called proven of an engine, and in which life of it."""
+    """What the store called proven of an engine, and in which life of it."""
 
     version: str
     life: int
 
 
-class Promises(Silent):
+class Promises(SilentObserver):
     """What was promised, and whether it holds."""
 
     def __init__(self, world: "World") -> None:
@@ -120,7 +120,7 @@ class Promises(Silent):
         """1: a notice answered 2xx was durable before the reply."""
         life = self._life
         for version in self._noticed:
-            assert version in life.ledger.versions or version in life.ledger.gone, f"1: {version} was forgotten"
+            assert version in life.store.versions or version in life.store.gone, f"1: {version} was forgotten"
 
     def served(self, server: SimServer) -> None:
         """A server has begun to compute again, or has new weights."""
@@ -131,9 +131,9 @@ class Promises(Silent):
         """10: what a rollback goes to is not given up, whatever came after it that nobody served."""
         if before is None or before.state is not VersionState.SEALED or after.state is not VersionState.RETIRED:
             return
-        if after.run in self._life.ledger.runs.closed:
+        if after.run in self._life.store.runs.closed:
             return  # it has ended with its newest good version
-        versions = [before if each.id == before.id else each for each in self._life.ledger.versions_of(before.run)]
+        versions = [before if each.id == before.id else each for each in self._life.store.versions_of(before.run)]
         good = last_good(versions)
         back = None if good is None else last_good_before(versions, good)
         assert back is not before, f"10: a rollback goes to {before.id}"
@@ -153,27 +153,27 @@ class Promises(Silent):
         assert listed.found, f"8: {path} goes after a listing that had nothing"
         for server in self._world.servers.values():
             assert server.loading != path, f"6: {server.name} is reading {path}"
-        record = next((v for v in life.ledger.versions.values() if v.path == path), None)
+        record = next((v for v in life.store.versions.values() if v.path == path), None)
         assert record is not None, f"7: {path} is not in the journal"
-        goals = life.ledger.goals(record.run)
+        goals = life.targets.of_run(record.run)
         assert not record.pinned, f"6: {path} is pinned"
         for needed in (goals.last_good, goals.loadable):
             assert needed is None or needed.id != record.id, f"6: {path} is the target or the last good version"
-        for engine in life.ledger.engines.values():
+        for engine in life.store.engines.values():
             if engine.serving == record.id and engine.unreachable_since is None:
                 raise AssertionError(f"6: {engine.id} serves {path}")
         self._is_no_base(record)
 
     def _is_no_base(self, record: VersionRecord) -> None:
         """6: what a version that may be needed stands on."""
-        ledger = self._life.ledger
-        goals = ledger.goals(RUN)
-        serving = [ledger.versions.get(e.serving or "") for e in ledger.engines.values() if e.unreachable_since is None]
+        store = self._life.store
+        goals = self._life.targets.of_run(RUN)
+        serving = [store.versions.get(e.serving or "") for e in store.engines.values() if e.unreachable_since is None]
         for needed in (goals.wanted, goals.loadable, goals.last_good, *serving):
             link = needed
             while link is not None and link.state is VersionState.SEALED and link.base is not None:
                 assert link.base != record.id, f"6: {record.id} is the base of {link.id}, which is needed"
-                link = ledger.versions.get(link.base)
+                link = store.versions.get(link.base)
 
     def before_recycling(self, folder: SimFolder) -> None:
         """6: what is about to be written again. Not even a server that counts as dead may have it open."""
@@ -184,7 +184,7 @@ class Promises(Silent):
 
     def _is_not_beneath(self, server: SimServer, folder: SimFolder) -> None:
         """6: what a plugin would put back, if the load failed that the service asks it for next."""
-        record = self._life.ledger.engines.get(f"{server.name}:1")
+        record = self._life.store.engines.get(f"{server.name}:1")
         held = None if server.plugin is None else server.plugin.standing
         if record is None or held is None or not server.up or record.unreachable_since is not None:
             return
@@ -195,7 +195,7 @@ class Promises(Silent):
         """6: what is about to be written again. No server reads it, and none that is named says that it serves it."""
         for server in self._world.servers.values():
             assert server.reading is not folder, f"6: {server.name} is reading the copy that is written"
-            is_named = f"{server.name}:1" in self._life.ledger.engines
+            is_named = f"{server.name}:1" in self._life.store.engines
             if is_named and server.up and server.path.endswith(copy_path(name)):
                 raise AssertionError(f"6: {server.name} serves the copy that is written")
         self.copied += 1
@@ -207,13 +207,13 @@ class Promises(Silent):
         self.hold_now()
         if self._world.life is None:
             return
-        ledger = self._life.ledger
-        for version in ledger.versions.values():
+        store = self._life.store
+        for version in store.versions.values():
             if version.state is VersionState.SEALED:
                 assert self._contents.get(version.path), f"2: {version.id} is SEALED and was never good"
         for version in self._taken:
             self._is_served_if_a_wait_says_so(version)
-        goals = ledger.goals(RUN)
+        goals = self._life.targets.of_run(RUN)
         if goals.target is not None:
             assert not goals.target.barred, f"10: {goals.target.id} is barred and the target"
         for needed in (goals.wanted, goals.loadable, goals.last_good):
@@ -245,7 +245,7 @@ class Promises(Silent):
         assert contents <= good, f"2: {server.name} answers with {server.tensors}, which is no good version"
 
     def _engines_are_what_is_said(self) -> None:
-        for engine in self._life.ledger.engines.values():
+        for engine in self._life.store.engines.values():
             server = self._world.servers[engine.id.removesuffix(":1")]
             proof = self._proofs.get(engine.id)
             if proof is not None and proof.version != engine.serving:
@@ -276,7 +276,7 @@ class Promises(Silent):
         self._reached[engine] = order
         if before is None or before <= order:
             return
-        record = self._life.ledger.versions.get(version_id(RUN, before))
+        record = self._life.store.versions.get(version_id(RUN, before))
         gone = record is None or record.barred or record.state is not VersionState.SEALED
         assert gone, f"5: {engine} went back from {before} to {order}"
 
@@ -284,7 +284,7 @@ class Promises(Silent):
         return self._paths[version]
 
     def _follow_events(self) -> None:
-        for record in self._life.ledger.versions.values():
+        for record in self._life.store.versions.values():
             if record.served_at is not None and record.id not in self._served:
                 self._served.add(record.id)
                 self.trace.append(f"{self._world.loop.time():.4f} {record.id} is served")
@@ -295,53 +295,53 @@ class Promises(Silent):
 
     def hold_in_the_end(self) -> None:
         """9, 11 and convergence: every engine computes, on the newest good version that there is."""
-        ledger = self._life.ledger
-        target = ledger.goals(RUN).target
-        for engine in ledger.engines.values():
+        store, targets = self._life.store, self._life.targets
+        target = targets.of_run(RUN).target
+        for engine in store.engines.values():
             server = self._world.servers[engine.id.removesuffix(":1")]
             state = f"{engine.id} is {engine.state} ({engine.reason}), target {target.id if target else None}"
             # A fleet with a canary repairs nobody with what no canary has tried.
-            nothing_to_repair_with = not engine.known and repair_with(engine, ledger.goals_of(engine)) is None
+            nothing_to_repair_with = not engine.known and repair_with(engine, targets.of_engine(engine)) is None
             assert not server.paused or nothing_to_repair_with, f"9: left paused: {state}"
             if engine.state is EngineState.IN_SYNC and engine.serving is not None:
                 self._holds(engine.serving, engine.id, server)  # probes have found out who is a new process
             # What a rollback goes to may lose what it stands on, and there is nothing else then.
-            is_possible = target is not None and not ledger.carriage.is_refused(target)
+            is_possible = target is not None and not targets.carriage.is_refused(target)
             if target is not None and target.state is VersionState.SEALED and is_possible:
                 assert engine.serving == target.id, f"11: does not serve the target: {state}"
                 assert not server.foreign, f"11: serves what another writer has loaded: {state}"
         self._newest_wins()
         self._nothing_leaks()
-        states = " ".join(f"{e.id} {e.state} {e.serving}" for e in ledger.engines.values())
+        states = " ".join(f"{e.id} {e.state} {e.serving}" for e in store.engines.values())
         self.trace.append(f"{self._world.loop.time():.4f} {states}")
 
     def is_seen(self, engine: EngineRecord) -> None:
         """11: an engine that is left to another writer is where somebody sees it."""
-        run = glance_at(self._life.ledger, RUN)
+        run = glance_at(self._life.store, self._life.targets, RUN)
         assert run.standing is Standing.TROUBLED, f"11: {engine.id} is {engine.state}, and the run is {run.standing}"
 
     def hold_in_a_pause(self) -> None:
         """11: while rollouts are paused no engine is left behind the last good version, nor goes on to a newer one."""
-        ledger = self._life.ledger
-        good = ledger.goals(RUN).last_served
+        store = self._life.store
+        good = self._life.targets.of_run(RUN).last_served
         assert good is not None, "nothing was served before the pause"
-        for engine in ledger.engines.values():
+        for engine in store.engines.values():
             state = f"{engine.id} serves {engine.serving} ({engine.state}, {engine.reason}), the last good is {good.id}"
             assert engine.serving == good.id, f"11: in a pause {state}"
 
     def _newest_wins(self) -> None:
         """The target is the newest good version on the disk that is not barred."""
-        ledger = self._life.ledger
+        store = self._life.store
         for path, folder in self._world.disk.folders.items():
-            record = ledger.versions.get(version_id(RUN, self._orders[path]))
+            record = store.versions.get(version_id(RUN, self._orders[path]))
             is_known = record is not None or folder.foreign or path in self._again
             assert is_known, f"lost: {path} is on the disk and nobody knows it"
             if record is not None and path not in self._rewritten | self._again and folder.make.is_good:
                 assert record.state is not VersionState.LOST, f"{record.id} counts as lost, and nobody has touched it"
             if record is None or not folder.make.is_good or record.barred or record.state is not VersionState.SEALED:
                 continue
-            target = ledger.goals(RUN).target
-            if record.id in ledger.carriage.refused:
+            target = self._life.targets.of_run(RUN).target
+            if record.id in self._life.targets.carriage.refused:
                 # What is older than the target is not tried again before engines need it: they go to newer ones only.
                 if target is None or record.order > target.order:
                     self._is_hopeless(record)
@@ -352,8 +352,8 @@ class Promises(Silent):
 
     def _is_hopeless(self, record: VersionRecord) -> None:
         """A delta is not given up while all that it stands on is there and leads to it."""
-        ledger, disk = self._life.ledger, self._world.disk
-        chain = chain_of(record, ledger.versions)
+        store, disk = self._life.store, self._world.disk
+        chain = chain_of(record, store.versions)
         if isinstance(chain, NoBase) or any(version.path in self._rewritten for version in chain):
             return
         content = disk.folders[chain[0].path].content
@@ -361,7 +361,7 @@ class Promises(Silent):
             if content not in disk.folders[delta.path].onto:
                 return
             content = disk.folders[delta.path].content
-        raise AssertionError(f"{record.id} is given up without need: {ledger.carriage.refused[record.id]}")
+        raise AssertionError(f"{record.id} is given up without need: {self._life.targets.carriage.refused[record.id]}")
 
     def _nothing_leaks(self) -> None:
         """What is on the disk is kept for a reason."""

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from refitd.engine.sglang.transport import Lost, NoReply, Reply
-from refitd_sglang.transaction import Outcome
+from refitd.engine.http import Lost, NoReply, Reply
+from refitd_client.contract.answer import UpdateOutcome
 
 from .disk import Make, SimDisk, SimFolder
 from .fault import DiedError, Fault
@@ -172,7 +172,7 @@ class SimServer:
 
     async def _load_by(self, plugin: SimPlugin, path: str, body: dict[str, Any], fault: Fault | None) -> Reply:
         answer = await plugin.load(path, fault)
-        if answer.outcome is Outcome.SERVED:
+        if answer.outcome is UpdateOutcome.SERVED:
             if fault is Fault.UNFLUSHED:
                 return _reply(400, success=False, message=_NOT_FLUSHED)
             self._serves(body)

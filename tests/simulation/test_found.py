@@ -2,7 +2,7 @@
 
 from contextlib import closing
 
-from refitd.rollout.strategy import StrategyName
+from refitd.policy.strategy import StrategyName
 from simulation.disk import Make
 from simulation.fault import Fault
 from simulation.steps import Story

@@ -16,7 +16,14 @@ from simulation import test_simulation
 from simulation.cases import Case, drawn, played, shortest
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("client/refitd_client", "service/refitd", "service/refitd_sglang", "tests/simulation", "tests/support")
+PARTS = (
+    "client/refitd_client",
+    "service/refitd",
+    "service/refitd_plugin",
+    "service/refitd_sglang",
+    "tests/simulation",
+    "tests/support",
+)
 CASES, PLAYED = 240, 3
 
 SAYS = """

@@ -13,8 +13,8 @@ from itertools import count
 
 import pytest
 
-from refitd.rollout.contest import WAITS
-from refitd.rollout.strategy import StrategyName
+from refitd.policy.contest import WAITS
+from refitd.policy.strategy import StrategyName
 from refitd_client.contract.states import Standing
 from simulation.cases import Case, drawn, played, shortest
 from simulation.disk import Make

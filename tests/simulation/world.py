@@ -1,6 +1,6 @@
 """The whole service in virtual time, between a made-up disk and made-up engines; what may happen to it; what must hold.
 
-The parts are the product's: catalog, intake, rollout, adapter, sweep, ledger and journal (real SQLite, in a folder in
+The parts are the product's: catalog, intake, rollout, adapter, sweep, store and journal (real SQLite, in a folder in
 memory). Made up are time, the disk and the servers.
 """
 
@@ -13,17 +13,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from refitd.journal.journal import JournalError
+from refitd.api.engines import move_engines
+from refitd.api.overview import glance_at
+from refitd.api.present import present_engine
+from refitd.api.rollback import rollback
+from refitd.api.rollouts import pause, resume
+from refitd.api.runs import close, reopen
+from refitd.api.versions import pin, unpin
+from refitd.policy.strategy import Strategy, StrategyName
 from refitd.problem import ProblemError
-from refitd.rollout.strategy import Strategy, StrategyName
 from refitd.settings import Settings
-from refitd.surface.engines import move_engines
-from refitd.surface.overview import glance_at
-from refitd.surface.present import present_engine
-from refitd.surface.rollback import rollback
-from refitd.surface.rollouts import pause, resume
-from refitd.surface.runs import close, reopen
-from refitd.surface.versions import pin, unpin
+from refitd.state.journal.journal import JournalError
 from refitd_client.contract.naming import Order, parse_version_folder, version_folder, version_id
 from refitd_client.contract.states import EngineState, Kind, Standing
 from refitd_client.contract.wire import Move, NewEngine, Notice, OneRun, Rollback, Rollouts
@@ -159,8 +159,8 @@ class World:
         """As the publisher asks for it."""
         if self.life is None:
             return None
-        ledger = self.life.ledger
-        found = last_served([present_engine(each, ledger) for each in ledger.engines.values()], RUN)
+        store, targets = self.life.store, self.life.targets
+        found = last_served([present_engine(each, store, targets) for each in store.engines.values()], RUN)
         return found if isinstance(found, str) else None
 
     def publish_late(self, make: Make) -> None:
@@ -247,8 +247,8 @@ class World:
     def _is_offered(self, offer: SimOffer) -> bool:
         if self.life is None:
             return False
-        record = self.life.ledger.versions.get(offer.version)
-        return record is not None and self.life.ledger.is_offered(record)
+        record = self.life.store.versions.get(offer.version)
+        return record is not None and self.life.targets.is_offered(record)
 
     def _until(self, done: Callable[[], bool], seconds: float) -> None:
         end = self.loop.time() + seconds
@@ -280,7 +280,7 @@ class World:
 
     def pin(self, index: int, *, pinned: bool) -> None:
         """Keep a version, or let it go."""
-        if self.life is not None and (versions := sorted(self.life.ledger.versions)):
+        if self.life is not None and (versions := sorted(self.life.store.versions)):
             change = pin if pinned else unpin
             self._call(change(versions[index % len(versions)], self.life.service))
 
@@ -291,7 +291,7 @@ class World:
 
     def resync(self, name: str) -> None:
         """An operator asks for a load, and may be told that it would go backwards."""
-        if self.life is not None and f"{name}:1" in self.life.ledger.engines:
+        if self.life is not None and f"{name}:1" in self.life.store.engines:
             with suppress(ProblemError):
                 self.life.fleet.resync(f"{name}:1")
 
@@ -421,7 +421,7 @@ class World:
             self.close_run(closed=False)
             self.wait(HEAL_SECONDS)
         assert self.life is not None
-        engines = self.life.ledger.engines.values()
+        engines = self.life.store.engines.values()
         if given_up := [each.id.removesuffix(":1") for each in engines if each.state.value == "QUARANTINED"]:
             self._restart(given_up)
         for each in list(engines):
@@ -443,7 +443,7 @@ class World:
     def standing(self) -> Standing:
         """How the run stands, in a word."""
         assert self.life is not None
-        return glance_at(self.life.ledger, RUN).standing
+        return glance_at(self.life.store, self.life.targets, RUN).standing
 
     @property
     def trace(self) -> list[str]:

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 from starlette.types import ASGIApp
 
-from refitd.surface.connection import Connection
-from refitd.surface.server import PATIENCE, Server
+from refitd.api.connection import Connection
+from refitd.api.server import PATIENCE, Server
 from refitd_client.contract.wire import Problem
 
 GIVE_UP = 15.0  # seconds after which a test fails; nothing here takes them

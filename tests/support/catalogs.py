@@ -7,17 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from refitd.catalog.catalog import Catalog
-from refitd.catalog.conventions import Trainer
 from refitd.catalog.files import DiskFiles
-from refitd.catalog.record import VersionRecord
+from refitd.catalog.intake import Intake
 from refitd.catalog.references import References
-from refitd.catalog.rules import CatalogRules
 from refitd.clock import SystemClock
-from refitd.journal.journal import Journal
-from refitd.ledger import Ledger
-from refitd.notice.intake import Intake
+from refitd.policy.rules import CatalogRules
+from refitd.rollout.targets import Targets
+from refitd.state.journal.journal import Journal
+from refitd.state.store import Store
+from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.contract.states import VersionState
+from refitd_client.validation.conventions import Trainer
 
 from .checkpoints import write_model
 
@@ -29,21 +30,22 @@ class Stage:
     """What a test works with."""
 
     root: Path
-    ledger: Ledger
+    store: Store
+    targets: Targets
     catalog: Catalog
     intake: Intake
 
     async def verdict(self, id_: str, *states: VersionState) -> VersionRecord:
         """Wait until a version has one of these states."""
-        await self.until(lambda: id_ in self.ledger.versions and self.ledger.versions[id_].state in states)
-        return self.ledger.versions[id_]
+        await self.until(lambda: id_ in self.store.versions and self.store.versions[id_].state in states)
+        return self.store.versions[id_]
 
     async def until(self, what: Callable[[], bool]) -> None:
         """Wait for something to become true."""
-        seen = self.ledger.bell.count
+        seen = self.store.changed.count
         async with asyncio.timeout(10):
             while not what():
-                seen = await self.ledger.bell.after(seen, within=0.05)
+                seen = await self.store.changed.wait_after(seen, within=0.05)
 
 
 @asynccontextmanager
@@ -52,15 +54,16 @@ async def watching(tmp_path: Path, *, base: bool = True, trainers: Collection[Tr
     root = tmp_path / "root"
     (root / SERVICE_FOLDER).mkdir(parents=True, exist_ok=True)
     journal = Journal(tmp_path / "state")
-    ledger = Ledger(journal, SystemClock())
+    store = Store(journal, SystemClock())
+    targets = Targets(store)
     files = DiskFiles(root, trainers=trainers)
-    references = References(ledger, write_model(tmp_path / "base") if base else None)
-    catalog = Catalog(ledger, files, references, RULES)
-    intake = Intake(ledger, files, root, catalog.nudge, trainers=trainers)
+    references = References(store, write_model(tmp_path / "base") if base else None)
+    catalog = Catalog(store, files, references, RULES)
+    intake = Intake(store, targets, files, root, catalog.nudge, trainers=trainers)
     async with asyncio.TaskGroup() as group:
         running, writing = group.create_task(catalog.run()), group.create_task(journal.run())
         try:
-            yield Stage(root, ledger, catalog, intake)
+            yield Stage(root, store, targets, catalog, intake)
         finally:
             running.cancel()
             await asyncio.wait({running})

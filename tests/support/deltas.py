@@ -8,14 +8,15 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file
 
-from refitd.catalog.examine import structure
-from refitd.catalog.record import VersionRecord
-from refitd.ledger import Ledger
-from refitd.surface.present import present_engine
+from refitd.api.present import present_engine
+from refitd.rollout.targets import Targets
+from refitd.state.store import Store
+from refitd.state.version import VersionRecord
 from refitd_client import Publication, WeightPublisher
 from refitd_client.contract.states import Kind, VersionState
 from refitd_client.delta import DeltaRules
 from refitd_client.delta.plan import Full, last_served
+from refitd_client.validation.examine import structure
 
 from .checkpoints import Tensors, tensors
 
@@ -69,9 +70,11 @@ class Trainer:
         """What a delta is to lead from."""
         return self.base()
 
-    def asks(self, ledger: Ledger) -> None:
-        """Ask this ledger what engines serve, without a server in between."""
-        self.base = lambda: last_served([present_engine(each, ledger) for each in list(ledger.engines.values())], RUN)
+    def asks(self, store: Store, targets: Targets) -> None:
+        """Ask this store what engines serve, without a server in between."""
+        self.base = lambda: last_served(
+            [present_engine(each, store, targets) for each in list(store.engines.values())], RUN
+        )
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A ledger, a conductor and a fleet of simulated engines, as they run in the service."""
+"""A store, a controller and a fleet of simulated engines, as they run in the service."""
 
 import asyncio
 import random
@@ -7,15 +7,16 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from refitd.catalog.record import VersionRecord
 from refitd.clock import SystemClock
 from refitd.engine.engines_file import EngineSpec
-from refitd.journal.journal import Journal
-from refitd.ledger import Ledger
+from refitd.policy.strategy import Strategy
 from refitd.rollout.canary import CanaryChecks
-from refitd.rollout.conductor import Conductor
+from refitd.rollout.controller import RolloutController
 from refitd.rollout.fleet import Fleet
-from refitd.rollout.strategy import Strategy
+from refitd.rollout.targets import Targets
+from refitd.state.journal.journal import Journal
+from refitd.state.store import Store
+from refitd.state.version import VersionRecord
 
 from .simulated_engine import SimulatedEngine
 
@@ -26,17 +27,18 @@ ALL = Strategy()
 class Stage:
     """What a test works with."""
 
-    ledger: Ledger
+    store: Store
+    targets: Targets
     fleet: Fleet
     engines: dict[str, SimulatedEngine]
     lost: set[str] = field(default_factory=set)
 
     async def until(self, what: Callable[[], bool]) -> None:
-        """Wait for something to become true in the ledger."""
-        seen = self.ledger.bell.count
+        """Wait for something to become true in the store."""
+        seen = self.store.changed.count
         async with asyncio.timeout(10):
             while not what():
-                seen = await self.ledger.bell.after(seen, within=0.05)
+                seen = await self.store.changed.wait_after(seen, within=0.05)
 
 
 @asynccontextmanager
@@ -51,7 +53,8 @@ async def running(
 ) -> AsyncIterator[Stage]:
     """Run a fleet on `engines` (by host name), or on those of them that a file names, with a journal in `folder`."""
     journal = Journal(folder)
-    ledger = Ledger(journal, SystemClock(), strategy)
+    store = Store(journal, SystemClock())
+    targets = Targets(store, strategy)
     lost: set[str] = set()
 
     async def check(version: VersionRecord, *, in_place: bool = False) -> bool:
@@ -61,7 +64,8 @@ async def running(
         return engines[spec.url.removeprefix("http://").removesuffix(":1")]
 
     fleet = Fleet(
-        ledger,
+        store,
+        targets,
         root="/root",
         urls=[] if engines_file is not None else [f"http://{name}:1" for name in engines],
         engines_file=engines_file,
@@ -70,14 +74,14 @@ async def running(
         check=check,
         chance=random.Random(),
     )
-    canaries = CanaryChecks(ledger, [fleet.trial])
-    conductor = Conductor(ledger, default_run=None, quorum=quorum)
+    canaries = CanaryChecks(store, targets, [fleet.trial])
+    controller = RolloutController(store, targets, default_run=None, quorum=quorum)
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(part()) for part in (conductor.run, canaries.run, fleet.run)]
+        tasks = [group.create_task(part()) for part in (controller.run, canaries.run, fleet.run)]
         writing = group.create_task(journal.run())
         try:
-            stage = Stage(ledger=ledger, fleet=fleet, engines=engines, lost=lost)
-            await stage.until(lambda: engines_file is not None or len(ledger.engines) == len(engines))
+            stage = Stage(store=store, targets=targets, fleet=fleet, engines=engines, lost=lost)
+            await stage.until(lambda: engines_file is not None or len(store.engines) == len(engines))
             yield stage
         finally:
             for task in tasks:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from refitd.catalog.examine import structure
 from refitd.engine.port import Files
 from refitd_client.contract.digest import FileDigest
 from refitd_client.contract.manifest import DeltaFacts, Manifest, ManifestFile, TensorsSummary
@@ -18,6 +17,7 @@ from refitd_client.contract.states import Kind
 from refitd_client.delta import Change, Delta, encode, index_type
 from refitd_client.fingerprint import fingerprints, to_text
 from refitd_client.fingerprint.twin import flat_bits
+from refitd_client.validation.examine import structure
 
 Weights = dict[str, Any]
 _BITS = {"BF16": 16, "F32": 32, "F16": 16}

@@ -13,8 +13,7 @@ from typing import Any
 import httpx
 
 from refitd.engine.sglang.checksums import digest_of
-from refitd_sglang.answer import Answer, answers_in
-from refitd_sglang.transaction import Outcome
+from refitd_client.contract.answer import Answer, UpdateOutcome, answers_in
 from support.servers import ADMIN_KEY, API_KEY, KIT, SglangServer
 from support.sockets import reach
 
@@ -81,7 +80,7 @@ class PluggedSglang(SglangServer):
         """One update that the plugin carries out."""
         ok, message = self.load(path, label)
         (answer,) = answers_in(message)
-        assert ok == (answer.outcome is Outcome.SERVED), message
+        assert ok == (answer.outcome is UpdateOutcome.SERVED), message
         return answer
 
     def generate(self, tokens: int = 16, adapter: str | None = None) -> list[int]:

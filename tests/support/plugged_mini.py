@@ -18,10 +18,10 @@ from safetensors.torch import save_file
 from torch.distributed import HashStore
 
 from refitd.engine.port import Target
-from refitd_sglang import ranks as ranks_module
+from refitd_plugin import ranks as ranks_module
+from refitd_plugin.settings import PluginSettings
 from refitd_sglang.plugin import Plugin
-from refitd_sglang.settings import Settings
-from refitd_sglang.versions import Layout
+from refitd_sglang.versions import SglangLayout
 
 from .forged import files_of, sign
 from .mini_sglang import TinyModel, Updater, expected, make_loader, tiny_weights, values
@@ -47,7 +47,9 @@ class Rank:
             server_args=SimpleNamespace(**named),
         )
         signature = inspect.signature(Updater.update_weights_from_disk)
-        self.plugin = Plugin(Layout("mini", Updater, self.updater.loader, signature), Settings(root=root, wait=30.0))
+        self.plugin = Plugin(
+            SglangLayout("mini", Updater, self.updater.loader, signature), PluginSettings(root=root, wait=30.0)
+        )
         Updater.update_weights_from_disk(self.updater, str(startup), "auto")
         self.plugin.started(None, self.updater)
 
@@ -59,11 +61,11 @@ class Rank:
 
     @property
     def engine(self) -> Any:
-        return self.plugin._engine(self.updater)
+        return self.plugin.rank_of(self.updater).engine
 
     @property
     def socket(self) -> Path:
-        channel = self.plugin._engines[self.updater]._channel
+        channel = self.plugin.rank_of(self.updater)._channel
         return channel.root / ".refitd" / "engines" / channel.name
 
 

@@ -29,9 +29,13 @@ def register() -> None:
     _wait_for_no_gpu()
     if "STAGED" in os.environ:
         _stage_as_on_a_gpu(os.environ["STAGED"])
-    from refitd_sglang import feeding, loading, patch
+    from refitd_plugin import loading, patch, tensor_feed
 
-    original_replay, original_given, original_write = loading.replay, feeding.Feed._given, patch.HostPatch.write
+    original_replay, original_given, original_write = (
+        loading.replay,
+        tensor_feed.TensorFeed._given,
+        patch.HostPatch.write,
+    )
 
     def replay(steps: Any, rest: Any, load: Any) -> None:
         original_replay(_failing("copy", steps), rest, load)
@@ -46,7 +50,7 @@ def register() -> None:
         finally:
             self._pieces = pieces
 
-    loading.replay, feeding.Feed._given, patch.HostPatch.write = replay, given, write
+    loading.replay, tensor_feed.TensorFeed._given, patch.HostPatch.write = replay, given, write
 
 
 def _wait_for_no_gpu() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from refitd_client.checkpoint.strict_header import BITS
 from refitd_client.contract.manifest import Manifest, ManifestFile, TensorsSummary
 from refitd_client.contract.naming import INDEX_NAME, MANIFEST_NAME
-from refitd_client.strict_header import BITS
 
 Spec = tuple[str, Sequence[int], bytes]  # dtype, shape, data
 

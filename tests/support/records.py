@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from refitd.catalog.record import VersionRecord
-from refitd.rollout.record import EngineRecord
+from refitd.state.records import EngineRecord
+from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import Order, version_folder
 from refitd_client.contract.states import EngineState, VersionState
 

@@ -12,26 +12,26 @@ import httpx
 from fastapi import FastAPI
 from pydantic import SecretStr
 
+from refitd.api.api import build_api
+from refitd.api.context import Service
 from refitd.catalog.catalog import Catalog
 from refitd.catalog.files import DiskFiles
+from refitd.catalog.intake import Intake
 from refitd.catalog.references import References
-from refitd.catalog.rules import CatalogRules
 from refitd.catalog.warm import Warmer
 from refitd.clock import SystemClock
-from refitd.copies.before_load import BeforeLoad
-from refitd.copies.copier import Copier
-from refitd.copies.disk import DiskCopies
 from refitd.engine.engines_file import EngineSpec
-from refitd.journal.journal import Journal
-from refitd.ledger import Ledger
-from refitd.notice.intake import Intake
-from refitd.reclaim.collector import Collector, LedgerFacts
+from refitd.materialize.before_load import BeforeLoad
+from refitd.materialize.disk import DiskCopies
+from refitd.materialize.materializer import Copier
+from refitd.reclaim.collector import Collector, StoreFacts
 from refitd.reclaim.folders import DiskFolders
-from refitd.rollout.conductor import Conductor
+from refitd.rollout.controller import RolloutController
 from refitd.rollout.fleet import Fleet
+from refitd.rollout.targets import Targets
 from refitd.settings import Settings
-from refitd.surface.api import build_api
-from refitd.surface.context import Service
+from refitd.state.journal.journal import Journal
+from refitd.state.store import Store
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.contract.states import VersionState
 
@@ -44,18 +44,20 @@ class Stage:
     """What a test works with: `http` speaks to the API, which is `api`; `engines` are by host name."""
 
     root: Path
-    ledger: Ledger
+    store: Store
+    targets: Targets
     http: httpx.AsyncClient
     engines: dict[str, SimulatedEngine]
     api: FastAPI
     copier: Copier
     sweep: Callable[[], Awaitable[Any]]
+    catalog: Catalog
 
     async def listed(self) -> None:
         """Wait until the service knows what is in the root."""
         async with asyncio.timeout(10):
-            while self.ledger.root_fault is not None:
-                await self.ledger.bell.after(self.ledger.bell.count, within=0.02)
+            while self.store.faults.root is not None:
+                await self.store.changed.wait_after(self.store.changed.count, within=0.02)
 
     async def served(self, step: int) -> str:
         """Publish a step, wait until it is served, return its id."""
@@ -66,10 +68,10 @@ class Stage:
 
     async def until(self, id_: str, what: Any) -> None:
         """Wait for something to become true of a version."""
-        seen = self.ledger.bell.count
+        seen = self.store.changed.count
         async with asyncio.timeout(10):
-            while id_ not in self.ledger.versions or not what(self.ledger.versions[id_]):
-                seen = await self.ledger.bell.after(seen, within=0.05)
+            while id_ not in self.store.versions or not what(self.store.versions[id_]):
+                seen = await self.store.changed.wait_after(seen, within=0.05)
 
     async def rejected(self, id_: str) -> None:
         """Wait until a version is rejected."""
@@ -96,18 +98,21 @@ async def serving(
     }
     settings = Settings(**(defaults | more))
     journal = Journal(tmp_path / "state")
-    ledger = Ledger(journal, SystemClock())
+    store = Store(journal, SystemClock())
+    targets = Targets(store)
     files = DiskFiles(root)
-    catalog = Catalog(ledger, files, References(ledger, settings.base_model), CatalogRules.of(settings))
+    catalog = Catalog(store, files, References(store, settings.base_model), settings.catalog_rules)
 
     def connect(spec: EngineSpec) -> SimulatedEngine:
         name = spec.url.removeprefix("http://").removesuffix(":1")
         return engines.setdefault(name, SimulatedEngine())
 
-    copier = Copier(ledger, LedgerFacts(ledger, files), DiskCopies(root, settings.copies_folder), most=settings.copies)
-    before_load = BeforeLoad(catalog.check, copier, Warmer(root, lambda: "ext4"), ledger.carriage)
+    facts = StoreFacts(store, targets, files, catalog.judging)
+    copier = Copier(store, targets, facts, DiskCopies(root, settings.copies_folder), most=settings.copies)
+    before_load = BeforeLoad(catalog.check, copier, Warmer(root, lambda: "ext4"), targets.carriage)
     fleet = Fleet(
-        ledger,
+        store,
+        targets,
         root=str(root),
         urls=settings.engines,
         engines_file=None,
@@ -117,24 +122,32 @@ async def serving(
         warm=before_load.warm,
         chance=random.Random(),
     )
-    collector = Collector(ledger, files, DiskFolders(root), settings, copier)
-    intake = Intake(ledger, files, root, catalog.nudge, settings.run, kind=settings.kind, deltas=settings.takes_deltas)
+    collector = Collector(store, facts, DiskFolders(root), settings.reclaim_rules, copier)
+    intake = Intake(
+        store, targets, files, root, catalog.nudge, settings.run, kind=settings.kind, deltas=settings.takes_deltas
+    )
     service = Service(
-        settings=settings, ledger=ledger, intake=intake, fleet=fleet, sweeper=collector.sweeper, copier=copier
+        settings=settings,
+        store=store,
+        targets=targets,
+        intake=intake,
+        fleet=fleet,
+        sweeper=collector.sweeper,
+        copier=copier,
     )
     await copier.survey()
     api = build_api(service)
     transport = httpx.ASGITransport(app=api, raise_app_exceptions=False)
-    conductor = Conductor(ledger, default_run=settings.run, quorum=1)
+    controller = RolloutController(store, targets, default_run=settings.run, quorum=1)
     async with (
         asyncio.TaskGroup() as group,
         httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http,
     ):
-        tasks = [group.create_task(part()) for part in (catalog.run, conductor.run, copier.run, fleet.run)]
+        tasks = [group.create_task(part()) for part in (catalog.run, controller.run, copier.run, fleet.run)]
         writing = group.create_task(journal.run())
         await asyncio.sleep(0)  # each has begun
         try:
-            yield Stage(root, ledger, http, engines, api, copier, collector.sweeper.run)
+            yield Stage(root, store, targets, http, engines, api, copier, collector.sweeper.run, catalog)
         finally:
             for task in tasks:
                 task.cancel()

@@ -66,13 +66,13 @@ class SimulatedEngine:
         self.paused = not refit.resumed
         return refit
 
-    async def look_ahead(self, version: Coming | Offered) -> None:
+    async def prefetch(self, version: Coming | Offered) -> None:
         self.ahead.append(version.version)
         self.waiting = True
         if self.hangs:
             await asyncio.Event().wait()
 
-    async def look_away(self) -> None:
+    async def cancel_prefetch(self) -> None:
         if self.waiting:
             self.ahead.append(None)
         self.waiting = False

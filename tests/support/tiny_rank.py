@@ -11,12 +11,11 @@ import pytest
 from safetensors.torch import save_file
 from torch.distributed import HashStore
 
-from refitd_sglang import ranks
-from refitd_sglang.answer import Answer, answers_in
+from refitd_client.contract.answer import Answer, UpdateOutcome, answers_in
+from refitd_plugin import ranks
+from refitd_plugin.settings import PluginSettings
 from refitd_sglang.plugin import Plugin
-from refitd_sglang.settings import Settings
-from refitd_sglang.transaction import Outcome
-from refitd_sglang.versions import Layout
+from refitd_sglang.versions import SglangLayout
 from support.forged import Weights, fingerprints_of, sign, write_delta
 from support.mini_sglang import TinyModel, Updater, expected, make_loader, tiny_weights, values
 
@@ -43,8 +42,8 @@ class Rank:
             server_args=SimpleNamespace(tp_size=size, **args),
         )
         self.plugin = Plugin(
-            Layout("mini", Updater, self.updater.loader, inspect.signature(Updater.update_weights_from_disk)),
-            Settings(wait=wait),
+            SglangLayout("mini", Updater, self.updater.loader, inspect.signature(Updater.update_weights_from_disk)),
+            PluginSettings(wait=wait),
         )
         assert self.stock(startup)[0]
 
@@ -58,7 +57,7 @@ class Rank:
     def answer(self, path: Path, **more: Any) -> Answer:
         ok, message = self.update(path, **more)
         (answer,) = answers_in(message)
-        assert ok == (answer.outcome is Outcome.SERVED)
+        assert ok == (answer.outcome is UpdateOutcome.SERVED)
         return answer
 
     def holds(self, seed: int) -> bool:
@@ -66,7 +65,7 @@ class Rank:
 
     @property
     def engine(self) -> Any:
-        return self.plugin._engine(self.updater)
+        return self.plugin.rank_of(self.updater).engine
 
     @property
     def path(self) -> str:

@@ -32,7 +32,7 @@ async def test_a_notice_a_thousand_times_at_once_is_one_version(tmp_path: Path) 
                 group.create_task(stage.http.post("/v1/versions", json={"run": "run", "step": 1})) for _ in range(1000)
             ]
         assert {post.result().status_code for post in posts} <= {200, 202}
-        assert len(stage.ledger.versions) == 1
+        assert len(stage.store.versions) == 1
 
 
 async def test_waiting_for_a_version_ends_when_it_is_served(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ async def test_a_bad_notice_gets_its_own_problem_document(
         assert problem["status"] == status
         assert problem["detail"]
         assert slug != "path-missing" or f"publish into this service's root, {stage.root}," in problem["detail"]
-        assert stage.ledger.versions == {}
+        assert stage.store.versions == {}
 
 
 async def test_one_step_with_other_content_is_a_conflict(tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ async def test_a_rollback_goes_to_the_version_before_and_a_newer_one_rolls_as_us
         seen = -1
         async with asyncio.timeout(10):
             while stage.engines["a"].label != "1":
-                seen = await stage.ledger.bell.after(seen, within=0.05)
+                seen = await stage.store.changed.wait_after(seen, within=0.05)
         left = (await stage.http.get(f"/v1/versions/{second}/wait")).json()
         assert (left["version"]["barred"], left["outcome"]) == (True, "failed")
         await stage.served(3)
@@ -271,8 +271,8 @@ async def test_engines_come_and_go(tmp_path: Path) -> None:
         assert (await stage.http.post("/v1/engines", json={"url": "http://b:1/"})).status_code == 409
         seen = -1
         async with asyncio.timeout(10):
-            while stage.ledger.engines["b:1"].serving != "run~v000001":
-                seen = await stage.ledger.bell.after(seen, within=0.05)
+            while stage.store.engines["b:1"].serving != "run~v000001":
+                seen = await stage.store.changed.wait_after(seen, within=0.05)
         assert (await stage.http.delete("/v1/engines/b:1")).status_code == 204
         assert (await stage.http.get("/v1/engines/b:1")).status_code == 404
         assert (await stage.http.delete("/v1/engines/a:1")).status_code == 409
@@ -306,8 +306,8 @@ async def test_a_resync_loads_an_engine_again(tmp_path: Path) -> None:
         assert (await stage.http.post("/v1/engines/a:1/resync")).status_code == 202
         seen = -1
         async with asyncio.timeout(10):
-            while len(stage.engines["a"].loads) < 2 or stage.ledger.engines["a:1"].serving is None:
-                seen = await stage.ledger.bell.after(seen, within=0.05)
+            while len(stage.engines["a"].loads) < 2 or stage.store.engines["a:1"].serving is None:
+                seen = await stage.store.changed.wait_after(seen, within=0.05)
 
 
 async def test_versions_and_engines_explain_themselves(tmp_path: Path) -> None:
@@ -323,11 +323,11 @@ async def test_versions_and_engines_explain_themselves(tmp_path: Path) -> None:
 async def test_an_engine_s_last_load_is_told_in_words(tmp_path: Path) -> None:
     async with serving(tmp_path) as stage:
         await stage.served(1)
-        record = stage.ledger.engines["a:1"]
+        record = stage.store.engines["a:1"]
 
         async def told(**changes: Any) -> str:
             assert record.last_attempt is not None
-            stage.ledger.engines["a:1"] = replace(record, last_attempt=replace(record.last_attempt, **changes))
+            stage.store.engines["a:1"] = replace(record, last_attempt=replace(record.last_attempt, **changes))
             return (await stage.http.get("/v1/explain/a:1")).json()["sentences"][-1]
 
         assert (await told()).endswith("and went well: what it loaded was proved.")
@@ -363,7 +363,7 @@ async def test_what_is_wrong_with_root_and_engines_file_can_be_asked(tmp_path: P
         assert (await stage.http.get("/v1/faults")).json() == dict.fromkeys(
             ("root", "engines", "journal", "disk", "folders")
         )
-        stage.ledger.file_fault = "engines.yaml cannot be read"
+        stage.store.faults.set_engines_file("engines.yaml cannot be read")
         assert (await stage.http.get("/v1/faults")).json()["engines"] == "engines.yaml cannot be read"
 
 
@@ -382,7 +382,7 @@ async def test_a_root_that_vanished_is_not_ready(tmp_path: Path) -> None:
         stage.root.rename(tmp_path / "unmounted")
         async with asyncio.timeout(10):
             while (await stage.http.get("/readyz")).status_code != 503:
-                await stage.ledger.bell.after(stage.ledger.bell.count, within=0.02)
+                await stage.store.changed.wait_after(stage.store.changed.count, within=0.02)
         assert (await stage.http.get("/healthz")).status_code == 200
 
 

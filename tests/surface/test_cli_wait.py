@@ -12,9 +12,9 @@ from safetensors.numpy import save_file
 
 from refitd.cli.publish import Published
 from refitd.cli.waiting import look_for, progress_of
-from refitd_client.client import RefitClient
 from refitd_client.contract.states import EngineState, VersionState, WaitOutcome
 from refitd_client.contract.wire import Problem, WaitResult
+from refitd_client.http.client import RefitClient
 from support.command_line import answer, refitd
 from support.stand_in_service import StandIn, make_engine, make_version, on_version, stand_in
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from refitd_client.client import RefitClient
 from refitd_client.contract.states import Kind, VersionState, WaitOutcome
 from refitd_client.contract.wire import NewEngine, Notice, Version, WaitResult
 from refitd_client.errors import (
@@ -20,7 +19,8 @@ from refitd_client.errors import (
     ServiceUnreachableError,
     UnauthorizedError,
 )
-from refitd_client.retry import RetryPolicy
+from refitd_client.http.client import RefitClient
+from refitd_client.http.retry import RetryPolicy
 from support.both_clients import QUICK, Run, Use, run_async, run_blocking
 from support.scripted_server import Step, answer, cut, hang_up, page, problem, serve, silence
 from support.stand_in_service import make_engine, stand_in

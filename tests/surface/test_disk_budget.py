@@ -229,7 +229,7 @@ async def test_folders_that_are_not_taken_in_are_a_fault_that_says_what_to_do(
         publish(stage.root, "run", 1, tensors(1))
         async with asyncio.timeout(10):
             while (told := (await faults(stage))["folders"]) is None:
-                await stage.ledger.bell.after(stage.ledger.bell.count, within=0.02)
+                await stage.store.changed.wait_after(stage.store.changed.count, within=0.02)
         assert told.startswith("1 folder is not taken in yet (1 of run run)")
         assert "'refitd runs close RUN'" in told
         assert await fault_metric(stage, "folders") == 1

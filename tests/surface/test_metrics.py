@@ -11,12 +11,12 @@ from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from refitd.engine.port import Outcome, Refit
-from refitd.reclaim.kept import Kept, bytes_by_reason
-from refitd.reclaim.leases import Lease, LeaseKind
-from refitd.rollout.record import RolloutRecord
-from refitd.telemetry.meters import STAGES
-from refitd.telemetry.stops import Stops
-from refitd.telemetry.unserved import Unserved
+from refitd.observe.meters import STAGES
+from refitd.observe.stops import Stops
+from refitd.observe.unserved import Unserved
+from refitd.policy.kept import Kept, bytes_by_reason
+from refitd.policy.leases import Lease, LeaseKind
+from refitd.state.records import RolloutRecord
 from refitd_client.contract.states import RolloutState, VersionState
 from refitd_client.contract.wire import Reclaimable
 from support.checkpoints import publish, tensors
@@ -62,7 +62,7 @@ async def test_every_stage_of_an_update_is_timed_once(tmp_path: Path) -> None:
         assert found.value("refitd_stage_seconds_sum", stage="load") == 0.02
         assert found.value("refitd_update_seconds_count") == 1
         assert found.value("refitd_loads_total", outcome="ack") == 2
-        published = stage.ledger.versions["run~v000001"].bytes
+        published = stage.store.versions["run~v000001"].bytes
         assert found.value("refitd_published_bytes_total", kind="full") == published
 
 
@@ -137,7 +137,7 @@ async def test_bytes_in_the_root_are_told_by_what_they_are_kept_for(tmp_path: Pa
         await stage.served(2)
         await stage.sweep()
         found = await scrape(stage)
-        size = stage.ledger.versions["run~v000002"].bytes
+        size = stage.store.versions["run~v000002"].bytes
         assert found.value("refitd_kept_bytes", why="read") == size
         assert found.value("refitd_kept_bytes", why="rule") == size
 
@@ -229,6 +229,6 @@ async def test_a_journal_that_cannot_be_written_is_a_fault(tmp_path: Path, monke
     async with serving(tmp_path) as stage:
         await stage.served(1)
         assert (await scrape(stage)).value("refitd_fault", part="journal") == 0
-        monkeypatch.setattr(stage.ledger.journal, "_failure", OSError("disk full"))
+        monkeypatch.setattr(stage.store.journal, "_failure", OSError("disk full"))
         assert (await scrape(stage)).value("refitd_fault", part="journal") == 1
         monkeypatch.undo()

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from refitd.catalog.files import DiskFiles
-from refitd.catalog.scan import Listing, ListingFailed
+from refitd.root.scan import Listing, ListingFailed
 from support.services import Stage, serving
 
 ID = "run~v000001"
@@ -74,13 +74,13 @@ async def test_while_a_lost_journal_is_rebuilt_no_version_is_called_unknown_and_
     async with serving(tmp_path) as stage:
         stage.engines["a"].down = True
         await stage.listed()
-        stage.ledger.origin = replace(stage.ledger.origin, cause="it was corrupt", lost=True, rebuilt=False)
+        stage.store.origin = replace(stage.store.origin, cause="it was corrupt", lost=True, rebuilt=False)
         answer = await stage.http.get(f"/v1/versions/{ID}")
         assert (answer.status_code, answer.headers.get("retry-after")) == (503, "1")
         assert "the journal was lost and is being rebuilt" in answer.json()["detail"]
         assert (await stage.http.get("/readyz")).status_code == 503
         assert "is being rebuilt" in (await stage.http.get("/v1/faults")).json()["journal"]
-        stage.ledger.rebuilt()
+        stage.store.rebuilt()
         assert (await stage.http.get(f"/v1/versions/{ID}")).status_code == 404
         assert (await stage.http.get("/readyz")).status_code == 200
 
@@ -91,6 +91,6 @@ async def test_a_journal_that_begins_on_a_root_with_versions_is_ready_before_its
     """No earlier journal is gone, so that nothing but the listing is to come."""
     async with serving(tmp_path) as stage:
         await stage.listed()
-        stage.ledger.origin = replace(stage.ledger.origin, cause="it was not there", lost=False, rebuilt=False)
+        stage.store.origin = replace(stage.store.origin, cause="it was not there", lost=False, rebuilt=False)
         assert (await stage.http.get(f"/v1/versions/{ID}")).status_code == 404
         assert (await stage.http.get("/readyz")).status_code == 200

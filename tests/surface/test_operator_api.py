@@ -8,12 +8,12 @@ from urllib.parse import quote
 import msgspec
 import pytest
 
-from refitd.journal.journal import JournalError
-from refitd.surface.overview import Cached
+from refitd.api.overview import Cached
+from refitd.state.journal.journal import JournalError
 from refitd_client.contract.states import EngineState, VersionState
 from refitd_client.contract.wire import Faults, Overview, WaitResult
 from refitd_client.errors import WaitTimeoutError
-from refitd_client.verdict import judge
+from refitd_client.http.verdict import judge
 from support.checkpoints import publish, tensors
 from support.services import Stage, serving
 
@@ -31,7 +31,7 @@ async def test_the_overview_holds_runs_engines_and_where_the_stream_goes_on(tmp_
         (run,) = found["runs"]
         assert (run["standing"], run["headline"]) == ("CURRENT", "All 2 engines serve step 1, the newest.")
         assert [(engine["id"], engine["behind"]) for engine in found["engines"]] == [("a:1", 0), ("b:1", 0)]
-        assert found["event"] == stage.ledger.last_event
+        assert found["event"] == stage.store.last_event
         assert found["versions"]["SEALED"] == 1
         await stage.served(2)
         again = (await stage.http.get("/v1/overview")).json()
@@ -44,11 +44,11 @@ async def test_the_overview_of_an_idle_service_is_as_of_now(tmp_path: Path, monk
     async with serving(tmp_path) as stage:
         await stage.served(1)
         cached, faults = Cached(), Faults()
-        monkeypatch.setattr(stage.ledger.clock, "now", lambda: "2026-11-21T12:00:00.000Z")
-        first = msgspec.json.decode(cached.json(stage.ledger, faults), type=Overview)
-        monkeypatch.setattr(stage.ledger.clock, "now", lambda: "2026-11-21T12:00:09.000Z")
-        monkeypatch.setattr("refitd.surface.overview.overview_of", None)  # nothing has happened: it is not made again
-        again = msgspec.json.decode(cached.json(stage.ledger, faults), type=Overview)
+        monkeypatch.setattr(stage.store.clock, "now", lambda: "2026-11-21T12:00:00.000Z")
+        first = msgspec.json.decode(cached.json(stage.store, stage.targets, faults), type=Overview)
+        monkeypatch.setattr(stage.store.clock, "now", lambda: "2026-11-21T12:00:09.000Z")
+        monkeypatch.setattr("refitd.api.overview.overview_of", None)  # nothing has happened: it is not made again
+        again = msgspec.json.decode(cached.json(stage.store, stage.targets, faults), type=Overview)
         monkeypatch.undo()
         assert (first.at, again.at) == ("2026-11-21T12:00:00.000Z", "2026-11-21T12:00:09.000Z")
         assert replace(first, at=again.at) == again
@@ -63,7 +63,7 @@ async def test_a_journal_that_cannot_be_written_is_told_and_hides_nothing(
     async with serving(tmp_path) as stage:
         await stage.served(1)
         assert (await stage.http.get("/v1/overview")).json()["faults"]["journal"] is None
-        monkeypatch.setattr(stage.ledger.journal, "durable", full)
+        monkeypatch.setattr(stage.store.journal, "durable", full)
         answer = await stage.http.get("/v1/overview")
         assert (answer.status_code, answer.json()["runs"][0]["in_sync"]) == (200, 1)
         assert "disk full" in answer.json()["faults"]["journal"]
@@ -101,7 +101,7 @@ async def test_the_log_is_paged_newest_first_and_by_subject(tmp_path: Path) -> N
             page = (await stage.http.get(f"/v1/log?limit=3{before and f'&before={before}'}")).json()
             seen += [event["seq"] for event in page["items"]]
             before = page["next_cursor"]
-        assert seen == list(range(stage.ledger.last_event, 0, -1))
+        assert seen == list(range(stage.store.last_event, 0, -1))
         mine = (await stage.http.get("/v1/log", params={"subject": id_})).json()["items"]
         assert {event["subject"] for event in mine} == {id_}
 
@@ -137,7 +137,7 @@ async def test_an_engine_that_restarts_while_rollouts_are_paused_gets_the_last_g
         stage.engines["a"].restart()
         async with asyncio.timeout(10):
             while stage.engines["a"].label != "1":
-                await stage.ledger.bell.after(stage.ledger.bell.count, within=0.05)
+                await stage.store.changed.wait_after(stage.store.changed.count, within=0.05)
 
 
 @pytest.mark.parametrize("subject", ["exp%2Ftrial", "1", "v000001"])
@@ -189,7 +189,7 @@ async def test_a_run_without_a_good_version_is_explained_by_how_it_stands(tmp_pa
 async def test_an_engine_is_named_by_its_url_too_and_one_that_is_unknown_is_said_to_be_so(tmp_path: Path) -> None:
     async with serving(tmp_path) as stage:
         await stage.served(1)
-        url = quote(stage.ledger.engines["a:1"].url, safe="")
+        url = quote(stage.store.engines["a:1"].url, safe="")
         assert (await stage.http.post(f"/v1/engines/{url}/resync")).json()["id"] == "a:1"
         assert (await stage.http.get(f"/v1/engines/{url}%2F")).json()["id"] == "a:1"
         assert (await stage.http.get(f"/v1/explain/{url}")).json()["id"] == "a:1"
@@ -238,8 +238,8 @@ async def test_of_an_engine_that_is_away_only_what_it_served_is_said(tmp_path: P
         id_ = await stage.served(1)
         stage.engines["a"].down = True
         async with asyncio.timeout(10):
-            while stage.ledger.engines["a:1"].state is not EngineState.UNREACHABLE:
-                await stage.ledger.bell.after(stage.ledger.bell.count, within=0.05)
+            while stage.store.engines["a:1"].state is not EngineState.UNREACHABLE:
+                await stage.store.changed.wait_after(stage.store.changed.count, within=0.05)
         said = (await stage.http.get("/v1/explain/a:1")).json()["sentences"]
         assert said[:3] == [
             "a:1 is UNREACHABLE: it does not answer, is asked again and again, and is brought up to date when it does.",
@@ -262,8 +262,8 @@ async def test_a_rollback_is_carried_out_while_rollouts_are_paused(tmp_path: Pat
         await stage.http.post("/v1/rollback", json={"run": "run"})
         async with asyncio.timeout(10):
             while stage.engines["a"].label != "1":
-                await stage.ledger.bell.after(stage.ledger.bell.count, within=0.05)
-        assert stage.ledger.rollouts["run"].paused_since is not None
+                await stage.store.changed.wait_after(stage.store.changed.count, within=0.05)
+        assert stage.store.rollouts["run"].paused_since is not None
 
 
 async def test_where_a_rollback_leads_is_told_before_and_nothing_is_done(tmp_path: Path) -> None:
@@ -272,8 +272,8 @@ async def test_where_a_rollback_leads_is_told_before_and_nothing_is_done(tmp_pat
             await stage.served(step)
         stage.engines["b"].down = True
         async with asyncio.timeout(10):
-            while stage.ledger.engines["b:1"].state is not EngineState.UNREACHABLE:
-                await stage.ledger.bell.after(stage.ledger.bell.count, within=0.05)
+            while stage.store.engines["b:1"].state is not EngineState.UNREACHABLE:
+                await stage.store.changed.wait_after(stage.store.changed.count, within=0.05)
         plan = (await stage.http.get("/v1/rollback", params={"run": "run"})).json()
         assert plan == {
             "run": "run",
@@ -284,7 +284,7 @@ async def test_where_a_rollback_leads_is_told_before_and_nothing_is_done(tmp_pat
         }
         further = (await stage.http.get("/v1/rollback", params={"run": "run", "to": "run~v000001"})).json()
         assert further["barred"] == ["run~v000003", "run~v000002"]
-        assert not any(version.barred for version in stage.ledger.versions.values())
+        assert not any(version.barred for version in stage.store.versions.values())
         assert (await stage.http.get("/v1/rollback", params={"run": "none"})).status_code == 404
 
 
@@ -296,8 +296,8 @@ async def test_a_rollback_that_went_as_ordered_is_no_trouble_and_what_was_barred
             await stage.served(step)
         await stage.http.post("/v1/rollback", json={"run": "run"})
         async with asyncio.timeout(10):
-            while stage.ledger.engines["a:1"].serving != "run~v000001":
-                await stage.ledger.bell.after(stage.ledger.bell.count, within=0.05)
+            while stage.store.engines["a:1"].serving != "run~v000001":
+                await stage.store.changed.wait_after(stage.store.changed.count, within=0.05)
         (run,) = (await stage.http.get("/v1/overview")).json()["runs"]
         assert (run["standing"], run["headline"]) == ("ROLLED_BACK", "The engine serves step 1.")
         assert run["reasons"][0].startswith("Rolled back to step 1: newer versions, up to step 2, are barred.")
@@ -308,8 +308,8 @@ async def test_a_resync_of_an_engine_that_is_away_leaves_what_is_known_of_it(tmp
         await stage.served(1)
         stage.engines["a"].down = True
         async with asyncio.timeout(10):
-            while stage.ledger.engines["a:1"].state is not EngineState.UNREACHABLE:
-                await stage.ledger.bell.after(stage.ledger.bell.count, within=0.05)
+            while stage.store.engines["a:1"].state is not EngineState.UNREACHABLE:
+                await stage.store.changed.wait_after(stage.store.changed.count, within=0.05)
         engine = (await stage.http.post("/v1/engines/a:1/resync")).json()
         assert (engine["state"], engine["step"], engine["known"]) == ("UNREACHABLE", 1, True)
         assert engine["unreachable_since"] is not None
@@ -331,8 +331,8 @@ async def test_a_rollback_with_nowhere_to_go_offers_what_was_never_served(tmp_pa
         for step in (2, 3):
             publish(stage.root, "run", step, tensors(step))
             await stage.until(f"run~v00000{step}", lambda record: record.state is VersionState.SEALED)
-        one = replace(stage.ledger.versions["run~v000001"], state=VersionState.DELETED)
-        stage.ledger.put_version(one)
+        one = replace(stage.store.versions["run~v000001"], state=VersionState.DELETED)
+        stage.store.put_version(one)
         answer = await stage.http.post("/v1/rollback", json={"run": "run"})
         assert (
             "good, but never served: run~v000002. Name one: 'refitd rollback run --to run~v000002'"
@@ -345,7 +345,7 @@ async def test_a_pause_outlives_a_restart_of_the_service(tmp_path: Path) -> None
         await stage.served(1)
         await paused(stage)
     async with serving(tmp_path) as stage:
-        assert stage.ledger.rollouts["run"].paused_since is not None
+        assert stage.store.rollouts["run"].paused_since is not None
 
 
 async def test_a_run_that_has_no_rollout_cannot_be_paused(tmp_path: Path) -> None:

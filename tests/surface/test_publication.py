@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import refitd_client.announcement
+import refitd_client.publish.announcement
 from refitd_client import (
     ConflictError,
     EngineFailedError,
@@ -43,7 +43,7 @@ TAINTED = EngineOnVersion(id="e3", state=EngineState.TAINTED, step=None, reason=
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refitd_client.announcement, "NOTICE_DEADLINE", 0.2)
+    monkeypatch.setattr(refitd_client.publish.announcement, "NOTICE_DEADLINE", 0.2)
 
 
 def _publish(root: Path, service_url: str | None, **options: Any) -> Publication:
@@ -246,7 +246,7 @@ def test_wait_waits_for_a_service_to_come_back(tmp_path: Path, monkeypatch: pyte
         if len(pauses) == 2:
             service.__enter__()
 
-    monkeypatch.setattr("refitd_client.client.time.sleep", sleep)
+    monkeypatch.setattr("refitd_client.http.client.time.sleep", sleep)
     try:
         assert publication.wait(30).outcome is WaitOutcome.SERVED
     finally:
@@ -256,7 +256,7 @@ def test_wait_waits_for_a_service_to_come_back(tmp_path: Path, monkeypatch: pyte
 
 def test_wait_tells_a_service_that_has_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its journal was lost, say. It is told once more and asked again."""
-    monkeypatch.setattr("refitd_client.publication._PAUSE", 0.0)
+    monkeypatch.setattr("refitd_client.publish.publication._PAUSE", 0.0)
     answers = [problem(404, "not-found"), waited(WaitOutcome.SERVED)]
     with ScriptedService(_answers(ACCEPTED, lambda count: answers[count - 1])) as service:
         assert _publish(tmp_path, service.url).wait(30).outcome is WaitOutcome.SERVED
@@ -267,7 +267,7 @@ def test_wait_waits_for_a_service_that_does_not_know_the_version_yet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has just started and has not listed the root: it finds the version by itself."""
-    monkeypatch.setattr("refitd_client.client.time.sleep", lambda _: None)
+    monkeypatch.setattr("refitd_client.http.client.time.sleep", lambda _: None)
     answers = [problem(503, "not-ready"), problem(503, "not-ready"), waited(WaitOutcome.SERVED)]
     with ScriptedService(_answers(ACCEPTED, lambda count: answers[count - 1])) as service:
         assert _publish(tmp_path, service.url).wait(30).outcome is WaitOutcome.SERVED
@@ -276,7 +276,7 @@ def test_wait_waits_for_a_service_that_does_not_know_the_version_yet(
 
 def test_wait_outlasts_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The service takes notices again by itself."""
-    monkeypatch.setattr("refitd_client.publication._PAUSE", 0.0)
+    monkeypatch.setattr("refitd_client.publish.publication._PAUSE", 0.0)
     full = 3
 
     def answer(requests: list[Request]) -> Answer:

@@ -10,13 +10,14 @@ import msgspec
 import numpy as np
 import pytest
 
+from refitd.api.explain import explain_engine, explain_version
 from refitd.cli import render
 from refitd.cli.publish import _lines
 from refitd.clock import SystemClock
-from refitd.journal.journal import Journal
-from refitd.ledger import Ledger
 from refitd.rollout.entry import _sentence
-from refitd.surface.explain import explain_engine, explain_version
+from refitd.rollout.targets import Targets
+from refitd.state.journal.journal import Journal
+from refitd.state.store import Store
 from refitd_client import AsyncRefitClient, Publication, RefitClient, ShardedPublisher, WeightPublisher
 from refitd_client.contract.states import EngineState
 from refitd_client.contract.wire import Notice, ReclaimPlan
@@ -43,7 +44,7 @@ async def test_what_a_rejection_tells_the_trainer_to_say_publish_can_say(tmp_pat
         with WeightPublisher(stage.root, "run") as publisher:
             await asyncio.to_thread(publisher.publish, weights, step=1)
             await stage.rejected(ID)
-            reason = stage.ledger.versions[ID].reason or ""
+            reason = stage.store.versions[ID].reason or ""
             assert f"publish with {word}=True" in reason
             assert f"'refitd publish --{word.replace('_', '-')}'" in reason
             told = await asyncio.to_thread(lambda: publisher.publish(weights, step=2, **{word: True}))
@@ -68,11 +69,12 @@ def test_an_engine_that_another_writer_loads_is_not_said_to_serve_its_start_up_w
     tmp_path: Path, contested: dict[str, str], told: str
 ) -> None:
     left = engine(state=EngineState.CONTESTED, reason="left alone", **contested)
-    ledger = Ledger(Journal(tmp_path), SystemClock())
-    ledger.put_version(version(1))
-    ledger.put_engine(left)
-    ledger.journal.close()
-    said = [*explain_engine(left, ledger), *explain_version(version(1), ledger, ReclaimPlan(items=[], freed_bytes=0))]
+    store = Store(Journal(tmp_path), SystemClock())
+    store.put_version(version(1))
+    store.put_engine(left)
+    store.journal.close()
+    targets, plan = Targets(store), ReclaimPlan(items=[], freed_bytes=0)
+    said = [*explain_engine(left, store, targets), *explain_version(version(1), store, targets, plan)]
     assert sum(told in sentence for sentence in said) == 2
     assert told in _sentence(left)
     assert not any("start-up" in sentence for sentence in [*said, _sentence(left)])
@@ -87,7 +89,7 @@ async def test_a_rejected_version_that_no_engine_served_was_not_rolled_back_from
         publish(stage.root, "run", 3, {})
         await stage.rejected("run~v000003")
         assert (await stage.http.post("/v1/rollback", json={"run": "run", "to": ID})).status_code == 200
-        assert stage.ledger.versions["run~v000003"].barred
+        assert stage.store.versions["run~v000003"].barred
         left = (await stage.http.get("/v1/explain/run~v000002")).json()["sentences"]
         rejected = (await stage.http.get("/v1/explain/run~v000003")).json()["sentences"]
         assert any("rolled back from" in sentence for sentence in left)
@@ -101,10 +103,10 @@ async def test_an_engine_that_does_not_answer_does_not_count_as_serving(tmp_path
     async with serving(tmp_path, names=("a", "b")) as stage:
         await stage.served(1)
         stage.engines["b"].down = True
-        seen = stage.ledger.bell.count
+        seen = stage.store.changed.count
         async with asyncio.timeout(10):
-            while stage.ledger.engines["b:1"].state is not EngineState.UNREACHABLE:
-                seen = await stage.ledger.bell.after(seen, within=0.05)
+            while stage.store.engines["b:1"].state is not EngineState.UNREACHABLE:
+                seen = await stage.store.changed.wait_after(seen, within=0.05)
         engines = (await stage.http.get(f"/v1/versions/{ID}")).json()["engines"]
         assert {engine["id"]: engine["serves"] for engine in engines} == {"a:1": True, "b:1": False}
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import uvicorn
 
-from refitd.root_mark import mark_root
+from refitd.root.mark import mark_root
 from refitd_client import ConflictError, Publication, Served, VersionFailedError, WeightPublisher
 from refitd_client.contract.naming import SERVICE_FOLDER
 from refitd_client.contract.states import VersionState, WaitOutcome
@@ -57,7 +57,7 @@ class Job:
 @asynccontextmanager
 async def job(tmp_path: Path) -> AsyncIterator[Job]:
     async with serving(tmp_path, keep_last=1, slots=0) as stage:
-        stage.ledger.is_about(mark_root(stage.root, None, has_versions=False, mounts=""))
+        stage.store.is_about(mark_root(stage.root, None, has_versions=False, mounts=""))
         server = uvicorn.Server(uvicorn.Config(stage.api, port=0, log_config=None, lifespan="off"))
         task = asyncio.create_task(server.serve())
         while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
@@ -89,14 +89,14 @@ async def test_a_step_that_is_published_again_after_the_root_was_emptied_is_refu
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, state: VersionState
 ) -> None:
     """By a publisher that could not ask, because the service was not there yet."""
-    monkeypatch.setattr("refitd_client.publisher.newest_known", lambda *_: None)
+    monkeypatch.setattr("refitd_client.publish.publisher.newest_known", lambda *_: None)
     async with job(tmp_path) as at:
         await at.serves(1, 2, 3)
         await at.is_emptied()
         with pytest.raises(ConflictError, match="opens a new generation") as refused:
             await at.trains(step, seed=1)
         assert refused.value.publication is not None
-        known = await at.stage.ledger.find(refused.value.publication.version_id)
+        known = await at.stage.store.find(refused.value.publication.version_id)
         assert known is not None
         assert known.state is state
         with pytest.raises(VersionFailedError, match=r"other content|changed or gone"):
@@ -121,7 +121,7 @@ async def test_a_publisher_of_another_root_is_told_so_and_named_the_service_s(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, marked: bool
 ) -> None:
     """Whether the service knows the step as collected, as served, or not at all."""
-    monkeypatch.setattr("refitd_client.publisher.newest_known", lambda *_: None)
+    monkeypatch.setattr("refitd_client.publish.publisher.newest_known", lambda *_: None)
     other = tmp_path / "other"
     (other / SERVICE_FOLDER).mkdir(parents=True)
     if marked:

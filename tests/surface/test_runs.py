@@ -9,8 +9,8 @@ import pytest
 
 from refitd.catalog.files import DiskFiles
 from refitd.engine.port import Outcome, Refit
-from refitd.reclaim.collector import LedgerFacts
-from refitd.reclaim.leases import leases
+from refitd.policy.leases import leases
+from refitd.reclaim.collector import StoreFacts
 from refitd_client.contract.naming import Order, version_id
 from refitd_client.contract.states import EngineState, RolloutState, VersionState
 from support.checkpoints import publish, tensors
@@ -43,16 +43,16 @@ async def torn(stage: Stage, run: str) -> None:
     (stage.root / run / "v000001").mkdir(parents=True)
     (stage.root / run / "v000001" / "model.safetensors").write_bytes(b"torn")
     (stage.root / run / "v000001" / "refit.json").write_bytes(b"{}")
-    await until(stage, lambda: at(run, 1) in stage.ledger.versions)
+    await until(stage, lambda: at(run, 1) in stage.store.versions)
     await stage.rejected(at(run, 1))
 
 
 async def until(stage: Stage, what: Callable[[], bool]) -> None:
-    """Wait for something to become true of the ledger."""
-    seen = stage.ledger.bell.count
+    """Wait for something to become true of the store."""
+    seen = stage.store.changed.count
     async with asyncio.timeout(10):
         while not what():
-            seen = await stage.ledger.bell.after(seen, within=0.05)
+            seen = await stage.store.changed.wait_after(seen, within=0.05)
 
 
 async def asked(answer: Awaitable[Any], status: int = 200) -> Any:
@@ -80,15 +80,15 @@ async def metric(stage: Stage, line: str) -> bool:
 
 
 def follows(stage: Stage) -> dict[str, str | None]:
-    return {name.removesuffix(":1"): engine.run for name, engine in stage.ledger.engines.items()}
+    return {name.removesuffix(":1"): engine.run for name, engine in stage.store.engines.items()}
 
 
 def serves(stage: Stage) -> dict[str, str | None]:
-    return {name.removesuffix(":1"): engine.serving for name, engine in stage.ledger.engines.items()}
+    return {name.removesuffix(":1"): engine.serving for name, engine in stage.store.engines.items()}
 
 
 def leased(stage: Stage, version: str) -> list[str]:
-    held = leases(LedgerFacts(stage.ledger, DiskFiles(Path("unused"))).views())
+    held = leases(StoreFacts(stage.store, stage.targets, DiskFiles(Path("unused")), stage.catalog.judging).views())
     return [str(lease) for lease in held.get(version, ())]
 
 
@@ -196,7 +196,7 @@ async def test_an_engine_that_is_moved_serves_its_new_run_and_the_old_version_st
         assert not [lease for lease in leased(stage, old) if lease.startswith("engine")]
         assert (await glance(stage, "new"))["standing"] == "CURRENT"
         assert (await glance(stage, "old"))["standing"] == "UNFOLLOWED"
-        assert stage.ledger.rollouts["old"].state is RolloutState.COMPLETE, "what was proved stays proved"
+        assert stage.store.rollouts["old"].state is RolloutState.COMPLETE, "what was proved stays proved"
 
 
 async def test_steps_of_two_runs_are_not_compared(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ async def test_steps_of_two_runs_are_not_compared(tmp_path: Path) -> None:
         assert [each["step"] for each in version["engines"]] == [None]
         gate.set()
         await stage.until("new~v000001", lambda record: record.served_at is not None)
-        assert stage.ledger.engines["a:1"].skipped == 0
+        assert stage.store.engines["a:1"].skipped == 0
 
 
 async def test_a_move_outlives_a_restart(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ async def test_a_move_outlives_a_restart(tmp_path: Path) -> None:
         await served(stage, "old", 1)
         await moved(stage, "a", run="new", insist=True)
     async with serving(tmp_path) as stage:
-        await until(stage, lambda: stage.ledger.fleet_fault is None)
+        await until(stage, lambda: stage.store.faults.fleet is None)
         assert follows(stage) == {"a": "new"}
         assert (await asked(stage.http.get("/v1/engines/a:1")))["moved"]
         explained = (await asked(stage.http.get("/v1/explain/a:1")))["sentences"]
@@ -245,11 +245,11 @@ async def test_a_load_that_is_under_way_comes_to_its_end_and_counts_for_no_run(t
         await until(stage, lambda: len(stage.engines["a"].loads) == 2)
         await moved(stage, "a", run="new", insist=True)
         assert "engine a:1 loads it" in " ".join(leased(stage, at("old", 2)))
-        assert stage.ledger.engines["a:1"].state in {EngineState.UPDATING, EngineState.VERIFYING}
+        assert stage.store.engines["a:1"].state in {EngineState.UPDATING, EngineState.VERIFYING}
         gate.set()
         await until(stage, lambda: serves(stage)["a"] == at("old", 2))
         await served(stage, "new", 1)
-        assert stage.ledger.versions[at("old", 2)].served_at is None, "no engine of its run serves it"
+        assert stage.store.versions[at("old", 2)].served_at is None, "no engine of its run serves it"
         assert [path.split("/")[-2] for path in stage.engines["a"].loads] == ["old", "old", "new"]
 
 
@@ -262,7 +262,7 @@ async def test_a_load_that_breaks_off_while_its_engine_is_moved_is_repaired_by_t
         await until(stage, lambda: len(engine.loads) == 2)
         await moved(stage, "a", run="new", insist=True)
         engine.gate.set()
-        await until(stage, lambda: not stage.ledger.engines["a:1"].known)
+        await until(stage, lambda: not stage.store.engines["a:1"].known)
         assert engine.paused, "nobody knows what it holds"
         assert leased(stage, at("old", 2)), "nothing proved that the load has ended"
         await served(stage, "new", 1)
@@ -289,7 +289,7 @@ async def test_a_pin_and_a_rollback_of_the_run_that_was_left_stay_its_own(tmp_pa
         new = await served(stage, "new", 1)
         await asked(stage.http.post("/v1/rollback", json={"run": "old"}))
         await until(stage, lambda: serves(stage) == {"a": at("old", 1), "b": new})
-        assert stage.ledger.versions[at("old", 1)].pinned
+        assert stage.store.versions[at("old", 1)].pinned
 
 
 async def test_an_open_run_keeps_its_engines_unless_somebody_insists(tmp_path: Path) -> None:
@@ -378,13 +378,13 @@ async def test_of_a_closed_run_the_newest_good_version_stays_and_what_engines_se
             await served(stage, "old", step)
             if step == 1:
                 await asked(stage.http.put(f"/v1/versions/{at('old', 1)}/pin"))
-        assert {at("old", step) for step in (1, 3, 4, 5)} <= stage.ledger.versions.keys()
+        assert {at("old", step) for step in (1, 3, 4, 5)} <= stage.store.versions.keys()
         await closed(stage, "old")
         plan = await asked(stage.http.get("/v1/reclaim/plan"))
         why = {line["version"]: line["reasons"][0] for line in plan["items"] if not line["keep"]}
         assert why[at("old", 4)] == "run old is closed, and nobody needs it"
         await asked(stage.http.post("/v1/reclaim"))
-        assert set(stage.ledger.versions) == {at("old", 1), at("old", 5)}
+        assert set(stage.store.versions) == {at("old", 1), at("old", 5)}
         assert serves(stage)["a"] == at("old", 5)
 
 
@@ -396,10 +396,10 @@ async def test_versions_that_no_engine_followed_go_when_their_run_is_closed(tmp_
         strange = stage.root / "new" / "v000002" / "notes"
         strange.mkdir()
         await asked(stage.http.post("/v1/reclaim"))
-        assert {at("new", step) for step in (1, 2, 3)} <= stage.ledger.versions.keys()
+        assert {at("new", step) for step in (1, 2, 3)} <= stage.store.versions.keys()
         await closed(stage, "new")
         async with asyncio.timeout(10):
-            while set(stage.ledger.versions) != {at("new", 3)}:  # one that is looked at just now goes the next time
+            while set(stage.store.versions) != {at("new", 3)}:  # one that is looked at just now goes the next time
                 await asked(stage.http.post("/v1/reclaim"))
         assert (stage.root / "new" / "v000003" / "refit.json").is_file()
         assert not (stage.root / "new" / "v000001").exists()
@@ -415,12 +415,12 @@ async def test_a_version_that_is_being_looked_at_is_not_collected(tmp_path: Path
             publish(stage.root, "new", step, tensors(step))
             await stage.until(at("new", step), lambda record: record.state is VersionState.UNKNOWN)
         await closed(stage, "new")
-        await until(stage, lambda: at("new", 1) not in stage.ledger.judging)
-        stage.ledger.judging.add(at("new", 1))  # as the judge does when it takes it; nothing is awaited in between
+        await until(stage, lambda: at("new", 1) not in stage.catalog.judging)
+        stage.catalog.judging.add(at("new", 1))  # as the judge does when it takes it; nothing is awaited in between
         await asked(stage.http.post("/v1/reclaim"))
-        assert stage.ledger.versions[at("new", 1)].state is VersionState.UNKNOWN
+        assert stage.store.versions[at("new", 1)].state is VersionState.UNKNOWN
         assert leased(stage, at("new", 1)) == ["the catalog is validating it"]
-        stage.ledger.judging.discard(at("new", 1))
+        stage.catalog.judging.discard(at("new", 1))
 
 
 async def test_engines_of_a_closed_run_and_of_no_run_are_for_the_asking(tmp_path: Path) -> None:
@@ -432,7 +432,7 @@ async def test_engines_of_a_closed_run_and_of_no_run_are_for_the_asking(tmp_path
         new = await served(stage, "new", 1, **MINE)
         assert serves(stage) == {"a": new, "b": new, "c": at("other", 1)}
         assert (await glance(stage, "new"))["standing"] == "CURRENT"
-        assert all(stage.ledger.engines[f"{name}:1"].moved for name in "abc")
+        assert all(stage.store.engines[f"{name}:1"].moved for name in "abc")
 
 
 async def test_no_engine_of_an_open_run_is_taken_for_the_asking(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from refitd.surface.swagger import PLACES
+from refitd.api.swagger import PLACES
 from support.services import serving
 
 

@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from refitd.engine.port import Outcome, Refit
-from refitd.telemetry.traces import Traces, parent_of
+from refitd.observe.traces import Traces, parent_of
 from refitd_client import WeightPublisher
 from refitd_client.contract.manifest import parse_manifest
 from refitd_client.errors import InvalidWeightsError
@@ -31,7 +31,7 @@ class Collector:
         self.provider.add_span_processor(SimpleSpanProcessor(self._exporter))
 
     def watch(self, stage: Stage) -> None:
-        stage.ledger.witnesses.append(Traces(self.provider.get_tracer("refitd"), stage.ledger))
+        stage.store.observe(Traces(self.provider.get_tracer("refitd"), stage.store))
 
     @property
     def spans(self) -> list[ReadableSpan]:
@@ -128,13 +128,13 @@ def test_a_publication_that_fails_is_an_error_in_its_trace(tmp_path: Path, colle
 
 async def test_versions_that_are_gone_leave_nothing_behind(tmp_path: Path, collector: Collector) -> None:
     async with serving(tmp_path, keep_last=1) as stage:
-        witness = Traces(collector.provider.get_tracer("refitd"), stage.ledger)
-        stage.ledger.witnesses.append(witness)
+        observer = Traces(collector.provider.get_tracer("refitd"), stage.store)
+        stage.store.observe(observer)
         for step in (1, 2, 3):
             await stage.served(step)
             await stage.sweep()
-        assert len(witness._seen) == 1
-        assert not witness._loads
+        assert len(observer._seen) == 1
+        assert not observer._loads
 
 
 @pytest.mark.parametrize("text", ["", "00-1-2-01", f"00-{'0' * 32}-{'1' * 16}-01", f"00-{'x' * 32}-{'1' * 16}-01"])

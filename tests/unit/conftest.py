@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from refitd_sglang.ahead.clerk import Clerk
+from refitd_plugin.prefetch.worker import PrefetchWorker
 
 
 @pytest.fixture(autouse=True, scope="session")
-def no_clerks() -> Generator[None]:
+def no_prefetch_processes() -> Generator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Clerk, "begin", lambda _: None)
+        patch.setattr(PrefetchWorker, "begin", lambda _: None)
         yield
 
 

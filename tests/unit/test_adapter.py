@@ -5,8 +5,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from refitd.catalog.adapter import AdapterConfig, AdapterRefusedError, adapter_faults, is_adapter, parse_adapter
-from refitd.catalog.inventory import Inventory, Reference, Tensor
+from refitd_client.checkpoint.inventory import Inventory, Reference, Tensor
+from refitd_client.validation.lora import AdapterConfig, AdapterRefusedError, adapter_faults, is_adapter, parse_adapter
 
 MODEL = {"model.q.weight": Tensor("BF16", (8, 16)), "model.norm.weight": Tensor("BF16", (16,))}
 REFERENCE = Reference(Inventory(MODEL), tied=False, source="/base")

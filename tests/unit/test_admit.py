@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from refitd.notice.admit import Conflict, New, Same, Seen, admit
+from refitd.policy.admit import Conflict, New, Same, Seen, admit
 from refitd_client.contract.naming import Order
 from refitd_client.contract.states import Kind, VersionState
 from refitd_client.contract.wire import Notice

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from refitd.catalog.bases import Bases
-from refitd.catalog.chain import NoBase
-from refitd.catalog.delta import Base
-from refitd.catalog.evidence import Structure
-from refitd.catalog.fault import Code, Fault
 from refitd.catalog.files import DiskFiles
-from refitd.catalog.record import VersionRecord
+from refitd.policy.chain import NoBase
+from refitd.state.version import VersionRecord
+from refitd_client.checkpoint.fault import Code, Fault
+from refitd_client.validation.delta import Base
+from refitd_client.validation.evidence import Structure
 from support.deltas import chain, training
 
 
@@ -46,8 +46,8 @@ def files(tmp_path: Path) -> CountingFiles:
 
 @pytest.fixture
 def bases(records: list[VersionRecord], files: CountingFiles) -> Bases:
-    ledger: Any = SimpleNamespace(versions={record.id: record for record in records}, gone=set())
-    return Bases(ledger, files)
+    store: Any = SimpleNamespace(versions={record.id: record for record in records}, gone=set())
+    return Bases(store, files)
 
 
 async def test_what_many_deltas_stand_on_is_parsed_once(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from refitd.rollout.binding import bind, followed, why_unbound
+from refitd.policy.binding import bind, followed, why_unbound
 from support.checkpoints import publish, tensors
 from support.records import engine
 from support.services import serving
@@ -46,7 +46,7 @@ async def test_a_notice_of_one_of_two_runs_is_refused_while_engines_are_bound_to
             answer = await stage.http.post("/v1/versions", json={"run": run, "step": 1})
             assert (answer.status_code, answer.json()["type"]) == (409, "urn:refitd:problem:run-not-followed")
             assert all(word in answer.json()["detail"] for word in ("one, two", "--run", "engines file"))
-            assert not stage.ledger.versions[f"{run}~v000001"].noticed
+            assert not stage.store.versions[f"{run}~v000001"].noticed
         assert stage.engines["a"].loads == []
 
 

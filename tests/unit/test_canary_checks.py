@@ -6,14 +6,15 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from refitd.catalog.record import VersionRecord
+from refitd.api.explain import explain_version
 from refitd.clock import SystemClock
-from refitd.journal.journal import Journal
-from refitd.ledger import Ledger
+from refitd.policy.strategy import Strategy, StrategyName
 from refitd.rollout.canary import CanaryChecks, Tell
-from refitd.rollout.record import CheckState, EngineRecord
-from refitd.rollout.strategy import Strategy, StrategyName
-from refitd.surface.explain import explain_version
+from refitd.rollout.targets import Targets
+from refitd.state.journal.journal import Journal
+from refitd.state.records import CheckState, EngineRecord
+from refitd.state.store import Store
+from refitd.state.version import VersionRecord
 from refitd_client.contract.states import EngineState
 from refitd_client.contract.wire import ReclaimPlan
 from support.records import engine, version
@@ -40,19 +41,20 @@ class Operator:
 
 
 @asynccontextmanager
-async def checking(folder: Path, operator: Operator) -> AsyncIterator[Ledger]:
+async def checking(folder: Path, operator: Operator) -> AsyncIterator[tuple[Store, Targets]]:
     """Two runs, each with an engine that is the canary of its second version."""
     journal = Journal(folder)
-    ledger = Ledger(journal, SystemClock(), Strategy(name=StrategyName.CANARY))
+    store = Store(journal, SystemClock())
+    targets = Targets(store, Strategy(name=StrategyName.CANARY))
     for run in ("a", "b"):
-        ledger.put_version(version(1, run=run, served_at="2026-01-01T00:00:00Z"))
-        ledger.put_version(second := version(2, run=run))
-        ledger.put_engine(engine(run, run=run, state=EngineState.IN_SYNC, serving=second.id, known=True))
-        ledger.put_rollout(replace(ledger.start_rollout(run, second.id, "newer"), check=CheckState.PENDING), "rolls")
-    task = asyncio.create_task(CanaryChecks(ledger, [operator]).run())
+        store.put_version(version(1, run=run, served_at="2026-01-01T00:00:00Z"))
+        store.put_version(second := version(2, run=run))
+        store.put_engine(engine(run, run=run, state=EngineState.IN_SYNC, serving=second.id, known=True))
+        store.put_rollout(replace(store.start_rollout(run, second.id, "newer"), check=CheckState.PENDING), "rolls")
+    task = asyncio.create_task(CanaryChecks(store, targets, [operator]).run())
     try:
         async with asyncio.timeout(10):
-            yield ledger
+            yield store, targets
     finally:
         task.cancel()
         await asyncio.wait({task})
@@ -60,25 +62,25 @@ async def checking(folder: Path, operator: Operator) -> AsyncIterator[Ledger]:
 
 
 async def test_a_check_that_takes_its_time_holds_up_no_other_run(tmp_path: Path) -> None:
-    async with checking(tmp_path, operator := Operator("a")) as ledger:
+    async with checking(tmp_path, operator := Operator("a")) as (store, _):
         await operator.asked["a"].wait()
-        seen = ledger.bell.count
-        while ledger.rollouts["b"].check is not CheckState.PASSED:
-            seen = await ledger.bell.after(seen)
-        assert ledger.rollouts["a"].check is CheckState.PENDING
+        seen = store.changed.count
+        while store.rollouts["b"].check is not CheckState.PASSED:
+            seen = await store.changed.wait_after(seen)
+        assert store.rollouts["a"].check is CheckState.PENDING
 
 
 async def test_a_check_is_let_go_when_its_version_is_rolled_back_from(tmp_path: Path) -> None:
-    async with checking(tmp_path, operator := Operator("a")) as ledger:
+    async with checking(tmp_path, operator := Operator("a")) as (store, _):
         await operator.asked["a"].wait()
-        ledger.put_version(replace(ledger.versions[version(2, run="a").id], barred=True))
+        store.put_version(replace(store.versions[version(2, run="a").id], barred=True))
         await operator.let_go.wait()
-        assert ledger.rollouts["a"].check is CheckState.PENDING
+        assert store.rollouts["a"].check is CheckState.PENDING
 
 
 async def test_what_a_check_waits_for_is_told(tmp_path: Path) -> None:
-    async with checking(tmp_path, operator := Operator("a")) as ledger:
+    async with checking(tmp_path, operator := Operator("a")) as (store, targets):
         await operator.asked["a"].wait()
-        target = ledger.versions[version(2, run="a").id]
-        sentences = explain_version(target, ledger, ReclaimPlan(items=[], freed_bytes=0))
+        target = store.versions[version(2, run="a").id]
+        sentences = explain_version(target, store, targets, ReclaimPlan(items=[], freed_bytes=0))
         assert any("has not come to an end: it answered 500" in sentence for sentence in sentences)

@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from refitd.catalog.delta import Base
-from refitd.catalog.evidence import Evidence, Structure
-from refitd.catalog.fault import Code
 from refitd.catalog.files import DiskFiles
-from refitd.catalog.inventory import Reference
-from refitd.catalog.validate import Options
 from refitd.problem import ProblemError
+from refitd_client.checkpoint.fault import Code
+from refitd_client.checkpoint.inventory import Reference
 from refitd_client.contract.states import VersionState
 from refitd_client.contract.wire import Notice
+from refitd_client.validation.delta import Base
+from refitd_client.validation.evidence import Evidence, Structure
+from refitd_client.validation.validate import Options
 from support.catalogs import watching
 from support.checkpoints import publish, tensors, write_model, write_shards
 
@@ -110,9 +110,9 @@ async def test_a_vanished_root_changes_no_version(tmp_path: Path) -> None:
         stage.root.rename(tmp_path / "unmounted")
         seen = -1
         async with asyncio.timeout(10):
-            while stage.ledger.root_fault is None:
-                seen = await stage.ledger.bell.after(seen, within=0.05)
-        assert stage.ledger.versions["run~v000001"].state is VersionState.SEALED
+            while stage.store.faults.root is None:
+                seen = await stage.store.changed.wait_after(seen, within=0.05)
+        assert stage.store.versions["run~v000001"].state is VersionState.SEALED
 
 
 async def test_without_an_engine_or_a_base_model_a_version_waits_and_says_for_what(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ async def test_a_notice_for_a_bad_path_is_refused(tmp_path: Path, path: str, slu
         with pytest.raises(ProblemError) as caught:
             await stage.intake.take(Notice(run="run", step=1, path=path))
         assert caught.value.kind.slug == slug
-        assert stage.ledger.versions == {}
+        assert stage.store.versions == {}
 
 
 async def test_a_link_in_place_of_a_version_is_refused(tmp_path: Path) -> None:

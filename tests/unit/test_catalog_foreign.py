@@ -3,9 +3,9 @@
 import shutil
 from pathlib import Path
 
-from refitd.catalog.conventions import Trainer
 from refitd_client.contract.naming import INDEX_NAME
 from refitd_client.contract.states import VersionState
+from refitd_client.validation.conventions import Trainer
 from support.catalogs import watching
 from support.checkpoints import tensors, write_model, write_shards
 
@@ -50,8 +50,8 @@ async def test_a_trainer_that_was_restarted_writes_its_folders_again_and_begins_
             write_shards(stage.root / f"run/weight_v{step:06d}", tensors(10 + step))
             again = await stage.verdict(f"run~v{step:06d}.g2", SEALED)
             assert again.path == f"run/weight_v{step:06d}"
-        assert stage.ledger.versions["run~v000001"].state is LOST
-        goals = stage.ledger.goals("run")
+        assert stage.store.versions["run~v000001"].state is LOST
+        goals = stage.targets.of_run("run")
         assert goals.target is not None
         assert goals.target.id == "run~v000002.g2"
 
@@ -75,7 +75,7 @@ async def test_what_its_trainer_deletes_is_lost_and_what_comes_back_unchanged_is
         await stage.verdict("run~v000001", LOST)
         (tmp_path / "away").rename(folder)
         await stage.verdict("run~v000001", SEALED)
-        assert list(stage.ledger.versions) == ["run~v000001"]
+        assert list(stage.store.versions) == ["run~v000001"]
         shutil.rmtree(folder)
         await stage.verdict("run~v000001", LOST)
 

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from refitd.cli.areal_config import read_areal
-from refitd_client.planning.changes import KNOBS
+from refitd_plan.changes import KNOBS
 from support.command_line import answer, refitd
 from support.planning_page import CASES, CONFIGS, PAGE
 

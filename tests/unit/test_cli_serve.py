@@ -9,7 +9,8 @@ import pytest
 
 from refitd.cli.flags import PANELS, flag, parameters, settings_from, variable
 from refitd.cli.serve import ENGINES_FILE_HELP
-from refitd.settings import Settings, Watch
+from refitd.root.file_systems import Watch
+from refitd.settings import Settings
 from refitd_client.contract.wire import Problem
 from support.command_line import refitd
 

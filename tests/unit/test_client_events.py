@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refitd_client.async_client import AsyncRefitClient
-from refitd_client.client import RefitClient
 from refitd_client.contract.wire import Event
 from refitd_client.errors import ServiceError, ServiceUnreachableError, UnauthorizedError
-from refitd_client.events import MAX_EVENT_BYTES, BadStreamError, EventReader, Redial
-from refitd_client.retry import Lost, RetryPolicy
+from refitd_client.http.async_client import AsyncRefitClient
+from refitd_client.http.client import RefitClient
+from refitd_client.http.events import MAX_EVENT_BYTES, BadStreamError, EventReader, Redial
+from refitd_client.http.retry import Lost, RetryPolicy
 from support.both_clients import QUICK
 from support.scripted_server import answer, hang_up, page, problem, serve, stream
 

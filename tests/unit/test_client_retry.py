@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refitd_client import routes
 from refitd_client.contract.wire import NewEngine, Notice
-from refitd_client.retry import Answer, Lost, RetryPolicy, retry_after
-from refitd_client.routes import Call
+from refitd_client.http import routes
+from refitd_client.http.retry import Answer, Lost, RetryPolicy, retry_after
+from refitd_client.http.routes import Call
 
 REPEATABLE = routes.announce(Notice(run="exp", step=1))
 ONCE = routes.add_engine(NewEngine(url="http://engine:30000"))

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from refitd.catalog.files import DiskFiles, Unreadable
-from refitd.catalog.scan import Found, Listing, ListingFailed
 from refitd.clock import SystemClock
-from refitd.journal.journal import Journal
-from refitd.ledger import Ledger
-from refitd.reclaim.collector import LedgerFacts
-from refitd.rollout.record import RolloutRecord
+from refitd.reclaim.collector import StoreFacts
+from refitd.rollout.targets import Targets
+from refitd.root.scan import Found, Listing, ListingFailed
+from refitd.state.journal.journal import Journal
+from refitd.state.records import RolloutRecord
+from refitd.state.store import Store
 from refitd_client.contract.states import RolloutState
 from support.records import version
 
@@ -31,12 +32,12 @@ class Halved(DiskFiles):
         return {path: "there" if path in self._there else None for path in paths}
 
 
-def facts(folder: Path, *, listed: Sequence[str], there: Sequence[str]) -> LedgerFacts:
-    ledger = Ledger(Journal(folder), SystemClock())
+def facts(folder: Path, *, listed: Sequence[str], there: Sequence[str]) -> StoreFacts:
+    store = Store(Journal(folder), SystemClock())
     for step in (1, 2):
-        ledger.put_version(version(step))
-    ledger.put_version(version(3, path="run/named-by-the-trainer"))
-    return LedgerFacts(ledger, Halved(folder, listed, there))
+        store.put_version(version(step))
+    store.put_version(version(3, path="run/named-by-the-trainer"))
+    return StoreFacts(store, Targets(store), Halved(folder, listed, there))
 
 
 ONE, TWO, NAMED = "run/v000001", "run/v000002", "run/named-by-the-trainer"
@@ -55,21 +56,21 @@ async def test_a_folder_with_a_name_of_its_own_counts_as_listed(tmp_path: Path) 
     assert [found.path for found in listing.found] == [TWO, NAMED]
 
 
-def held_back(ledger: Ledger) -> bool:
+def held_back(store: Store) -> bool:
     """Whether the sweep takes the run for one that is being rolled back."""
-    (run,) = LedgerFacts(ledger, Halved(Path("unused"), [], [])).views().runs
+    (run,) = StoreFacts(store, Targets(store), Halved(Path("unused"), [], [])).views().runs
     return run.rolling_back
 
 
 def test_a_run_goes_back_only_from_something_newer(tmp_path: Path) -> None:
     """A version that was barred long ago does not make every later step a rollback."""
-    ledger = Ledger(Journal(tmp_path), SystemClock())
-    ledger.put_version(version(1, barred=True))
-    ledger.put_version(version(2))
+    store = Store(Journal(tmp_path), SystemClock())
+    store.put_version(version(1, barred=True))
+    store.put_version(version(2))
     rolling = RolloutRecord(
         number=1, run="run", version=version(2).id, cause="notice", started_at="now", state=RolloutState.ROLLING
     )
-    ledger.put_rollout(rolling, "rolling")
-    assert not held_back(ledger)
-    ledger.put_version(version(3, barred=True))
-    assert held_back(ledger)
+    store.put_rollout(rolling, "rolling")
+    assert not held_back(store)
+    store.put_version(version(3, barred=True))
+    assert held_back(store)

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from refitd.catalog import files, sightings
-from refitd.rollout.coming import coming, looks_ahead
-from refitd.rollout.record import EngineRecord
-from refitd.rollout.strategy import Strategy, StrategyName
+from refitd.policy.coming import coming, looks_ahead
+from refitd.policy.strategy import Strategy, StrategyName
+from refitd.state.records import EngineRecord
 from refitd_client.contract.states import EngineState, Kind, VersionState
 from support.checkpoints import publish, tensors
 from support.records import engine, version
@@ -86,17 +86,17 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Event]:
 
 
 async def until(stage: Stage, what: Callable[[], bool]) -> None:
-    seen = stage.ledger.bell.count
+    seen = stage.store.changed.count
     async with asyncio.timeout(10):
         while not what():
-            seen = await stage.ledger.bell.after(seen, within=0.02)
+            seen = await stage.store.changed.wait_after(seen, within=0.02)
 
 
 @asynccontextmanager
 async def plugged(tmp_path: Path) -> AsyncIterator[tuple[Stage, SimulatedEngine]]:
     async with serving(tmp_path, names=("a",)) as stage:
         stage.engines["a"].plugin = "0.1.0"
-        await until(stage, lambda: all(each.plugin is not None for each in stage.ledger.engines.values()))
+        await until(stage, lambda: all(each.plugin is not None for each in stage.store.engines.values()))
         yield stage, stage.engines["a"]
 
 
@@ -112,7 +112,7 @@ async def test_an_engine_makes_a_version_ready_before_its_verdict_and_loads_it_a
     async with plugged(tmp_path) as (stage, sglang):
         id_ = await announce(stage, 1)
         await until(stage, lambda: sglang.ahead == [id_])
-        assert (sglang.loads, stage.ledger.versions[id_].state.is_open) == ([], True)
+        assert (sglang.loads, stage.store.versions[id_].state.is_open) == ([], True)
         gate.set()
         await stage.until(id_, lambda record: record.served_at is not None)
         assert (sglang.ahead, len(sglang.loads)) == ([id_], 1)
@@ -148,10 +148,10 @@ async def test_a_look_ahead_that_hangs_holds_up_no_older_version(tmp_path: Path,
         sglang.hangs = True
         two = await announce(stage, 2)
         await until(stage, lambda: sglang.ahead[-1] == two)
-        engine = next(iter(stage.ledger.engines.values()))
+        engine = next(iter(stage.store.engines.values()))
         assert (await stage.http.post(f"/v1/engines/{engine.id}/resync")).status_code == 202
         await until(stage, lambda: len(sglang.loads) == 2)
-        assert stage.ledger.versions[two].state.is_open
+        assert stage.store.versions[two].state.is_open
 
 
 async def test_what_turns_out_to_be_bad_is_let_go_of_and_never_loaded(tmp_path: Path, gate: Event) -> None:

@@ -13,12 +13,12 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refitd.catalog import contents
-from refitd.catalog.contents import Contents, ReadingStoppedError, read_contents
-from refitd.catalog.nonfinite import NonFinite, Search
-from refitd.catalog.opening import ChangedError, Folder
+from refitd_client.checkpoint.nonfinite import NonFinite, Search
+from refitd_client.checkpoint.opening import ChangedError, Folder
+from refitd_client.checkpoint.strict_header import Header, read_header
 from refitd_client.contract.digest import joined
-from refitd_client.strict_header import Header, read_header
+from refitd_client.validation import contents
+from refitd_client.validation.contents import Contents, ReadingStoppedError, read_contents
 from support.rawfiles import Spec, bf16, safetensors
 
 

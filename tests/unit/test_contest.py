@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from refitd.engine.port import Outcome, Process, Reached, Refit
-from refitd.rollout.contest import CALM_PROBES, WAITS, Cause, cause_of, forgiven
-from refitd.rollout.observe import Expected, after_probe, after_refit
-from refitd.rollout.plan import Agenda, Goals, Probe, RefitTo, Rest, Resume, next_action
-from refitd.rollout.record import EngineRecord
+from refitd.policy.contest import CALM_PROBES, WAITS, Cause, cause_of, forgiven
+from refitd.policy.next_action import Agenda, Goals, Probe, RefitTo, Rest, Resume, next_action
+from refitd.policy.observe import Expected, after_probe, after_refit
+from refitd.state.records import EngineRecord
 from refitd_client.contract.states import EngineState
 from support.records import engine, version
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from refitd.catalog.conventions import Trainer, inner_folders, is_foreign, recognise
-from refitd.catalog.examine import structure
-from refitd.catalog.layout import IndexOfDeltaError, lay_out, parse_index
-from refitd.catalog.scan import Listing, scan
+from refitd.root.scan import Listing, scan
+from refitd_client.checkpoint.layout import IndexOfDeltaError, lay_out, parse_index
 from refitd_client.contract.naming import INDEX_NAME
+from refitd_client.validation.conventions import Trainer, inner_folders, is_foreign, recognise
+from refitd_client.validation.examine import structure
 from support.checkpoints import tensors, write_model, write_shards
 
 

@@ -1,4 +1,4 @@
-"""The copier with real copies, versions and a ledger: what it does when the disk does not do as it is told."""
+"""The copier with real copies, versions and a store: what it does when the disk does not do as it is told."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,14 +8,15 @@ import pytest
 
 from refitd.catalog.files import DiskFiles
 from refitd.clock import SystemClock
-from refitd.copies import refusals
-from refitd.copies.copier import Copier
-from refitd.copies.decide import Write
-from refitd.copies.disk import DiskCopies
-from refitd.journal.journal import Journal
-from refitd.ledger import Ledger
-from refitd.reclaim.collector import LedgerFacts
-from refitd.reclaim.leases import DEAD_AFTER
+from refitd.materialize import refusals
+from refitd.materialize.disk import DiskCopies
+from refitd.materialize.materializer import Copier
+from refitd.policy.leases import DEAD_AFTER
+from refitd.policy.materialize import Write
+from refitd.reclaim.collector import StoreFacts
+from refitd.rollout.targets import Targets
+from refitd.state.journal.journal import Journal
+from refitd.state.store import Store
 from refitd_client.contract.states import EngineState
 from support.deltas import chain, training
 from support.records import engine
@@ -29,30 +30,31 @@ async def test_a_copy_that_cannot_be_deleted_is_not_forgotten_and_no_third_one_i
     with training(root) as trainer:
         versions = chain(trainer, root, 4)
     journal = Journal(tmp_path / "state")
-    ledger, disk = Ledger(journal, SystemClock()), DiskCopies(root)
+    store, disk = Store(journal, SystemClock()), DiskCopies(root)
+    targets = Targets(store)
     old = await disk.write(Write(target=versions[1], source=versions[0], deltas=(versions[1],), into=None))
     read = await disk.write(Write(target=versions[2], source=versions[0], deltas=tuple(versions[1:3]), into=None))
     for record in versions:
-        ledger.put_version(record)
-    gone = ledger.clock.monotonic() - DEAD_AFTER
+        store.put_version(record)
+    gone = store.clock.monotonic() - DEAD_AFTER
     dead, serves = versions[1].id, versions[2].id
-    ledger.put_engine(engine("x", state=EngineState.UNREACHABLE, serving=dead, unreachable_since=gone))
-    ledger.put_engine(engine("y", serving=serves, model_path=f"/mnt/{read.path}", configuration="known"))
-    copier = Copier(ledger, LedgerFacts(ledger, DiskFiles(root)), disk, most=2)
+    store.put_engine(engine("x", state=EngineState.UNREACHABLE, serving=dead, unreachable_since=gone))
+    store.put_engine(engine("y", serving=serves, model_path=f"/mnt/{read.path}", configuration="known"))
+    copier = Copier(store, targets, StoreFacts(store, targets, DiskFiles(root)), disk, most=2)
     assert await copier.survey()
     stray = root / ".refitd/trash"
     stray.write_text("no folder")
     tasks = [asyncio.create_task(part()) for part in (copier.run, journal.run)]
     try:
-        await until(ledger, lambda: versions[3].id in ledger.carriage.refused)
-        assert "no copy could make room for another" in ledger.carriage.refused[versions[3].id]
+        await until(store, lambda: versions[3].id in targets.carriage.refused)
+        assert "no copy could make room for another" in targets.carriage.refused[versions[3].id]
         assert {copy.path for copy in await disk.survey()} == {old.path, read.path}
         assert {line.path for line in await copier.plan()} == {old.path, read.path}, "one was forgotten"
         assert copier.bytes_on_root == old.bytes + read.bytes > 0
         stray.unlink()
         async with asyncio.timeout(10):
-            while ledger.carriage.path_of(versions[3]) is None:
-                ledger.bell.ring()  # it looks again when something happens
+            while targets.carriage.path_of(versions[3]) is None:
+                store.changed.notify()  # it looks again when something happens
                 await asyncio.sleep(0.05)
         assert old.path not in {copy.path for copy in await disk.survey()}
     finally:
@@ -62,8 +64,8 @@ async def test_a_copy_that_cannot_be_deleted_is_not_forgotten_and_no_third_one_i
         journal.close()
 
 
-async def until(ledger: Ledger, what: Callable[[], bool]) -> None:
-    seen = ledger.bell.count
+async def until(store: Store, what: Callable[[], bool]) -> None:
+    seen = store.changed.count
     async with asyncio.timeout(10):
         while not what():
-            seen = await ledger.bell.after(seen, within=0.05)
+            seen = await store.changed.wait_after(seen, within=0.05)

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from refitd.catalog.record import VersionRecord
-from refitd.copies.copy import Copy
-from refitd.copies.decide import Decision, Hopeless, Ready, Wait, Write, decide
-from refitd.copies.readers import Readers
+from refitd.policy.copy_readers import Readers
+from refitd.policy.materialize import Decision, Hopeless, Ready, Wait, Write, decide
+from refitd.state.copy import Copy
+from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import Order
 from refitd_client.contract.states import Kind, VersionState
 from support.records import version

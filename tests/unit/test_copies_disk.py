@@ -13,20 +13,20 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from refitd.catalog.examine import signature
 from refitd.catalog.files import Unreadable
-from refitd.catalog.record import VersionRecord
-from refitd.copies import disk, files, writing
-from refitd.copies.copy import Copy
-from refitd.copies.decide import Write
-from refitd.copies.disk import DiskCopies
-from refitd.copies.trouble import MisfitError, NoRoomError, SourceChangedError
+from refitd.materialize import disk, files, writing
+from refitd.materialize.disk import DiskCopies
+from refitd.materialize.trouble import MisfitError, NoRoomError, SourceChangedError
+from refitd.policy.materialize import Write
 from refitd.reclaim import slots, trash
-from refitd.reclaim.handle import Identity, root_at
-from refitd.reclaim.outcome import Discarded
-from refitd.root_threads import RootHangsError, RootThreads
+from refitd.root.handle import Identity, root_at
+from refitd.root.outcome import Discarded
+from refitd.root.threads import RootHangsError, RootThreads
+from refitd.state.copy import Copy
+from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import Order
 from refitd_client.fingerprint import to_text
+from refitd_client.validation.examine import signature
 from support.checkpoints import Tensors
 from support.deltas import Trainer, chain, in_folder, record_of, same, training
 

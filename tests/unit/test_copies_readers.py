@@ -2,10 +2,10 @@
 
 import pytest
 
-from refitd.copies.copy import Copy, doubted
-from refitd.copies.readers import Readers, readers_of
-from refitd.copies.spare import spare
-from refitd.reclaim.leases import DEAD_AFTER, EngineView, Load, RunView, Views
+from refitd.policy.copy_readers import Readers, readers_of
+from refitd.policy.leases import DEAD_AFTER, EngineView, Load, RunView, Views
+from refitd.policy.spare_copies import spare
+from refitd.state.copy import Copy, doubted
 from refitd_client.contract.naming import Order
 from refitd_client.contract.states import EngineState
 

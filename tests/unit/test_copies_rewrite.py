@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refitd.catalog.contents import ReadingStoppedError
-from refitd.copies import files, rewrite
-from refitd.copies.files import Rewritten, checkpoint_in, copy_others, rewrite_all
-from refitd.copies.fingerprints import fingerprints_of
+from refitd.materialize import files, rewrite
+from refitd.materialize.files import Rewritten, checkpoint_in, copy_others, rewrite_all
+from refitd.materialize.fingerprints import fingerprints_of
 from refitd_client.contract.digest import digest_of_pieces, joined
 from refitd_client.delta import Change, Delta, DeltaFile, encode, index_type
+from refitd_client.files.plain_file import open_folder
 from refitd_client.fingerprint import bits_of, fingerprint
 from refitd_client.fingerprint.definition import MASK
-from refitd_client.plain_file import open_folder
+from refitd_client.validation.contents import ReadingStoppedError
 
 BLOCK = 96  # bytes
 TYPES = {"U8": 1, "BF16": 2, "F32": 4, "I64": 8}

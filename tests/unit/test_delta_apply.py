@@ -9,22 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from refitd_client import torch_tensors
-from refitd_client.casts import Casts, casts
-from refitd_client.delta import (
-    Change,
-    Delta,
-    DeltaRefusedError,
-    apply,
-    changed,
-    compare,
-    device,
-    stream,
-)
+from refitd_client.checkpoint.header import Entry
+from refitd_client.delta import Change, Delta, DeltaRefusedError, apply, changed, compare, device, stream
 from refitd_client.delta.shadow import HostShadow, Shadow
 from refitd_client.fingerprint import fingerprint, fingerprints
-from refitd_client.header import Entry
-from refitd_client.tensors import TensorSource
+from refitd_client.tensors import from_torch as torch_tensors
+from refitd_client.tensors.casts import Casts, casts
+from refitd_client.tensors.source import TensorSource
 
 BASE, VERSION = "exp~v000001", "exp~v000002"
 pairs = st.sampled_from([np.uint8, np.uint16, np.uint32, np.uint64]).flatmap(

@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 import torch
 
-from refitd.catalog.examine import structure
-from refitd.catalog.fault import Code
-from refitd.catalog.inventory import Reference
-from refitd.catalog.validate import Invalid, Options, judge
 from refitd_client import InvalidRequestError, InvalidWeightsError, Publication, RefitClient, WeightPublisher
+from refitd_client.checkpoint.fault import Code
+from refitd_client.checkpoint.header import Entry
+from refitd_client.checkpoint.inventory import Reference
 from refitd_client.contract.manifest import parse_manifest
 from refitd_client.contract.states import EngineState, Kind
 from refitd_client.contract.wire import Notice, Problem
 from refitd_client.delta import DeltaRules, apply, read_delta, wire
 from refitd_client.errors import problem_error
 from refitd_client.fingerprint import fingerprints, to_text
-from refitd_client.header import Entry
+from refitd_client.validation.examine import structure
+from refitd_client.validation.validate import Invalid, Options, judge
 from support.stand_in_service import StandIn, make_engine, stand_in
 
 FIRST = "nothing to compare with: the publisher's first version, or its first after one without delta='auto'"

@@ -10,14 +10,15 @@ import pytest
 from numpy.typing import NDArray
 from test_delta_publish import serve
 
-from refitd_client import DeltaRules, Publication, StagedPublication, StorageError, WeightPublisher, header
+from refitd_client import DeltaRules, Publication, StagedPublication, StorageError, WeightPublisher
+from refitd_client.checkpoint import header
+from refitd_client.checkpoint.header import Entry
 from refitd_client.contract.manifest import parse_manifest
 from refitd_client.contract.slot import layout_of, slot_name, slots_path
 from refitd_client.contract.states import Kind
 from refitd_client.delta import apply, read_delta
 from refitd_client.fingerprint import fingerprint, to_texts
-from refitd_client.header import Entry
-from refitd_client.run_folder import RunFolder
+from refitd_client.publish.run_folder import RunFolder
 from support import durable_effects, published
 from support.stand_in_service import StandIn, make_engine, stand_in
 

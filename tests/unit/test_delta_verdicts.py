@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 import xxhash
 
-from refitd.catalog.delta import Base
-from refitd.catalog.examine import examine
-from refitd.catalog.fault import Code
-from refitd.catalog.inventory import Inventory, Tensor
-from refitd.catalog.record import VersionRecord
-from refitd.catalog.validate import Invalid, Options, Valid, Verdict, validate
 from refitd.problem import ProblemError
+from refitd.state.version import VersionRecord
+from refitd_client.checkpoint.fault import Code
+from refitd_client.checkpoint.inventory import Inventory, Tensor
 from refitd_client.contract.manifest import Manifest, ManifestFile, parse_manifest
 from refitd_client.contract.states import Kind, VersionState
 from refitd_client.contract.wire import Notice
 from refitd_client.delta import Delta, encode, read_delta
+from refitd_client.validation.delta import Base
+from refitd_client.validation.examine import examine
+from refitd_client.validation.validate import Invalid, Options, Valid, Verdict, validate
 from support.catalogs import Stage, watching
 from support.checkpoints import tensors
 from support.deltas import Trainer, chain, training
@@ -82,7 +82,7 @@ async def test_a_delta_whose_base_is_gone_is_rejected_with_the_way_out(tmp_path:
         assert two.code is Code.WRONG_BASE
         assert f"its base {ONE} is LOST" in (two.reason or "")
         assert "publish in full" in (two.reason or "")
-        stage.ledger.put_version(replace(two, state=VersionState.DELETED))
+        stage.store.put_version(replace(two, state=VersionState.DELETED))
         arrive(stage, tmp_path, 3)
         three = await stage.verdict(THREE, VersionState.REJECTED)
         assert three.reason == f"its base {TWO} was deleted: publish in full"

@@ -14,11 +14,11 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry
 
-from refitd.copies import files, refusals
-from refitd.copies.disk import DiskCopies
-from refitd.rollout.moving import move
-from refitd.telemetry.meters import Meters
-from refitd.telemetry.traces import Traces
+from refitd.materialize import files, refusals
+from refitd.materialize.disk import DiskCopies
+from refitd.observe.meters import Meters
+from refitd.observe.traces import Traces
+from refitd.policy.moving import move
 from refitd_client.contract.states import Kind, VersionState
 from refitd_client.delta.plan import Full
 from support.checkpoints import publish
@@ -39,7 +39,7 @@ async def followed(tmp_path: Path, **more: Any) -> AsyncIterator[tuple[Stage, Tr
     """The service, and a trainer whose versions it serves."""
     async with serving(tmp_path, **more) as stage:
         with training(stage.root) as trainer:
-            trainer.asks(stage.ledger)
+            trainer.asks(stage.store, stage.targets)
             yield stage, trainer
 
 
@@ -58,15 +58,15 @@ async def without_room(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
     async with followed(folder) as (stage, trainer):
         await served(stage, trainer)
         two = (await trainer.follow()).version_id
-        await stage.until(two, lambda _: two in stage.ledger.carriage.refused)
+        await stage.until(two, lambda _: two in stage.targets.carriage.refused)
         yield stage, trainer, two
 
 
 async def tried_again(stage: Stage, version: str) -> None:
     """Wait until it is served. Whoever waits for a time to pass looks again when something happens."""
     async with asyncio.timeout(10):
-        while stage.ledger.versions[version].served_at is None:
-            stage.ledger.bell.ring()
+        while stage.store.versions[version].served_at is None:
+            stage.store.changed.notify()
             await asyncio.sleep(0.02)
 
 
@@ -92,9 +92,9 @@ async def test_the_copy_that_a_delta_is_written_into_is_a_stage_of_its_update_an
         provider = TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(spans))
         registry = CollectorRegistry()
-        stage.ledger.witnesses += [Meters(registry), Traces(provider.get_tracer("refitd"), stage.ledger)]
+        stage.store.observe(Meters(registry), Traces(provider.get_tracer("refitd"), stage.store))
         assert [await served(stage, trainer) for _ in range(2)] == [Kind.FULL, Kind.DELTA]
-        took = stage.ledger.versions["run~v000002"].timings["copy"]
+        took = stage.store.versions["run~v000002"].timings["copy"]
         assert registry.get_sample_value("refitd_stage_seconds_count", {"stage": "copy"}) == 1
         assert registry.get_sample_value("refitd_stage_seconds_sum", {"stage": "copy"}) == pytest.approx(took / 1000)
         found = {span.name: span for span in spans.get_finished_spans()}  # of two loads the last
@@ -110,11 +110,11 @@ async def test_a_copy_that_is_written_when_its_delta_is_served_already_is_no_sta
     async with followed(tmp_path) as (stage, trainer):
         await served(stage, trainer)
         await served(stage, trainer)
-        record = stage.ledger.versions["run~v000002"]
-        stage.ledger.put_version(replace(record, timings={"load": 1.0}))
+        record = stage.store.versions["run~v000002"]
+        stage.store.put_version(replace(record, timings={"load": 1.0}))
         copy = next(copy for copy in await DiskCopies(stage.root, None).survey() if copy.holds == record.id)
         stage.copier._written(record, copy, 5.0)
-        assert stage.ledger.versions[record.id].timings == {"load": 1.0}
+        assert stage.store.versions[record.id].timings == {"load": 1.0}
 
 
 async def test_while_an_engine_reads_a_copy_the_other_one_is_patched_and_a_third_waits(tmp_path: Path) -> None:
@@ -127,8 +127,8 @@ async def test_while_an_engine_reads_a_copy_the_other_one_is_patched_and_a_third
         four = (await trainer.follow()).version_id
         await stage.until(four, lambda _: len(engine.loads) == 4)
         five = (await trainer.follow()).version_id
-        await stage.until(five, lambda _: stage.copier.why_waiting(stage.ledger.versions[five]) is not None)
-        assert "each of the 2 copies of run run is read" in str(stage.copier.why_waiting(stage.ledger.versions[five]))
+        await stage.until(five, lambda _: stage.copier.why_waiting(stage.store.versions[five]) is not None)
+        assert "each of the 2 copies of run run is read" in str(stage.copier.why_waiting(stage.store.versions[five]))
         assert same(in_folder(engine.loads[-1]), trainer.history[4])
         engine.gate.set()
         await stage.until(five, lambda record: record.served_at is not None)
@@ -243,10 +243,10 @@ async def test_copies_of_a_run_that_has_ended_are_taken_away_when_its_engines_fo
         for _ in range(3):
             await served(stage, trainer)
         copies = stage.root / ".refitd/copies"
-        stage.ledger.close_run("run")
+        stage.store.close_run("run")
         await stage.sweep()
         assert [path for path in copies.rglob("*") if path.is_file()], "an engine that restarts is brought back to it"
-        move(stage.ledger, stage.ledger.engines["a:1"], "next")
+        move(stage.store, stage.store.engines["a:1"], "next")
         await stage.sweep()
         assert [path for path in copies.rglob("*") if path.is_file()], "the engine serves it still"
         publish(stage.root, "next", 1, trainer.weights)

@@ -6,7 +6,7 @@ import xxhash
 
 from refitd_client.contract import digest
 from refitd_client.contract.digest import BLOCK, FileDigest, digest_of_block, digest_of_pieces, in_blocks, joined
-from refitd_client.dispatch import blocks
+from refitd_client.write.dispatch import blocks
 
 
 def data_of(size: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:

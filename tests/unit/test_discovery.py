@@ -13,7 +13,7 @@ from refitd.discovery.dns import ask_dns
 from refitd.discovery.memory import GONE_SECONDS, MOST, Memory, Named, Silent, remember
 from refitd.discovery.place import Areal, Dns, PlaceRefusedError, Router, parse_place
 from refitd.discovery.router import ask_router
-from refitd.root_threads import RootThreads
+from refitd.root.threads import RootThreads
 from support.name_server import Table, naming
 from support.scripted_server import answer, serve
 

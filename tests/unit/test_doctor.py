@@ -17,30 +17,30 @@ from pydantic import SecretStr
 from watchdog.observers import Observer
 from watchdog.observers.api import BaseObserver
 
-from refitd.doctor import hub
-from refitd.doctor.door import ask_service, judge_door
-from refitd.doctor.engines import Asked, judge_engine, skew_of
-from refitd.doctor.finding import Check, Finding, Verdict
-from refitd.doctor.gpus import judge_gpus
-from refitd.doctor.libraries import judge_releases, version_of
-from refitd.doctor.nccl import judge_nccl
-from refitd.doctor.nonce import Nonce, RootUnusableError, probed
-from refitd.doctor.processes import LocalProcess, is_engine, listener
-from refitd.doctor.root_facts import RootFacts, look_at_root
-from refitd.doctor.root_verdicts import judge_root
-from refitd.doctor.sharing import Sighting, judge_sharing, plugin_answers
-from refitd.doctor.told import ask_of_engines, ask_of_faults, judge_faults, judge_told
+from refitd.diagnose.doctor import hub
+from refitd.diagnose.doctor.door import ask_service, judge_door
+from refitd.diagnose.doctor.engines import Asked, judge_engine, skew_of
+from refitd.diagnose.doctor.finding import Check, Finding, Verdict
+from refitd.diagnose.doctor.gpus import judge_gpus
+from refitd.diagnose.doctor.libraries import judge_releases, version_of
+from refitd.diagnose.doctor.nccl import judge_nccl
+from refitd.diagnose.doctor.nonce import Nonce, RootUnusableError, probed
+from refitd.diagnose.doctor.processes import LocalProcess, is_engine, listener
+from refitd.diagnose.doctor.root_facts import RootFacts, look_at_root
+from refitd.diagnose.doctor.root_verdicts import judge_root
+from refitd.diagnose.doctor.sharing import Sighting, judge_sharing, plugin_answers
+from refitd.diagnose.doctor.told import ask_of_engines, ask_of_faults, judge_faults, judge_told
+from refitd.diagnose.fsck.roster import roster_of
 from refitd.engine.engines_file import EngineSpec
-from refitd.engine.plugin.crew import NOBODY
+from refitd.engine.http import Reply
+from refitd.engine.plugin.rank_group import NOBODY
 from refitd.engine.port import Reached
-from refitd.engine.sglang.transport import Reply
-from refitd.fsck.roster import roster_of
-from refitd.root_mark import mark_root
+from refitd.root.mark import mark_root
 from refitd.settings import Settings
 from refitd_client.contract.states import EngineState
 from refitd_client.contract.wire import Faults, Page
-from refitd_client.known import name_of
-from refitd_client.planning import Gpu
+from refitd_client.http.handshake import name_of
+from refitd_plan import Gpu
 from support.checkpoints import publish, tensors, write_model
 from support.command_line import refitd
 from support.scripted_server import answer, serve
@@ -461,7 +461,7 @@ def test_versions_of_any_layout_are_measured_and_the_clock_before_the_wait_for_e
     adapter = tmp_path / "run/v000002/adapter_model.safetensors"
     adapter.parent.mkdir()
     adapter.write_bytes(bytes(7))
-    monkeypatch.setattr("refitd.doctor.root_facts._tells", lambda _: time.sleep(0.2))  # no event ever comes
+    monkeypatch.setattr("refitd.diagnose.doctor.root_facts._tells", lambda _: time.sleep(0.2))  # no event ever comes
     with probed(tmp_path) as nonce:
         seen = look_at_root(tmp_path, nonce, None)
     whole = (tmp_path / "run/weight_v000001/model.safetensors").stat().st_size
@@ -484,7 +484,7 @@ def test_an_event_on_its_way_when_the_look_ends_leaves_no_line(
         monkeypatch.setattr(observer, "stop", stop)
         return observer
 
-    monkeypatch.setattr("refitd.doctor.root_facts.Observer", late)
+    monkeypatch.setattr("refitd.diagnose.doctor.root_facts.Observer", late)
     with probed(tmp_path) as nonce:
         assert look_at_root(tmp_path, nonce, None).event
     assert caplog.records == []
@@ -504,7 +504,7 @@ async def test_a_service_knows_whether_who_asks_is_of_its_root(tmp_path: Path) -
         for root in (other, stage.root):
             (root / ".refitd").mkdir(parents=True, exist_ok=True)
             mark = mark_root(root, None, has_versions=False, mounts="")
-        stage.ledger.is_about(mark)
+        stage.store.is_about(mark)
         for root, is_other in ((stage.root, False), (other, True)):
             body = {"run": "refitd-doctor", "step": 0, "root": name_of(root)}
             told = await stage.http.post("/v1/versions", json=body)
@@ -512,4 +512,4 @@ async def test_a_service_knows_whether_who_asks_is_of_its_root(tmp_path: Path) -
             judged = judge_door(Settings(root=root), reply)
             assert judged.verdict is (Verdict.FAILED if is_other else Verdict.OK), judged
             assert (str(stage.root) in judged.text) is is_other
-        assert not stage.ledger.versions
+        assert not stage.store.versions

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from refitd.doctor.finding import Check, Verdict
-from refitd.doctor.service import judge_service
-from refitd.fsck.facts import JournalFacts
-from refitd.journal.condition import Missing
+from refitd.diagnose.doctor.finding import Check, Verdict
+from refitd.diagnose.doctor.service import judge_service
+from refitd.diagnose.fsck.facts import JournalFacts
 from refitd.settings import Settings
+from refitd.state.journal.condition import Missing
 
 FILES = {
     "token": "a-token-to-change",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from refitd_client import durable
+from refitd_client.files import durable
 
 
 def test_a_record_is_the_old_one_or_the_new_one_and_leaves_no_scratch(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from refitd.duration import spoken
+from refitd.text import spoken
 
 
 @pytest.mark.parametrize(

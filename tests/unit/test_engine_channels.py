@@ -14,9 +14,10 @@ import pytest
 
 from refitd.engine.plugin import channels as channels_module
 from refitd.engine.plugin.channels import Channels
-from refitd.engine.plugin.crew import Crew, Launch, Stock
-from refitd.engine.plugin.line import LineError
-from refitd_sglang.channel import MAX_LINE, Channel, Reply, Request
+from refitd.engine.plugin.exchange import ChannelError
+from refitd.engine.plugin.rank_group import EngineRankGroup, Launch, Stock
+from refitd_client.contract.plugin import MAX_LINE, Request
+from refitd_plugin.channel import Channel, Reply
 from support.plugged_mini import wait_for
 from support.sockets import short
 
@@ -75,10 +76,10 @@ def dead(root: Path, name: str) -> None:
 async def test_a_channel_is_found_and_spoken_to(root: Path) -> None:
     name = opened(root, lambda _: HELLO).name
     channels = Channels(root)
-    crew = await channels.crew(LAUNCH)
-    assert isinstance(crew, Crew)
-    assert [member.socket for member in crew.members] == [name]
-    assert await channels.ask_all(crew.members, {"do": "forget"}, 5.0) == [HELLO]
+    rank_group = await channels.rank_group(LAUNCH)
+    assert isinstance(rank_group, EngineRankGroup)
+    assert [member.socket for member in rank_group.members] == [name]
+    assert await channels.ask_all(rank_group.members, {"do": "forget"}, 5.0) == [HELLO]
 
 
 async def test_what_processes_left_behind_and_what_others_put_there_is_passed_over(root: Path, tmp_path: Path) -> None:
@@ -92,14 +93,14 @@ async def test_what_processes_left_behind_and_what_others_put_there_is_passed_ov
     (place / "..sock").write_text("")
     live = opened(root, lambda _: HELLO)
     (place / "0-34-ab.sock").symlink_to(live)  # the same engine twice would be two that cannot be told apart
-    crew = await Channels(root).crew(LAUNCH)
-    assert isinstance(crew, Crew), crew
-    assert [member.socket for member in crew.members] == [live.name]
+    rank_group = await Channels(root).rank_group(LAUNCH)
+    assert isinstance(rank_group, EngineRankGroup), rank_group
+    assert [member.socket for member in rank_group.members] == [live.name]
 
 
 async def test_a_socket_that_is_left_over_is_named_where_nobody_else_answers(root: Path) -> None:
     dead(root, "0-1-ab.sock")
-    assert await Channels(root).crew(LAUNCH) == Stock(
+    assert await Channels(root).rank_group(LAUNCH) == Stock(
         "no plugin speaks for it; socket 0-1-ab.sock is left over: nobody listens there"
     )
 
@@ -142,24 +143,24 @@ async def test_a_hello_that_does_not_come_whole_leaves_the_engine_to_itself_and_
     root: Path, monkeypatch: pytest.MonkeyPatch, talk: Callable[[socket.socket], None], reason: str
 ) -> None:
     with impostor(root, "0-1-ab.sock", talk), monkeypatch.context() as hurried:
-        hurried.setattr(channels_module, "HELLO_SECONDS", 0.2)
-        stock = await Channels(root).crew(LAUNCH)
+        hurried.setattr(channels_module, "HANDSHAKE_SECONDS", 0.2)
+        stock = await Channels(root).rank_group(LAUNCH)
         assert isinstance(stock, Stock)
         assert stock.reason.startswith(f"no plugin speaks for it; socket 0-1-ab.sock {reason}")
     opened(root, lambda _: HELLO)
-    assert isinstance(await Channels(root).crew(LAUNCH), Crew)
+    assert isinstance(await Channels(root).rank_group(LAUNCH), EngineRankGroup)
 
 
 async def test_without_a_folder_there_is_no_plugin(root: Path) -> None:
-    assert await Channels(root).crew(LAUNCH) == Stock("no plugin speaks for it")
-    assert await Channels(root / "nowhere").crew(LAUNCH) == Stock("no plugin speaks for it")
+    assert await Channels(root).rank_group(LAUNCH) == Stock("no plugin speaks for it")
+    assert await Channels(root / "nowhere").rank_group(LAUNCH) == Stock("no plugin speaks for it")
 
 
 async def test_a_link_in_place_of_the_folder_is_not_followed(root: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere" / ".refitd").mkdir(parents=True)
     opened(tmp_path / "elsewhere", lambda _: HELLO)
     (root / ".refitd" / "engines").symlink_to(tmp_path / "elsewhere" / ".refitd" / "engines")
-    stock = await Channels(root).crew(LAUNCH)
+    stock = await Channels(root).rank_group(LAUNCH)
     assert isinstance(stock, Stock)
     assert "cannot be looked at" in stock.reason
 
@@ -167,7 +168,7 @@ async def test_a_link_in_place_of_the_folder_is_not_followed(root: Path, tmp_pat
 async def test_a_folder_that_everyone_may_write_to_is_not_believed(root: Path) -> None:
     opened(root, lambda _: HELLO)
     folder(root).chmod(0o777)
-    stock = await Channels(root).crew(LAUNCH)
+    stock = await Channels(root).rank_group(LAUNCH)
     assert isinstance(stock, Stock)
     assert "everyone may write" in stock.reason
 
@@ -194,7 +195,7 @@ async def test_a_socket_of_a_strangers_process_is_not_spoken_to(root: Path) -> N
     stranger = await asyncio.create_subprocess_exec(sys.executable, "-c", STRANGER, str(path), stdout=said)
     assert stranger.stdout is not None
     assert await stranger.stdout.readline() == b"listening\n"
-    stock = await Channels(root).crew(LAUNCH)
+    stock = await Channels(root).rank_group(LAUNCH)
     assert isinstance(stock, Stock)
     assert "belongs to user 4242" in stock.reason
     assert await stranger.stdout.readline() == b"0\n"  # nothing was sent
@@ -211,26 +212,26 @@ async def test_hellos_are_said_again_when_a_socket_comes_or_goes_and_not_before(
     path = opened(root, handle)
     channels = Channels(root)
     for _ in range(3):
-        assert isinstance(await channels.crew(LAUNCH), Crew)
+        assert isinstance(await channels.rank_group(LAUNCH), EngineRankGroup)
     assert greeted == ["hello"]
     channels.doubt()
-    await channels.crew(LAUNCH)
+    await channels.rank_group(LAUNCH)
     assert greeted == ["hello"] * 2
     dead(root, "0-1-ab.sock")
-    await channels.crew(LAUNCH)
+    await channels.rank_group(LAUNCH)
     assert greeted == ["hello"] * 3
     path.unlink()
-    assert isinstance(await channels.crew(LAUNCH), Stock)
+    assert isinstance(await channels.rank_group(LAUNCH), Stock)
 
 
 async def test_a_folder_that_is_gone_is_a_member_that_does_not_answer(root: Path) -> None:
     opened(root, lambda _: HELLO)
     channels = Channels(root)
-    crew = await channels.crew(LAUNCH)
-    assert isinstance(crew, Crew)
+    rank_group = await channels.rank_group(LAUNCH)
+    assert isinstance(rank_group, EngineRankGroup)
     shutil.rmtree(root)
-    (reply,) = await channels.ask_all(crew.members, {"do": "hello"}, 1.0)
-    assert isinstance(reply, LineError)
+    (reply,) = await channels.ask_all(rank_group.members, {"do": "hello"}, 1.0)
+    assert isinstance(reply, ChannelError)
 
 
 async def test_descriptors_are_given_back_also_by_a_call_that_is_cancelled(root: Path) -> None:
@@ -243,7 +244,7 @@ async def test_descriptors_are_given_back_also_by_a_call_that_is_cancelled(root:
 
     opened(root, slow)
     before = _open_folders(root)
-    looking = asyncio.create_task(Channels(root).crew(LAUNCH))
+    looking = asyncio.create_task(Channels(root).rank_group(LAUNCH))
     await asyncio.to_thread(begun.wait, 30)
     assert _open_folders(root) == before + 1
     looking.cancel()

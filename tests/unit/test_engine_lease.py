@@ -14,8 +14,9 @@ import pytest
 from refitd.engine.plugin.leading import PROBES, SECONDS, Leads, leads_of
 from refitd.engine.port import Outcome, Reached
 from refitd.engine.sglang.adapter import SglangEngine
-from refitd_sglang.desk import Desk
-from refitd_sglang.lease import LONGEST_SECONDS, Lease, Owner
+from refitd_client.contract.plugin import Owner
+from refitd_plugin.lease import LONGEST_SECONDS, LeaderLease
+from refitd_plugin.requests import RequestHandler
 from support.plugged import ask
 from support.plugged_mini import PluggedMini, plugged_mini, put, target
 
@@ -38,8 +39,8 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def lease(clock: Clock) -> Lease:
-    lease = Lease(clock)
+def lease(clock: Clock) -> LeaderLease:
+    lease = LeaderLease(clock)
     assert lease.take(FIRST, 30.0) is None
     return lease
 
@@ -70,7 +71,7 @@ async def probed(engine: SglangEngine) -> Reached:
     return seen
 
 
-def test_the_second_service_is_told_who_leads_and_since_when(lease: Lease, clock: Clock) -> None:
+def test_the_second_service_is_told_who_leads_and_since_when(lease: LeaderLease, clock: Clock) -> None:
     clock.now += 4
     told = lease.take(OTHER, 30.0)
     assert told == (
@@ -79,13 +80,13 @@ def test_the_second_service_is_told_who_leads_and_since_when(lease: Lease, clock
     assert lease.leader() == told
 
 
-def test_a_service_that_restarts_takes_its_own_lease_again_at_once(lease: Lease) -> None:
+def test_a_service_that_restarts_takes_its_own_lease_again_at_once(lease: LeaderLease) -> None:
     again = Owner(service="one", root="/mnt/one", host="gpu-1", pid=4242)
     assert lease.take(again, 30.0) is None
     assert "pid 4242" in (lease.leader() or "")
 
 
-def test_a_lease_that_is_not_renewed_ends(lease: Lease, clock: Clock) -> None:
+def test_a_lease_that_is_not_renewed_ends(lease: LeaderLease, clock: Clock) -> None:
     clock.now += 29
     lease.renew()
     clock.now += 29
@@ -97,7 +98,7 @@ def test_a_lease_that_is_not_renewed_ends(lease: Lease, clock: Clock) -> None:
 
 
 def test_a_lease_ends_with_the_process_of_its_owner(clock: Clock) -> None:
-    lease = Lease(clock)
+    lease = LeaderLease(clock)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         assert lease.take(FIRST, 30.0, process.pid) is None
         assert lease.take(OTHER, 30.0, os.getpid()) is not None
@@ -107,14 +108,14 @@ def test_a_lease_ends_with_the_process_of_its_owner(clock: Clock) -> None:
 
 
 def test_a_lease_of_a_process_that_cannot_be_seen_ends_in_its_time(clock: Clock) -> None:
-    lease = Lease(clock)
+    lease = LeaderLease(clock)
     assert lease.take(FIRST, 10 * LONGEST_SECONDS, pid=0) is None
     clock.now += LONGEST_SECONDS
     assert lease.leader() is None
 
 
 def test_no_descriptor_is_left_open(clock: Clock) -> None:
-    lease, before = Lease(clock), len(os.listdir("/proc/self/fd"))
+    lease, before = LeaderLease(clock), len(os.listdir("/proc/self/fd"))
     for _ in range(5):
         assert lease.take(FIRST, 30.0, os.getpid()) is None
         lease.renew()
@@ -170,17 +171,17 @@ async def test_a_plugin_that_knows_nothing_of_leases_is_told_nothing(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    hello, handle = Desk._hello, Desk.handle
+    handshake, handle = RequestHandler._hello, RequestHandler.handle
 
-    def older(self: Desk) -> dict[str, Any]:
-        return {key: value for key, value in hello(self).items() if key not in {"leads", "leader"}}
+    def older(self: RequestHandler) -> dict[str, Any]:
+        return {key: value for key, value in handshake(self).items() if key not in {"leads", "leader"}}
 
-    def noted(self: Desk, request: Any) -> dict[str, Any]:
+    def noted(self: RequestHandler, request: Any) -> dict[str, Any]:
         asked.append(request.do)
         return handle(self, request)
 
-    monkeypatch.setattr(Desk, "_hello", older)
-    monkeypatch.setattr(Desk, "handle", noted)
+    monkeypatch.setattr(RequestHandler, "_hello", older)
+    monkeypatch.setattr(RequestHandler, "handle", noted)
     with plugged_mini(root) as sglang:
         async with speaking_to(sglang, root, FIRST) as engine:
             seen = await probed(engine)

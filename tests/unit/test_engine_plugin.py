@@ -15,9 +15,9 @@ import pytest
 
 from refitd.engine.port import Coming, Offered, Outcome, Reached, Refit, Stage, Target
 from refitd.engine.sglang.adapter import SglangEngine
-from refitd_sglang import feeding
-from refitd_sglang.engine import Engine
-from refitd_sglang.source import SourceRefusedError
+from refitd_plugin import tensor_feed
+from refitd_plugin.engine import RankEngine
+from refitd_plugin.source import SourceRefusedError
 from support.forged import write_delta
 from support.mini_sglang import expected, tiny_weights, values
 from support.plugged_mini import PluggedMini, plugged_mini, put, target
@@ -168,7 +168,7 @@ class _BrokenLoad:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *after: int) -> None:
         self.left = list(after)
-        given = feeding.Feed._given
+        given = tensor_feed.TensorFeed._given
 
         def failing(feed: Any) -> Iterator[Any]:
             for number, item in enumerate(given(feed)):
@@ -177,7 +177,7 @@ class _BrokenLoad:
                     raise RuntimeError("a bad day")
                 yield item
 
-        monkeypatch.setattr(feeding.Feed, "_given", failing)
+        monkeypatch.setattr(tensor_feed.TensorFeed, "_given", failing)
 
 
 async def test_a_load_that_was_put_back_leaves_what_was_there_and_the_engine_goes_on(
@@ -233,13 +233,13 @@ async def test_bytes_are_read_once_more_only_where_the_files_are_not_the_very_sa
 ) -> None:
     put(root, 1)
     checks: list[bool] = []
-    original = Engine.prepare
+    original = RankEngine.prepare
 
     def noted(self: Any, path: str, options: Any = None, *, check_bytes: bool | None = None, **more: Any) -> Any:
         checks.append(bool(check_bytes))
         return original(self, path, options, check_bytes=check_bytes, **more)
 
-    monkeypatch.setattr(Engine, "prepare", noted)
+    monkeypatch.setattr(RankEngine, "prepare", noted)
     wanted = target(root, 1)
     assert wanted.files is not None
     async with speaking_to(sglang, root) as engine:
@@ -255,21 +255,21 @@ async def test_what_was_made_ready_before_its_verdict_is_not_looked_at_again_unl
 ) -> None:
     folder = put(root, 1)
     asked: list[str] = []
-    original = Engine.prepare
+    original = RankEngine.prepare
 
     def noted(self: Any, path: str, *args: Any, **more: Any) -> Any:
         asked.append(path)
         return original(self, path, *args, **more)
 
-    monkeypatch.setattr(Engine, "prepare", noted)
+    monkeypatch.setattr(RankEngine, "prepare", noted)
     coming = Coming(version="run~v000001", path="run/v000001")
     async with speaking_to(sglang, root) as engine:
         await engine.probe()
-        await engine.look_ahead(coming)
+        await engine.prefetch(coming)
         assert (prepared(sglang), sglang.changes, len(asked)) == ([True], [], 1)
         assert (await refit(engine, target(root, 1))).outcome is Outcome.ACK
         assert (sglang.holds(1), len(asked)) == (True, 1)
-        await engine.look_ahead(coming)
+        await engine.prefetch(coming)
         os.utime(folder / "model.safetensors")
         assert (await refit(engine, target(root, 1))).outcome is Outcome.ACK
         assert len(asked) == 3
@@ -279,8 +279,8 @@ async def test_what_was_made_ready_for_nothing_is_closed(root: Path, sglang: Plu
     put(root, 1)
     async with speaking_to(sglang, root) as engine:
         await engine.probe()
-        await engine.look_ahead(Coming(version="run~v000001", path="run/v000001"))
-        await engine.look_away()
+        await engine.prefetch(Coming(version="run~v000001", path="run/v000001"))
+        await engine.cancel_prefetch()
         assert prepared(sglang) == [False]
 
 
@@ -292,7 +292,7 @@ async def test_what_a_rank_refused_before_its_verdict_is_refused_once_it_is_to_b
     shard.write_bytes(shard.read_bytes()[:-2])
     async with speaking_to(sglang, root) as engine:
         await engine.probe()
-        await engine.look_ahead(Coming(version="run~v000001", path="run/v000001"))
+        await engine.prefetch(Coming(version="run~v000001", path="run/v000001"))
         done = await refit(engine, target(root, 1))
     assert (done.outcome, "torn-file" in (done.reason or "")) == (Outcome.NACK, True)
     assert PAUSE not in sglang.changes
@@ -304,7 +304,7 @@ async def test_a_checkpoint_that_others_wrote_is_sglangs_own_and_proved_as_ever(
     put(root, 1)
     async with speaking_to(sglang, root) as engine:
         await engine.probe()
-        await engine.look_ahead(Coming(version="run~v000001", path="run/v000001"))
+        await engine.prefetch(Coming(version="run~v000001", path="run/v000001"))
         done = await refit(engine, target(root, 1, files=None))
         assert prepared(sglang) == [False]  # what it looked at ahead is nothing that it loads
     assert done.outcome is Outcome.ACK
@@ -315,7 +315,7 @@ async def test_an_engine_that_is_let_go_of_keeps_nothing_that_was_made_ready(roo
     put(root, 1)
     async with speaking_to(sglang, root) as engine:
         await engine.probe()
-        await engine.look_ahead(Coming(version="run~v000001", path="run/v000001"))
+        await engine.prefetch(Coming(version="run~v000001", path="run/v000001"))
     assert prepared(sglang) == [False]
 
 
@@ -328,12 +328,12 @@ async def test_an_offer_that_was_looked_at_is_not_looked_at_again_and_another_on
         asked.append(offer or path)
         raise SourceRefusedError("withdrawn")
 
-    monkeypatch.setattr(Engine, "prepare", refuses)
+    monkeypatch.setattr(RankEngine, "prepare", refuses)
     offered = Offered(version="run~v000001", path="run/v000001", offer="run/.offer-1")
     async with speaking_to(sglang, root) as engine:
         await engine.probe()
         for taken in (offered, replace(offered, offer="run/.offer-2")):
-            await engine.look_ahead(offered)
+            await engine.prefetch(offered)
             done = await refit(engine, Target(path=str(root / "run/v000001"), label="1", offered=taken))
             assert (done.outcome, "withdrawn" in (done.reason or "")) == (Outcome.NACK, True)
     assert asked == ["run/.offer-1", "run/.offer-1", "run/.offer-2"]
@@ -396,7 +396,7 @@ async def test_a_rank_that_does_not_get_ready_in_time_does_not_hold_up_the_updat
 ) -> None:
     put(root, 1)
     go_on = threading.Event()
-    monkeypatch.setattr(Engine, "prepare", lambda *_, **__: go_on.wait(30))
+    monkeypatch.setattr(RankEngine, "prepare", lambda *_, **__: go_on.wait(30))
     async with speaking_to(sglang, root, load_timeout=0.3) as engine:
         done = await refit(engine, target(root, 1))
     go_on.set()
@@ -445,7 +445,7 @@ async def test_an_engine_without_a_plugin_of_its_own_says_so(root: Path, args: d
 async def test_an_engine_whose_release_of_the_plugin_speaks_otherwise_is_stock(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("refitd_sglang.desk.PROTOCOL", 2)
+    monkeypatch.setattr("refitd_plugin.requests.PROTOCOL", 2)
     with plugged_mini(root) as sglang:
         async with speaking_to(sglang, root) as engine:
             seen = await probed(engine)

@@ -8,18 +8,19 @@ from pathlib import Path
 import pytest
 
 from refitd.catalog.files import DiskFiles
-from refitd.catalog.scan import Found, Listing
 from refitd.clock import SystemClock
-from refitd.copies.copy import Copy
-from refitd.copies.readers import readers_of
 from refitd.engine.port import Outcome, Refit
-from refitd.journal.journal import Journal
-from refitd.ledger import Ledger
-from refitd.reclaim.collector import LedgerFacts
-from refitd.reclaim.keep import KeepRules, keep
-from refitd.reclaim.leases import DEAD_AFTER, EngineView, Load, Views, leases
-from refitd.reclaim.spare import why_not
+from refitd.policy.copy_readers import readers_of
+from refitd.policy.keep import KeepRules, keep
+from refitd.policy.leases import DEAD_AFTER, EngineView, Load, Views, leases
+from refitd.policy.spare_slots import why_not
+from refitd.reclaim.collector import StoreFacts
 from refitd.rollout import fleet
+from refitd.rollout.targets import Targets
+from refitd.root.scan import Found, Listing
+from refitd.state.copy import Copy
+from refitd.state.journal.journal import Journal
+from refitd.state.store import Store
 from refitd_client.contract.states import EngineState, Kind, VersionState
 from refitd_client.contract.wire import NewEngine
 from support.fleets import Stage, running
@@ -39,22 +40,22 @@ def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet, "FILE_LOOK_SECONDS", 0.01)
 
 
-def views(ledger: Ledger) -> Views:
-    return LedgerFacts(ledger, DiskFiles(Path("unused"))).views()
+def views(store: Store) -> Views:
+    return StoreFacts(store, Targets(store), DiskFiles(Path("unused"))).views()
 
 
-def may_be_recycled(ledger: Ledger) -> bool:
-    return why_not(V2, replace(views(ledger), runs=())) is None
+def may_be_recycled(store: Store) -> bool:
+    return why_not(V2, replace(views(store), runs=())) is None
 
 
 async def serve_one_and_begin_two(stage: Stage) -> asyncio.Event:
     """Engine a serves version 1 and is in the middle of loading version 2."""
     engine = stage.engines["a"]
-    stage.ledger.put_version(V1)
+    stage.store.put_version(V1)
     stage.fleet.add(NewEngine(url=URL))
-    await stage.until(lambda: stage.ledger.engines[NAME].serving == V1.id)
+    await stage.until(lambda: stage.store.engines[NAME].serving == V1.id)
     engine.gate = asyncio.Event()
-    stage.ledger.put_version(V2)
+    stage.store.put_version(V2)
     await stage.until(lambda: len(engine.loads) == 2)
     return engine.gate
 
@@ -63,12 +64,12 @@ async def serve_one_and_begin_to_take_two(stage: Stage) -> asyncio.Event:
     """The same, and version 2 has no files yet: it is in its trainer's memory."""
     engine, offered = stage.engines["a"], replace(V2, state=VersionState.ANNOUNCED, handed=True)
     engine.takes_offers = True
-    stage.ledger.put_version(V1)
+    stage.store.put_version(V1)
     stage.fleet.add(NewEngine(url=URL))
-    await stage.until(lambda: stage.ledger.engines[NAME].serving == V1.id)
+    await stage.until(lambda: stage.store.engines[NAME].serving == V1.id)
     engine.gate = asyncio.Event()
-    stage.ledger.put_version(offered)
-    stage.ledger.offer(offered, "run/.offer")
+    stage.store.put_version(offered)
+    stage.targets.offer(offered, "run/.offer")
     await stage.until(lambda: engine.taken == [V2.id])
     return engine.gate
 
@@ -80,7 +81,7 @@ def stage_in(folder: Path) -> AbstractAsyncContextManager[Stage]:
 
 
 async def ready(stage: Stage) -> None:
-    await stage.until(lambda: stage.ledger.fleet_fault is None)
+    await stage.until(lambda: stage.store.faults.fleet is None)
 
 
 async def test_a_load_without_a_proven_end_keeps_its_lease_when_its_engine_is_named_no_more(tmp_path: Path) -> None:
@@ -89,11 +90,11 @@ async def test_a_load_without_a_proven_end_keeps_its_lease_when_its_engine_is_na
         gate = await serve_one_and_begin_two(stage)
         stage.engines["a"].script = [LATE]
         gate.set()
-        await stage.until(lambda: stage.ledger.engines[NAME].unproven == (V2.id,))
+        await stage.until(lambda: stage.store.engines[NAME].unproven == (V2.id,))
         stage.fleet.remove(NAME)
-        assert NAME not in stage.ledger.engines
-        assert not may_be_recycled(stage.ledger)
-    again = Ledger(Journal(tmp_path / "state"), SystemClock())
+        assert NAME not in stage.store.engines
+        assert not may_be_recycled(stage.store)
+    again = Store(Journal(tmp_path / "state"), SystemClock())
     assert again.engines == {}
     assert not may_be_recycled(again), "a restart forgot it"
 
@@ -106,8 +107,8 @@ async def test_an_engine_that_is_removed_in_mid_load_leaves_what_its_time_out_sa
         stage.fleet.remove(NAME)
         gate.set()
         await stage.until(lambda: stage.engines["a"].closed)
-        assert stage.ledger.loading == {}
-        assert not may_be_recycled(stage.ledger)
+        assert stage.store.loading == {}
+        assert not may_be_recycled(stage.store)
 
 
 async def test_a_service_that_dies_while_a_removed_engine_loads_knows_it_afterwards(tmp_path: Path) -> None:
@@ -115,13 +116,13 @@ async def test_a_service_that_dies_while_a_removed_engine_loads_knows_it_afterwa
         await ready(stage)
         gate = await serve_one_and_begin_two(stage)
         stage.fleet.remove(NAME)
-        await stage.ledger.durable()
+        await stage.store.durable()
         state = tmp_path / "as-it-was"
         state.mkdir()
         for file in (tmp_path / "state").glob("journal.db*"):
             (state / file.name).write_bytes(file.read_bytes())
         gate.set()
-    assert not may_be_recycled(Ledger(Journal(state), SystemClock()))
+    assert not may_be_recycled(Store(Journal(state), SystemClock()))
 
 
 @pytest.mark.parametrize("end", [Refit(outcome=Outcome.ACK, resumed=True), REFUSED])
@@ -131,11 +132,11 @@ async def test_a_removed_engine_whose_load_ended_well_leaves_nothing(tmp_path: P
         gate = await serve_one_and_begin_two(stage)
         stage.engines["a"].script = [end]
         stage.fleet.remove(NAME)
-        assert not may_be_recycled(stage.ledger)
+        assert not may_be_recycled(stage.store)
         gate.set()
         await stage.until(lambda: stage.engines["a"].closed)
-        assert may_be_recycled(stage.ledger)
-        assert stage.ledger.removed == {}
+        assert may_be_recycled(stage.store)
+        assert stage.store.removed == {}
 
 
 @pytest.mark.parametrize(
@@ -147,14 +148,14 @@ async def test_an_engine_that_is_removed_while_it_takes_an_offer_holds_up_no_tra
     async with stage_in(tmp_path) as stage:
         await ready(stage)
         gate = await serve_one_and_begin_to_take_two(stage)
-        assert stage.ledger.is_offered(V2)
+        assert stage.targets.is_offered(V2)
         stage.engines["a"].script = [end]
         stage.fleet.remove(NAME)
-        assert not stage.ledger.is_offered(V2)
+        assert not stage.targets.is_offered(V2)
         gate.set()
         await stage.until(lambda: stage.engines["a"].closed)
-        assert stage.ledger.loading == {}
-        assert [version for record in stage.ledger.removed.values() for version in record.unproven] == [*left]
+        assert stage.store.loading == {}
+        assert [version for record in stage.store.removed.values() for version in record.unproven] == [*left]
 
 
 @pytest.mark.parametrize(
@@ -168,24 +169,24 @@ async def test_a_removed_engine_keeps_what_its_deltas_were_written_into_until_it
         await ready(stage)
         engine = stage.engines["a"]
         engine.plugin = "0.1.0"
-        stage.ledger.put_version(V1)
+        stage.store.put_version(V1)
         stage.fleet.add(NewEngine(url=URL))
-        await stage.until(lambda: stage.ledger.engines[NAME].serving == V1.id)
+        await stage.until(lambda: stage.store.engines[NAME].serving == V1.id)
         for delta in (D2, D3):
             engine.gate = asyncio.Event() if delta is D3 else None
-            stage.ledger.put_version(delta)
+            stage.store.put_version(delta)
             await stage.until(lambda delta=delta: engine.loads[-1].endswith(delta.path))
             if delta is D2:
-                await stage.until(lambda: stage.ledger.engines[NAME].beneath == V1.id)
+                await stage.until(lambda: stage.store.engines[NAME].beneath == V1.id)
         stage.fleet.remove(NAME)
-        held = replace(views(stage.ledger), runs=())
+        held = replace(views(stage.store), runs=())
         assert (V1.id in leases(held), D3.id in leases(held)) == (True, True)
         assert "would be put back from it" in (why_not(V1, held) or "")
         engine.script = [end]
         assert engine.gate is not None
         engine.gate.set()
         await stage.until(lambda: engine.closed)
-        held = leases(replace(views(stage.ledger), runs=()))
+        held = leases(replace(views(stage.store), runs=()))
         listing = Listing((Found(run="run", order=V1.order, path=V1.path),), frozenset({"run"}))
         verdicts = keep([NEWER, D3, D2, V1], held, KeepRules(last=1), listing=listing, ages={})
         kept = [verdict.record for verdict in verdicts if verdict.keep]
@@ -207,12 +208,12 @@ async def test_an_engine_that_is_named_again_is_proved_before_it_is_told_to_go_o
         await stage.until(lambda: engine.closed)
         resumes, engine.gate = engine.resumes, asyncio.Event()
         stage.fleet.add(NewEngine(url=URL, id=name))
-        record = stage.ledger.engines[name]
+        record = stage.store.engines[name]
         assert (record.known, record.unproven, record.serving) == (False, (V2.id,), None)
-        assert stage.ledger.removed == {}
+        assert stage.store.removed == {}
         await stage.until(lambda: len(engine.loads) == 4)
         assert engine.resumes == resumes, "it was told to go on with unknown contents"
-        assert not may_be_recycled(stage.ledger)
+        assert not may_be_recycled(stage.store)
 
 
 async def test_an_engine_that_is_named_anew_while_its_old_load_ends_badly_hears_of_that(tmp_path: Path) -> None:
@@ -221,10 +222,10 @@ async def test_an_engine_that_is_named_anew_while_its_old_load_ends_badly_hears_
         gate = await serve_one_and_begin_two(stage)
         stage.engines["a"].script = [LATE]
         stage.fleet.remove(NAME)
-        stage.ledger.put_engine(replace(stage.ledger.removed[URL], id="heir", removed=False, known=True, unproven=()))
+        stage.store.put_engine(replace(stage.store.removed[URL], id="heir", removed=False, known=True, unproven=()))
         gate.set()
-        await stage.until(lambda: stage.ledger.loading == {})
-        heir = stage.ledger.engines["heir"]
+        await stage.until(lambda: stage.store.loading == {})
+        heir = stage.store.engines["heir"]
         assert (heir.state, heir.known, heir.unproven) == (EngineState.TAINTED, False, (V2.id,))
 
 

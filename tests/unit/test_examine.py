@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refitd.catalog import contents, examine, layout
-from refitd.catalog.contents import ReadingStoppedError
-from refitd.catalog.fault import Code, Fault
-from refitd.catalog.inventory import Reference
-from refitd.catalog.reference import read_reference
-from refitd.catalog.validate import Invalid, Options, Unknown, Valid, Verdict, validate
 from refitd_client import WeightPublisher
+from refitd_client.checkpoint import layout
+from refitd_client.checkpoint.fault import Code, Fault
+from refitd_client.checkpoint.inventory import Reference
 from refitd_client.contract.naming import INDEX_NAME, MANIFEST_NAME, Order
+from refitd_client.validation import contents, examine
+from refitd_client.validation.contents import ReadingStoppedError
+from refitd_client.validation.reference import read_reference
+from refitd_client.validation.validate import Invalid, Options, Unknown, Valid, Verdict, validate
 from support.rawfiles import EMBED, HEAD, NORM, bf16, f32, manifest_for, model, one_file, raw, shard_name, sharded
 
 PATH = "run/v000001"

@@ -8,31 +8,31 @@ from pathlib import Path
 
 import pytest
 
+from refitd.api import feed as feed_module
+from refitd.api.feed import PING, Feed, FellBehindError
 from refitd.clock import SystemClock
-from refitd.journal.journal import Journal
-from refitd.ledger import Ledger
-from refitd.surface import feed as feed_module
-from refitd.surface.feed import PING, Feed, FellBehindError
+from refitd.state.journal.journal import Journal
+from refitd.state.store import Store
 from refitd_client.contract.wire import Event
 
 
 @asynccontextmanager
-async def ledger_at(folder: Path) -> AsyncIterator[Ledger]:
-    """A ledger whose journal is written."""
+async def store_at(folder: Path) -> AsyncIterator[Store]:
+    """A store whose journal is written."""
     journal = Journal(folder)
-    ledger = Ledger(journal, SystemClock())
+    store = Store(journal, SystemClock())
     async with asyncio.TaskGroup() as group:
         writing = group.create_task(journal.run())
         try:
-            yield ledger
+            yield store
         finally:
             writing.cancel()
     journal.close()
 
 
-def say(ledger: Ledger, count: int) -> None:
+def say(store: Store, count: int) -> None:
     for number in range(count):
-        ledger.say("engine", f"gpu-{number}", "UPDATING: loads run~v000001", state="UPDATING")
+        store.say("engine", f"gpu-{number}", "UPDATING: loads run~v000001", state="UPDATING")
 
 
 def numbers(frame: bytes) -> list[int]:
@@ -63,12 +63,12 @@ async def test_all_watchers_get_the_very_same_frame(tmp_path: Path, monkeypatch:
 
     real = feed_module.encode
     monkeypatch.setattr(feed_module, "encode", counted)
-    async with ledger_at(tmp_path) as ledger:
-        feed = Feed(ledger)
+    async with store_at(tmp_path) as store:
+        feed = Feed(store)
         async with asyncio.TaskGroup() as group:
             watching = [group.create_task(until(feed, 0, 30)) for _ in range(20)]
             await asyncio.sleep(0)
-            say(ledger, 30)
+            say(store, 30)
         frames = [task.result() for task in watching]
         assert [number for frame in frames[0] for number in numbers(frame)] == list(range(1, 31))
         for others in frames[1:]:
@@ -77,12 +77,12 @@ async def test_all_watchers_get_the_very_same_frame(tmp_path: Path, monkeypatch:
 
 
 async def test_what_comes_in_quick_succession_goes_out_together(tmp_path: Path) -> None:
-    async with ledger_at(tmp_path) as ledger:
-        feed = Feed(ledger)
+    async with store_at(tmp_path) as store:
+        feed = Feed(store)
         watching = asyncio.ensure_future(until(feed, 0, 200))
         await asyncio.sleep(0)
         for _ in range(20):
-            say(ledger, 10)
+            say(store, 10)
             await asyncio.sleep(0)
         assert len(await watching) < 20
 
@@ -90,19 +90,19 @@ async def test_what_comes_in_quick_succession_goes_out_together(tmp_path: Path) 
 @pytest.mark.parametrize("position", [0, 1, 7, 15, 39, 40])
 async def test_who_comes_back_misses_nothing_and_hears_nothing_twice(tmp_path: Path, position: int) -> None:
     """Wherever it stopped: before the frames that are kept, in the middle of one, or at the end."""
-    async with ledger_at(tmp_path) as ledger:
-        say(ledger, 15)
-        await ledger.durable()
-        feed = Feed(ledger)
+    async with store_at(tmp_path) as store:
+        say(store, 15)
+        await store.durable()
+        feed = Feed(store)
         first = asyncio.ensure_future(until(feed, 15, 60))
         await asyncio.sleep(0)
-        say(ledger, 25)
+        say(store, 25)
         async with asyncio.timeout(10):
             while not feed._frames:
-                await ledger.bell.after(ledger.bell.count, within=0.01)
+                await store.changed.wait_after(store.changed.count, within=0.01)
         back = asyncio.ensure_future(until(feed, position, 60))
         await asyncio.sleep(0)
-        say(ledger, 20)
+        say(store, 20)
         assert [number for frame in await back for number in numbers(frame)] == list(range(position + 1, 61))
         assert [number for frame in await first for number in numbers(frame)] == list(range(16, 61))
 
@@ -110,18 +110,18 @@ async def test_who_comes_back_misses_nothing_and_hears_nothing_twice(tmp_path: P
 async def test_a_slow_watcher_is_dropped_and_not_buffered_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_module, "KEPT_BYTES", 20_000)
     monkeypatch.setattr(feed_module, "FRAME_SECONDS", 0.0)
-    async with ledger_at(tmp_path) as ledger:
-        feed = Feed(ledger)
+    async with store_at(tmp_path) as store:
+        feed = Feed(store)
         async with aclosing(feed.watch(0)) as slow:
             first = asyncio.ensure_future(anext(slow))
             await asyncio.sleep(0)
-            say(ledger, 1)
+            say(store, 1)
             assert numbers(await first) == [1]
             position = 1
             for _ in range(10):
                 quick = asyncio.ensure_future(until(feed, position, position + 40))
                 await asyncio.sleep(0)
-                say(ledger, 40)
+                say(store, 40)
                 await quick
                 position += 40
                 assert feed._bytes <= 20_000
@@ -133,20 +133,20 @@ async def test_a_slow_watcher_is_dropped_and_not_buffered_for(tmp_path: Path, mo
 
 
 async def test_one_who_leaves_while_it_makes_the_frame_takes_it_from_nobody(tmp_path: Path) -> None:
-    async with ledger_at(tmp_path) as ledger:
-        feed = Feed(ledger)
+    async with store_at(tmp_path) as store:
+        feed = Feed(store)
         maker = asyncio.ensure_future(until(feed, 0, 5))
         other = asyncio.ensure_future(until(feed, 0, 5))
         for _ in range(3):
             await asyncio.sleep(0)
         maker.cancel()
-        say(ledger, 5)
+        say(store, 5)
         assert [number for frame in await other for number in numbers(frame)] == [1, 2, 3, 4, 5]
 
 
 async def test_a_silent_stream_says_that_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_module, "PING_SECONDS", 0.01)
-    async with ledger_at(tmp_path) as ledger:
-        feed = Feed(ledger)
+    async with store_at(tmp_path) as store:
+        feed = Feed(store)
         async with aclosing(feed.watch(0)) as one, aclosing(feed.watch(0)) as other:
             assert await asyncio.gather(anext(one), anext(other)) == [PING, PING]

@@ -22,7 +22,7 @@ from refitd_client.fingerprint import (
     width_of,
 )
 from refitd_client.fingerprint.definition import MASK, MIXES, ROW, mixed, share_of
-from refitd_client.tensors import DTYPES
+from refitd_client.tensors.source import DTYPES
 
 TYPES: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 SIGNED: dict[int, Any] = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from refitd_client.checkpoint.finite import rule_of
 from refitd_client.fingerprint import bits_of, fingerprint, fingerprints, twin
 from refitd_client.fingerprint.batch import Batch
 from refitd_client.fingerprint.definition import MASK, ROW
 from refitd_client.fingerprint.rows import Listed, Rows, alike, whole
-from refitd_client.finite import rule_of
 
 HERE = torch.device("cpu")
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from refitd.policy.moving import move
 from refitd.rollout import fleet
-from refitd.rollout.moving import move
-from refitd.rollout.record import Source
+from refitd.state.records import Source
 from refitd_client.contract.states import EngineState
 from refitd_client.contract.wire import NewEngine
 from support.fleets import Stage, running
@@ -65,22 +65,22 @@ async def following(file: Path) -> AsyncIterator[Stage]:
 
 
 async def engines_are(stage: Stage, *names: str) -> None:
-    await stage.until(lambda: set(stage.ledger.engines) == set(names))
+    await stage.until(lambda: set(stage.store.engines) == set(names))
 
 
 async def serving(stage: Stage, name: str, step: int = 1) -> None:
-    await stage.until(lambda: stage.ledger.engines[name].serving == version(step).id)
+    await stage.until(lambda: stage.store.engines[name].serving == version(step).id)
 
 
 async def test_an_engine_that_is_added_to_the_file_is_brought_to_the_target_and_the_others_go_on(file: Path) -> None:
     async with following(file) as stage:
-        stage.ledger.put_version(version(1))
+        stage.store.put_version(version(1))
         await engines_are(stage, A)
         await serving(stage, A)
         write(file, "{url: 'http://a:1'}", "{url: 'http://b:1'}")
         await engines_are(stage, A, B)
         await serving(stage, B)
-        assert {record.source for record in stage.ledger.engines.values()} == {Source.FILE}
+        assert {record.source for record in stage.store.engines.values()} == {Source.FILE}
         assert len(stage.engines["a"].loads) == 1
 
 
@@ -91,7 +91,7 @@ async def test_an_engine_that_is_taken_out_of_the_file_is_let_go_of_and_the_othe
         write(file, "{url: 'http://b:1'}")
         await engines_are(stage, B)
         await stage.until(lambda: stage.engines["a"].closed)
-        stage.ledger.put_version(version(1))
+        stage.store.put_version(version(1))
         await serving(stage, B)
         assert stage.engines["a"].loads == []
 
@@ -99,20 +99,20 @@ async def test_an_engine_that_is_taken_out_of_the_file_is_let_go_of_and_the_othe
 async def test_an_engine_that_is_taken_out_in_mid_load_ends_its_load_first(file: Path) -> None:
     async with following(file) as stage:
         gate = stage.engines["a"].gate = asyncio.Event()
-        stage.ledger.put_version(version(1))
-        await stage.until(lambda: A in stage.ledger.loading and bool(stage.engines["a"].loads))
+        stage.store.put_version(version(1))
+        await stage.until(lambda: A in stage.store.loading and bool(stage.engines["a"].loads))
         write(file)
         await engines_are(stage)
         assert not stage.engines["a"].closed
         gate.set()
         await stage.until(lambda: stage.engines["a"].closed)
-        assert stage.ledger.loading == {}
+        assert stage.store.loading == {}
         assert not stage.engines["a"].paused
 
 
 async def test_an_engine_that_the_file_gives_another_root_is_spoken_to_anew_and_loads_from_there(file: Path) -> None:
     async with following(file) as stage:
-        stage.ledger.put_version(version(1))
+        stage.store.put_version(version(1))
         await engines_are(stage, A)
         await serving(stage, A)
         write(file, "{url: 'http://a:1', root: /mnt}")
@@ -125,23 +125,23 @@ async def test_an_engine_that_the_file_gives_another_root_is_spoken_to_anew_and_
 async def test_an_engine_that_the_file_gives_another_address_is_another_engine(file: Path) -> None:
     write(file, "{url: 'http://a:1', id: one}")
     async with following(file) as stage:
-        stage.ledger.put_version(version(1))
+        stage.store.put_version(version(1))
         await engines_are(stage, "one")
         await serving(stage, "one")
         write(file, "{url: 'http://b:1', id: one}")
         await stage.until(lambda: len(stage.engines["b"].loads) == 1)
         await serving(stage, "one")
-        assert stage.ledger.engines["one"].url == "http://b:1"
+        assert stage.store.engines["one"].url == "http://b:1"
 
 
 async def test_an_engine_that_the_file_binds_to_a_run_follows_that_one(file: Path) -> None:
     async with following(file) as stage:
         for run in ("run", "other"):
-            stage.ledger.put_version(version(1, run=run))
+            stage.store.put_version(version(1, run=run))
         await engines_are(stage, A)
-        await stage.until(lambda: "2 runs" in (stage.ledger.engines[A].reason or ""))
+        await stage.until(lambda: "2 runs" in (stage.store.engines[A].reason or ""))
         write(file, "{url: 'http://a:1', run: other}")
-        await stage.until(lambda: stage.ledger.engines[A].serving == version(1, run="other").id)
+        await stage.until(lambda: stage.store.engines[A].serving == version(1, run="other").id)
         assert stage.engines["a"].loads == ["/root/other/v000001"]
 
 
@@ -149,21 +149,21 @@ async def test_a_move_holds_until_the_file_is_changed_to_name_another_run(file: 
     write(file, "{url: 'http://a:1', run: run}")
     async with following(file) as stage:
         for run in ("run", "other", "third"):
-            stage.ledger.put_version(version(1, run=run))
+            stage.store.put_version(version(1, run=run))
         await engines_are(stage, A)
         await serving(stage, A)
-        move(stage.ledger, stage.ledger.engines[A], "other")
-        await stage.until(lambda: stage.ledger.engines[A].serving == version(1, run="other").id)
+        move(stage.store, stage.store.engines[A], "other")
+        await stage.until(lambda: stage.store.engines[A].serving == version(1, run="other").id)
         write(file, "{url: 'http://a:1', run: run}", "{url: 'http://b:1', run: run}")
         await engines_are(stage, A, B)
         await serving(stage, B)
-        assert stage.ledger.engines[A].run == "other", "the file says of it what it said"
+        assert stage.store.engines[A].run == "other", "the file says of it what it said"
     async with following(file) as stage:
-        await stage.until(lambda: stage.ledger.fleet_fault is None)
-        assert stage.ledger.engines[A].run == "other", "nor does a restart say anything"
+        await stage.until(lambda: stage.store.faults.fleet is None)
+        assert stage.store.engines[A].run == "other", "nor does a restart say anything"
         write(file, "{url: 'http://a:1', run: third}")
-        await stage.until(lambda: stage.ledger.engines[A].serving == version(1, run="third").id)
-        assert not stage.ledger.engines[A].moved
+        await stage.until(lambda: stage.store.engines[A].serving == version(1, run="third").id)
+        assert not stage.store.engines[A].moved
 
 
 @pytest.mark.parametrize(
@@ -177,13 +177,13 @@ async def test_a_broken_file_takes_no_engine_away_and_is_read_again_when_it_is_m
         await engines_are(stage, A)
         scribble(file, broken)
         await asyncio.wait_for(complaints.come.wait(), 10)
-        stage.ledger.put_version(version(1))
+        stage.store.put_version(version(1))
         await serving(stage, A)
-        assert stage.ledger.fleet_fault is None
-        assert str(file) in (stage.ledger.file_fault or "")
+        assert stage.store.faults.fleet is None
+        assert str(file) in (stage.store.faults.engines_file or "")
         write(file, "{url: 'http://a:1'}", "{url: 'http://b:1'}")
         await engines_are(stage, A, B)
-        assert stage.ledger.file_fault is None
+        assert stage.store.faults.engines_file is None
 
 
 async def test_a_file_that_is_deleted_takes_no_engine_away(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +192,7 @@ async def test_a_file_that_is_deleted_takes_no_engine_away(file: Path, monkeypat
         await engines_are(stage, A)
         delete(file)
         await asyncio.wait_for(complaints.come.wait(), 10)
-        stage.ledger.put_version(version(1))
+        stage.store.put_version(version(1))
         await serving(stage, A)
         write(file, "{url: 'http://b:1'}")
         await engines_are(stage, B)
@@ -201,24 +201,24 @@ async def test_a_file_that_is_deleted_takes_no_engine_away(file: Path, monkeypat
 async def test_a_file_that_is_broken_at_the_start_says_so_until_it_is_mended(file: Path) -> None:
     scribble(file, "engines: [")
     async with following(file) as stage:
-        await stage.until(lambda: "not YAML" in (stage.ledger.fleet_fault or ""))
+        await stage.until(lambda: "not YAML" in (stage.store.faults.fleet or ""))
         write(file, "{url: 'http://a:1'}")
         await engines_are(stage, A)
-        await stage.until(lambda: stage.ledger.fleet_fault is None)
+        await stage.until(lambda: stage.store.faults.fleet is None)
 
 
 async def test_a_file_that_is_broken_at_a_restart_leaves_the_engines_that_the_journal_knows(file: Path) -> None:
     async with following(file) as stage:
-        stage.ledger.put_version(version(1))
+        stage.store.put_version(version(1))
         await engines_are(stage, A)
         await serving(stage, A)
     scribble(file, "engines: [")
     async with following(file) as stage:
-        await stage.until(lambda: "not YAML" in (stage.ledger.fleet_fault or ""))
-        assert stage.ledger.engines[A].serving == version(1).id
+        await stage.until(lambda: "not YAML" in (stage.store.faults.fleet or ""))
+        assert stage.store.engines[A].serving == version(1).id
         write(file, "{url: 'http://a:1'}")
-        await stage.until(lambda: stage.ledger.fleet_fault is None)
-        await stage.until(lambda: stage.ledger.engines[A].state is not EngineState.PROBING)
+        await stage.until(lambda: stage.store.faults.fleet is None)
+        await stage.until(lambda: stage.store.engines[A].state is not EngineState.PROBING)
 
 
 async def test_an_engine_that_the_api_added_is_not_the_file_s_to_take_away(file: Path) -> None:
@@ -227,4 +227,4 @@ async def test_an_engine_that_the_api_added_is_not_the_file_s_to_take_away(file:
         stage.fleet.add(NewEngine(url="http://c:1"))
         write(file, "{url: 'http://b:1'}")
         await engines_are(stage, B, "c:1")
-        assert stage.ledger.engines["c:1"].source is Source.API
+        assert stage.store.engines["c:1"].source is Source.API

@@ -10,26 +10,27 @@ import pytest
 
 from refitd.catalog import arrivals
 from refitd.catalog.arrivals import Arrivals, newest_first
-from refitd.catalog.conventions import is_foreign
-from refitd.catalog.record import VersionRecord
-from refitd.catalog.scan import Found
 from refitd.catalog.waiting import Waiting
 from refitd.clock import SystemClock
-from refitd.journal.journal import Journal
-from refitd.known_versions import KnownVersions
-from refitd.ledger import Ledger
-from refitd.rollout import goals
+from refitd.policy import goals
+from refitd.rollout.targets import Targets
+from refitd.root.scan import Found
+from refitd.state.journal.journal import Journal
+from refitd.state.store import Store
+from refitd.state.version import VersionRecord
+from refitd.state.version_index import VersionIndex
 from refitd_client.contract.naming import Order
 from refitd_client.contract.states import VersionState
+from refitd_client.validation.conventions import is_foreign
 from support.catalogs import RULES, watching
 from support.checkpoints import publish, tensors
 from support.records import engine
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[Ledger]:
+def store(tmp_path: Path) -> Iterator[Store]:
     journal = Journal(tmp_path / "state")
-    yield Ledger(journal, SystemClock())
+    yield Store(journal, SystemClock())
     journal.close()
 
 
@@ -37,17 +38,17 @@ def folders(run: str, number: int) -> list[Found]:
     return [Found(run=run, order=Order(1, step), path=f"{run}/v{step:06d}") for step in range(1, number + 1)]
 
 
-def follows(ledger: Ledger, run: str) -> None:
-    ledger.put_engine(engine(run, run=run))
+def follows(store: Store, run: str) -> None:
+    store.put_engine(engine(run, run=run))
 
 
-async def taken_in(ledger: Ledger, found: list[Found]) -> Waiting:
-    waiting = Waiting(ledger)
-    await Arrivals(ledger, RULES, waiting).meet_all(found)
+async def taken_in(store: Store, found: list[Found]) -> Waiting:
+    waiting = Waiting(store)
+    await Arrivals(store, RULES, waiting).meet_all(found)
     return waiting
 
 
-async def test_others_have_their_turn_while_folders_are_taken_in(ledger: Ledger) -> None:
+async def test_others_have_their_turn_while_folders_are_taken_in(store: Store) -> None:
     turns = 0
 
     async def other() -> None:
@@ -57,7 +58,7 @@ async def test_others_have_their_turn_while_folders_are_taken_in(ledger: Ledger)
             await asyncio.sleep(0)
 
     task = asyncio.create_task(other())
-    await taken_in(ledger, folders("run", 500))
+    await taken_in(store, folders("run", 500))
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
@@ -66,7 +67,7 @@ async def test_others_have_their_turn_while_folders_are_taken_in(ledger: Ledger)
 
 @pytest.mark.parametrize("number", [100, 400])
 async def test_what_a_folder_costs_does_not_depend_on_how_many_there_are(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, number: int
+    store: Store, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """Counted are the versions that are looked at to say what engines are to serve, while it is asked all the time."""
     looked, real = 0, goals.choose_target
@@ -77,38 +78,40 @@ async def test_what_a_folder_costs_does_not_depend_on_how_many_there_are(
         return real(versions, *more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(goals, "choose_target", choose)
-    follows(ledger, "run")
+    follows(store, "run")
+
+    targets = Targets(store)
 
     class Asks:
         def __getattr__(self, _: str) -> object:
-            return lambda *_: ledger.goals("run")
+            return lambda *_: targets.of_run("run")
 
-    ledger.witnesses.append(Asks())  # type: ignore[arg-type]
-    await taken_in(ledger, folders("run", number))
-    for version in list(ledger.open.values()):
-        ledger.put_version(VersionRecord(**_fields(version) | {"state": VersionState.REJECTED}))
+    store.observe(Asks())  # type: ignore[arg-type]
+    await taken_in(store, folders("run", number))
+    for version in list(store.open.values()):
+        store.put_version(VersionRecord(**_fields(version) | {"state": VersionState.REJECTED}))
     assert looked <= 3 * number
 
 
 @pytest.mark.parametrize("number", [100, 400])
 async def test_what_a_trainer_s_own_folder_costs_does_not_depend_on_how_many_there_are(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, number: int
+    store: Store, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """Its order is that of the newest of its run: the others are not gone through for it."""
-    looked, real = 0, KnownVersions.of_run
+    looked, real = 0, VersionIndex.of_run
 
-    def of_run(self: KnownVersions, run: str) -> list[VersionRecord]:
+    def of_run(self: VersionIndex, run: str) -> list[VersionRecord]:
         nonlocal looked
         looked += len(found := real(self, run))
         return found
 
-    monkeypatch.setattr(KnownVersions, "of_run", of_run)
+    monkeypatch.setattr(VersionIndex, "of_run", of_run)
     paths = [f"run/iter_{step:07d}" for step in range(1, number + 1)]
     assert all(is_foreign(path) for path in paths)
     found = [Found(run="run", order=Order(1, step), path=path) for step, path in enumerate(paths, 1)]
-    await taken_in(ledger, found)
-    await taken_in(ledger, found)
-    assert len(ledger.versions) == number
+    await taken_in(store, found)
+    await taken_in(store, found)
+    assert len(store.versions) == number
     assert looked <= 3 * number
 
 
@@ -117,36 +120,36 @@ def _fields(version: VersionRecord) -> dict[str, object]:
 
 
 async def test_of_a_run_so_many_are_taken_in_and_the_rest_is_said_and_follows(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(arrivals, "MOST_OPEN", 10)
-    follows(ledger, "run")
+    follows(store, "run")
     found = folders("run", 25)
-    waiting = Waiting(ledger)
-    taking = Arrivals(ledger, RULES, waiting)
+    waiting = Waiting(store)
+    taking = Arrivals(store, RULES, waiting)
     said: list[str] = []
-    monkeypatch.setattr(ledger, "say", lambda kind, subject, text, **_: said.append(text) if kind == "root" else None)
+    monkeypatch.setattr(store, "say", lambda kind, subject, text, **_: said.append(text) if kind == "root" else None)
     await taking.meet_all(found)
     await taking.meet_all(found)
-    assert sorted(version.order.step for version in ledger.open.values()) == list(range(16, 26))
-    assert ledger.left_out == 15
+    assert sorted(version.order.step for version in store.open.values()) == list(range(16, 26))
+    assert store.faults.folders_left_out == 15
     assert len(said) == 1
     assert "15 folders are not taken in yet (15 of run run): 10 versions wait for a verdict already" in said[0]
-    while ledger.open:
-        for version in list(ledger.open.values()):
-            ledger.put_version(VersionRecord(**_fields(version) | {"state": VersionState.REJECTED}))
+    while store.open:
+        for version in list(store.open.values()):
+            store.put_version(VersionRecord(**_fields(version) | {"state": VersionState.REJECTED}))
         await taking.meet_all(found)
-    assert (len(ledger.versions), ledger.left_out, len(said)) == (25, 0, 2)
+    assert (len(store.versions), store.faults.folders_left_out, len(said)) == (25, 0, 2)
 
 
-async def test_a_flood_in_one_run_keeps_nothing_out_of_another(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_flood_in_one_run_keeps_nothing_out_of_another(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor do any number of runs that no engine follows."""
     monkeypatch.setattr(arrivals, "MOST_OPEN", 10)
-    follows(ledger, "good")
+    follows(store, "good")
     junk = [each for run in range(30) for each in folders(f"junk-{run:02d}", 30)]
-    waiting = await taken_in(ledger, [*junk, *folders("good", 2)])
-    assert {version.run for version in ledger.open.values()} > {"good"}
-    assert len(ledger.open) == 12
+    waiting = await taken_in(store, [*junk, *folders("good", 2)])
+    assert {version.run for version in store.open.values()} > {"good"}
+    assert len(store.open) == 12
     assert [version.id for version in waiting.take()] == ["good~v000002", "good~v000001"]
 
 
@@ -163,40 +166,40 @@ async def test_a_version_that_is_announced_is_taken_in_whatever_there_is(
     monkeypatch.setattr(arrivals, "MOST_OPEN", 0)
     async with watching(tmp_path) as stage:
         publish(stage.root, "run", 1, tensors(1))
-        await stage.until(lambda: stage.ledger.left_out == 1)
+        await stage.until(lambda: stage.store.faults.folders_left_out == 1)
         await stage.intake.take(Notice(run="run", step=1))
         await stage.verdict("run~v000001", VersionState.SEALED)
-        await stage.until(lambda: stage.ledger.left_out == 0)
+        await stage.until(lambda: stage.store.faults.folders_left_out == 0)
 
 
-async def test_a_version_that_was_collected_without_a_verdict_is_waited_for_no_more(ledger: Ledger) -> None:
-    waiting = await taken_in(ledger, folders("run", 1))
+async def test_a_version_that_was_collected_without_a_verdict_is_waited_for_no_more(store: Store) -> None:
+    waiting = await taken_in(store, folders("run", 1))
     (version,) = waiting.take()
     waiting.at_once(version.id)
     waiting.give_back(version.id)
     assert waiting.pause == pytest.approx(0.001)  # it is due now
-    ledger.put_version(replace(version, state=VersionState.RETIRED))
+    store.put_version(replace(version, state=VersionState.RETIRED))
     assert waiting.pause is not None
     assert waiting.pause > 60
 
 
 async def test_folders_that_waited_to_be_taken_in_do_not_open_a_closed_run_again(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(arrivals, "MOST_OPEN", 2)
-    taking = Arrivals(ledger, RULES, Waiting(ledger))
+    taking = Arrivals(store, RULES, Waiting(store))
 
     async def seen(steps: int) -> list[int]:
         await taking.meet_all(folders("old", steps))
-        return sorted(version.order.step for version in ledger.open.values())
+        return sorted(version.order.step for version in store.open.values())
 
     assert await seen(4) == [3, 4]
-    ledger.close_run("old")
+    store.close_run("old")
     for drop, left in ((3, [2, 4]), (2, [1, 4])):
-        version = next(version for version in ledger.open.values() if version.order.step == drop)
-        ledger.put_version(replace(version, state=VersionState.REJECTED))
+        version = next(version for version in store.open.values() if version.order.step == drop)
+        store.put_version(replace(version, state=VersionState.REJECTED))
         assert await seen(4) == left
-        assert "old" in ledger.runs.closed
-    ledger.put_version(replace(next(iter(ledger.open.values())), state=VersionState.REJECTED))
+        assert "old" in store.runs.closed
+    store.put_version(replace(next(iter(store.open.values())), state=VersionState.REJECTED))
     assert 5 in await seen(5)
-    assert "old" not in ledger.runs.closed, "it goes on"
+    assert "old" not in store.runs.closed, "it goes on"

@@ -10,14 +10,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from refitd.catalog.examine import structure
 from refitd.clock import SystemClock
-from refitd.journal.recovery import open_journal
-from refitd.ledger import Ledger
-from refitd.ownership import owned
-from refitd.rollout.record import EngineRecord
+from refitd.root.ownership import owned
+from refitd.state.journal.recovery import open_journal
+from refitd.state.records import EngineRecord
+from refitd.state.store import Store
 from refitd_client.contract.slot import slot_name, slots_path
 from refitd_client.contract.states import VersionState
+from refitd_client.validation.examine import structure
 from support.checkpoints import publish, tensors
 from support.command_line import refitd
 from support.records import engine, version
@@ -34,15 +34,15 @@ def job(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def write(job: Path, change: Callable[[Path, Ledger], None]) -> None:
+def write(job: Path, change: Callable[[Path, Store], None]) -> None:
     """Change the journal as a service would, and stop."""
 
     async def run() -> None:
         journal = open_journal(job / "state", job / "root")
-        ledger = Ledger(journal, SystemClock())
-        change(job / "root", ledger)
+        store = Store(journal, SystemClock())
+        change(job / "root", store)
         writing = asyncio.create_task(journal.run())
-        await ledger.durable()
+        await store.durable()
         writing.cancel()
         await asyncio.wait({writing})
         journal.close()
@@ -50,21 +50,21 @@ def write(job: Path, change: Callable[[Path, Ledger], None]) -> None:
     asyncio.run(run())
 
 
-def _seal(root: Path, ledger: Ledger) -> None:
+def _seal(root: Path, store: Store) -> None:
     for step in (1, 2, 3):
         seen = structure(root, f"run/v{step:06d}")
         assert seen.manifest is not None
-        ledger.put_version(version(step, signature=seen.signature, digest=seen.manifest.digest, owned=True), "sealed")
-    ledger.put_engine(engine(serving=version(3).id))
-    ledger.rebuilt()
+        store.put_version(version(step, signature=seen.signature, digest=seen.manifest.digest, owned=True), "sealed")
+    store.put_engine(engine(serving=version(3).id))
+    store.rebuilt()
 
 
-def read(job: Path) -> Ledger:
+def read(job: Path) -> Store:
     """What a service would find in the journal."""
     journal = open_journal(job / "state", job / "root")
-    ledger = Ledger(journal, SystemClock())
+    store = Store(journal, SystemClock())
     journal.close()
-    return ledger
+    return store
 
 
 def fsck(job: Path, *flags: str) -> tuple[int, list[dict[str, Any]]]:
@@ -131,8 +131,8 @@ def test_a_version_that_the_journal_does_not_know_is_no_disagreement(job: Path) 
 
 
 def test_gc_that_was_killed_in_mid_delete_is_finished(job: Path) -> None:
-    def retire(_: Path, ledger: Ledger) -> None:
-        ledger.put_version(version(1, state=VersionState.RETIRED))
+    def retire(_: Path, store: Store) -> None:
+        store.put_version(version(1, state=VersionState.RETIRED))
 
     write(job, retire)
     trash = job / "root" / ".refitd" / "trash" / ("0" * 32) / ("1" * 32)
@@ -155,9 +155,9 @@ def test_gc_that_was_killed_in_mid_delete_is_finished(job: Path) -> None:
     ],
 )
 def test_what_an_engine_may_still_read_is_not_taken_away_by_a_repair(job: Path, needed: EngineRecord) -> None:
-    def retire(_: Path, ledger: Ledger) -> None:
-        ledger.put_version(version(1, state=VersionState.RETIRED))
-        ledger.put_engine(needed)
+    def retire(_: Path, store: Store) -> None:
+        store.put_version(version(1, state=VersionState.RETIRED))
+        store.put_engine(needed)
 
     write(job, retire)
     code, findings = fsck(job, "--repair")
@@ -192,8 +192,8 @@ def test_a_slot_that_was_being_made_is_taken_away_and_a_free_one_is_not(job: Pat
 
 
 def test_an_attempt_without_an_outcome_taints_its_engine(job: Path) -> None:
-    def begin(_: Path, ledger: Ledger) -> None:
-        ledger.open_attempt("a", version(2).id)
+    def begin(_: Path, store: Store) -> None:
+        store.open_attempt("a", version(2).id)
 
     write(job, begin)
     assert found(job) == (1, ["attempt-open"])
@@ -258,8 +258,8 @@ def test_a_running_service_is_looked_at_and_never_repaired(job: Path) -> None:
 
 
 def test_no_service_starts_while_a_root_is_checked(job: Path) -> None:
-    from refitd.fsck.held import still
-    from refitd.ownership import StartRefusedError
+    from refitd.diagnose.fsck.held import still
+    from refitd.root.ownership import StartRefusedError
 
     with still(job / "root") as running:
         assert running is None

@@ -5,16 +5,15 @@ from typing import Any
 
 import pytest
 
-from refitd.catalog.scan import Found, Listing, ListingFailed
+from refitd.diagnose.fsck.compare import compare
+from refitd.diagnose.fsck.facts import DiskFacts, EngineFacts, Facts, JournalFacts
+from refitd.diagnose.fsck.finding import Finding, Kind, Repair, Severity
 from refitd.engine.port import Reached, Unreached
-from refitd.fsck.compare import compare
-from refitd.fsck.facts import DiskFacts, EngineFacts, Facts, JournalFacts
-from refitd.fsck.finding import Finding, Kind, Repair, Severity
-from refitd.journal.condition import Condition, Corrupt, Newer, Sound, Unreadable
-from refitd.journal.origin import NEW, Origin
-from refitd.reclaim.incoming import Incoming
-from refitd.reclaim.slots import Slot
-from refitd.rollout.record import AttemptRecord, EngineRecord, RolloutRecord
+from refitd.root.leftovers import Incoming, Slot
+from refitd.root.scan import Found, Listing, ListingFailed
+from refitd.state.journal.condition import Condition, Corrupt, Newer, Sound, Unreadable
+from refitd.state.journal.origin import NEW, Origin
+from refitd.state.records import AttemptRecord, EngineRecord, RolloutRecord
 from refitd_client.contract.states import VersionState
 from support.records import engine, version
 

@@ -4,19 +4,19 @@ import os
 from pathlib import Path
 
 from refitd.catalog.files import DiskFiles
-from refitd.catalog.record import VersionRecord
-from refitd.catalog.scan import Found, Listing
-from refitd.copies.copy import Copy
-from refitd.copies.decide import Write
-from refitd.copies.disk import DiskCopies
+from refitd.diagnose.fsck.compare import compare
+from refitd.diagnose.fsck.disk import look_at_disk
+from refitd.diagnose.fsck.facts import CopyFacts, DiskFacts, EngineFacts, Facts, JournalFacts
+from refitd.diagnose.fsck.finding import Finding, Kind, Repair, Severity
+from refitd.diagnose.fsck.telling import Untold
 from refitd.engine.port import Reached
-from refitd.fsck.compare import compare
-from refitd.fsck.disk import look_at_disk
-from refitd.fsck.facts import CopyFacts, DiskFacts, EngineFacts, Facts, JournalFacts
-from refitd.fsck.finding import Finding, Kind, Repair, Severity
-from refitd.fsck.telling import Untold
-from refitd.journal.condition import Sound
-from refitd.journal.origin import NEW
+from refitd.materialize.disk import DiskCopies
+from refitd.policy.materialize import Write
+from refitd.root.scan import Found, Listing
+from refitd.state.copy import Copy
+from refitd.state.journal.condition import Sound
+from refitd.state.journal.origin import NEW
+from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import Order
 from refitd_client.contract.states import Kind as VersionKind
 from support.deltas import chain, training

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from refitd_client import NameRefusedError, PublishError, StepConflictError, WeightPublisher
 from refitd_client.contract.naming import Order
-from refitd_client.generation import Conflict, decide, newest_in
+from refitd_client.publish.generation import Conflict, decide, newest_in
 from support import published
 
 WEIGHTS = {"a": np.zeros(1, np.float32)}

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from refitd.rollout.record import EngineRecord, RolloutRecord
-from refitd.rollout.strategy import Strategy, StrategyName
-from refitd.surface.glance import Seen, glance
+from refitd.api.glance import Seen, glance
+from refitd.policy.strategy import Strategy, StrategyName
+from refitd.state.records import EngineRecord, RolloutRecord
 from refitd_client.contract.states import EngineState, Standing, VersionState
 from support.records import engine, version
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from refitd.rollout.goals import goals_of_engine, goals_of_run
-from refitd.rollout.plan import Goals
-from refitd.rollout.record import EngineRecord, RolloutRecord
-from refitd.rollout.strategy import Strategy, StrategyName
+from refitd.policy.goals import goals_of_engine, goals_of_run
+from refitd.policy.next_action import Goals
+from refitd.policy.strategy import Strategy, StrategyName
+from refitd.state.records import EngineRecord, RolloutRecord
 from refitd_client.contract.states import EngineState, Kind, RolloutState, VersionState
 from support.records import engine, version
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from refitd_client.handover import device
-from refitd_client.handover.device import DeviceMemory, DriverError
+from refitd_client.transport.ipc import device
+from refitd_client.transport.ipc.device import DeviceMemory, DriverError
 
 BASE, SIZE = 0x7000_0000, 4096
 LENT = (b"h" * 64, 3)
@@ -74,8 +74,8 @@ def test_an_allocation_whose_size_the_driver_does_not_say_is_opened_all_the_same
 
 
 def test_an_offer_s_ends_are_those_of_its_tensors() -> None:
-    from refitd_client.handover.offer import DevicePlace, Layout, OfferedTensor
-    from refitd_sglang.keeper import Opened
+    from refitd_client.transport.ipc.offer import DevicePlace, Layout, OfferedTensor
+    from refitd_plugin.imports import OpenedMemory
 
     other = b"i" * 64
     places = [(b"h" * 64, 0, (4,)), (b"h" * 64, 512, (2, 2)), (other, 8, (1,)), (b"h" * 64, 9999, (0,))]
@@ -84,5 +84,5 @@ def test_an_offer_s_ends_are_those_of_its_tensors() -> None:
         for number, (handle, offset, shape) in enumerate(places)
     )
     layout = Layout(host="a", boot="b", pid=1, life="c", tensors=tensors)
-    opened = Opened(lender=SimpleNamespace(), layout=layout)  # type: ignore[arg-type]
+    opened = OpenedMemory(exporter=SimpleNamespace(), layout=layout)  # type: ignore[arg-type]
     assert opened.ends == {(b"h" * 64, 3): 528, (other, 3): 12}

@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refitd_client.handover.lent import Lent, borrowed
-from refitd_client.handover.offer import (
+from refitd_client.transport.ipc.offer import (
     DevicePlace,
     HostPlace,
     Layout,
@@ -26,7 +25,8 @@ from refitd_client.handover.offer import (
     seal,
     unseal,
 )
-from refitd_client.handover.secret import SecretRefusedError, make_secret, read_secret
+from refitd_client.transport.ipc.offer_file import ExportedTensors, imported
+from refitd_client.transport.ipc.secret import SecretRefusedError, make_secret, read_secret
 
 SECRET = b"s" * 32
 HOST = OfferedTensor("w", "BF16", (2, 3), HostPlace("/shm/x", 64))
@@ -95,25 +95,25 @@ def test_an_offer_that_makes_no_sense_is_refused_whoever_made_it(facts: dict[str
 
 
 def test_a_trainer_has_its_tensors_back_when_the_last_reader_is_done(tmp_path: Path) -> None:
-    lent = Lent(tmp_path, offer(), SECRET)
-    with borrowed(lent.path, SECRET) as first:
-        with borrowed(lent.path, SECRET) as second:
+    exported = ExportedTensors(tmp_path, offer(), SECRET)
+    with imported(exported.path, SECRET) as first:
+        with imported(exported.path, SECRET) as second:
             assert first.offer == second.offer == offer()
-            assert first.is_lent
-            assert not lent.take_back(0.0)
-            assert not first.is_lent  # what it copies from now on may be anything
-        assert not lent.take_back(0.0)
-    assert lent.take_back(0.0)
-    assert lent.take_back(0.0)
+            assert first.is_exported
+            assert not exported.take_back(0.0)
+            assert not first.is_exported  # what it copies from now on may be anything
+        assert not exported.take_back(0.0)
+    assert exported.take_back(0.0)
+    assert exported.take_back(0.0)
     assert [path.name for path in tmp_path.iterdir()] == [".lender.lock"]
 
 
 def test_a_trainer_waits_for_a_reader_no_longer_than_it_reads(tmp_path: Path) -> None:
-    lent = Lent(tmp_path, offer(), SECRET)
+    exported = ExportedTensors(tmp_path, offer(), SECRET)
     reading, done = threading.Event(), threading.Event()
 
     def read() -> None:
-        with borrowed(lent.path, SECRET):
+        with imported(exported.path, SECRET):
             reading.set()
             done.wait(30)
 
@@ -121,56 +121,56 @@ def test_a_trainer_waits_for_a_reader_no_longer_than_it_reads(tmp_path: Path) ->
     thread.start()
     assert reading.wait(30)
     threading.Timer(0.05, done.set).start()
-    assert lent.take_back(30.0)
+    assert exported.take_back(30.0)
     assert done.is_set()
     thread.join()
 
 
 def test_an_offer_that_was_taken_back_cannot_be_read_any_more_under_whatever_name(tmp_path: Path) -> None:
-    lent = Lent(tmp_path, offer(), SECRET)
+    exported = ExportedTensors(tmp_path, offer(), SECRET)
     kept = tmp_path / "kept"
-    kept.hardlink_to(lent.path)
-    with borrowed(kept, SECRET) as found:
-        lent.take_back(0.0)
-        assert not found.is_lent
-    assert lent.take_back(0.0)
-    with pytest.raises(OfferRefusedError), borrowed(kept, SECRET):
+    kept.hardlink_to(exported.path)
+    with imported(kept, SECRET) as found:
+        exported.take_back(0.0)
+        assert not found.is_exported
+    assert exported.take_back(0.0)
+    with pytest.raises(OfferRefusedError), imported(kept, SECRET):
         pass
 
 
 def test_while_a_trainer_takes_it_back_nobody_begins_to_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lent = Lent(tmp_path, offer(), SECRET)
+    exported = ExportedTensors(tmp_path, offer(), SECRET)
     flock = fcntl.flock
 
     def later(fd: int, operation: int) -> None:
         if operation & fcntl.LOCK_SH:  # the engine has opened it: now the trainer wants it back
-            assert lent.take_back(0.0)
+            assert exported.take_back(0.0)
         flock(fd, operation)
 
     monkeypatch.setattr(fcntl, "flock", later)
-    with pytest.raises(OfferRefusedError, match="withdrawn"), borrowed(lent.path, SECRET):
+    with pytest.raises(OfferRefusedError, match="withdrawn"), imported(exported.path, SECRET):
         pass
 
 
 READER = """
 import sys
 from pathlib import Path
-from refitd_client.handover.lent import borrowed
-with borrowed(Path(sys.argv[1]), b"s" * 32):
+from refitd_client.transport.ipc.offer_file import imported
+with imported(Path(sys.argv[1]), b"s" * 32):
     print("reading", flush=True)
     sys.stdin.read()
 """
 
 
 def test_a_reader_that_is_killed_holds_up_nobody(tmp_path: Path) -> None:
-    lent = Lent(tmp_path, offer(), SECRET)
-    command = [sys.executable, "-c", READER, str(lent.path)]
+    exported = ExportedTensors(tmp_path, offer(), SECRET)
+    command = [sys.executable, "-c", READER, str(exported.path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
         assert reader.stdout is not None
         assert reader.stdout.readline() == b"reading\n"
-        assert not lent.take_back(0.0)
+        assert not exported.take_back(0.0)
         reader.kill()
-        assert lent.take_back(30.0)
+        assert exported.take_back(30.0)
 
 
 @pytest.mark.parametrize("what", ["fifo", "link", "folder"])
@@ -182,7 +182,7 @@ def test_what_is_no_plain_file_is_no_offer_and_nothing_hangs(tmp_path: Path, wha
         path.symlink_to("/dev/zero")
     else:
         path.mkdir()
-    with pytest.raises((OfferRefusedError, OSError)), borrowed(path, SECRET):
+    with pytest.raises((OfferRefusedError, OSError)), imported(path, SECRET):
         pass
 
 

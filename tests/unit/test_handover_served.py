@@ -41,7 +41,7 @@ async def ready(stage: Stage, *names: str) -> None:
     for name in names:
         stage.engines[name].takes_offers = True
     await stage.served(1)
-    await stage.until(ONE, lambda _: sum(engine.takes_offers for engine in stage.ledger.engines.values()) == len(names))
+    await stage.until(ONE, lambda _: sum(engine.takes_offers for engine in stage.store.engines.values()) == len(names))
 
 
 async def test_what_an_engine_took_is_served_and_is_good_only_when_its_files_are(tmp_path: Path) -> None:
@@ -52,17 +52,17 @@ async def test_what_an_engine_took_is_served_and_is_good_only_when_its_files_are
         assert (version["state"], version["kind"], version["engines"][0]["serves"]) == ("ANNOUNCED", "full", True)
         await stage.until(TWO, lambda record: record.served_at is not None)
         assert (await outcome(stage, TWO, "served"), await outcome(stage, TWO, "sealed")) == ("served", "pending")
-        goals = stage.ledger.goals("run")
+        goals = stage.targets.of_run("run")
         assert goals.target is not None
         assert goals.loadable is not None
         assert goals.last_good is not None
         assert (goals.target.id, goals.loadable.id, goals.last_good.id) == (TWO, ONE, ONE)
-        (engine,) = stage.ledger.engines.values()
+        (engine,) = stage.store.engines.values()
         assert (engine.state, engine.serving) == (EngineState.IN_SYNC, TWO)
         publish(stage.root, "run", 2, tensors(2))
         assert (await stage.http.post("/v1/versions", json={"run": "run", "step": 2})).status_code == 200
         await stage.until(TWO, lambda record: record.state is VersionState.SEALED)
-        good = stage.ledger.goals("run").last_good
+        good = stage.targets.of_run("run").last_good
         assert good is not None
         assert good.id == TWO
         assert stage.engines["a"].taken == [TWO]
@@ -97,7 +97,7 @@ async def test_an_engine_that_declines_goes_on_as_before_and_loads_the_files(tmp
         stage.engines["a"].script.append(Refit(outcome=Outcome.NACK, resumed=True, reason="another host"))
         await offer(stage, 2)
         version = await taken(stage, TWO)
-        (engine,) = stage.ledger.engines.values()
+        (engine,) = stage.store.engines.values()
         assert (engine.serving, engine.failures, version["engines"][0]["reason"]) == (ONE, 0, "another host")
         publish(stage.root, "run", 2, tensors(2))
         await stage.until(TWO, lambda record: record.served_at is not None)
@@ -109,7 +109,7 @@ async def test_an_engine_that_broke_is_repaired_by_files_alone(tmp_path: Path) -
         stage.engines["a"].script.append(Refit(outcome=Outcome.TAINTED, resumed=False, reason="died"))
         await offer(stage, 2)
         await taken(stage, TWO)
-        await stage.until(ONE, lambda _: next(iter(stage.ledger.engines.values())).serving == ONE)
+        await stage.until(ONE, lambda _: next(iter(stage.store.engines.values())).serving == ONE)
         assert stage.engines["a"].taken == [TWO]
 
 
@@ -139,9 +139,9 @@ async def test_an_engine_that_restarts_before_the_files_are_there_goes_to_the_la
         await offer(stage, 2)
         await taken(stage, TWO)
         stage.engines["a"].restart()
-        await stage.until(TWO, lambda _: next(iter(stage.ledger.engines.values())).serving == ONE)
+        await stage.until(TWO, lambda _: next(iter(stage.store.engines.values())).serving == ONE)
         publish(stage.root, "run", 2, tensors(2))
-        await stage.until(TWO, lambda _: next(iter(stage.ledger.engines.values())).serving == TWO)
+        await stage.until(TWO, lambda _: next(iter(stage.store.engines.values())).serving == TWO)
 
 
 async def test_what_failed_to_get_files_is_marked_so_stays_served_and_is_never_good(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ async def test_what_failed_to_get_files_is_marked_so_stays_served_and_is_never_g
         await offer(stage, 2)
         await taken(stage, TWO)
         assert (await offer(stage, 2, failed="no space\x1b[2J\n left")).status_code == 200
-        version = stage.ledger.versions[TWO]
+        version = stage.store.versions[TWO]
         told = (
             "its files will not come: no space\N{REPLACEMENT CHARACTER}[2J left"  # on one line, and steers no terminal
         )
@@ -158,13 +158,13 @@ async def test_what_failed_to_get_files_is_marked_so_stays_served_and_is_never_g
         assert await outcome(stage, TWO, "sealed") == "failed"
         lack = f"It has no good files: a restart of an engine or a rollback leads to {ONE}."
         assert f"It has that from its trainer's memory. {lack}" in await explained(stage, "a:1")
-        goals = stage.ledger.goals("run")
+        goals = stage.targets.of_run("run")
         assert goals.last_good is not None
         assert goals.last_good.id == ONE
-        (engine,) = stage.ledger.engines.values()
+        (engine,) = stage.store.engines.values()
         assert (engine.serving, engine.state) == (TWO, EngineState.IN_SYNC)
         await stage.served(3)
-        assert next(iter(stage.ledger.engines.values())).serving == THREE
+        assert next(iter(stage.store.engines.values())).serving == THREE
 
 
 async def test_files_that_never_come_are_not_waited_for_once_their_trainer_went_on(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ async def test_files_that_never_come_are_not_waited_for_once_their_trainer_went_
         await taken(stage, TWO)
         await stage.served(3)
         await stage.rejected(TWO)
-        assert stage.ledger.versions[TWO].reason == f"its files never came: its trainer went on to {THREE}"
+        assert stage.store.versions[TWO].reason == f"its files never came: its trainer went on to {THREE}"
 
 
 async def test_a_rollback_from_what_was_handed_over_goes_to_the_last_good_version(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ async def test_a_rollback_from_what_was_handed_over_goes_to_the_last_good_versio
         await offer(stage, 2)
         await taken(stage, TWO)
         assert (await stage.http.post("/v1/rollback", json={"run": "run"})).json()["id"] == ONE
-        await stage.until(TWO, lambda _: next(iter(stage.ledger.engines.values())).serving == ONE)
+        await stage.until(TWO, lambda _: next(iter(stage.store.engines.values())).serving == ONE)
 
 
 async def test_nobody_takes_an_offer_while_rollouts_are_paused(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from safetensors import deserialize
 from safetensors.numpy import save
 
-from refitd_client import strict_header as header
-from refitd_client.recent import Recent
-from refitd_client.strict_header import (
+from refitd_client.checkpoint import strict_header as header
+from refitd_client.checkpoint.recent import Recent
+from refitd_client.checkpoint.strict_header import (
     BITS,
     MAX_HEADER_BYTES,
     Header,

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from refitd.policy.holdings import Holdings
 from refitd.reclaim import looking, seals
-from refitd.reclaim.handle import root_at
-from refitd.reclaim.holdings import Holdings
 from refitd.reclaim.looking import look
-from refitd.reclaim.outcome import Discarded, Emptied, Refused
 from refitd.reclaim.trash import discard, discard_files, empty
 from refitd.reclaim.trash import room as trash_room
+from refitd.root.handle import root_at
+from refitd.root.outcome import Discarded, Emptied, Refused
 from support.checkpoints import publish, tensors, write_model
 from support.rawfiles import raw
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from refitd.catalog.record import VersionRecord
 from refitd.engine.port import Outcome, Refit
-from refitd.reclaim.collector import LedgerFacts
-from refitd.rollout.in_place import needs_copy, step_in_place, takes_in_place
-from refitd.rollout.record import EngineRecord
-from refitd.rollout.strategy import Strategy, StrategyName
+from refitd.policy.in_place import needs_copy, step_in_place, takes_in_place
+from refitd.policy.strategy import Strategy, StrategyName
+from refitd.reclaim.collector import StoreFacts
+from refitd.state.records import EngineRecord
+from refitd.state.version import VersionRecord
 from refitd_client.contract.states import Kind, VersionState
 from refitd_client.delta.plan import Full
 from support.deltas import Trainer, training
@@ -99,18 +99,18 @@ async def followed(tmp_path: Path, *with_plugin: str, **more: Any) -> AsyncItera
             stage.engines[name].plugin = "0.1.0"
         await until(stage, lambda: all(record(stage, name).plugin for name in with_plugin))
         with training(stage.root) as trainer:
-            trainer.asks(stage.ledger)
+            trainer.asks(stage.store, stage.targets)
             yield stage, trainer
 
 
 async def until(stage: Stage, what: Any) -> None:
-    seen = stage.ledger.bell.count
+    seen = stage.store.changed.count
     while not what():
-        seen = await stage.ledger.bell.after(seen, within=0.02)
+        seen = await stage.store.changed.wait_after(seen, within=0.02)
 
 
 def record(stage: Stage, name: str) -> EngineRecord:
-    return next(each for each in stage.ledger.engines.values() if each.id.startswith(name))
+    return next(each for each in stage.store.engines.values() if each.id.startswith(name))
 
 
 async def served(stage: Stage, trainer: Trainer) -> Kind:
@@ -141,7 +141,7 @@ async def test_where_all_have_the_plugin_no_copy_is_written(tmp_path: Path) -> N
         for _ in range(3):
             await served(stage, trainer)
         assert not (stage.root / ".refitd" / "copies").exists()
-        (view,) = LedgerFacts(stage.ledger, None).views().engines  # type: ignore[arg-type]
+        (view,) = StoreFacts(stage.store, stage.targets, None).views().engines  # type: ignore[arg-type]
         assert (view.serving, view.beneath) == ("run~v000003", "run~v000001")
         await stage.sweep()
         assert {path.name for path in (stage.root / "run").glob("v*")} == {"v000001", "v000002", "v000003"}
@@ -155,12 +155,12 @@ async def test_an_engine_that_gets_to_a_delta_by_steps_gets_there_by_every_strat
     simulated = SimulatedEngine()
     simulated.plugin = "0.1.0"
     async with fleet(tmp_path, {"a": simulated}, strategy=Strategy(name=name)) as stage:
-        stage.ledger.put_version(FULL)
-        await stage.until(lambda: stage.ledger.versions[FULL.id].served_at is not None)
+        stage.store.put_version(FULL)
+        await stage.until(lambda: stage.store.versions[FULL.id].served_at is not None)
         full, delta = version(2), version(3, kind=Kind.DELTA, base="run~v000002")
         for each in (full, delta):
-            stage.ledger.put_version(each)
-        await stage.until(lambda: stage.ledger.versions[delta.id].served_at is not None)
+            stage.store.put_version(each)
+        await stage.until(lambda: stage.store.versions[delta.id].served_at is not None)
         assert [path.rpartition("/")[2] for path in simulated.loads] == ["v000001", "v000002", "v000003"]
 
 

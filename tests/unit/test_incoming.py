@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from refitd.reclaim import incoming
-from refitd.reclaim.handle import root_at
-from refitd.reclaim.incoming import Incoming, discard_abandoned, survey
-from refitd.reclaim.outcome import Discarded, Gone, Refused
+from refitd.reclaim.incoming import discard_abandoned, survey
 from refitd.reclaim.trash import empty
+from refitd.root.handle import root_at
+from refitd.root.leftovers import Incoming
+from refitd.root.outcome import Discarded, Gone, Refused
 
 HOUR = 3600.0
 PATH = "exp/trial/.incoming-a1"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from refitd.catalog.inventory import Difference, Inventory, Tensor, compare, duplicates, inventory_of, listed
-from refitd_client.strict_header import Header, TensorSpec
+from refitd_client.checkpoint.inventory import Difference, Inventory, Tensor, compare, duplicates, inventory_of, listed
+from refitd_client.checkpoint.strict_header import Header, TensorSpec
 
 EMBED, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 MODEL = {EMBED: Tensor("BF16", (8, 4)), NORM: Tensor("BF16", (4,)), HEAD: Tensor("BF16", (8, 4))}

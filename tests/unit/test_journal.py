@@ -11,11 +11,12 @@ import pytest
 import sqlalchemy as sa
 
 from refitd.clock import SystemClock
-from refitd.journal import journal as journal_module
-from refitd.journal import reads, writes
-from refitd.journal.copies import keep_copy
-from refitd.journal.journal import JOURNAL_NAME, Journal, JournalError
-from refitd.ledger import Ledger
+from refitd.rollout.targets import Targets
+from refitd.state.journal import journal as journal_module
+from refitd.state.journal import reads, writes
+from refitd.state.journal.copies import keep_copy
+from refitd.state.journal.journal import JOURNAL_NAME, Journal, JournalError
+from refitd.state.store import Store
 from refitd_client.contract.states import EngineState, VersionState
 from support.records import engine, version
 
@@ -59,16 +60,18 @@ async def test_a_journal_is_for_its_owner_alone_also_in_a_folder_that_everybody_
 
 def test_what_is_remembered_of_a_version_ends_with_it(tmp_path: Path) -> None:
     """A run of a hundred thousand steps leaves their ids in memory, and nothing else."""
-    ledger = Ledger(Journal(tmp_path), SystemClock())
+    store = Store(Journal(tmp_path), SystemClock())
+    targets = Targets(store)
     sizes: list[int] = []
     for step in range(1, 50):
-        ledger.put_version(version(step))
-        ledger.refuse(version(step), "no room")
+        store.put_version(version(step))
+        targets.refuse(version(step), "no room")
         for configuration in ("one", "other"):
-            ledger.record_fingerprint(version(step).id, configuration, "found")
-        ledger.put_version(version(step, state=VersionState.DELETED))
-        sizes.append(sum(len(each) for name, each in vars(ledger).items() if isinstance(each, dict)))
-    assert len(ledger.gone) == 49
+            store.record_fingerprint(version(step).id, configuration, "found")
+        store.put_version(version(step, state=VersionState.DELETED))
+        remembered = (*vars(store).values(), *vars(targets).values())
+        sizes.append(sum(len(each) for each in remembered if isinstance(each, dict)))
+    assert len(store.gone) == 49
     assert sizes[-1] == sizes[0]
 
 
@@ -132,37 +135,37 @@ async def test_lists_are_newest_first_and_paged(tmp_path: Path) -> None:
         assert journal.read(lambda c: reads.read_versions(c, before=key)) == found[2:]
 
 
-async def test_a_ledger_is_read_back_as_it_was_but_trusts_no_engine(tmp_path: Path) -> None:
+async def test_a_store_is_read_back_as_it_was_but_trusts_no_engine(tmp_path: Path) -> None:
     async with written(tmp_path) as journal:
-        ledger = Ledger(journal, SystemClock())
-        ledger.put_version(version(1, served_at="t"))
-        ledger.put_version(version(2))
-        ledger.put_version(version(0, state=VersionState.DELETED))
-        ledger.put_engine(engine(serving=version(1).id))
-        ledger.record_fingerprint(version(1).id, "c", "f")
-        ledger.start_rollout("run", version(2).id, "newest good version")
-        await ledger.durable()
+        store = Store(journal, SystemClock())
+        store.put_version(version(1, served_at="t"))
+        store.put_version(version(2))
+        store.put_version(version(0, state=VersionState.DELETED))
+        store.put_engine(engine(serving=version(1).id))
+        store.record_fingerprint(version(1).id, "c", "f")
+        store.start_rollout("run", version(2).id, "newest good version")
+        await store.durable()
     async with written(tmp_path) as journal:
-        again = Ledger(journal, SystemClock())
+        again = Store(journal, SystemClock())
         assert set(again.versions) == {version(1).id, version(2).id}
         assert again.gone == {version(0).id}
-        goals = again.goals("run")
+        goals = Targets(again).of_run("run")
         assert (goals.target, goals.loadable, goals.last_good) == (version(2), version(2), version(1, served_at="t"))
         assert again.engines["a"].state is EngineState.PROBING
         assert again.engines["a"].serving == version(1).id
         assert again.fingerprint(version(1).id, "c") == "f"
         assert again.rollouts["run"].version == version(2).id
-        assert again.last_event == ledger.last_event
+        assert again.last_event == store.last_event
 
 
 async def test_an_attempt_without_an_outcome_taints_its_engine(tmp_path: Path) -> None:
     async with written(tmp_path) as journal:
-        ledger = Ledger(journal, SystemClock())
-        ledger.put_engine(engine(serving=version(1).id))
-        ledger.open_attempt("a", version(2).id)
-        await ledger.durable()
+        store = Store(journal, SystemClock())
+        store.put_engine(engine(serving=version(1).id))
+        store.open_attempt("a", version(2).id)
+        await store.durable()
     async with written(tmp_path) as journal:
-        again = Ledger(journal, SystemClock())
+        again = Store(journal, SystemClock())
         found = again.engines["a"]
         assert (found.state, found.known, found.serving) == (EngineState.TAINTED, False, None)
         assert found.unproven == (version(2).id,)
@@ -170,16 +173,16 @@ async def test_an_attempt_without_an_outcome_taints_its_engine(tmp_path: Path) -
         again.open_attempt("a", version(2).id)  # the load that repairs it, and the service dies in that as well
         await again.durable()
     async with written(tmp_path) as journal:
-        last = Ledger(journal, SystemClock()).engines["a"]
+        last = Store(journal, SystemClock()).engines["a"]
         assert (last.known, last.held) == (False, version(1).id)
         assert len(journal.read(reads.read_open_attempts)) == 1
 
 
 async def test_of_an_engine_whose_load_failed_before_the_service_died_nothing_counts_as_held(tmp_path: Path) -> None:
     async with written(tmp_path) as journal:
-        ledger = Ledger(journal, SystemClock())
-        ledger.put_engine(engine(state=EngineState.TAINTED, known=False))
-        ledger.open_attempt("a", version(1).id)
-        await ledger.durable()
+        store = Store(journal, SystemClock())
+        store.put_engine(engine(state=EngineState.TAINTED, known=False))
+        store.open_attempt("a", version(1).id)
+        await store.durable()
     async with written(tmp_path) as journal:
-        assert Ledger(journal, SystemClock()).engines["a"].held is None
+        assert Store(journal, SystemClock()).engines["a"].held is None

@@ -11,21 +11,21 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
 from refitd.clock import SystemClock
-from refitd.doctor.finding import Verdict
-from refitd.doctor.service import judge_service
-from refitd.fsck.journal_facts import read_journal
-from refitd.journal import migrate as migrating
-from refitd.journal import reads, writes
-from refitd.journal.condition import Missing, Sound, Unreadable, examine_journal
-from refitd.journal.copies import KEPT, copy_of, drop_old_copies, keep_copy
-from refitd.journal.journal import Journal
-from refitd.journal.migrate import MIGRATIONS, in_one_transaction, migrate, take_steps
-from refitd.journal.packing import pack
-from refitd.journal.recovery import open_journal
-from refitd.journal.schema import SCHEMA_VERSION, metadata
-from refitd.ledger import Ledger
-from refitd.ownership import StartRefusedError
+from refitd.diagnose.doctor.finding import Verdict
+from refitd.diagnose.doctor.service import judge_service
+from refitd.diagnose.fsck.journal_facts import read_journal
+from refitd.root.ownership import StartRefusedError
 from refitd.settings import Settings
+from refitd.state.journal import migrate as migrating
+from refitd.state.journal import reads, writes
+from refitd.state.journal.condition import Missing, Sound, Unreadable, examine_journal
+from refitd.state.journal.copies import KEPT, copy_of, drop_old_copies, keep_copy
+from refitd.state.journal.journal import Journal
+from refitd.state.journal.migrate import MIGRATIONS, in_one_transaction, migrate, take_steps
+from refitd.state.journal.packing import pack
+from refitd.state.journal.recovery import open_journal
+from refitd.state.journal.schema import SCHEMA_VERSION, metadata
+from refitd.state.store import Store
 from refitd_client.contract.states import EngineState, VersionState
 from support.journals import OLD, dump, old_journal, schema_of, shape
 from support.records import version
@@ -86,23 +86,23 @@ async def test_versions_pins_rollbacks_engines_and_the_log_come_through_a_migrat
 ) -> None:
     path = old_journal(name, state)
     before = dump(path)
-    ledger = Ledger(open_journal(state, root), SystemClock())
-    states = {version.order.step: version.state for version in ledger.versions.values()}
+    store = Store(open_journal(state, root), SystemClock())
+    states = {version.order.step: version.state for version in store.versions.values()}
     sealed = dict.fromkeys((2, 3, 4, 6), VersionState.SEALED)
     assert states == sealed | {5: VersionState.REJECTED}
-    assert ledger.gone == {"run~v000001"}
-    assert [version.id for version in ledger.versions.values() if version.pinned] == ["run~v000002"]
-    assert ledger.versions["run~v000006"].barred
-    assert ledger.rollouts["run"].version == "run~v000004"
-    assert ledger.engines["a:1"].serving == "run~v000004"
-    assert ledger.engines["b:1"].state is EngineState.TAINTED, "a load had begun, and nobody knows how it ended"
-    log = ledger.journal.read(lambda connection: reads.read_events(connection, after=0, limit=1000))
+    assert store.gone == {"run~v000001"}
+    assert [version.id for version in store.versions.values() if version.pinned] == ["run~v000002"]
+    assert store.versions["run~v000006"].barred
+    assert store.rollouts["run"].version == "run~v000004"
+    assert store.engines["a:1"].serving == "run~v000004"
+    assert store.engines["b:1"].state is EngineState.TAINTED, "a load had begun, and nobody knows how it ended"
+    log = store.journal.read(lambda connection: reads.read_events(connection, after=0, limit=1000))
     assert [event.seq for event in log] == list(range(1, len(log) + 1))
     assert log[-1].text.startswith("rollout 6 to run~v000004: COMPLETE")
-    assert [each.id for each in ledger.journal.read(reads.read_waiting_deliveries)] == (
+    assert [each.id for each in store.journal.read(reads.read_waiting_deliveries)] == (
         ["msg_1"] if "webhooks" in name or schema_of(name) > 1 else []
     )
-    ledger.journal.close()
+    store.journal.close()
     assert dump(copy_of(path, schema_of(name))) == before, "the copy is what the journal was"
 
 
@@ -188,7 +188,7 @@ def test_a_copy_that_finds_no_room_stops_the_start_and_leaves_nothing_behind(
         to.write_bytes(b"half")
         raise sqlite3.OperationalError("database or disk is full")
 
-    monkeypatch.setattr("refitd.journal.copies._copy", full)
+    monkeypatch.setattr("refitd.state.journal.copies._copy", full)
     refused = rf"cannot be brought to {SCHEMA_VERSION}.*disk is full.*it is as it was"
     with pytest.raises(StartRefusedError, match=refused):
         open_journal(state, root)
@@ -247,9 +247,9 @@ async def test_what_is_written_after_a_migration_is_found_again(root: Path, stat
     journal = open_journal(state, root)
     assert journal._commit([writes.put_version(version(7), 7)]) is None
     journal.close()
-    ledger = Ledger(open_journal(state, root), SystemClock())
-    assert version(7).id in ledger.versions
-    ledger.journal.close()
+    store = Store(open_journal(state, root), SystemClock())
+    assert version(7).id in store.versions
+    store.journal.close()
 
 
 def test_versions_of_an_older_journal_stand_in_lists_by_when_they_were_first_seen(root: Path, state: Path) -> None:

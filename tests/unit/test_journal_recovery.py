@@ -13,18 +13,18 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from refitd.catalog.watch import mounts_now
 from refitd.clock import SystemClock
-from refitd.journal import reads
-from refitd.journal.condition import SIDE_FILES, Corrupt, Missing, Newer, Sound, Unreadable, examine_journal
-from refitd.journal.journal import Journal
-from refitd.journal.origin import NEW, Origin
-from refitd.journal.recovery import open_journal
-from refitd.journal.schema import SCHEMA_VERSION
-from refitd.journal.whereabouts import last_state_folder
-from refitd.ledger import Ledger
-from refitd.ownership import StartRefusedError
-from refitd.root_mark import mark_root
+from refitd.root.file_systems import mounts_now
+from refitd.root.mark import mark_root
+from refitd.root.ownership import StartRefusedError
+from refitd.state.journal import reads
+from refitd.state.journal.condition import SIDE_FILES, Corrupt, Missing, Newer, Sound, Unreadable, examine_journal
+from refitd.state.journal.journal import Journal
+from refitd.state.journal.origin import NEW, Origin
+from refitd.state.journal.recovery import open_journal
+from refitd.state.journal.schema import SCHEMA_VERSION
+from refitd.state.journal.whereabouts import last_state_folder
+from refitd.state.store import Store
 from support.records import engine, version
 
 NOBODY = 65534
@@ -47,11 +47,11 @@ def state(tmp_path: Path) -> Path:
 async def filled(state: Path, root: Path) -> Path:
     """A journal with something in it, as a service leaves it; its path."""
     journal = open_journal(state, root)
-    ledger = Ledger(journal, SystemClock())
+    store = Store(journal, SystemClock())
     for step in range(1, 40):
-        ledger.put_version(version(step), "sealed")
-    ledger.put_engine(engine(serving=version(1).id), "added")
-    ledger.record_fingerprint(version(1).id, "c", "f")
+        store.put_version(version(step), "sealed")
+    store.put_engine(engine(serving=version(1).id), "added")
+    store.record_fingerprint(version(1).id, "c", "f")
     await written(journal)
     return journal.path
 
@@ -108,7 +108,7 @@ def start(state: Path, root: Path) -> str | None:
         journal = open_journal(state, root)
     except StartRefusedError as error:
         return str(error)
-    Ledger(journal, SystemClock())
+    Store(journal, SystemClock())
     journal.close()
     return None
 
@@ -159,7 +159,7 @@ async def test_a_kill_while_the_journal_is_rebuilt_leaves_it_to_be_rebuilt(root:
     open_journal(state, root).close()
     again = open_journal(state, root)
     assert origin_of(again) == origin_of(Journal(state))
-    assert not Ledger(Journal(state), SystemClock()).origin.rebuilt
+    assert not Store(Journal(state), SystemClock()).origin.rebuilt
 
 
 async def test_a_kill_while_a_journal_is_made_leaves_none(root: Path, state: Path) -> None:
@@ -217,7 +217,7 @@ async def test_a_journal_that_another_process_has_locked_is_refused_and_not_take
     root: Path, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = await filled(state, root)
-    monkeypatch.setattr("refitd.journal.condition._LOCKED_SECONDS", 0.01)
+    monkeypatch.setattr("refitd.state.journal.condition._LOCKED_SECONDS", 0.01)
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("PRAGMA locking_mode=EXCLUSIVE")
         other.execute("BEGIN EXCLUSIVE")

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from refitd.catalog.record import VersionRecord
-from refitd.catalog.scan import Found, Listing, ListingFailed
-from refitd.reclaim.keep import KeepRules, Verdict, keep
-from refitd.reclaim.leases import Lease, LeaseKind
-from refitd.reclaim.weights import Weight
+from refitd.policy.keep import KeepRules, Verdict, keep
+from refitd.policy.leases import Lease, LeaseKind
+from refitd.policy.weights import Weight
+from refitd.root.scan import Found, Listing, ListingFailed
+from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import Order, version_folder
 from refitd_client.contract.states import Kind, VersionState
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from refitd.reclaim.leases import DEAD_AFTER, EngineView, LeaseKind, Load, RunView, Views, leases
+from refitd.policy.leases import DEAD_AFTER, EngineView, LeaseKind, Load, RunView, Views, leases
 from refitd_client.contract.states import EngineState
 
 
@@ -87,6 +87,6 @@ def test_a_version_that_is_being_validated_is_leased() -> None:
 
 
 def test_each_kind_of_lease_has_a_sentence_of_its_own() -> None:
-    from refitd.reclaim.leases import Lease
+    from refitd.policy.leases import Lease
 
     assert len({str(Lease(kind=kind, holder="x")) for kind in LeaseKind}) == len(LeaseKind)

@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
-from refitd.ownership import StartRefusedError
-from refitd.surface.listening import listening
+from refitd.api.listening import listening
+from refitd.root.ownership import StartRefusedError
 
 
 def test_a_port_that_is_taken_is_named_with_what_to_do() -> None:

@@ -9,16 +9,16 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
 from refitd.cli import render
-from refitd.doctor.engines import Asked, judge_engine
-from refitd.doctor.finding import Check, Verdict
-from refitd.doctor.told import judge_told
+from refitd.diagnose.doctor.engines import Asked, judge_engine
+from refitd.diagnose.doctor.finding import Check, Verdict
+from refitd.diagnose.doctor.told import judge_told
 from refitd.engine.engines_file import EngineSpec
-from refitd.engine.plugin.crew import Crew, Member
-from refitd.engine.plugin.hello import Hello, Plan
+from refitd.engine.plugin.rank_group import EngineRankGroup, Member
 from refitd.engine.port import Loader, Reached
 from refitd.engine.sglang.adapter import SglangEngine
-from refitd.rollout.observe import after_probe
-from refitd_sglang.recorder import Recorder
+from refitd.policy.observe import after_probe
+from refitd_client.contract.plugin import Handshake, LoadPlan
+from refitd_plugin.recorder import Recorder
 from support.mini_sglang import TinyModel
 from support.plugged_mini import plugged_mini, put, target
 from support.records import engine
@@ -84,7 +84,7 @@ async def test_what_was_said_is_taken_back_when_a_plan_is_learned(
             await service.refit(target(root, step), lambda _: None)
             if step == 2:  # as after a load that failed: the plan is thrown away
                 sglang.members[0].engine.loading.plan = None
-                service._beside.was_loaded("load")
+                service._plugin.was_loaded("load")
             seen = await service.probe()
             assert isinstance(seen, Reached)
             assert (None if seen.loader is None else seen.loader.reason) == loader
@@ -96,17 +96,19 @@ async def test_what_was_said_is_taken_back_when_a_plan_is_learned(
     [
         ([None, None], None),
         (
-            [Plan(replays=True), Plan(replays=True, loader=9)],
+            [LoadPlan(replays=True), LoadPlan(replays=True, loader=9)],
             PART,
         ),
-        ([Plan(replays=True, loader=9), Plan(replays=False, reason=WHY)], WHOLE),
-        ([Plan(replays=False, reason="\x1b[2J"), Plan(replays=True)], Loader(whole=True, reason="\\x1b[2J")),
+        ([LoadPlan(replays=True, loader=9), LoadPlan(replays=False, reason=WHY)], WHOLE),
+        ([LoadPlan(replays=False, reason="\x1b[2J"), LoadPlan(replays=True)], Loader(whole=True, reason="\\x1b[2J")),
     ],
 )
-def test_of_several_ranks_the_slowest_counts(plans: list[Plan | None], loader: Loader | None) -> None:
-    hello = Hello(plugin="0.1.0", sglang="0.5.23", state="on", host="h", port=1, rank=0, ranks=2)
-    crew = Crew(tuple(Member(f"{n}", replace_plan(hello, n, plan)) for n, plan in enumerate(plans)), "0.1.0")
-    assert crew.loader == loader
+def test_of_several_ranks_the_slowest_counts(plans: list[LoadPlan | None], loader: Loader | None) -> None:
+    handshake = Handshake(plugin="0.1.0", sglang="0.5.23", state="on", host="h", port=1, rank=0, ranks=2)
+    rank_group = EngineRankGroup(
+        tuple(Member(f"{n}", replace_plan(handshake, n, plan)) for n, plan in enumerate(plans)), "0.1.0"
+    )
+    assert rank_group.loader == loader
 
 
 def as_text(shown: object) -> str:
@@ -116,8 +118,10 @@ def as_text(shown: object) -> str:
     return capture.get()
 
 
-def replace_plan(hello: Hello, rank: int, plan: Plan | None) -> Hello:
-    return Hello(plugin=hello.plugin, sglang=hello.sglang, state="on", host="h", port=1, rank=rank, ranks=2, plan=plan)
+def replace_plan(handshake: Handshake, rank: int, plan: LoadPlan | None) -> Handshake:
+    return Handshake(
+        plugin=handshake.plugin, sglang=handshake.sglang, state="on", host="h", port=1, rank=rank, ranks=2, plan=plan
+    )
 
 
 def test_the_record_the_tables_and_doctor_say_why() -> None:
@@ -152,7 +156,7 @@ async def test_metrics_explain_and_the_api_say_it(tmp_path: Path) -> None:
     async with serving(tmp_path, names=("a", "b")) as stage:
         stage.engines["a"].plugin, stage.engines["a"].loader = "0.1.0", WHOLE
         await stage.served(1)
-        await stage.until("run~v000001", lambda _: stage.ledger.engines["a:1"].through_loader is not None)
+        await stage.until("run~v000001", lambda _: stage.store.engines["a:1"].through_loader is not None)
         text = (await stage.http.get("/metrics")).text
         listed = {each["id"]: each for each in (await stage.http.get("/v1/engines")).json()["items"]}
         sentences = (await stage.http.get("/v1/explain/a:1")).json()["sentences"]

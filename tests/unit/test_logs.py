@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from refitd.logs import announce, configure_logs
+from refitd.observe.logs import announce, configure_logs
 
 
 @pytest.fixture(autouse=True)

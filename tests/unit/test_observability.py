@@ -14,7 +14,7 @@ from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 from prometheus_client.parser import text_string_to_metric_families
 
-from refitd.reclaim.kept import Kept
+from refitd.policy.kept import Kept
 from refitd_client.contract.states import EngineState
 from support.checkpoints import publish
 from support.promql import Selector, grouped_by, selectors

@@ -1,7 +1,7 @@
 """What a probe or a refit says about an engine."""
 
 from refitd.engine.port import Outcome, Reached, Refit, Unreached
-from refitd.rollout.observe import QUARANTINE_AFTER, Expected, after_probe, after_refit
+from refitd.policy.observe import QUARANTINE_AFTER, Expected, after_probe, after_refit
 from refitd_client.contract.states import EngineState
 from support.records import engine
 

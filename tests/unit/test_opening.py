@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from refitd.catalog.opening import ChangedError, Folder, OpeningRefusedError
+from refitd_client.checkpoint.opening import ChangedError, Folder, OpeningRefusedError
 from refitd_client.contract.naming import INDEX_NAME
 
 SHARD = "model.safetensors"

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from refitd.ownership import StartRefusedError, owned
-from refitd.state_folder import check_state_folder
+from refitd.root.ownership import StartRefusedError, owned
+from refitd.root.state_folder import check_state_folder
 
 MOUNTS = "/dev/vda / ext4 rw 0 0\ntmpfs /dev/shm tmpfs rw 0 0\nserver:/x /mnt/nfs nfs4 rw 0 0\n"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from refitd.surface.browser import Sender, intrusion, other_name
-from refitd.surface.pages import FILES, FOLDER
+from refitd.api.browser import Sender, intrusion, other_name
+from refitd.api.pages import FILES, FOLDER
 from support.services import serving
 
 VENDOR = FOLDER / "vendor"

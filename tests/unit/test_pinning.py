@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from refitd_client import pinning
+from refitd_client.write import pinning
 
 
 class Driver:

@@ -8,41 +8,47 @@ from pathlib import Path
 
 import pytest
 
-from refitd.fsck.held import still
-from refitd.journal.whereabouts import last_state_folder, note_state_folder
-from refitd.ownership import StartRefusedError, owned
-from refitd.root_mark import RootGuard, RootMark
+from refitd.diagnose.fsck.held import still
+from refitd.root.mark import RootGuard, RootMark
+from refitd.root.ownership import StartRefusedError, owned
+from refitd.state.journal.whereabouts import last_state_folder, note_state_folder
 from refitd_client.contract.naming import SERVICE_FOLDER
-from refitd_client.generation import RECORD_NAME, newest_in
-from refitd_client.handover import lender, secret
-from refitd_client.known import name_of
-from refitd_client.plain_file import NotPlainError, open_folder, open_plain, read_plain
+from refitd_client.files.plain_file import NotPlainError, open_folder, open_plain, read_plain
+from refitd_client.http.handshake import name_of
+from refitd_client.publish.generation import RECORD_NAME, newest_in
+from refitd_client.transport.ipc import exporter, secret
 
 REPOSITORY = Path(__file__).parents[2]
-PACKAGES = ["client/refitd_client", "service/refitd", "service/refitd_sglang"]
+PACKAGES = [
+    "client/refitd_client",
+    "service/refitd",
+    "service/refitd_plan",
+    "service/refitd_plugin",
+    "service/refitd_sglang",
+]
 MAY_OPEN = {
-    "client/refitd_client/plain_file.py": "it is the one place",
-    "client/refitd_client/durable.py": "it makes files, and none that is there is opened (O_EXCL), and syncs folders",
-    "client/refitd_client/connection.py": "a file of tokens, which the user names",
-    "client/refitd_client/handover/whereabouts.py": "/proc",
-    "client/refitd_client/mapped.py": "/proc",
-    "client/refitd_client/planning/config.py": "a model's config, which the user names",
-    "service/refitd/catalog/watch.py": "/proc",
+    "client/refitd_client/files/plain_file.py": "it is the one place",
+    "client/refitd_client/files/durable.py": "it makes files (O_EXCL: it opens none that is there), and syncs folders",
+    "client/refitd_client/http/connection.py": "a file of tokens, which the user names",
+    "client/refitd_client/transport/ipc/whereabouts.py": "/proc",
+    "client/refitd_client/files/mapped.py": "/proc",
+    "service/refitd_plan/config.py": "a model's config, which the user names",
     "service/refitd/cli/areal_config.py": "AReaL's configuration, which the user names",
-    "service/refitd/doctor/libraries.py": "/proc, and libraries of other processes",
-    "service/refitd/doctor/nonce.py": "a file in a folder that it has just made",
-    "service/refitd/doctor/processes.py": "/proc",
-    "service/refitd/doctor/root_facts.py": "the same file",
+    "service/refitd/diagnose/doctor/libraries.py": "/proc, and libraries of other processes",
+    "service/refitd/diagnose/doctor/nonce.py": "a file in a folder that it has just made",
+    "service/refitd/diagnose/doctor/processes.py": "/proc",
+    "service/refitd/diagnose/doctor/root_facts.py": "the same file",
     "service/refitd/engine/engines_file.py": "the engines file, which the operator names",
     "service/refitd/engine/keys.py": "a file of keys, which the operator names",
-    "service/refitd/fsck/roster.py": "the engines file, which the operator names",
+    "service/refitd/diagnose/fsck/roster.py": "the engines file, which the operator names",
     "service/refitd/reclaim/trash.py": "a handle on a folder that opens nothing (O_PATH)",
-    "service/refitd/surface/web_file.py": "the dashboard's files, which come with the package",
+    "service/refitd/api/web_file.py": "the dashboard's files, which come with the package",
+    "service/refitd/root/file_systems.py": "/proc",
     "service/refitd/settings.py": "a file of webhooks' URLs, which the operator names",
     "service/refitd/tokens.py": "a file of tokens, which the operator names",
-    "service/refitd/webhooks/signature.py": "a file of secrets, which the operator names",
-    "service/refitd_sglang/registered.py": "/proc/self/fd: a file that is open already",
-    "service/refitd_sglang/startup.py": "the model that the operator starts the server on",
+    "service/refitd/observe/webhooks/signature.py": "a file of secrets, which the operator names",
+    "service/refitd_plugin/registered.py": "/proc/self/fd: a file that is open already",
+    "service/refitd_plugin/startup.py": "the model that the operator starts the server on",
 }
 METHODS = {"read_text", "read_bytes", "write_text", "write_bytes", "fromfile", "memmap"}
 
@@ -72,7 +78,9 @@ def places() -> Iterator[str]:
 
 
 def test_files_are_opened_in_one_place_and_where_it_is_said_why_not() -> None:
-    """Where this fails, open it by `refitd_client.plain_file`. A file that the operator alone names may be listed."""
+    """Where this fails, open it by `refitd_client.files.plain_file`. A file that the operator alone names may
+    be listed.
+    """
     found = list(places())
     assert [place for place in found if place.partition(":")[0] not in MAY_OPEN] == []
     assert MAY_OPEN.keys() - {place.partition(":")[0] for place in found} == set(), "listed, and opens nothing"
@@ -141,8 +149,8 @@ def test_nothing_of_the_service_s_folder_is_waited_for(tmp_path: Path, plant: Ca
     with pytest.raises(secret.SecretRefusedError, match="no plain file"):
         secret.read_secret(tmp_path)
     run = tmp_path / "run"
-    plant(run / lender.NAME)
-    assert not lender.is_there(run)
+    plant(run / exporter.NAME)
+    assert not exporter.is_there(run)
     plant(run / RECORD_NAME)
     with pytest.raises((OSError, ValueError)):
         newest_in(run)

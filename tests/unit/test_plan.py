@@ -4,7 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from refitd.rollout.plan import Agenda, Goals, LookAhead, LookAway, Probe, RefitTo, Rest, Resume, next_action, stays
+from refitd.policy.next_action import (
+    Agenda,
+    Goals,
+    LookAhead,
+    LookAway,
+    Probe,
+    RefitTo,
+    Rest,
+    Resume,
+    next_action,
+    stays,
+)
 from refitd_client.contract.states import EngineState, VersionState
 from support.records import engine, version
 

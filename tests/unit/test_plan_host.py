@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from refitd_client import PlanRefusedError, plan
-from refitd_client.planning.plan import PlannedMemory
+from refitd_plan.plan import PlannedMemory
 from support.planning_page import CONFIGS
 
 VERSION = 15.25  # GiB of Qwen3-8B in bf16

@@ -12,18 +12,18 @@ import torch
 import transformers
 
 from refitd_client import PlanRefusedError, plan
-from refitd_client.planning.allocation import Parallel, Role
-from refitd_client.planning.changes import KNOBS, changes
-from refitd_client.planning.config import model_of, read_model
-from refitd_client.planning.engine import default_fraction
-from refitd_client.planning.grammar import parse
-from refitd_client.planning.job import Job
-from refitd_client.planning.machine import Gpu, Machine
-from refitd_client.planning.memory import Memory, memory_of
-from refitd_client.planning.model import Model
-from refitd_client.planning.placement import place
-from refitd_client.planning.plan import PlannedMemory
-from refitd_client.planning.trainer import Held, held_by, layer_bytes
+from refitd_plan.allocation import Parallel, Role
+from refitd_plan.changes import KNOBS, changes
+from refitd_plan.config import model_of, read_model
+from refitd_plan.engine import default_fraction
+from refitd_plan.grammar import parse
+from refitd_plan.job import Job
+from refitd_plan.machine import Gpu, Machine
+from refitd_plan.memory import Memory, memory_of
+from refitd_plan.model import Model
+from refitd_plan.placement import place
+from refitd_plan.plan import PlannedMemory
+from refitd_plan.trainer import Held, held_by, layer_bytes
 from support.planning_page import AS_MENDED, AS_REPORTED, BEGIN, CASES, CONFIGS, END, ONE, PAGE, table
 
 A40 = 44.42

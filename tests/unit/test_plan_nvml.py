@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from refitd_client import PlanRefusedError, plan
-from refitd_client.planning import grammar
-from refitd_client.planning.machine import GIB
-from refitd_client.planning.nvml import read_gpus
+from refitd_plan import grammar
+from refitd_plan.machine import GIB
+from refitd_plan.nvml import read_gpus
 
 
 class _NvmlError(Exception):

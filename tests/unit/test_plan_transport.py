@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from refitd_client import PlanRefusedError, plan
-from refitd_client.planning import Gpu
-from refitd_client.planning.costs import COSTS
-from refitd_client.planning.rules import RULES
-from refitd_client.planning.transport import Transport
+from refitd_plan import Gpu
+from refitd_plan.costs import COSTS
+from refitd_plan.rules import RULES
+from refitd_plan.transport import Transport
 from support.planning_page import CONFIGS
 
 ONE_GPU: dict[str, Any] = {"gpus_per_node": 1, "gpu_memory": 44.42}
@@ -102,9 +102,9 @@ def test_a_hand_over_between_gpus_is_not_chosen_since_no_plan_can_see_whether_th
 
 
 def test_the_plugin_is_looked_for_where_nobody_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("refitd_client.planning.planner.has_plugin", lambda: True)
+    monkeypatch.setattr("refitd_plan.planner.has_plugin", lambda: True)
     assert plan("sglang:d1|fsdp:d1", gpus_per_node=1).rule == "hand-over"
-    monkeypatch.setattr("refitd_client.planning.planner.has_plugin", lambda: False)
+    monkeypatch.setattr("refitd_plan.planner.has_plugin", lambda: False)
     made = plan("sglang:d1|fsdp:d1", gpus_per_node=1)
     assert made.rule == "colocated"
     assert any("--plugin" in text for text in made.assumptions)

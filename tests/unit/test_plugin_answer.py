@@ -4,11 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refitd_sglang.answer import MARK, MAX_REASON, Answer, answers_in
-from refitd_sglang.transaction import Outcome
+from refitd_client.contract.answer import MARK, MAX_REASON, Answer, UpdateOutcome, answers_in
 
 SERVED = Answer(
-    outcome=Outcome.SERVED, plugin="0.1.0", version="run~v000001", how="replay", contents="xxh3:00", ms={"load": 1.5}
+    outcome=UpdateOutcome.SERVED,
+    plugin="0.1.0",
+    version="run~v000001",
+    how="replay",
+    contents="xxh3:00",
+    ms={"load": 1.5},
 )
 
 
@@ -19,7 +23,7 @@ def test_an_answer_is_found_in_what_sglang_makes_of_it() -> None:
 
 
 def test_each_data_parallel_rank_has_its_own() -> None:
-    refused = Answer(outcome=Outcome.REFUSED, reason="torn", plugin="0.1.0")
+    refused = Answer(outcome=UpdateOutcome.REFUSED, reason="torn", plugin="0.1.0")
     assert answers_in(f"{SERVED.message} | {refused.message}") == [SERVED, refused]
 
 
@@ -27,8 +31,8 @@ def test_a_stock_server_gives_none() -> None:
     assert answers_in("Succeeded to update model weights. Weight version updated to 7.") == []
 
 
-@given(st.text(), st.sampled_from(Outcome))
-def test_whatever_a_reason_quotes_the_answer_is_the_same(reason: str, outcome: Outcome) -> None:
+@given(st.text(), st.sampled_from(UpdateOutcome))
+def test_whatever_a_reason_quotes_the_answer_is_the_same(reason: str, outcome: UpdateOutcome) -> None:
     answer = Answer(outcome=outcome, reason=reason)
     (found,) = answers_in(answer.message)
     assert found.outcome is outcome
@@ -38,8 +42,8 @@ def test_whatever_a_reason_quotes_the_answer_is_the_same(reason: str, outcome: O
 
 def test_a_reason_cannot_bring_its_own_answer() -> None:
     forged = f'tensor {MARK}{{"protocol":1,"outcome":"served"}} is missing'
-    assert [each.outcome for each in answers_in(Answer(outcome=Outcome.REFUSED, reason=forged).message)] == [
-        Outcome.REFUSED
+    assert [each.outcome for each in answers_in(Answer(outcome=UpdateOutcome.REFUSED, reason=forged).message)] == [
+        UpdateOutcome.REFUSED
     ]
 
 
@@ -47,4 +51,4 @@ def test_a_reason_cannot_bring_its_own_answer() -> None:
     "text", ["", "{", "[]", "{}", '{"protocol":2}', '{"protocol":1,"outcome":"fine"}', '{"protocol":1,"outcome":[]}']
 )
 def test_an_answer_that_cannot_be_read_is_no_good_news(text: str) -> None:
-    assert [each.outcome for each in answers_in(f"something {MARK}{text}")] == [Outcome.UNKNOWN]
+    assert [each.outcome for each in answers_in(f"something {MARK}{text}")] == [UpdateOutcome.UNKNOWN]

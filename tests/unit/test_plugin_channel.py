@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from refitd_sglang import channel
-from refitd_sglang.channel import MAX_CONNECTIONS, MAX_LINE, Channel, Reply, Request
+from refitd_client.contract.plugin import MAX_LINE, Request
+from refitd_plugin import channel
+from refitd_plugin.channel import MAX_CONNECTIONS, Channel, Reply
 from support.plugged import ask
 from support.sockets import listens, reach
 

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 
+from refitd_client.contract.answer import UpdateOutcome
 from refitd_client.contract.naming import DELTA_NAME
-from refitd_sglang import fitted, sparse
-from refitd_sglang.changes import most_memory, open_changes
-from refitd_sglang.patch import HostPatch
-from refitd_sglang.source import SourceRefusedError, place_of
-from refitd_sglang.standing import leads_from
-from refitd_sglang.startup import reference_in
-from refitd_sglang.transaction import Outcome
+from refitd_plugin import fitted, sparse
+from refitd_plugin.changes import most_memory, open_changes
+from refitd_plugin.patch import HostPatch
+from refitd_plugin.served import leads_from
+from refitd_plugin.source import SourceRefusedError, place_of
+from refitd_plugin.startup import reference_in
 from support.forged import sign
 from support.mini_sglang import expected, tiny_weights, values
 from support.tiny_rank import Breaking, Rank, Weights, delta, group, together, version
@@ -39,7 +39,7 @@ def serving(root: Path, startup: Path, **args: Any) -> Rank:
     """A rank that holds version 2, with a plan that is proven."""
     rank = Rank(startup, **args)
     for step in (1, 2):
-        assert rank.answer(version(root, step, fingerprints=True)).outcome is Outcome.SERVED
+        assert rank.answer(version(root, step, fingerprints=True)).outcome is UpdateOutcome.SERVED
     return rank
 
 
@@ -54,7 +54,7 @@ def test_a_delta_leaves_what_a_full_load_leaves(root: Path, startup: Path) -> No
         before, weights = weights, changed(weights, step)
         folder = delta(root, step, step - 1, before, weights)
         answer = rank.answer(folder)
-        assert (answer.outcome, answer.how, answer.version) == (Outcome.SERVED, "delta", f"run~v{step:06d}")
+        assert (answer.outcome, answer.how, answer.version) == (UpdateOutcome.SERVED, "delta", f"run~v{step:06d}")
         assert values(rank.model) == expected(weights)
         assert answer.contents == other.answer(version(root, step + 100, weights)).contents
         assert (rank.path, rank.engine.served) == (str(folder), f"run~v{step:06d}")
@@ -77,7 +77,7 @@ def test_a_delta_that_spans_several_versions_leads_on_from_each(root: Path, star
         rank = serving(root, startup)
         steps = {3: (2, tiny_weights(2), first), 4: (2, tiny_weights(2), second)}
         for step in way:
-            assert rank.answer(delta(root, step, *steps[step])).outcome is Outcome.SERVED
+            assert rank.answer(delta(root, step, *steps[step])).outcome is UpdateOutcome.SERVED
         assert values(rank.model) == expected(second)
         shutil.rmtree(root / "run")
 
@@ -87,16 +87,16 @@ def test_a_delta_that_is_served_already_is_served_when_it_is_told_again(root: Pa
     rank, after = serving(root, startup), changed(tiny_weights(2), 3)
     folder = delta(root, 3, 2, tiny_weights(2), after)
     first, again = rank.answer(folder), rank.answer(folder)
-    assert (again.outcome, again.version, again.contents) == (Outcome.SERVED, first.version, first.contents)
+    assert (again.outcome, again.version, again.contents) == (UpdateOutcome.SERVED, first.version, first.contents)
     assert values(rank.model) == expected(after)
     with torch.no_grad():
         next(rank.model.parameters()).add_(1)  # somebody else has written meanwhile
-    assert (rank.answer(folder).outcome, rank.answer(folder).needs) == (Outcome.REFUSED, "full")
+    assert (rank.answer(folder).outcome, rank.answer(folder).needs) == (UpdateOutcome.REFUSED, "full")
 
 
-@pytest.mark.parametrize(("times", "outcome"), [(1, Outcome.RESTORED), (2, Outcome.UNKNOWN)])
+@pytest.mark.parametrize(("times", "outcome"), [(1, UpdateOutcome.RESTORED), (2, UpdateOutcome.UNKNOWN)])
 def test_to_be_told_again_what_is_served_and_to_break_ends_as_any_update_does(
-    root: Path, startup: Path, times: int, outcome: Outcome
+    root: Path, startup: Path, times: int, outcome: UpdateOutcome
 ) -> None:
     rank, after = serving(root, startup), changed(tiny_weights(2), 3)
     folder = delta(root, 3, 2, tiny_weights(2), after)
@@ -120,7 +120,7 @@ def test_a_delta_that_was_prepared_is_not_read_again(
     folder = delta(root, 3, 2, tiny_weights(2), after)
     assert rank.engine.prepare(str(folder)).kind == "delta"
     monkeypatch.setattr(sparse, "fitted", None)
-    assert rank.answer(folder).outcome is Outcome.SERVED
+    assert rank.answer(folder).outcome is UpdateOutcome.SERVED
     assert values(rank.model) == expected(after)
 
 
@@ -131,7 +131,7 @@ def test_a_delta_that_was_prepared_for_what_is_gone_is_looked_at_again(root: Pat
     rank.answer(root / "run" / "v000001")
     rank.answer(root / "run" / "v000002")
     rank.engine._prepared = prepared
-    assert rank.answer(folder).outcome is Outcome.SERVED
+    assert rank.answer(folder).outcome is UpdateOutcome.SERVED
     assert values(rank.model) == expected(after)
 
 
@@ -142,7 +142,7 @@ def test_a_delta_that_was_prepared_for_what_is_gone_does_not_fit_what_came(root:
     rank.answer(root / "run" / "v000001")
     rank.engine._prepared = prepared
     answer = rank.answer(folder)
-    assert (answer.outcome, answer.needs, rank.holds(1)) == (Outcome.REFUSED, "full", True)
+    assert (answer.outcome, answer.needs, rank.holds(1)) == (UpdateOutcome.REFUSED, "full", True)
 
 
 @pytest.mark.parametrize(
@@ -229,22 +229,22 @@ def test_a_delta_that_does_not_fit_is_refused_untouched(root: Path, startup: Pat
     spoil(folder, rank)
     before = state(rank)
     answer = rank.answer(folder)
-    assert (answer.outcome, bool(answer.reason)) == (Outcome.REFUSED, True)
+    assert (answer.outcome, bool(answer.reason)) == (UpdateOutcome.REFUSED, True)
     assert (state(rank), answer.needs) == (before, "full" if spoil in FULL else "")
-    assert rank.answer(version(root, 9)).outcome is Outcome.SERVED  # the full version
+    assert rank.answer(version(root, 9)).outcome is UpdateOutcome.SERVED  # the full version
     assert rank.holds(9)
 
 
 def test_a_delta_is_no_way_to_begin(root: Path, startup: Path) -> None:
     answer = Rank(startup).answer(delta(root, 3, 2, tiny_weights(2), changed(tiny_weights(2), 3)))
-    assert (answer.outcome, answer.needs) == (Outcome.REFUSED, "full")
+    assert (answer.outcome, answer.needs) == (UpdateOutcome.REFUSED, "full")
 
 
 def test_a_tensor_that_the_loader_computes_with_is_not_guessed(root: Path, startup: Path) -> None:
     rank = serving(root, startup)
     before = state(rank)
     answer = rank.answer(delta(root, 3, 2, tiny_weights(2), changed(tiny_weights(2), 3, "norm.weight")))
-    assert (answer.outcome, answer.needs, state(rank)) == (Outcome.REFUSED, "full", before)
+    assert (answer.outcome, answer.needs, state(rank)) == (UpdateOutcome.REFUSED, "full", before)
     assert "tensor norm.weight cannot be changed in place" in answer.reason
 
 
@@ -254,7 +254,7 @@ def test_weights_of_another_version_are_seen_before_they_are_written(root: Path,
     before = state(rank)
     for after in (changed(other, 3, "q.weight"), changed(other, 3, "k.weight")):  # in what it names, and in what not
         answer = rank.answer(delta(root, 3, 2, other, after))
-        assert (answer.outcome, answer.needs, state(rank)) == (Outcome.REFUSED, "full", before)
+        assert (answer.outcome, answer.needs, state(rank)) == (UpdateOutcome.REFUSED, "full", before)
         shutil.rmtree(root / "run" / "v000003")
 
 
@@ -263,7 +263,7 @@ def test_a_base_that_is_not_served_is_not_taken_for_it_by_its_content(root: Path
     rank = serving(root, startup)
     before = state(rank)
     answer = rank.answer(delta(root, 5, 4, tiny_weights(2), changed(tiny_weights(2), 3)))
-    assert (answer.outcome, answer.needs, state(rank)) == (Outcome.REFUSED, "full", before)
+    assert (answer.outcome, answer.needs, state(rank)) == (UpdateOutcome.REFUSED, "full", before)
 
 
 def test_what_was_loaded_past_the_plugin_is_not_said_to_be_served(root: Path, startup: Path) -> None:
@@ -285,7 +285,7 @@ def test_a_tensor_that_is_not_the_models_is_refused(root: Path, startup: Path) -
     rank = serving(root, startup)
     weights = tiny_weights(2) | {"q.weight": torch.zeros(2, 8, dtype=torch.bfloat16)}
     answer = rank.answer(delta(root, 3, 2, weights, changed(weights, 3, "q.weight")))
-    assert (answer.outcome, answer.needs) == (Outcome.REFUSED, "")
+    assert (answer.outcome, answer.needs) == (UpdateOutcome.REFUSED, "")
 
 
 class Failing:
@@ -316,20 +316,20 @@ def test_a_delta_that_fails_is_undone_and_proven_so(root: Path, startup: Path, m
     shutil.rmtree(root / "run" / "v000002")
     Failing(monkeypatch, write=1)
     answer = rank.answer(folder)
-    assert (answer.outcome, answer.reason) == (Outcome.RESTORED, "RuntimeError: lost the device")
+    assert (answer.outcome, answer.reason) == (UpdateOutcome.RESTORED, "RuntimeError: lost the device")
     assert state(rank) == before
     assert rank.answer(folder).needs == "full"  # the plan may have been at fault
     for step in (8, 9):
         rank.answer(version(root, step))
-    assert rank.answer(delta(root, 10, 9, tiny_weights(9), changed(tiny_weights(9), 3))).outcome is Outcome.SERVED
+    assert rank.answer(delta(root, 10, 9, tiny_weights(9), changed(tiny_weights(9), 3))).outcome is UpdateOutcome.SERVED
 
 
 def test_a_delta_that_cannot_be_undone_is_unknown(root: Path, startup: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rank = serving(root, startup)
     Failing(monkeypatch, write=1, undo=1)
     answer = rank.answer(delta(root, 3, 2, tiny_weights(2), changed(tiny_weights(2), 3)))
-    assert (answer.outcome, rank.engine.served) == (Outcome.UNKNOWN, "")
-    assert rank.answer(version(root, 9)).outcome is Outcome.SERVED
+    assert (answer.outcome, rank.engine.served) == (UpdateOutcome.UNKNOWN, "")
+    assert rank.answer(version(root, 9)).outcome is UpdateOutcome.SERVED
 
 
 def test_a_delta_of_which_all_was_taken_back_is_undone_though_the_undoing_broke_off(
@@ -339,7 +339,7 @@ def test_a_delta_of_which_all_was_taken_back_is_undone_though_the_undoing_broke_
     before, label = state(rank), rank.engine.served
     Failing(monkeypatch, write=1, undo=1, undone=1)
     answer = rank.answer(delta(root, 3, 2, tiny_weights(2), changed(tiny_weights(2), 3)))
-    assert (answer.outcome, "every weight is what it was" in answer.reason) == (Outcome.RESTORED, True)
+    assert (answer.outcome, "every weight is what it was" in answer.reason) == (UpdateOutcome.RESTORED, True)
     assert (state(rank), rank.engine.served) == (before, label)
 
 
@@ -350,7 +350,7 @@ def test_a_write_that_does_something_else_is_noticed_and_undone(
     held = before(rank.model)
     monkeypatch.setattr(HostPatch, "write", lambda patch: None)
     answer = rank.answer(delta(root, 3, 2, tiny_weights(2), changed(tiny_weights(2), 3)))
-    assert (answer.outcome, "not what the delta should have made" in answer.reason) == (Outcome.RESTORED, True)
+    assert (answer.outcome, "not what the delta should have made" in answer.reason) == (UpdateOutcome.RESTORED, True)
     assert before(rank.model) == held
 
 
@@ -360,7 +360,7 @@ def test_a_rank_that_fails_takes_the_others_back(root: Path, startup: Path, monk
         together(members, version(root, step))
     Failing(monkeypatch, write=1)  # whichever comes first
     answers = together(members, delta(root, 3, 2, tiny_weights(2), changed(tiny_weights(2), 3)))
-    assert {each.outcome for each in answers} == {Outcome.RESTORED}
+    assert {each.outcome for each in answers} == {UpdateOutcome.RESTORED}
     assert [rank.holds(2) for rank in members] == [True, True]
 
 
@@ -372,20 +372,20 @@ def test_a_rank_that_needs_a_full_version_makes_the_engine_need_one(
         together(members, version(root, step))
     members[1].engine.loading.plan = None
     answers = together(members, delta(root, 3, 2, tiny_weights(2), changed(tiny_weights(2), 3)))
-    assert {(each.outcome, each.needs) for each in answers} == {(Outcome.REFUSED, "full")}
+    assert {(each.outcome, each.needs) for each in answers} == {(UpdateOutcome.REFUSED, "full")}
 
 
 def test_a_full_version_that_fails_after_deltas_is_undone_to_the_last_of_them(root: Path, startup: Path) -> None:
     rank, weights = serving(root, startup), tiny_weights(2)
     for step in (3, 4):
         before, weights = weights, changed(weights, step)
-        assert rank.answer(delta(root, step, step - 1, before, weights)).outcome is Outcome.SERVED
+        assert rank.answer(delta(root, step, step - 1, before, weights)).outcome is UpdateOutcome.SERVED
     held, fifth = state(rank), version(root, 5)
     for step in (2, 3, 4):
         shutil.rmtree(root / "run" / f"v{step:06d}")
     rank.engine.loading.plan = None
     Breaking(rank.model, 4)
-    assert rank.answer(fifth).outcome is Outcome.RESTORED
+    assert rank.answer(fifth).outcome is UpdateOutcome.RESTORED
     assert state(rank) == held
     assert values(rank.model) == expected(weights)
 
@@ -406,8 +406,8 @@ def test_deltas_from_one_base_replace_each_other(root: Path, startup: Path) -> N
     rank = serving(root, startup)
     for step in range(3, 12):
         after = changed(tiny_weights(2), 3)
-        assert rank.answer(delta(root, step, 2, tiny_weights(2), after)).outcome is Outcome.SERVED
-    assert len(rank.engine.footing.standing.deltas) == 1
+        assert rank.answer(delta(root, step, 2, tiny_weights(2), after)).outcome is UpdateOutcome.SERVED
+    assert len(rank.engine.restore_point.served_state.deltas) == 1
 
 
 def test_memory_has_the_fingerprints_of_the_manifest(root: Path, startup: Path) -> None:
@@ -427,14 +427,14 @@ def test_memory_that_is_not_what_the_manifest_says_is_not_served(root: Path, sta
     at = manifest.index(name) + len(name)
     (third / "refit.json").write_text(manifest[:at] + "0" * 16 + manifest[at + 16 :])
     answer = rank.answer(third)
-    assert (answer.outcome, "tensor k.weight has fingerprint" in answer.reason) == (Outcome.RESTORED, True)
+    assert (answer.outcome, "tensor k.weight has fingerprint" in answer.reason) == (UpdateOutcome.RESTORED, True)
     assert rank.holds(2)
 
 
 def test_while_the_weights_memory_is_released_nothing_touches_it(
     root: Path, startup: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from refitd_sglang import engine
+    from refitd_plugin import engine
 
     rank = serving(root, startup, enable_memory_saver=True)
     folder, before = delta(root, 3, 2, tiny_weights(2), changed(tiny_weights(2), 3)), state(rank)
@@ -454,7 +454,7 @@ def test_memory_that_came_back_without_its_contents_takes_full_versions_only(roo
     for tensor in rank.model.parameters():
         tensor.data.zero_()
     assert rank.answer(folder).needs == "full"
-    assert rank.answer(version(root, 4)).outcome is Outcome.SERVED
+    assert rank.answer(version(root, 4)).outcome is UpdateOutcome.SERVED
     assert rank.holds(4)
 
 
@@ -469,7 +469,7 @@ def test_a_hundred_updates_leave_nothing_behind(root: Path, startup: Path) -> No
     for number in range(99):
         path = (root / "run" / "v000001", root / "run" / "v000002", folder)[number % 3]
         answer = rank.answer(path)
-        assert answer.outcome is Outcome.SERVED
+        assert answer.outcome is UpdateOutcome.SERVED
         seen.setdefault(path, set()).add(answer.contents)
         if number % 9 == 8:
             descriptors.append(len(os.listdir("/proc/self/fd")))
@@ -493,13 +493,13 @@ def test_a_delta_that_would_take_more_memory_than_its_model_allows_takes_none(ro
         return np.empty(size, np.uint8)
 
     place, known = place_of(str(folder), root), reference_in(startup)
-    assert open_changes(place, check_bytes=True, room=room, most=most_memory(known)).label == "run~v000003"
+    assert open_changes(place, check_bytes=True, allocate=room, most=most_memory(known)).label == "run~v000003"
     taken = list(asked)
     with pytest.raises(SourceRefusedError, match=r"would take \d+ bytes of memory; at most 100 are given to it"):
-        open_changes(place, check_bytes=True, room=room, most=100)
+        open_changes(place, check_bytes=True, allocate=room, most=100)
     os.truncate(file, 2**40)
     with pytest.raises(SourceRefusedError, match="it has"):
-        open_changes(place, check_bytes=True, room=room, most=most_memory(known))
+        open_changes(place, check_bytes=True, allocate=room, most=most_memory(known))
     assert asked == taken
 
 

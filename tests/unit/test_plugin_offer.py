@@ -14,22 +14,21 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from refitd_client.finite import NO_RULE
-from refitd_client.handover import lender
-from refitd_client.handover.lent import Lent
-from refitd_client.handover.making import Layouts, offer_of
-from refitd_client.handover.offer import DevicePlace, Layout, OfferedTensor, offer_with
-from refitd_client.handover.secret import make_secret, read_secret
-from refitd_client.handover.shared import SharedTensors
-from refitd_client.handover.taking import Taker
-from refitd_sglang import offered
-from refitd_sglang.answer import answers_in
-from refitd_sglang.keeper import Opened
-from refitd_sglang.lent import Memory, structure_of
-from refitd_sglang.offered import Offered
-from refitd_sglang.source import SourceRefusedError
-from refitd_sglang.transaction import Outcome
-from support.lending import fill, lending, shared
+from refitd_client.checkpoint.finite import NO_RULE
+from refitd_client.contract.answer import UpdateOutcome, answers_in
+from refitd_client.transport.ipc import exporter
+from refitd_client.transport.ipc.making import Layouts, offer_of
+from refitd_client.transport.ipc.offer import DevicePlace, Layout, OfferedTensor, offer_with
+from refitd_client.transport.ipc.offer_file import ExportedTensors
+from refitd_client.transport.ipc.secret import make_secret, read_secret
+from refitd_client.transport.ipc.shared import SharedTensors
+from refitd_client.transport.ipc.taking import Taker
+from refitd_plugin import offered
+from refitd_plugin.imported import OfferedMemory, structure_of
+from refitd_plugin.imports import OpenedMemory
+from refitd_plugin.offered import OfferedVersion
+from refitd_plugin.source import SourceRefusedError
+from support.exporting import exporting, fill, shared
 from support.mini_sglang import tiny_weights
 from support.tiny_rank import Breaking, Rank, group, together, version
 
@@ -38,7 +37,7 @@ from support.tiny_rank import Breaking, Rank, group, together, version
 def root(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "root" / ".refitd").mkdir(parents=True)
     yield tmp_path / "root"
-    lender.end(tmp_path / "root" / "run")
+    exporter.end(tmp_path / "root" / "run")
 
 
 @pytest.fixture
@@ -56,13 +55,13 @@ def trainer(tmp_path: Path) -> Iterator[SharedTensors]:
     made.close()
 
 
-def prepare(rank: Rank, root: Path, lent: Lent, step: int = 5) -> Any:
+def prepare(rank: Rank, root: Path, exported: ExportedTensors, step: int = 5) -> Any:
     path = str(root / "run" / f"v{step:06d}")
-    return rank.engine.prepare(path, offer=f"run/{lent.path.name}")
+    return rank.engine.prepare(path, offer=f"run/{exported.path.name}")
 
 
-def take(rank: Rank, root: Path, lent: Lent, step: int = 5) -> Any:
-    prepare(rank, root, lent, step)
+def take(rank: Rank, root: Path, exported: ExportedTensors, step: int = 5) -> Any:
+    prepare(rank, root, exported, step)
     return rank.answer(root / "run" / f"v{step:06d}")
 
 
@@ -74,11 +73,11 @@ def test_what_is_offered_is_served_by_the_loader_and_by_replay(
     if learned:
         for step in (1, 2):
             rank.answer(version(root, step))
-    with lending(root, 5, trainer) as lent:
-        answer = take(rank, root, lent)
-        assert lent.take_back(0.0)  # nobody holds it any more
+    with exporting(root, 5, trainer) as exported:
+        answer = take(rank, root, exported)
+        assert exported.take_back(0.0)  # nobody holds it any more
     assert (answer.outcome, answer.version, answer.how) == (
-        Outcome.SERVED,
+        UpdateOutcome.SERVED,
         "run~v000005",
         "replay" if learned else "load",
     )
@@ -94,18 +93,18 @@ def test_what_was_taken_is_served_when_it_is_told_again_after_the_offer_is_over(
 ) -> None:
     """As the service tells it again where SGLang could not flush its cache."""
     rank = Rank(startup)
-    with lending(root, 5, trainer) as lent:
-        first = take(rank, root, lent)
-        assert lent.take_back(0.0)
+    with exporting(root, 5, trainer) as exported:
+        first = take(rank, root, exported)
+        assert exported.take_back(0.0)
     again = rank.answer(root / "run" / "v000005")
-    assert (again.outcome, again.version, again.contents) == (Outcome.SERVED, "run~v000005", first.contents)
+    assert (again.outcome, again.version, again.contents) == (UpdateOutcome.SERVED, "run~v000005", first.contents)
     assert rank.holds(5)
 
 
 def test_it_has_the_contents_that_its_files_give(root: Path, startup: Path, trainer: SharedTensors) -> None:
     rank, other = Rank(startup), Rank(startup)
-    with lending(root, 5, trainer) as lent:
-        taken = take(rank, root, lent)
+    with exporting(root, 5, trainer) as exported:
+        taken = take(rank, root, exported)
     assert other.answer(version(root, 5)).contents == taken.contents
 
 
@@ -113,10 +112,10 @@ def test_an_offer_that_is_withdrawn_before_the_pause_is_refused_untouched(
     root: Path, startup: Path, trainer: SharedTensors
 ) -> None:
     rank = Rank(startup)
-    with lending(root, 5, trainer) as lent:
-        prepare(rank, root, lent)
-        assert lent.take_back(0.0)
-    assert rank.answer(root / "run" / "v000005").outcome is Outcome.REFUSED
+    with exporting(root, 5, trainer) as exported:
+        prepare(rank, root, exported)
+        assert exported.take_back(0.0)
+    assert rank.answer(root / "run" / "v000005").outcome is UpdateOutcome.REFUSED
     assert rank.holds(0)
 
 
@@ -124,13 +123,13 @@ def test_a_trainer_that_dies_after_its_offer_was_looked_at_leaves_an_offer_that_
     root: Path, startup: Path, trainer: SharedTensors
 ) -> None:
     rank = Rank(startup)
-    with lending(root, 5, trainer) as lent:
-        prepare(rank, root, lent)
-        lender.end(root / "run")  # as when its process ends: the file is still there
-        assert lent.path.exists()
-        assert rank.answer(root / "run" / "v000005").outcome is Outcome.REFUSED
+    with exporting(root, 5, trainer) as exported:
+        prepare(rank, root, exported)
+        exporter.end(root / "run")  # as when its process ends: the file is still there
+        assert exported.path.exists()
+        assert rank.answer(root / "run" / "v000005").outcome is UpdateOutcome.REFUSED
         with pytest.raises(SourceRefusedError, match="its trainer is gone"):
-            prepare(rank, root, lent)
+            prepare(rank, root, exported)
     assert rank.holds(0)
 
 
@@ -141,8 +140,8 @@ def test_tensors_that_are_not_lent_to_the_end_are_not_served(
     rank = Rank(startup)
     for step in (1, 2):
         rank.answer(version(root, step))
-    with lending(root, 5, trainer) as lent:
-        way = prepare(rank, root, lent)
+    with exporting(root, 5, trainer) as exported:
+        way = prepare(rank, root, exported)
         load = way.loading.load
 
         def loads(*args: Any, **kwargs: Any) -> Any:
@@ -150,16 +149,16 @@ def test_tensors_that_are_not_lent_to_the_end_are_not_served(
                 trainer.tensors["q.weight"].add_(1)
             done = load(*args, **kwargs)
             if how == "withdrawn":
-                assert not lent.take_back(0.0)
+                assert not exported.take_back(0.0)
             elif how == "gone":
-                lender.end(root / "run")
+                exporter.end(root / "run")
             return done
 
         monkeypatch.setattr(way.loading, "load", loads)
         answer = rank.answer(root / "run" / "v000005")
-        assert answer.outcome is Outcome.RESTORED
+        assert answer.outcome is UpdateOutcome.RESTORED
         assert rank.holds(2)
-        assert lent.take_back(0.0)
+        assert exported.take_back(0.0)
     assert rank.path == str(root / "run" / "v000002")
 
 
@@ -168,9 +167,9 @@ def test_a_load_that_breaks_is_put_back_and_the_trainer_has_its_tensors_again(
 ) -> None:
     rank = Rank(startup)
     Breaking(rank.model, 3)
-    with lending(root, 5, trainer) as lent:
-        assert take(rank, root, lent).outcome is Outcome.RESTORED
-        assert lent.take_back(0.0)
+    with exporting(root, 5, trainer) as exported:
+        assert take(rank, root, exported).outcome is UpdateOutcome.RESTORED
+        assert exported.take_back(0.0)
     assert rank.holds(0)
 
 
@@ -178,27 +177,27 @@ def test_what_was_taken_from_memory_is_put_back_from_its_files(
     root: Path, startup: Path, trainer: SharedTensors
 ) -> None:
     rank = Rank(startup)
-    with lending(root, 5, trainer) as lent:
-        take(rank, root, lent)
+    with exporting(root, 5, trainer) as exported:
+        take(rank, root, exported)
     version(root, 5)  # its files have followed
     fill(trainer, tiny_weights(6))
-    with lending(root, 6, trainer) as lent:
-        prepare(rank, root, lent, 6)
+    with exporting(root, 6, trainer) as exported:
+        prepare(rank, root, exported, 6)
         Breaking(rank.model, 3)
         rank.engine.loading.plan = None
-        assert rank.answer(root / "run" / "v000006").outcome is Outcome.RESTORED
+        assert rank.answer(root / "run" / "v000006").outcome is UpdateOutcome.RESTORED
     assert rank.holds(5)
 
 
 def test_nothing_is_taken_while_there_is_no_way_back(root: Path, startup: Path, trainer: SharedTensors) -> None:
     """The files of what is served never came: the next version comes by its files."""
     rank = Rank(startup)
-    with lending(root, 5, trainer) as lent:
-        take(rank, root, lent)
+    with exporting(root, 5, trainer) as exported:
+        take(rank, root, exported)
     fill(trainer, tiny_weights(6))
-    with lending(root, 6, trainer) as lent, pytest.raises(SourceRefusedError, match="has no files yet"):
-        prepare(rank, root, lent, 6)
-    assert rank.answer(version(root, 7)).outcome is Outcome.SERVED
+    with exporting(root, 6, trainer) as exported, pytest.raises(SourceRefusedError, match="has no files yet"):
+        prepare(rank, root, exported, 6)
+    assert rank.answer(version(root, 7)).outcome is UpdateOutcome.SERVED
     assert rank.holds(7)
 
 
@@ -209,8 +208,8 @@ def test_an_offer_that_does_not_fit_the_model_is_refused_while_the_engine_serves
     weights = tiny_weights(5)
     for wrong in (weights | {"more.weight": torch.zeros(2)}, {"q.weight": weights["q.weight"]}):
         made = shared(wrong, tmp_path)
-        with lending(root, 5, made) as lent, pytest.raises(SourceRefusedError, match="does not fit the model"):
-            prepare(rank, root, lent)
+        with exporting(root, 5, made) as exported, pytest.raises(SourceRefusedError, match="does not fit the model"):
+            prepare(rank, root, exported)
         made.close()
 
 
@@ -218,10 +217,10 @@ def test_an_offer_of_another_version_or_another_host_or_without_the_secret_is_re
     root: Path, startup: Path, trainer: SharedTensors
 ) -> None:
     rank = Rank(startup)
-    with lending(root, 5, trainer) as lent:
+    with exporting(root, 5, trainer) as exported:
         with pytest.raises(SourceRefusedError, match="whose files will not be at"):
-            prepare(rank, root, lent, 6)
-        sealed = lent.path.read_bytes()
+            prepare(rank, root, exported, 6)
+        sealed = exported.path.read_bytes()
         (root / "run" / ".offer-forged").write_bytes(sealed[:-1] + (b"1" if sealed.endswith(b"0") else b"0"))
         with pytest.raises(SourceRefusedError, match="not made with this root's secret"):
             rank.engine.prepare(str(root / "run" / "v000005"), offer="run/.offer-forged")
@@ -229,7 +228,7 @@ def test_an_offer_of_another_version_or_another_host_or_without_the_secret_is_re
         elsewhere = offer_with(msgspec.structs.replace(here.layout, host="elsewhere"), here.version, here.fingerprints)
         secret = (root / ".refitd" / "handover.key").read_bytes()
         with (
-            Lent(root / "run", elsewhere, secret) as other,
+            ExportedTensors(root / "run", elsewhere, secret) as other,
             pytest.raises(SourceRefusedError, match="of host 'elsewhere'"),
         ):
             prepare(rank, root, other)
@@ -239,10 +238,10 @@ def test_a_promised_version_that_nobody_prepared_is_refused_and_no_rank_waits_fo
     root: Path, startup: Path, trainer: SharedTensors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     members = group(startup, monkeypatch)
-    with lending(root, 5, trainer) as lent:
-        prepare(members[0], root, lent)  # and the other was restarted
+    with exporting(root, 5, trainer) as exported:
+        prepare(members[0], root, exported)  # and the other was restarted
         answers = together(members, root / "run" / "v000005")
-    assert {answer.outcome for answer in answers} == {Outcome.REFUSED}
+    assert {answer.outcome for answer in answers} == {UpdateOutcome.REFUSED}
     assert all(member.holds(0) for member in members)
 
 
@@ -250,11 +249,11 @@ def test_each_rank_takes_its_own_slices(
     root: Path, startup: Path, trainer: SharedTensors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     members = group(startup, monkeypatch)
-    with lending(root, 5, trainer) as lent:
+    with exporting(root, 5, trainer) as exported:
         for member in members:
-            prepare(member, root, lent)
+            prepare(member, root, exported)
         answers = together(members, root / "run" / "v000005")
-    assert {answer.outcome for answer in answers} == {Outcome.SERVED}
+    assert {answer.outcome for answer in answers} == {UpdateOutcome.SERVED}
     assert all(member.holds(5) for member in members)
 
 
@@ -263,13 +262,13 @@ def test_what_an_older_offer_named_is_not_touched_once_a_newer_one_was_looked_at
 ) -> None:
     """What the older one opened was given back: on a GPU to read there would be the end of the engine."""
     rank = Rank(startup)
-    with lending(root, 5, trainer) as lent:
-        older = prepare(rank, root, lent)
-        with suppress(SourceRefusedError), lending(root, 6, trainer) as newer:
+    with exporting(root, 5, trainer) as exported:
+        older = prepare(rank, root, exported)
+        with suppress(SourceRefusedError), exporting(root, 6, trainer) as newer:
             prepare(rank, root, newer, 6)
         rank.engine._prepared = older
         ok, message = rank.update(root / "run" / "v000005")
-        assert (ok, answers_in(message)[0].outcome) == (False, Outcome.REFUSED)
+        assert (ok, answers_in(message)[0].outcome) == (False, UpdateOutcome.REFUSED)
     assert rank.holds(0)
 
 
@@ -282,15 +281,15 @@ def test_where_tensors_lie_is_looked_at_once_and_what_they_hold_each_time(
     for step in (1, 2):
         rank.answer(version(root, step))
     make_secret(root)
-    looks = list[tuple[Opened, int]]()
+    looks = list[tuple[OpenedMemory, int]]()
     for step in (5, 6, 7):
         fill(trainer, tiny_weights(step))
         looked = layouts.look(trainer.tensors, [NO_RULE] * len(trainer.tensors))
         offer = looked.offer(f"run~v{step:06d}", [each.fingerprint for each in looked.scan()])
-        with Lent(root / "run", offer, read_secret(root)) as lent:
-            way = prepare(rank, root, lent, step)
+        with ExportedTensors(root / "run", offer, read_secret(root)) as exported:
+            way = prepare(rank, root, exported, step)
             looks.append((way.source.opened, len(opened)))
-            assert rank.answer(root / "run" / f"v{step:06d}").outcome is Outcome.SERVED
+            assert rank.answer(root / "run" / f"v{step:06d}").outcome is UpdateOutcome.SERVED
             opened.clear()
         assert rank.holds(step)
         version(root, step)
@@ -300,12 +299,12 @@ def test_where_tensors_lie_is_looked_at_once_and_what_they_hold_each_time(
 
 def test_a_secret_that_was_replaced_is_not_accepted_any_more(root: Path, startup: Path, trainer: SharedTensors) -> None:
     rank = Rank(startup)
-    with lending(root, 5, trainer) as lent:
-        prepare(rank, root, lent)
+    with exporting(root, 5, trainer) as exported:
+        prepare(rank, root, exported)
         (root / ".refitd" / "handover.key").unlink()
         make_secret(root)
         with pytest.raises(SourceRefusedError, match="not made with this root's secret"):
-            prepare(rank, root, lent)
+            prepare(rank, root, exported)
 
 
 def test_files_that_follow_are_opened_without_being_asked_for(
@@ -313,32 +312,32 @@ def test_files_that_follow_are_opened_without_being_asked_for(
 ) -> None:
     """The next prepare does not wait for it, and a folder that is deleted then can still be put back."""
     rank = Rank(startup)
-    opened, fall_back = Event(), rank.engine.footing._following._look
-    rank.engine.footing._following._look = lambda: fall_back() and (opened.set() or True)
-    with lending(root, 5, trainer) as lent:
-        take(rank, root, lent)
+    opened, fall_back = Event(), rank.engine.restore_point._following._look
+    rank.engine.restore_point._following._look = lambda: fall_back() and (opened.set() or True)
+    with exporting(root, 5, trainer) as exported:
+        take(rank, root, exported)
     folder = version(root, 5)
     assert opened.wait(30)
-    assert not isinstance(rank.engine.footing.standing.source, Memory)
+    assert not isinstance(rank.engine.restore_point.served_state.source, OfferedMemory)
     shutil.rmtree(folder)
     fill(trainer, tiny_weights(6))
-    with lending(root, 6, trainer) as lent:
-        prepare(rank, root, lent, 6)
+    with exporting(root, 6, trainer) as exported:
+        prepare(rank, root, exported, 6)
         Breaking(rank.model, 3)
         rank.engine.loading.plan = None
-        assert rank.answer(root / "run" / "v000006").outcome is Outcome.RESTORED
+        assert rank.answer(root / "run" / "v000006").outcome is UpdateOutcome.RESTORED
     assert rank.holds(5)
 
 
-def on_gpus(plan: Any, place: str, monkeypatch: pytest.MonkeyPatch) -> Offered:
+def on_gpus(plan: Any, place: str, monkeypatch: pytest.MonkeyPatch) -> OfferedVersion:
     """A tensor on GPU `place`, and a model on GPU-0 with a plan."""
     monkeypatch.setattr(offered, "uuid_of", lambda _: "GPU-0")
     tensor = OfferedTensor("w", "BF16", (2, 2), DevicePlace(place, b"h" * 64, 1, 0))
     layout = Layout(host="a", boot="b", pid=1, life="c", tensors=(tensor,))
-    opened = Opened(Path("run"), layout, structure_of(layout))
+    opened = OpenedMemory(Path("run"), layout, structure_of(layout))
     source: Any = SimpleNamespace(opened=opened, structure=opened.structure)
     loading: Any = SimpleNamespace(plan=plan, has=lambda _: True, make_ready=lambda _: SimpleNamespace(plan=plan))
-    return Offered(source=source, loading=loading, borrowed=cast("Any", None), device=torch.device("cuda", 0))
+    return OfferedVersion(source=source, loading=loading, imported=cast("Any", None), device=torch.device("cuda", 0))
 
 
 def plan(**facts: Any) -> Any:
@@ -367,8 +366,8 @@ def test_what_a_loader_works_on_is_a_copy_and_the_rest_is_where_it_lies(
     root: Path, startup: Path, trainer: SharedTensors
 ) -> None:
     rank = Rank(startup)
-    with lending(root, 5, trainer) as lent:
-        source = prepare(rank, root, lent).source
+    with exporting(root, 5, trainer) as exported:
+        source = prepare(rank, root, exported).source
         views = source.tensors()
         given = replace(source, loaded=frozenset({"norm.weight"})).tensors()
     assert given.keys() == views.keys()

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from refitd_sglang.plan import Plan, anatomy, learned, replay, tensors_of
-from refitd_sglang.recorder import Recorder
-from refitd_sglang.road import plain
+from refitd_plugin.copy_schedule import plain
+from refitd_plugin.plan import ReplayPlan, anatomy, learned, replay, tensors_of
+from refitd_plugin.recorder import Recorder
 from support.mini_sglang import TinyModel, Weights, tiny_weights, values
 
 READS_OLD = "the loader reads weights that it has not loaded"
@@ -55,7 +55,7 @@ def load(model: Plain, weights: dict[str, torch.Tensor], before: Hook, after: Ho
     after(model)
 
 
-def learn(before: Hook = nothing, after: Hook = nothing, model: Plain | None = None) -> Plan:
+def learn(before: Hook = nothing, after: Hook = nothing, model: Plain | None = None) -> ReplayPlan:
     """The plan of one load. A plan that can be replayed has to give what a whole load of other weights gives."""
     model, weights = model or Plain(), [tiny_weights(1), tiny_weights(2)]
     place, recorder = anatomy(model), Recorder(weights[0], [tensor for _, tensor in tensors_of(model)])
@@ -73,7 +73,7 @@ def learn(before: Hook = nothing, after: Hook = nothing, model: Plain | None = N
     return plan
 
 
-def told(plan: Plan) -> tuple[str | None, int, int]:
+def told(plan: ReplayPlan) -> tuple[str | None, int, int]:
     return plan.whole, len(plan.copies), len(plan.residual)
 
 

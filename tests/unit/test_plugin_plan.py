@@ -6,13 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from refitd_sglang.plan import Plan, anatomy, learned, replay, same_bits, tensors_of
-from refitd_sglang.recorder import Recorder
-from refitd_sglang.road import plain
+from refitd_plugin.copy_schedule import plain
+from refitd_plugin.plan import ReplayPlan, anatomy, learned, replay, same_bits, tensors_of
+from refitd_plugin.recorder import Recorder
 from support.mini_sglang import TinyModel, Weights, expected, tiny_weights, values
 
 
-def learn(model: TinyModel, weights: dict[str, torch.Tensor]) -> Plan:
+def learn(model: TinyModel, weights: dict[str, torch.Tensor]) -> ReplayPlan:
     """Load once, looking on."""
     before = anatomy(model)
     recorder = Recorder(weights, [tensor for _, tensor in tensors_of(model)])
@@ -21,7 +21,7 @@ def learn(model: TinyModel, weights: dict[str, torch.Tensor]) -> Plan:
     return learned("inventory", model, before, weights, recorder)
 
 
-def again(plan: Plan, model: TinyModel, weights: dict[str, torch.Tensor]) -> None:
+def again(plan: ReplayPlan, model: TinyModel, weights: dict[str, torch.Tensor]) -> None:
     replay(plain(plan.bind(weights)).steps, plan.rest(weights), model.load_weights)
 
 

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from refitd_client.contract.answer import UpdateOutcome
+from refitd_plugin.source import SourceRefusedError
 from refitd_sglang.quantised import loaded_once
-from refitd_sglang.source import SourceRefusedError
-from refitd_sglang.transaction import Outcome
 from support.mini_sglang import values
 from support.tiny_rank import Rank, version
 
@@ -32,7 +32,7 @@ def test_a_model_that_can_be_loaded_once_is_refused_before_the_pause_and_in_it(t
     with pytest.raises(SourceRefusedError, match="quantisation fp8 has put another in its place"):
         rank.engine.prepare(str(path))
     answer = rank.answer(path)
-    assert (answer.outcome, values(rank.model)) == (Outcome.REFUSED, before)
+    assert (answer.outcome, values(rank.model)) == (UpdateOutcome.REFUSED, before)
     assert "mlp.weight is not what SGLang's loader left there" in answer.reason
 
 

@@ -10,16 +10,16 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from refitd.catalog.examine import structure
 from refitd_client.delta import Change
 from refitd_client.delta.adjacent import together
-from refitd_sglang.copies import Copy
-from refitd_sglang.device_patch import BLOCK, _chunks
-from refitd_sglang.laid import COUNT, FIRST, NUMBER, Placed, blocks, lay
-from refitd_sglang.moves import joined, move_of, perform
-from refitd_sglang.overlap import parts_of
-from refitd_sglang.road import table_of
-from refitd_sglang.routes import Route, overlap, routes_of
+from refitd_client.validation.examine import structure
+from refitd_plugin.copies import PlanCopy
+from refitd_plugin.copy_schedule import table_of
+from refitd_plugin.device_patch import BLOCK, _chunks
+from refitd_plugin.layout import COUNT, FIRST, NUMBER, PlacedTensor, blocks, lay
+from refitd_plugin.moves import joined, move_of, perform
+from refitd_plugin.overlap import parts_of
+from refitd_plugin.routes import Route, overlap, routes_of
 
 CUTS = {
     "whole": lambda model, saved: (model[2:8], saved),
@@ -38,9 +38,9 @@ def pair(cut: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tens
     return model, saved, *CUTS[cut](model, saved)
 
 
-def copy_of(saved: torch.Tensor, target: torch.Tensor, source: torch.Tensor) -> Copy:
+def copy_of(saved: torch.Tensor, target: torch.Tensor, source: torch.Tensor) -> PlanCopy:
     offset = (source.data_ptr() - saved.data_ptr()) // 2
-    return Copy("w", offset, tuple(source.shape), source.stride(), target)
+    return PlanCopy("w", offset, tuple(source.shape), source.stride(), target)
 
 
 @pytest.mark.parametrize("cut", CUTS)
@@ -60,22 +60,22 @@ def test_each_element_goes_where_its_copy_goes(cut: str, kind: type[Any]) -> Non
 
 def test_a_copy_of_three_dimensions_has_no_route() -> None:
     model, saved = torch.zeros(4, 4, 4), torch.zeros(6, 6, 6)
-    copy = Copy("w", 0, (3, 3, 3), saved[:3, :3, :3].stride(), model[:3, :3, :3])
+    copy = PlanCopy("w", 0, (3, 3, 3), saved[:3, :3, :3].stride(), model[:3, :3, :3])
     assert "more dimensions than two" in str(routes_of([copy], {"w": 216}, [model])["w"])
 
 
 def test_a_tensor_of_the_model_with_gaps_has_no_routes() -> None:
     model, saved = torch.zeros(8, 6)[:, :4], torch.zeros(8, 4)
-    copy = Copy("w", 0, (8, 4), saved.stride(), model)
+    copy = PlanCopy("w", 0, (8, 4), saved.stride(), model)
     assert "gaps" in str(routes_of([copy], {"w": 32}, [model])["w"])
 
 
 def test_copies_over_each_other_are_seen() -> None:
     model, saved = torch.zeros(8, 4), torch.zeros(4, 4)
-    rows = [Copy("w", 0, (4, 4), (4, 1), model[at : at + 4]) for at in (0, 3, 4)]
+    rows = [PlanCopy("w", 0, (4, 4), (4, 1), model[at : at + 4]) for at in (0, 3, 4)]
     assert not overlap([rows[0], rows[2]])
     assert overlap([rows[0], rows[1]])
-    columns = [Copy("w", 0, (8, 2), (4, 1), model[:, at : at + 2]) for at in (0, 1, 2)]
+    columns = [PlanCopy("w", 0, (8, 2), (4, 1), model[:, at : at + 2]) for at in (0, 1, 2)]
     assert not overlap([columns[0], columns[2]])
     assert overlap(columns[:2])
     assert saved.numel()
@@ -120,7 +120,7 @@ def test_a_table_of_moves_holds_for_every_file_of_its_layout(tmp_path: Path) -> 
         ("b", model[4:7, :4], weights["b"]),
         ("b", model[7:, :3].t(), weights["b"][:, :3]),
     ]
-    copies = [Copy(name, 0, tuple(part.shape), part.stride(), target) for name, target, part in parts]
+    copies = [PlanCopy(name, 0, tuple(part.shape), part.stride(), target) for name, target, part in parts]
     table = table_of(copies, seen.headers)
     assert table.rest == [copies[2]]
     file = np.frombuffer((tmp_path / "model.safetensors").read_bytes(), np.uint8)
@@ -143,7 +143,7 @@ def test_arrays_that_follow_each_other_are_one() -> None:
 def test_blocks_of_a_patch_have_each_element_once() -> None:
     counts = [1, BLOCK, 3 * BLOCK + 5, 7]
     changes = {str(count): _change(count) for count in counts}
-    laid = lay(changes, {name: Placed("BF16", (int(name),), (_whole(int(name)),)) for name in changes})
+    laid = lay(changes, {name: PlacedTensor("BF16", (int(name),), (_whole(int(name)),)) for name in changes})
     (group,) = laid.groups
     table = blocks(group.table, BLOCK)
     assert table[:, COUNT].max() == BLOCK

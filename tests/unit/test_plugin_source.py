@@ -7,9 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from refitd.catalog.validate import Options
-from refitd_sglang.source import SourceRefusedError, is_version, mapped, open_version, place_of
-from refitd_sglang.startup import started_from
+from refitd_client.validation.validate import Options
+from refitd_plugin.source import SourceRefusedError, is_version, mapped, open_version, place_of
+from refitd_plugin.startup import started_from
 
 WEIGHTS = {
     "a": torch.randn(3, 5).bfloat16(),

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refitd_sglang.spans import Covered, Named, TooManyStretchesError, stretches
+from refitd_plugin.spans import Covered, NamedSpans, TooManyStretchesError, stretches
 
 SPAN = st.tuples(st.integers(0, 60), st.integers(0, 60)).map(lambda pair: (min(pair), max(pair)))
 SPANS = st.lists(SPAN, max_size=8)
@@ -45,7 +45,7 @@ def test_a_tensor_in_too_many_pieces_is_refused_before_they_are_made() -> None:
 
 
 def test_an_address_is_found_in_its_stretch_alone() -> None:
-    named = Named([(10, 20, "a"), (30, 40, "b"), (25, 25, "nothing")])
+    named = NamedSpans([(10, 20, "a"), (30, 40, "b"), (25, 25, "nothing")])
     assert named.at(10) == ("a", 10)
     assert named.at(39) == ("b", 30)
     assert [named.at(address) for address in (9, 20, 25, 40)] == [None] * 4

@@ -4,20 +4,20 @@ from itertools import product
 
 import pytest
 
-from refitd_sglang.transaction import (
-    Outcome,
-    Report,
-    State,
-    Step,
+from refitd_client.contract.answer import UpdateOutcome
+from refitd_plugin.transaction import (
+    NextStep,
+    RankReport,
+    RankState,
     after_commit,
     after_prepare,
     after_restore,
 )
 
 
-def reports(*states: State | None, version: str = "v") -> list[Report | None]:
+def reports(*states: RankState | None, version: str = "v") -> list[RankReport | None]:
     return [
-        None if state is None else Report(rank=rank, state=state, reason=f"{state} it is", version=version)
+        None if state is None else RankReport(rank=rank, state=state, reason=f"{state} it is", version=version)
         for rank, state in enumerate(states)
     ]
 
@@ -25,45 +25,49 @@ def reports(*states: State | None, version: str = "v") -> list[Report | None]:
 @pytest.mark.parametrize(
     ("states", "step"),
     [
-        ([State.READY], Step.COMMIT),
-        ([State.READY, State.READY], Step.COMMIT),
-        ([State.REFUSED, State.READY], Step.REFUSE),
-        ([State.READY, State.REFUSED], Step.REFUSE),
-        ([State.READY, None], Step.ABANDON),
-        ([State.REFUSED, None], Step.ABANDON),
+        ([RankState.READY], NextStep.COMMIT),
+        ([RankState.READY, RankState.READY], NextStep.COMMIT),
+        ([RankState.REFUSED, RankState.READY], NextStep.REFUSE),
+        ([RankState.READY, RankState.REFUSED], NextStep.REFUSE),
+        ([RankState.READY, None], NextStep.ABANDON),
+        ([RankState.REFUSED, None], NextStep.ABANDON),
     ],
 )
-def test_nobody_writes_before_everybody_is_ready(states: list[State | None], step: Step) -> None:
+def test_nobody_writes_before_everybody_is_ready(states: list[RankState | None], step: NextStep) -> None:
     assert after_prepare(reports(*states)).step is step
 
 
 def test_ranks_that_see_different_versions_load_none() -> None:
-    some, others = reports(State.READY, version="a"), reports(State.READY, State.READY, version="b")
+    some, others = reports(RankState.READY, version="a"), reports(RankState.READY, RankState.READY, version="b")
     decision = after_prepare([some[0], others[1]])
-    assert (decision.step, "same version" in decision.reason) == (Step.REFUSE, True)
+    assert (decision.step, "same version" in decision.reason) == (NextStep.REFUSE, True)
 
 
-@pytest.mark.parametrize("states", list(product([State.WRITTEN, State.UNTOUCHED, State.FAILED, None], repeat=3)))
-def test_a_version_is_kept_only_where_every_rank_has_all_of_it(states: tuple[State | None, ...]) -> None:
+@pytest.mark.parametrize(
+    "states", list(product([RankState.WRITTEN, RankState.UNTOUCHED, RankState.FAILED, None], repeat=3))
+)
+def test_a_version_is_kept_only_where_every_rank_has_all_of_it(states: tuple[RankState | None, ...]) -> None:
     step = after_commit(reports(*states)).step
-    if set(states) == {State.WRITTEN}:
-        assert step is Step.KEEP
-    elif set(states) == {State.UNTOUCHED}:
-        assert step is Step.REFUSE
+    if set(states) == {RankState.WRITTEN}:
+        assert step is NextStep.KEEP
+    elif set(states) == {RankState.UNTOUCHED}:
+        assert step is NextStep.REFUSE
     else:
-        assert step is Step.RESTORE
+        assert step is NextStep.RESTORE
 
 
-@pytest.mark.parametrize("states", list(product([State.UNTOUCHED, State.RESTORED, State.LOST, None], repeat=3)))
-def test_an_engine_is_as_well_known_as_its_worst_rank(states: tuple[State | None, ...]) -> None:
+@pytest.mark.parametrize(
+    "states", list(product([RankState.UNTOUCHED, RankState.RESTORED, RankState.LOST, None], repeat=3))
+)
+def test_an_engine_is_as_well_known_as_its_worst_rank(states: tuple[RankState | None, ...]) -> None:
     outcome = after_restore(reports(*states))
-    if {State.LOST, None} & set(states):
-        assert outcome is Outcome.UNKNOWN
+    if {RankState.LOST, None} & set(states):
+        assert outcome is UpdateOutcome.UNKNOWN
     else:
-        assert outcome is (Outcome.RESTORED if State.RESTORED in states else Outcome.REFUSED)
+        assert outcome is (UpdateOutcome.RESTORED if RankState.RESTORED in states else UpdateOutcome.REFUSED)
 
 
 def test_a_reason_says_whose_it_is_where_ranks_differ() -> None:
-    assert after_prepare(reports(State.READY, State.REFUSED)).reason == "rank 1: refused it is"
-    assert after_prepare(reports(State.REFUSED, State.REFUSED)).reason == "refused it is"
-    assert "rank 1" in after_prepare(reports(State.READY, None)).reason
+    assert after_prepare(reports(RankState.READY, RankState.REFUSED)).reason == "rank 1: refused it is"
+    assert after_prepare(reports(RankState.REFUSED, RankState.REFUSED)).reason == "refused it is"
+    assert "rank 1" in after_prepare(reports(RankState.READY, None)).reason

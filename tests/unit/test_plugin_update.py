@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from refitd_sglang.transaction import Outcome
-from refitd_sglang.versions import FUNCTION, Layout, layout_of
-from refitd_sglang.whole import Whole
+from refitd_client.contract.answer import UpdateOutcome
+from refitd_plugin.whole import FullVersion
+from refitd_sglang.versions import FUNCTION, SglangLayout, layout_of
 from support.forged import sign
 from support.mini_sglang import TinyModel, Updater, expected, make_loader, tiny_weights, values
 from support.tiny_rank import Breaking, Rank, group, together, version
@@ -26,7 +26,7 @@ def test_versions_are_served_first_by_the_loader_then_by_replay(root: Path, star
     contents: list[str] = []
     for step in (1, 2, 3):
         answer = rank.answer(version(root, step))
-        assert (answer.outcome, answer.version) == (Outcome.SERVED, f"run~v{step:06d}")
+        assert (answer.outcome, answer.version) == (UpdateOutcome.SERVED, f"run~v{step:06d}")
         assert rank.holds(step)
         hows.append(answer.how)
         contents.append(answer.contents)
@@ -60,7 +60,7 @@ def test_it_stands_aside_where_parts_are_updated_one_after_the_other(
     for step in (1, 2):
         assert rank.update(version(root, step)) == (True, "Succeeded to update model weights.")
     assert [record.message for record in caplog.records if "stands aside" in record.message] == [
-        f"refitd stands aside, updates are SGLang's own: {rank.plugin._engines[rank.updater].aside}"
+        f"refitd stands aside, updates are SGLang's own: {rank.plugin.rank_of(rank.updater).aside}"
     ]
 
 
@@ -153,16 +153,16 @@ def test_a_bad_version_is_refused_before_the_first_write(
     bad = version(root, 1)
     spoil(bad)
     answer = rank.answer(bad)
-    assert (answer.outcome, bool(answer.reason)) == (Outcome.REFUSED, True)
+    assert (answer.outcome, bool(answer.reason)) == (UpdateOutcome.REFUSED, True)
     assert (values(rank.model), rank.path) == (held, path)
-    assert rank.answer(version(root, 7)).outcome is Outcome.SERVED
+    assert rank.answer(version(root, 7)).outcome is UpdateOutcome.SERVED
     assert rank.holds(7)
 
 
 def test_a_load_format_that_kills_a_stock_server_is_refused(root: Path, startup: Path) -> None:
     rank = Rank(startup)
     answer = rank.answer(version(root, 1), load_format="quux")
-    assert (answer.outcome, rank.holds(0), rank.path) == (Outcome.REFUSED, True, str(startup))
+    assert (answer.outcome, rank.holds(0), rank.path) == (UpdateOutcome.REFUSED, True, str(startup))
     assert "Unknown load format quux" in answer.reason
 
 
@@ -171,9 +171,9 @@ def test_a_load_that_fails_is_undone_and_proven_so(root: Path, startup: Path, af
     rank = Rank(startup)
     Breaking(rank.model, after)
     answer = rank.answer(version(root, 1))
-    assert (answer.outcome, rank.holds(0), rank.path) == (Outcome.RESTORED, True, str(startup))
+    assert (answer.outcome, rank.holds(0), rank.path) == (UpdateOutcome.RESTORED, True, str(startup))
     assert answer.reason == "RuntimeError: CUDA out of memory"
-    assert rank.answer(root / "run" / "v000001").outcome is Outcome.SERVED
+    assert rank.answer(root / "run" / "v000001").outcome is UpdateOutcome.SERVED
     assert rank.holds(1)
 
 
@@ -183,7 +183,7 @@ def test_a_replay_that_fails_is_undone_though_the_version_of_before_is_deleted(
     rank = Rank(startup)
     rank.answer(version(root, 1))
     rank.answer(version(root, 2))
-    from refitd_sglang import loading
+    from refitd_plugin import loading
 
     original = loading.replay
 
@@ -195,7 +195,7 @@ def test_a_replay_that_fails_is_undone_though_the_version_of_before_is_deleted(
     third = version(root, 3)
     shutil.rmtree(root / "run" / "v000002")
     answer = rank.answer(third)
-    assert (answer.outcome, answer.how, rank.holds(2)) == (Outcome.RESTORED, "replay", True)
+    assert (answer.outcome, answer.how, rank.holds(2)) == (UpdateOutcome.RESTORED, "replay", True)
     monkeypatch.undo()
     assert rank.answer(third).how == "load"  # the plan may have been at fault: it is learned again
     assert rank.holds(3)
@@ -206,8 +206,8 @@ def test_what_cannot_be_put_back_is_unknown(root: Path, startup: Path) -> None:
     rank.answer(version(root, 1))
     Breaking(rank.model, 2, 2)  # the restore fails as well
     answer = rank.answer(version(root, 2))
-    assert (answer.outcome, "could not be put back" in answer.reason) == (Outcome.UNKNOWN, True)
-    assert rank.answer(version(root, 3)).outcome is Outcome.SERVED  # a full load repairs it
+    assert (answer.outcome, "could not be put back" in answer.reason) == (UpdateOutcome.UNKNOWN, True)
+    assert rank.answer(version(root, 3)).outcome is UpdateOutcome.SERVED  # a full load repairs it
     assert rank.holds(3)
 
 
@@ -217,20 +217,20 @@ def test_a_loader_that_cannot_load_again_leaves_what_was_served(root: Path, star
     rank = Rank(startup)
     Breaking(rank.model, after, after)
     answer = rank.answer(version(root, 1))
-    assert (answer.outcome, rank.holds(0), rank.path) == (Outcome.RESTORED, True, str(startup))
+    assert (answer.outcome, rank.holds(0), rank.path) == (UpdateOutcome.RESTORED, True, str(startup))
     assert answer.reason == (
         "RuntimeError: CUDA out of memory; so did the way back (RuntimeError: CUDA out of memory), "
         "but every weight is what it was"
     )
-    assert rank.answer(root / "run" / "v000001").outcome is Outcome.SERVED
+    assert rank.answer(root / "run" / "v000001").outcome is UpdateOutcome.SERVED
 
 
 def test_what_cannot_be_read_any_more_need_not_be_put_back_where_nothing_was_written(root: Path, startup: Path) -> None:
     rank = Rank(startup)
-    rank.engine.footing.previous = lambda _: None
+    rank.engine.restore_point.previous = lambda _: None
     Breaking(rank.model, 0)
     answer = rank.answer(version(root, 1))
-    assert (answer.outcome, rank.holds(0)) == (Outcome.RESTORED, True)
+    assert (answer.outcome, rank.holds(0)) == (UpdateOutcome.RESTORED, True)
 
 
 class Computing(TinyModel):
@@ -265,8 +265,8 @@ def test_a_load_that_breaks_after_its_last_tensor_has_to_be_undone_by_a_whole_on
         rank.engine.loading.plan = None
     rank.model.__class__, rank.model.breaks = Computing, list(breaks)
     answer = rank.answer(version(root, 3, tiny_weights(2)))
-    assert (answer.outcome, answer.how, rank.holds(2)) == (Outcome.UNKNOWN, how, True)
-    assert rank.answer(version(root, 4)).outcome is Outcome.SERVED
+    assert (answer.outcome, answer.how, rank.holds(2)) == (UpdateOutcome.UNKNOWN, how, True)
+    assert rank.answer(version(root, 4)).outcome is UpdateOutcome.SERVED
 
 
 @pytest.mark.parametrize("first", ["before it asks", "after it asks"])
@@ -282,7 +282,7 @@ def test_weights_that_a_broken_load_moved_are_not_believed(root: Path, startup: 
 
     rank = Rank(startup)
     rank.model.__class__ = Moving
-    assert (rank.answer(version(root, 1)).outcome, rank.holds(0)) == (Outcome.UNKNOWN, True)
+    assert (rank.answer(version(root, 1)).outcome, rank.holds(0)) == (UpdateOutcome.UNKNOWN, True)
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -295,9 +295,9 @@ def test_where_nobody_looked_at_what_was_there_it_has_to_be_what_was_once_found(
         rank.answer(version(root, 1))
         rank.engine.loading.plan = None
     held = values(rank.model)
-    monkeypatch.setattr(Whole, "watches", True)
+    monkeypatch.setattr(FullVersion, "watches", True)
     Breaking(rank.model, 3)
-    assert rank.answer(version(root, 2)).outcome is (Outcome.RESTORED if known else Outcome.UNKNOWN)
+    assert rank.answer(version(root, 2)).outcome is (UpdateOutcome.RESTORED if known else UpdateOutcome.UNKNOWN)
     assert values(rank.model) == held
 
 
@@ -307,13 +307,13 @@ def test_what_was_not_loaded_from_its_files_is_not_said_to_be_restored(root: Pat
     rank.model.down.data.mul_(2)  # as /update_weights_from_tensor may have done
     Breaking(rank.model, 2)
     answer = rank.answer(version(root, 2))
-    assert (answer.outcome, "fingerprints" in answer.reason) == (Outcome.UNKNOWN, True)
+    assert (answer.outcome, "fingerprints" in answer.reason) == (UpdateOutcome.UNKNOWN, True)
 
 
 def test_a_fault_in_the_plugin_itself_reaches_nobody(
     root: Path, startup: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from refitd_sglang import engine, loading
+    from refitd_plugin import engine, loading
 
     rank = Rank(startup)
 
@@ -321,10 +321,10 @@ def test_a_fault_in_the_plugin_itself_reaches_nobody(
         raise ZeroDivisionError
 
     monkeypatch.setattr(loading, "learned", broken)
-    assert rank.answer(version(root, 1)).outcome is Outcome.RESTORED
+    assert rank.answer(version(root, 1)).outcome is UpdateOutcome.RESTORED
     assert rank.holds(0)
     monkeypatch.setattr(engine, "contents_of", broken)
-    assert rank.answer(version(root, 2)).outcome is Outcome.REFUSED
+    assert rank.answer(version(root, 2)).outcome is UpdateOutcome.REFUSED
     assert rank.holds(0)
 
 
@@ -348,7 +348,7 @@ def test_a_replay_that_gives_something_else_is_noticed_undone_and_not_done_again
 def test_a_version_that_changes_while_it_is_looked_at_is_refused(
     root: Path, startup: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from refitd_sglang import source
+    from refitd_plugin import source
 
     rank, one = Rank(startup), version(root, 1)
     original = source.examine
@@ -360,7 +360,7 @@ def test_a_version_that_changes_while_it_is_looked_at_is_refused(
 
     monkeypatch.setattr(source, "examine", examine)
     answer = rank.answer(one)
-    assert (answer.outcome, "changed while it was looked at" in answer.reason) == (Outcome.REFUSED, True)
+    assert (answer.outcome, "changed while it was looked at" in answer.reason) == (UpdateOutcome.REFUSED, True)
 
 
 def test_sglang_that_does_not_take_the_tensors_is_not_trusted(root: Path, startup: Path) -> None:
@@ -368,18 +368,18 @@ def test_sglang_that_does_not_take_the_tensors_is_not_trusted(root: Path, startu
     rank.updater.loader.load_weights_and_postprocess = lambda *_: None
     answer = rank.answer(version(root, 1))
     assert "did not load the tensors" in answer.reason
-    assert answer.outcome is not Outcome.SERVED
+    assert answer.outcome is not UpdateOutcome.SERVED
 
 
 def test_what_is_prepared_is_loaded_unless_it_changed(root: Path, startup: Path) -> None:
     rank = Rank(startup)
     one, two = version(root, 1), version(root, 2)
     rank.engine.prepare(str(one))
-    assert rank.answer(one).outcome is Outcome.SERVED
+    assert rank.answer(one).outcome is UpdateOutcome.SERVED
     rank.engine.prepare(str(two))
     sign(two, "run", 2)
     answer = rank.answer(two)
-    assert (answer.outcome, "not what it was" in answer.reason) == (Outcome.REFUSED, True)
+    assert (answer.outcome, "not what it was" in answer.reason) == (UpdateOutcome.REFUSED, True)
     assert rank.holds(1)
 
 
@@ -388,7 +388,7 @@ def test_what_is_prepared_and_vanishes_is_refused(root: Path, startup: Path) -> 
     gone = version(root, 1)
     rank.engine.prepare(str(gone))
     (gone / "model.safetensors").unlink()
-    assert rank.answer(gone).outcome is Outcome.REFUSED
+    assert rank.answer(gone).outcome is UpdateOutcome.REFUSED
     assert rank.holds(0)
 
 
@@ -402,17 +402,17 @@ def test_files_that_vanish_while_they_are_loaded_are_loaded_to_their_end(root: P
         load(model, tensor)
 
     rank.model.__class__ = type("Vanishing", (TinyModel,), {"_load_q": vanishing})
-    assert rank.answer(one).outcome is Outcome.SERVED
+    assert rank.answer(one).outcome is UpdateOutcome.SERVED
     assert rank.holds(1)
 
 
 def test_a_tensor_that_may_be_missing_leaves_what_was_there(root: Path, startup: Path) -> None:
-    from refitd.catalog.validate import Options
+    from refitd_client.validation.validate import Options
 
     rank = Rank(startup)
     part = version(root, 1, {name: tensor for name, tensor in tiny_weights(1).items() if name != "down.weight"})
     rank.engine.prepare(str(part), Options(allow_missing=True))
-    assert rank.answer(part).outcome is Outcome.SERVED
+    assert rank.answer(part).outcome is UpdateOutcome.SERVED
     assert values(rank.model) == expected(tiny_weights(1) | {"down.weight": tiny_weights(0)["down.weight"]})
     assert rank.engine.loading.plan is None
 
@@ -421,14 +421,14 @@ def test_a_model_that_nobody_can_look_at_takes_nothing(root: Path, startup: Path
     rank = Rank(startup)
     (startup / "model.safetensors").rename(startup / "pytorch_model.bin")
     answer = rank.answer(version(root, 1))
-    assert (answer.outcome, "nothing to hold a version against" in answer.reason) == (Outcome.REFUSED, True)
+    assert (answer.outcome, "nothing to hold a version against" in answer.reason) == (UpdateOutcome.REFUSED, True)
 
 
 def test_all_ranks_load_their_part(root: Path, startup: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     members = group(startup, monkeypatch)
     for step in (1, 2, 3):
         answers = together(members, version(root, step))
-        assert {each.outcome for each in answers} == {Outcome.SERVED}
+        assert {each.outcome for each in answers} == {UpdateOutcome.SERVED}
         assert [rank.holds(step) for rank in members] == [True, True]
 
 
@@ -440,7 +440,7 @@ def test_a_rank_that_fails_takes_the_others_back(
     together(members, version(root, 1))
     Breaking(members[broken].model, 3)
     answers = together(members, version(root, 2))
-    assert {each.outcome for each in answers} == {Outcome.RESTORED}
+    assert {each.outcome for each in answers} == {UpdateOutcome.RESTORED}
     assert all(f"rank {broken}: RuntimeError" in each.reason for each in answers)
     assert [rank.holds(1) for rank in members] == [True, True]
     assert {rank.path for rank in members} == {str(root / "run" / "v000001")}
@@ -451,7 +451,7 @@ def test_a_rank_that_cannot_be_restored_makes_all_unknown(
 ) -> None:
     members = group(startup, monkeypatch)
     Breaking(members[1].model, 3, 1)
-    assert {each.outcome for each in together(members, version(root, 1))} == {Outcome.UNKNOWN}
+    assert {each.outcome for each in together(members, version(root, 1))} == {UpdateOutcome.UNKNOWN}
 
 
 def test_a_rank_that_refuses_keeps_the_others_from_writing(
@@ -464,7 +464,9 @@ def test_a_rank_that_refuses_keeps_the_others_from_writing(
 
     monkeypatch.setattr(members[1].engine.preparing, "here", stale)
     answers = together(members, version(root, 1))
-    assert [(each.outcome, each.reason) for each in answers] == [(Outcome.REFUSED, "rank 1: stale file handle")] * 2
+    assert [(each.outcome, each.reason) for each in answers] == [
+        (UpdateOutcome.REFUSED, "rank 1: stale file handle")
+    ] * 2
     assert [rank.holds(0) for rank in members] == [True, True]
 
 
@@ -473,7 +475,7 @@ def test_a_rank_that_is_not_heard_of_makes_the_engine_unknown_and_nobody_writes(
 ) -> None:
     members = group(startup, monkeypatch, wait=0.2)
     answer = members[0].answer(version(root, 1))
-    assert (answer.outcome, "rank 1" in answer.reason) == (Outcome.UNKNOWN, True)
+    assert (answer.outcome, "rank 1" in answer.reason) == (UpdateOutcome.UNKNOWN, True)
     assert members[0].holds(0)
 
 
@@ -488,10 +490,10 @@ def test_a_store_that_is_gone_while_ranks_decide_makes_the_engine_unknown(
 
     monkeypatch.setattr(first._ranks, "decide", gone)
     answer = members[0].answer(version(root, 1))
-    assert (answer.outcome, answer.reason) == (Outcome.UNKNOWN, "RuntimeError: the store is gone")
+    assert (answer.outcome, answer.reason) == (UpdateOutcome.UNKNOWN, "RuntimeError: the store is gone")
 
 
 def test_the_stand_in_has_the_layout_that_is_known() -> None:
     layout = layout_of("mini", Updater, make_loader())
-    assert isinstance(layout, Layout)
+    assert isinstance(layout, SglangLayout)
     assert layout.target == f"mini.Updater.{FUNCTION}"

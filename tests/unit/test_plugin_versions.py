@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from refitd_sglang import plugin, versions
-from refitd_sglang.versions import FUNCTION, Aside, Layout, Runner, find_layout, layout_of
+from refitd_sglang.process import SglangProcess
+from refitd_sglang.versions import FUNCTION, Aside, SglangLayout, find_layout, layout_of
 from support.mini_sglang import Updater, make_loader
 
 
@@ -58,7 +59,7 @@ def sglang(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 def test_the_runner_of_older_releases_is_found(sglang: SimpleNamespace) -> None:
     layout = find_layout()
-    assert isinstance(layout, Layout)
+    assert isinstance(layout, SglangLayout)
     assert layout.target == f"sglang.srt.model_executor.model_runner.Updater.{FUNCTION}"
 
 
@@ -67,7 +68,7 @@ def test_the_component_of_newer_releases_comes_first(sglang: SimpleNamespace, mo
     component.WeightUpdater = type("WeightUpdater", (), {FUNCTION: Updater.update_weights_from_disk})  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, versions._COMPONENT, component)
     layout = find_layout()
-    assert isinstance(layout, Layout)
+    assert isinstance(layout, SglangLayout)
     assert layout.module == versions._COMPONENT
 
 
@@ -112,4 +113,4 @@ def test_a_process_without_weights_is_left_alone(sglang: SimpleNamespace, monkey
 )
 def test_engines_whose_parts_are_updated_in_turn_are_left_to_sglang(args: dict[str, Any], aside: bool) -> None:
     updater = Updater(model=None, model_config=SimpleNamespace(), loader=object, server_args=SimpleNamespace(**args))
-    assert (Runner(updater).aside() is not None) == aside
+    assert (SglangProcess(updater, object).aside() is not None) == aside

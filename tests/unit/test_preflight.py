@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from refitd.preflight import check_start, keys_without_token, stranger
+from refitd.diagnose.preflight import check_start, keys_without_token, stranger
 from refitd.settings import Settings
 from support.checkpoints import write_model
 

@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from refitd_client import InvalidWeightsError, PublishError, WeightPublisher, durable, header
+from refitd_client import InvalidWeightsError, PublishError, WeightPublisher
+from refitd_client.checkpoint import header
+from refitd_client.checkpoint.strict_header import HeaderRefusedError, read_header
 from refitd_client.contract.shard import MAX_HEADER_BYTES
 from refitd_client.contract.states import Kind
-from refitd_client.strict_header import HeaderRefusedError, read_header
+from refitd_client.files import durable
 from support import published
 
 

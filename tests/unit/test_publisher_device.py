@@ -14,22 +14,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from refitd_client import (
-    InvalidWeightsError,
-    Publication,
-    WeightPublisher,
-    ahead,
-    bus,
-    cuda,
-    pinning,
-    sending,
-    torch_tensors,
-)
+from refitd_client import InvalidWeightsError, Publication, WeightPublisher
+from refitd_client.checkpoint.header import layout
 from refitd_client.contract.manifest import parse_manifest
 from refitd_client.contract.slot import layout_of, slot_name, slots_path
 from refitd_client.fingerprint import fingerprints, to_texts
-from refitd_client.header import layout
-from refitd_client.sending import Sending
+from refitd_client.tensors import from_torch as torch_tensors
+from refitd_client.write import ahead, bus, cuda, pinning, sending
+from refitd_client.write.sending import Sending
 from support import published
 
 GPU = torch.device("cpu").index

@@ -11,15 +11,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from refitd_client import InvalidWeightsError, NoSpaceError, StorageError, WeightPublisher, staging, writing
+from refitd_client import InvalidWeightsError, NoSpaceError, StorageError, WeightPublisher
+from refitd_client.checkpoint.finite import NO_RULE
 from refitd_client.contract.states import Kind, WaitOutcome
 from refitd_client.fingerprint import fingerprints, to_texts
-from refitd_client.finite import NO_RULE
-from refitd_client.handover import handing
-from refitd_client.handover.making import Layouts
-from refitd_client.handover.secret import make_secret
-from refitd_client.handover.shared import SharedTensors
-from support.lending import shared
+from refitd_client.publish import writing
+from refitd_client.transport.ipc import handing
+from refitd_client.transport.ipc.making import Layouts
+from refitd_client.transport.ipc.secret import make_secret
+from refitd_client.transport.ipc.shared import SharedTensors
+from refitd_client.write import version_folder as staging
+from support.exporting import shared
 from support.mini_sglang import tiny_weights
 from support.stand_in_service import StandIn, stand_in
 
@@ -99,7 +101,7 @@ def test_after_files_that_failed_the_next_version_is_durable_before_any_engine_h
     assert said(service, 3) == ["offer", Kind.FULL]
 
 
-@pytest.mark.parametrize("broken_in", ["handover.handing.Hand._answers", "writing.VersionWriter.stage"])
+@pytest.mark.parametrize("broken_in", ["transport.ipc.handing.Hand._answers", "publish.writing.VersionWriter.stage"])
 def test_a_failure_before_the_offer_is_over_or_after_takes_the_tensors_back_and_tells_the_service(
     publisher: WeightPublisher,
     service: StandIn,
@@ -119,7 +121,7 @@ def test_without_room_for_its_files_a_version_is_offered_to_nobody(
     publisher: WeightPublisher, service: StandIn, trainer: SharedTensors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as full:
-        full.setattr("refitd_client.attempt.free_bytes", lambda _: 10)
+        full.setattr("refitd_client.publish.attempt.free_bytes", lambda _: 10)
         with pytest.raises(NoSpaceError):
             publisher.publish(trainer.tensors, step=1, handover=True)
     assert said(service, 1) == []

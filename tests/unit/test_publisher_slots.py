@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from refitd_client import InvalidWeightsError, WeightPublisher, durable
+from refitd_client import InvalidWeightsError, WeightPublisher
 from refitd_client.contract.slot import slots_path
+from refitd_client.files import durable
 from support import durable_effects, published
 
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refitd_client.recent import Recent
+from refitd_client.checkpoint.recent import Recent
 
 
 def test_what_was_longest_not_asked_for_goes_first() -> None:

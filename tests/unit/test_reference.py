@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from refitd.catalog.inventory import Tensor
-from refitd.catalog.reference import ReferenceRefusedError, read_reference
+from refitd_client.checkpoint.inventory import Tensor
+from refitd_client.validation.reference import ReferenceRefusedError, read_reference
 from support.rawfiles import EMBED, HEAD, NORM, bf16, model, one_file, sharded
 
 TIED = {name: spec for name, spec in model().items() if name != HEAD}

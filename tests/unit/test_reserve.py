@@ -9,13 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from refitd_client import NoSpaceError, WeightPublisher, durable, reserve, staged_file
+from refitd_client import NoSpaceError, WeightPublisher
 from refitd_client.contract import digest
 from refitd_client.contract.digest import FileDigest
 from refitd_client.contract.manifest import parse_manifest
 from refitd_client.contract.states import Kind
 from refitd_client.delta import DeltaRules, read_delta
-from refitd_client.reserve import Reserve
+from refitd_client.files import durable
+from refitd_client.write import reserve, staged_file
+from refitd_client.write.reserve import Reserve
 from support import published
 from support.stand_in_service import StandIn, make_engine, stand_in
 

@@ -34,22 +34,22 @@ async def test_only_loads_of_an_engine_with_unknown_contents_are_repairs(tmp_pat
         Refit(outcome=Outcome.TAINTED, resumed=False, reason="the reply was lost"),
     ]
     async with running(tmp_path, {"a": engine}) as stage:
-        stage.ledger.put_version(version(1))
-        await stage.until(lambda: stage.ledger.engines[A].serving == version(1).id)
-        stage.ledger.put_version(version(2))
-        await stage.until(lambda: stage.ledger.engines[A].serving == version(2).id)
+        stage.store.put_version(version(1))
+        await stage.until(lambda: stage.store.engines[A].serving == version(1).id)
+        stage.store.put_version(version(2))
+        await stage.until(lambda: stage.store.engines[A].serving == version(2).id)
     assert engine.repairs == [False, False, True, False]
 
 
 async def test_a_load_in_which_the_service_died_is_repaired_and_told_in_the_log(tmp_path: Path) -> None:
     first, second = Attentive(), Attentive()
     async with running(tmp_path, {"a": first}) as stage:
-        stage.ledger.put_version(version(1))
-        await stage.until(lambda: stage.ledger.engines[A].serving == version(1).id)
-        stage.ledger.open_attempt(A, version(1).id)
-        await stage.ledger.durable()
+        stage.store.put_version(version(1))
+        await stage.until(lambda: stage.store.engines[A].serving == version(1).id)
+        stage.store.open_attempt(A, version(1).id)
+        await stage.store.durable()
     async with running(tmp_path, {"a": second}) as stage:
-        await stage.until(lambda: bool(second.repairs) and stage.ledger.engines[A].state is EngineState.IN_SYNC)
+        await stage.until(lambda: bool(second.repairs) and stage.store.engines[A].state is EngineState.IN_SYNC)
     assert second.repairs == [True]
 
 
@@ -57,15 +57,15 @@ async def test_after_the_service_s_death_in_mid_load_an_engine_never_answers_fro
     """It goes to the target at once, and is held against what it served before, as in any other load."""
     engine = Attentive()
     async with running(tmp_path, {"a": engine}) as stage:
-        stage.ledger.put_version(version(1))
-        await stage.until(lambda: stage.ledger.versions[version(1).id].served_at is not None)
+        stage.store.put_version(version(1))
+        await stage.until(lambda: stage.store.versions[version(1).id].served_at is not None)
         engine.gate = asyncio.Event()  # from here on no load ends
-        stage.ledger.put_version(version(2))
+        stage.store.put_version(version(2))
         await stage.until(lambda: len(engine.loads) == 2)
     engine.gate = None
     async with running(tmp_path, {"a": engine}) as stage:
-        await stage.until(lambda: stage.ledger.engines[A].serving == version(2).id)
-        assert stage.ledger.engines[A].known
+        await stage.until(lambda: stage.store.engines[A].serving == version(2).id)
+        assert stage.store.engines[A].known
     assert engine.loads == [f"/root/run/v{step:06d}" for step in (1, 2, 2)]
     assert engine.repairs == [False, False, True]
     assert engine.ruled_out[-1] == "contents of /root/run/v000001"

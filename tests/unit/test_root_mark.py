@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from refitd.catalog.files import DiskFiles, RootAwayError, Unreadable
-from refitd.catalog.scan import Listing, ListingFailed
-from refitd.catalog.watch import Mount
-from refitd.fsck.held import still
-from refitd.journal.recovery import open_journal
-from refitd.ownership import owned
-from refitd.root_mark import RootGuard, RootMark, RootRefusedError, adopt, mark_root, recognise
+from refitd.diagnose.fsck.held import still
+from refitd.root.file_systems import Mount
+from refitd.root.mark import RootGuard, RootMark, RootRefusedError, adopt, mark_root, recognise
+from refitd.root.ownership import owned
+from refitd.root.scan import Listing, ListingFailed
+from refitd.state.journal.recovery import open_journal
 from refitd_client.contract.naming import SERVICE_FOLDER
 from support.checkpoints import publish, tensors
 from support.command_line import answer, refitd
@@ -166,4 +166,4 @@ async def test_a_notice_is_not_taken_for_what_lies_in_the_place_of_the_root(tmp_
         publish(stage.root, "run", 2, tensors(2))
         answer = await stage.http.post("/v1/versions", json={"run": "run", "step": 2})
         assert (answer.status_code, answer.json()["type"]) == (503, "urn:refitd:problem:not-ready")
-        assert set(stage.ledger.versions) == {id_}
+        assert set(stage.store.versions) == {id_}

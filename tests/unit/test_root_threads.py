@@ -16,15 +16,15 @@ import pytest
 from refitd.catalog import files as catalog_files
 from refitd.catalog import references as catalog_references
 from refitd.catalog.files import DiskFiles, Unreadable
-from refitd.catalog.inventory import Reference
-from refitd.catalog.reference import read_reference
 from refitd.catalog.references import NoReference, References
-from refitd.catalog.scan import Listing, ListingFailed
 from refitd.clock import SystemClock
-from refitd.journal.journal import Journal
-from refitd.ledger import Ledger
-from refitd.root_threads import RootHangsError, RootThreads
+from refitd.root.scan import Listing, ListingFailed
+from refitd.root.threads import RootHangsError, RootThreads
+from refitd.state.journal.journal import Journal
+from refitd.state.store import Store
+from refitd_client.checkpoint.inventory import Reference
 from refitd_client.contract.naming import SERVICE_FOLDER
+from refitd_client.validation.reference import read_reference
 from support.checkpoints import publish, tensors, write_model
 
 SOON = 0.05
@@ -82,7 +82,7 @@ def test_a_call_that_hangs_does_not_hold_up_the_end_of_the_process() -> None:
     program = """
 import asyncio, threading
 from contextlib import suppress
-from refitd.root_threads import RootHangsError, RootThreads
+from refitd.root.threads import RootHangsError, RootThreads
 
 async def main():
     with suppress(RootHangsError):
@@ -133,7 +133,7 @@ async def test_a_base_model_that_hangs_rejects_nothing(
     """What nobody could look at says nothing of a version: it is tried again."""
     base = write_model(tmp_path / "base")
     journal = Journal(tmp_path / "state")
-    references = References(Ledger(journal, SystemClock()), base)
+    references = References(Store(journal, SystemClock()), base)
 
     def slow(path: Path) -> Reference:
         hang()

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from refitd.engine.engines_file import EngineSpec
-from refitd.rollout.moving import moved
-from refitd.rollout.record import EngineRecord, Source
-from refitd.rollout.roster import Named, Reconciled, reconcile
+from refitd.policy.moving import moved
+from refitd.policy.roster import Named, Reconciled, reconcile
+from refitd.state.records import EngineRecord, Source
 from refitd_client.contract.states import EngineState
 from support.records import engine
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from refitd_client.casts import casts
-from refitd_client.content import Content, Reading
 from refitd_client.errors import InvalidWeightsError
+from refitd_client.tensors.casts import casts
+from refitd_client.write.content import Content, Reading
 
 State = dict[str, Any]
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from refitd.catalog.record import VersionRecord
-from refitd.rollout.served import is_proven, outcome_of
+from refitd.policy.served import is_proven, outcome_of
+from refitd.state.version import VersionRecord
 from refitd_client.contract.states import EngineState, VersionState, WaitOutcome
 from support.records import engine, version
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from refitd.catalog.fault import Code
-from refitd.catalog.record import VersionRecord
 from refitd.clock import SystemClock
-from refitd.journal.journal import Journal
-from refitd.ledger import Ledger
+from refitd.state.journal.journal import Journal
+from refitd.state.store import Store
+from refitd.state.version import VersionRecord
+from refitd_client.checkpoint.fault import Code
 from refitd_client.contract.states import VersionState
 from refitd_client.contract.wire import Notice
 from support.catalogs import Stage, watching
@@ -25,14 +25,14 @@ ONE, TWO = "run~v000001", "run~v000002"
 def begun(tmp_path: Path, *steps: int) -> None:
     """What a service leaves in its journal that was killed while it validated these steps."""
     journal = Journal(tmp_path / "state")
-    ledger = Ledger(journal, SystemClock())
+    store = Store(journal, SystemClock())
 
     async def write() -> None:
         writing = asyncio.create_task(journal.run())
         for step in steps:
-            known = ledger.versions[f"run~v{step:06d}"]
-            ledger.put_version(replace(known, state=VersionState.VALIDATING, unended=known.unended + 1))
-        await ledger.durable()
+            known = store.versions[f"run~v{step:06d}"]
+            store.put_version(replace(known, state=VersionState.VALIDATING, unended=known.unended + 1))
+        await store.durable()
         writing.cancel()
         with suppress(asyncio.CancelledError):
             await writing
@@ -44,7 +44,7 @@ def begun(tmp_path: Path, *steps: int) -> None:
 def announced(tmp_path: Path, *steps: int) -> None:
     """Versions that a service knows of and has not validated yet."""
     journal = Journal(tmp_path / "state")
-    ledger = Ledger(journal, SystemClock())
+    store = Store(journal, SystemClock())
 
     async def write() -> None:
         writing = asyncio.create_task(journal.run())
@@ -58,8 +58,8 @@ def announced(tmp_path: Path, *steps: int) -> None:
                 created_at="",
                 noticed=True,
             )
-            ledger.put_version(record)
-        await ledger.durable()
+            store.put_version(record)
+        await store.durable()
         writing.cancel()
         with suppress(asyncio.CancelledError):
             await writing
@@ -135,12 +135,12 @@ async def test_what_is_validated_is_in_the_journal_before_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from refitd.catalog.files import DiskFiles
-    from refitd.journal import reads
+    from refitd.state.journal import reads
 
     real, noted = DiskFiles.examine, list[int]()
 
     async def examine(self: DiskFiles, *args: Any) -> Any:
-        noted.extend(record.unended for record in stage.ledger.journal.read(reads.read_versions))
+        noted.extend(record.unended for record in stage.store.journal.read(reads.read_versions))
         return await real(self, *args)
 
     monkeypatch.setattr(DiskFiles, "examine", examine)
@@ -160,8 +160,8 @@ async def test_a_service_that_is_stopped_has_not_died(tmp_path: Path, monkeypatc
     async with watching(tmp_path) as stage:
         publish(stage.root, "run", 1, tensors(1))
         await stage.verdict(ONE, VersionState.VALIDATING)
-        await stage.until(lambda: stage.ledger.versions[ONE].unended == 1)
-    assert stage.ledger.versions[ONE].unended == 0
+        await stage.until(lambda: stage.store.versions[ONE].unended == 1)
+    assert stage.store.versions[ONE].unended == 0
 
 
 @pytest.mark.parametrize("where", ["structure", "examine"])

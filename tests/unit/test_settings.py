@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from refitd.rollout.strategy import StrategyName
+from refitd.policy.strategy import StrategyName
 from refitd.settings import Settings
 
 

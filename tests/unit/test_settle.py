@@ -1,6 +1,6 @@
 """Whether a checkpoint is still being written."""
 
-from refitd.catalog.settle import Complete, Hopeless, Look, Settling, Wait, settle
+from refitd.policy.settle import Complete, Hopeless, Look, Settling, Wait, settle
 
 RULES = {"settle_for": 1.0, "timeout": 60.0}
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from refitd.engine import http
 from refitd.engine.port import Outcome, Reached, Refit, Stage, Target, Unreached
-from refitd.engine.sglang import pause, transport
+from refitd.engine.sglang import pause
 from refitd.engine.sglang.adapter import SglangEngine
-from refitd_sglang import transaction
-from refitd_sglang.answer import Answer
+from refitd_client.contract.answer import Answer, UpdateOutcome
 from support.scripted_server import Step, answer, cut, hang_up, page, silence
 from support.scripted_sglang import NO_FILES, ScriptedSglang, said, scripted_sglang
 
@@ -225,7 +225,7 @@ async def test_a_cache_that_is_never_flushed_taints() -> None:
     assert sglang.changes == [PAUSE, LOAD, PAUSE, LOAD]
 
 
-@pytest.mark.parametrize("refusal", [NO_FILES, Answer(outcome=transaction.Outcome.REFUSED).message])
+@pytest.mark.parametrize("refusal", [NO_FILES, Answer(outcome=UpdateOutcome.REFUSED).message])
 async def test_a_refusal_after_a_load_that_was_not_flushed_is_no_proof_that_nothing_was_written(refusal: str) -> None:
     with scripted_sglang() as sglang:
         sglang.on(LOAD, said(400, NOT_FLUSHED), said(400, refusal))
@@ -280,7 +280,7 @@ async def test_redirects_are_not_followed_so_that_keys_go_nowhere_else() -> None
 
 
 async def test_a_body_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "MAX_BODY_BYTES", 1000)
+    monkeypatch.setattr(http, "MAX_BODY_BYTES", 1000)
     with scripted_sglang() as sglang:
         sglang.on("/model_info", answer(200, b" " * 100_000))
         async with speaking_to(sglang) as engine:

@@ -2,21 +2,20 @@
 
 import pytest
 
+from refitd.engine.http import Reply
 from refitd.engine.sglang.reply import Loaded, Loading, NotFlushed, Unclear, Untouched, what_happened
-from refitd.engine.sglang.transport import Reply
-from refitd_sglang.answer import MARK, Answer
-from refitd_sglang.transaction import Outcome
+from refitd_client.contract.answer import MARK, Answer, UpdateOutcome
 
 NOT_FLUSHED = "Weights were updated, but the cache was not flushed because requests are still running or queued."
 VERSION = "run~v000007"
 
 
-def answer(outcome: Outcome, reason: str = "", contents: str = "xxh3:1") -> str:
+def answer(outcome: UpdateOutcome, reason: str = "", contents: str = "xxh3:1") -> str:
     """What the plugin has one data-parallel rank say."""
     return Answer(outcome=outcome, reason=reason, version=VERSION, contents=contents).message
 
 
-SERVED, REFUSED, RESTORED, UNKNOWN = (answer(outcome, "so it is") for outcome in Outcome)
+SERVED, REFUSED, RESTORED, UNKNOWN = (answer(outcome, "so it is") for outcome in UpdateOutcome)
 
 
 def happened(status: int, *said: str, ranks: int | None = None) -> Loading:
@@ -29,7 +28,7 @@ def test_what_was_served_is_told_with_version_and_fingerprint() -> None:
 
 
 def test_data_parallel_ranks_answer_in_any_order() -> None:
-    some, other = answer(Outcome.SERVED, contents="xxh3:1"), answer(Outcome.SERVED, contents="xxh3:2")
+    some, other = answer(UpdateOutcome.SERVED, contents="xxh3:1"), answer(UpdateOutcome.SERVED, contents="xxh3:2")
     together = happened(200, some, other)
     assert together == happened(200, other, some)
     assert together != happened(200, some, some)
@@ -37,7 +36,7 @@ def test_data_parallel_ranks_answer_in_any_order() -> None:
 
 
 def test_contents_that_a_rank_does_not_tell_are_none() -> None:
-    assert happened(200, SERVED, answer(Outcome.SERVED, contents="")) == Loaded(VERSION, None)
+    assert happened(200, SERVED, answer(UpdateOutcome.SERVED, contents="")) == Loaded(VERSION, None)
 
 
 @pytest.mark.parametrize("said", [[REFUSED], [RESTORED], [REFUSED, REFUSED], [REFUSED, RESTORED]])
@@ -77,5 +76,5 @@ def test_a_rank_whose_cache_was_not_flushed_has_loaded_nevertheless() -> None:
 
 def test_a_reason_that_quotes_sglang_is_no_word_of_sglangs() -> None:
     """Names in a checkpoint are somebody's choice."""
-    quoting = answer(Outcome.REFUSED, f"tensor '{NOT_FLUSHED} | Failed to get weights iterator' is too many")
+    quoting = answer(UpdateOutcome.REFUSED, f"tensor '{NOT_FLUSHED} | Failed to get weights iterator' is too many")
     assert isinstance(happened(400, quoting, ranks=1), Untouched)

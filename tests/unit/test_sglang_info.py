@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from refitd.engine.http import Lost, NoReply, Reply
 from refitd.engine.sglang.info import ModelInfo, ServerInfo, read_model_info, read_server_info
-from refitd.engine.sglang.transport import Lost, NoReply, Reply
 
 URL = "http://e:30000"
 MODEL_INFO = {"model_path": "/root/v7", "tokenizer_path": "/m", "is_generation": True, "weight_version": "7"}

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from refitd.engine.sglang.reply import Loaded, Loading, NotFlushed, Unclear, Untouched, message_of, what_happened
-from refitd.engine.sglang.transport import Lost, NoReply, Reply
+from refitd.engine.http import Lost, NoReply, Reply
+from refitd.engine.sglang.reply import Loaded, Loading, NotFlushed, Unclear, Untouched, what_happened
 
 SUCCEEDED = "Succeeded to update model weights."
 LABELLED = "Succeeded to update model weights. Weight version updated to 7."
@@ -108,7 +108,7 @@ def test_the_reason_names_what_to_look_at(reply: Reply | NoReply, names: str) ->
     ],
 )
 def test_the_sentence_in_a_reply_is_found_and_kept_short(reply: Reply, message: str) -> None:
-    assert message_of(reply) == message
+    assert reply.short_message == message
 
 
 def test_ranks_that_refuse_at_length_are_all_heard() -> None:

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from refitd.reclaim.handle import Identity, root_at
-from refitd.reclaim.outcome import Discarded, Emptied, Gone, Refused
-from refitd.reclaim.slots import MAKING, Slot, hand_back, layout_at, survey, withdraw
+from refitd.reclaim.slots import MAKING, hand_back, layout_at, survey, withdraw
 from refitd.reclaim.trash import discard, empty, examine
-from refitd_client import header
+from refitd.root.handle import Identity, root_at
+from refitd.root.leftovers import Slot
+from refitd.root.outcome import Discarded, Emptied, Gone, Refused
+from refitd_client.checkpoint import header
 from refitd_client.contract.slot import layout_of, slots_path
 from support.checkpoints import publish, tensors
 

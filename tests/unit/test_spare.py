@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from refitd.catalog.record import VersionRecord
-from refitd.reclaim.leases import EngineView, Load, RunView, Views
-from refitd.reclaim.slots import Slot
-from refitd.reclaim.spare import SlotRules, newest_full, spare, why_not
+from refitd.policy.leases import EngineView, Load, RunView, Views
+from refitd.policy.spare_slots import SlotRules, newest_full, spare, why_not
+from refitd.root.leftovers import Slot
+from refitd.state.version import VersionRecord
 from refitd_client.contract.states import EngineState, Kind, VersionState
 from support.records import version
 

@@ -2,9 +2,9 @@
 
 import re
 
+from refitd.api.pages import FOLDER
 from refitd.cli import glance
-from refitd.surface.pages import FOLDER
-from refitd.telemetry.meters import STAGES
+from refitd.observe.meters import STAGES
 
 TIMELINE = (FOLDER / "timeline.js").read_text()
 STYLE = (FOLDER / "style.css").read_text()

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from refitd.engine.port import Outcome, Refit
-from refitd.rollout import backoff, canary
+from refitd.policy import backoff
+from refitd.policy.strategy import Strategy, StrategyName, finished_first, released
+from refitd.rollout import canary
 from refitd.rollout.canary import OperatorCheck
-from refitd.rollout.record import CheckState, EngineRecord, RolloutRecord
-from refitd.rollout.strategy import Strategy, StrategyName, finished_first, released
+from refitd.state.records import CheckState, EngineRecord, RolloutRecord
 from refitd_client.contract.states import EngineState, RolloutState
 from support.fleets import Stage, running
 from support.records import engine, version
@@ -108,17 +109,17 @@ def three() -> dict[str, SimulatedEngine]:
 async def on_the_first(folder: Path, engines: dict[str, SimulatedEngine], strategy: Strategy) -> AsyncIterator[Stage]:
     """A fleet that serves version 1."""
     async with running(folder, engines, strategy=strategy) as stage:
-        stage.ledger.put_version(version(1))
+        stage.store.put_version(version(1))
         await stage.until(lambda: served(stage, 1))
         yield stage
 
 
 def served(stage: Stage, step: int) -> bool:
-    return stage.ledger.versions[version(step).id].served_at is not None
+    return stage.store.versions[version(step).id].served_at is not None
 
 
 def in_state(stage: Stage, name: str, state: EngineState) -> Callable[[], bool]:
-    return lambda: stage.ledger.engines[f"{name}:1"].state is state
+    return lambda: stage.store.engines[f"{name}:1"].state is state
 
 
 async def test_rolling_takes_one_after_the_other(tmp_path: Path) -> None:
@@ -126,10 +127,10 @@ async def test_rolling_takes_one_after_the_other(tmp_path: Path) -> None:
     async with on_the_first(tmp_path, engines, ROLLING) as stage:
         for each in engines.values():
             each.gate = asyncio.Event()
-        stage.ledger.put_version(version(2))
+        stage.store.put_version(version(2))
         for name in "abc":
             await stage.until(in_state(stage, name, EngineState.UPDATING))
-            busy = [e.id for e in stage.ledger.engines.values() if e.state is EngineState.UPDATING]
+            busy = [e.id for e in stage.store.engines.values() if e.state is EngineState.UPDATING]
             assert busy == [f"{name}:1"]
             engines[name].gate.set()  # type: ignore[union-attr]
         await stage.until(lambda: served(stage, 2))
@@ -142,7 +143,7 @@ async def test_rolling_one_that_stays_broken_keeps_the_others_on_the_version_bef
     engines = three()
     async with on_the_first(tmp_path, engines, ROLLING) as stage:
         engines["a"].script = [BROKEN] * 4
-        stage.ledger.put_version(version(2))
+        stage.store.put_version(version(2))
         await stage.until(in_state(stage, "a", EngineState.QUARANTINED))
         assert engines["b"].label == engines["c"].label == "1"
         engines["a"].down = True
@@ -155,9 +156,9 @@ async def test_a_fast_trainer_does_not_starve_a_rolling_update(tmp_path: Path) -
     engines = three()
     async with on_the_first(tmp_path, engines, ROLLING) as stage:
         engines["a"].gate = asyncio.Event()
-        stage.ledger.put_version(version(2))
+        stage.store.put_version(version(2))
         await stage.until(in_state(stage, "a", EngineState.UPDATING))
-        stage.ledger.put_version(version(3))
+        stage.store.put_version(version(3))
         engines["a"].gate.set()
         await stage.until(lambda: served(stage, 3))
         assert served(stage, 2)
@@ -167,23 +168,23 @@ async def test_a_fast_trainer_does_not_starve_a_rolling_update(tmp_path: Path) -
 async def test_a_good_canary_lets_the_others_follow(tmp_path: Path) -> None:
     engines = three()
     async with on_the_first(tmp_path, engines, CANARY) as stage:
-        stage.ledger.put_version(version(2))
+        stage.store.put_version(version(2))
         await stage.until(lambda: served(stage, 2))
-        assert stage.ledger.rollouts["run"].check is CheckState.PASSED
+        assert stage.store.rollouts["run"].check is CheckState.PASSED
 
 
 async def test_a_bad_canary_goes_back_and_no_other_engine_ever_hears_of_the_version(tmp_path: Path) -> None:
     engines = three()
     async with on_the_first(tmp_path, engines, CANARY) as stage:
         engines["a"].fault = "a trial brought no tokens"
-        stage.ledger.put_version(version(2))
+        stage.store.put_version(version(2))
         await stage.until(lambda: len(engines["a"].loads) == 3 and in_state(stage, "a", EngineState.IN_SYNC)())
         assert engines["a"].label == "1"
-        assert stage.ledger.versions[version(2).id].barred
-        assert "no tokens" in (stage.ledger.versions[version(2).id].reason or "")
+        assert stage.store.versions[version(2).id].barred
+        assert "no tokens" in (stage.store.versions[version(2).id].reason or "")
         assert [each.loads for each in engines.values()].count(["/root/run/v000001"]) == 2
         engines["a"].fault = None
-        stage.ledger.put_version(version(3))
+        stage.store.put_version(version(3))
         await stage.until(lambda: served(stage, 3))
 
 
@@ -191,8 +192,8 @@ async def test_a_canary_that_a_version_breaks_is_repaired_with_the_last_good_one
     engines = three()
     async with on_the_first(tmp_path, engines, CANARY) as stage:
         engines["a"].script = [BROKEN, GOOD, BROKEN]
-        stage.ledger.put_version(version(2))
-        await stage.until(lambda: stage.ledger.versions[version(2).id].barred)
+        stage.store.put_version(version(2))
+        await stage.until(lambda: stage.store.versions[version(2).id].barred)
         await stage.until(in_state(stage, "a", EngineState.IN_SYNC))
         assert {each.label for each in engines.values()} == {"1"}
 
@@ -201,8 +202,8 @@ async def test_one_engine_alone_is_its_own_canary_and_serves_nothing_unchecked(t
     engines = {"a": SimulatedEngine()}
     async with on_the_first(tmp_path, engines, CANARY) as stage:
         engines["a"].fault = "a trial brought no tokens"
-        stage.ledger.put_version(version(2))
-        await stage.until(lambda: stage.ledger.versions[version(2).id].barred)
+        stage.store.put_version(version(2))
+        await stage.until(lambda: stage.store.versions[version(2).id].barred)
         assert not served(stage, 2)
 
 

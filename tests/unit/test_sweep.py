@@ -14,17 +14,17 @@ from textwrap import dedent
 
 import pytest
 
-from refitd.catalog.record import VersionRecord
-from refitd.catalog.scan import Listing, ListingFailed, scan
 from refitd.clock import SystemClock
+from refitd.policy.holdings import Holdings
+from refitd.policy.keep import KeepRules
+from refitd.policy.leases import EngineView, Load, RunView, Views
 from refitd.reclaim import trash
 from refitd.reclaim.folders import DiskFolders, Folders
-from refitd.reclaim.handle import Identity
-from refitd.reclaim.holdings import Holdings
-from refitd.reclaim.keep import KeepRules
-from refitd.reclaim.leases import EngineView, Load, RunView, Views
-from refitd.reclaim.outcome import Discarded, Gone, Refused
 from refitd.reclaim.sweep import Sweeper
+from refitd.root.handle import Identity
+from refitd.root.outcome import Discarded, Gone, Refused
+from refitd.root.scan import Listing, ListingFailed, scan
+from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import Order, version_folder, version_id
 from refitd_client.contract.states import EngineState, Kind, VersionState
 from refitd_client.contract.wire import Reclaimable, ReclaimPlan

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from refitd.catalog.record import VersionRecord
-from refitd.catalog.scan import Listing, scan
 from refitd.clock import SystemClock
+from refitd.policy.keep import KeepRules
+from refitd.policy.leases import EngineView, Views
+from refitd.policy.spare_slots import SlotRules
 from refitd.reclaim import slots
 from refitd.reclaim.folders import DiskFolders
-from refitd.reclaim.keep import KeepRules
-from refitd.reclaim.leases import EngineView, Views
-from refitd.reclaim.outcome import Discarded, Refused, sentence
-from refitd.reclaim.slots import Slot
-from refitd.reclaim.spare import SlotRules
 from refitd.reclaim.sweep import CopySweep, Sweeper
+from refitd.root.leftovers import Slot
+from refitd.root.outcome import Discarded, Refused, sentence
+from refitd.root.scan import Listing, scan
+from refitd.state.version import VersionRecord
 from refitd_client import WeightPublisher
 from refitd_client.contract.naming import Order, version_id
 from refitd_client.contract.states import EngineState, VersionState

@@ -2,8 +2,8 @@
 
 import pytest
 
-from refitd.rollout.carriage import Carriage
-from refitd.rollout.target import (
+from refitd.policy.loadable import Carriage
+from refitd.policy.target import (
     choose_target,
     last_good,
     last_good_before,

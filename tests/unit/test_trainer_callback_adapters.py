@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError
 
 from refitd_client import StorageError
-from refitd_client.trainer_callback import RefitCallback
+from refitd_client.trainers.transformers import RefitCallback
 from support.published import versions
 
 

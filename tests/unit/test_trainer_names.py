@@ -9,8 +9,8 @@ import safetensors.torch
 import torch
 
 from refitd_client import InvalidWeightsError, WeightPublisher
-from refitd_client.casts import casts
-from refitd_client.trainer_names import published_names
+from refitd_client.tensors.casts import casts
+from refitd_client.tensors.names import published_names
 from support import sharded_cases
 
 

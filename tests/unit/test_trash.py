@@ -13,9 +13,9 @@ from textwrap import dedent
 import pytest
 
 from refitd.reclaim import trash
-from refitd.reclaim.handle import Identity, root_at
-from refitd.reclaim.outcome import Discarded, Emptied, Gone, Refused
 from refitd.reclaim.trash import discard, empty, examine
+from refitd.root.handle import Identity, root_at
+from refitd.root.outcome import Discarded, Emptied, Gone, Refused
 
 VERSION = "exp/v000001"
 NOBODY = 65534
@@ -376,7 +376,7 @@ def _close_handles() -> Iterator[None]:
 IN_A_MOUNT_NAMESPACE = dedent("""
     import os, sys
     from refitd.reclaim import trash
-    from refitd.reclaim.handle import Identity, root_at
+    from refitd.root.handle import Identity, root_at
     with root_at(sys.argv[1]) as root:
         for path in ("exp/v000002", "other/v000003"):
             print(trash.examine(root, path).reason)
@@ -417,7 +417,7 @@ KILLED_AT_EACH_EFFECT = dedent("""
     from pathlib import Path
     from test_trash import VERSION, make_tree
     from refitd.reclaim import trash
-    from refitd.reclaim.handle import root_at
+    from refitd.root.handle import root_at
 
     left = 0
     def die(event, arguments):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from refitd.engine.port import Process, Reached
-from refitd.rollout.twins import twin_of
+from refitd.policy.twins import twin_of
 from refitd_client.contract.states import EngineState
 from support.fleets import running
 from support.records import engine, version
@@ -62,10 +62,10 @@ async def test_a_server_that_is_named_twice_is_loaded_once_and_is_served(tmp_pat
     server = SimulatedEngine()
     server.address, server.process = ADDRESS, ONE
     async with running(tmp_path, {"a": server, "b": server}) as stage:
-        engines = stage.ledger.engines
+        engines = stage.store.engines
         await stage.until(lambda: EngineState.CONTESTED in {each.state for each in engines.values()})
-        stage.ledger.put_version(version(1))
-        await stage.until(lambda: stage.ledger.versions[version(1).id].served_at is not None)
+        stage.store.put_version(version(1))
+        await stage.until(lambda: stage.store.versions[version(1).id].served_at is not None)
         second = engines["b:1"]
         assert (second.state, second.serving) == (EngineState.CONTESTED, None)
         assert "http://b:1" in (second.reason or "")

@@ -5,19 +5,19 @@ from typing import Any
 
 import pytest
 
-from refitd.catalog.adapter import AdapterConfig
-from refitd.catalog.claims import check_manifest
-from refitd.catalog.contents import Contents
-from refitd.catalog.evidence import Evidence, Structure
-from refitd.catalog.fault import Code, Fault
-from refitd.catalog.inventory import Inventory, Reference, Tensor, inventory_of
-from refitd.catalog.nonfinite import NonFinite
-from refitd.catalog.opening import FileStat
-from refitd.catalog.validate import Invalid, Options, Unknown, Valid, Verdict, judge, validate
+from refitd_client.checkpoint.fault import Code, Fault
+from refitd_client.checkpoint.inventory import Inventory, Reference, Tensor, inventory_of
+from refitd_client.checkpoint.nonfinite import NonFinite
+from refitd_client.checkpoint.opening import FileStat
+from refitd_client.checkpoint.strict_header import Header, TensorSpec
 from refitd_client.contract.manifest import Manifest, ManifestFile, TensorsSummary, digest_of_files
 from refitd_client.contract.naming import Order
 from refitd_client.contract.states import Kind
-from refitd_client.strict_header import Header, TensorSpec
+from refitd_client.validation.claims import check_manifest
+from refitd_client.validation.contents import Contents
+from refitd_client.validation.evidence import Evidence, Structure
+from refitd_client.validation.lora import AdapterConfig
+from refitd_client.validation.validate import Invalid, Options, Unknown, Valid, Verdict, judge, validate
 
 FILE, NORM, HEAD = "model.safetensors", "model.norm.weight", "lm_head.weight"
 HEADER = Header({NORM: TensorSpec("BF16", (4,), 0, 8), HEAD: TensorSpec("BF16", (2, 4), 8, 24)}, 100, {})

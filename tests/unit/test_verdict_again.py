@@ -6,12 +6,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from refitd.catalog.evidence import Evidence
-from refitd.catalog.fault import Code
-from refitd.catalog.record import VersionRecord
-from refitd.journal.packing import pack, unpack
-from refitd.telemetry.witness import Silent
+from refitd.state.journal.packing import pack, unpack
+from refitd.state.observer import SilentObserver
+from refitd.state.version import VersionRecord
+from refitd_client.checkpoint.fault import Code
 from refitd_client.contract.states import EngineState, VersionState
+from refitd_client.validation.evidence import Evidence
 from support.catalogs import watching
 from support.checkpoints import publish, tensors, write_model
 from support.records import engine, version
@@ -21,7 +21,7 @@ ID = "run~v000001"
 
 
 @dataclass
-class Judged(Silent):
+class Judged(SilentObserver):
     """The steps that were found good, in that order."""
 
     steps: list[int] = field(default_factory=list)
@@ -35,12 +35,12 @@ async def test_what_was_rejected_for_want_of_a_model_is_looked_at_again_at_the_n
     async with serving(tmp_path, base_model=None) as stage:
         publish(stage.root, "run", 1, tensors(1))
         await stage.rejected(ID)
-        record = stage.ledger.versions[ID]
+        record = stage.store.versions[ID]
         assert record.code is Code.NO_REFERENCE
         assert "--base-model" in (record.reason or "")
     async with serving(tmp_path) as stage:
         await stage.until(ID, lambda record: record.served_at is not None)
-        record = stage.ledger.versions[ID]
+        record = stage.store.versions[ID]
         assert (record.state, record.code, record.reason) == (VersionState.SEALED, None, None)
 
 
@@ -60,12 +60,12 @@ async def test_what_was_rejected_for_its_files_stays_rejected_at_the_next_start(
     async with serving(tmp_path) as stage:
         publish(stage.root, "run", 1, weights)
         await stage.rejected(ID)
-        assert stage.ledger.versions[ID].code is Code.MISSING_TENSOR
-        before = stage.ledger.versions[ID]
+        assert stage.store.versions[ID].code is Code.MISSING_TENSOR
+        before = stage.store.versions[ID]
     async with serving(tmp_path) as stage:
         publish(stage.root, "run", 2, tensors(2))
         await stage.until("run~v000002", lambda record: record.served_at is not None)
-        assert stage.ledger.versions[ID] == before
+        assert stage.store.versions[ID] == before
 
 
 def test_a_record_of_before_there_were_codes_can_be_read() -> None:
@@ -87,9 +87,9 @@ async def test_when_an_engine_says_which_model_it_serves_the_versions_that_wait_
         for step in (1, 2, 3):
             await stage.verdict(f"run~v{step:06d}", VersionState.UNKNOWN)
         judged = Judged()
-        stage.ledger.witnesses.append(judged)
+        stage.store.observe(judged)
         model = write_model(tmp_path / "base")
-        stage.ledger.put_engine(engine(state=EngineState.IN_SYNC, startup_path=str(model)))
+        stage.store.put_engine(engine(state=EngineState.IN_SYNC, startup_path=str(model)))
         for step in (1, 2, 3):
             await stage.verdict(f"run~v{step:06d}", VersionState.SEALED)
         assert judged.steps == [3, 2, 1]
@@ -102,4 +102,4 @@ async def test_why_nobody_can_say_yet_is_told_in_a_sentence(tmp_path: Path, monk
         async with serving(tmp_path) as stage:
             publish(stage.root, "run", 1, tensors(1))
             await stage.until(ID, lambda record: record.state is VersionState.UNKNOWN)
-            assert stage.ledger.versions[ID].reason == failure
+            assert stage.store.versions[ID].reason == failure

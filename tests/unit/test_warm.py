@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from refitd.catalog.warm import Warmer
-from refitd.catalog.watch import root_file_system
+from refitd.root.file_systems import root_file_system
 
 SIZE = 32 * 2**20  # more than a kernel reads ahead at a time
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from refitd.catalog.watch import Watcher, file_system_of, wants_polling
-from refitd.settings import Watch
+from refitd.catalog.watch import Watcher
+from refitd.root.file_systems import Watch, file_system_of, wants_polling
 
 MOUNTS = "/dev/vda / ext4 rw 0 0\nserver:/x /mnt/my\\040nfs nfs4 rw 0 0\nlustre /scratch lustre rw 0 0\n"
 

@@ -16,21 +16,22 @@ from standardwebhooks.webhooks import Webhook  # the convention's own library, a
 
 from refitd.clock import SystemClock
 from refitd.engine.port import Outcome, Refit
-from refitd.journal import reads
-from refitd.journal.journal import Journal
-from refitd.ledger import Ledger
-from refitd.rollout.record import RolloutRecord
+from refitd.observe.telemetry import Telemetry
+from refitd.observe.unserved import Unserved
+from refitd.observe.webhooks import delivery_task as courier_module
+from refitd.observe.webhooks.delivery_task import Courier, place_of
+from refitd.observe.webhooks.news import News, Topic
+from refitd.observe.webhooks.post import SignedPost
+from refitd.observe.webhooks.reporter import Reporter
+from refitd.observe.webhooks.signature import SecretRefusedError, read_secrets
+from refitd.observe.webhooks.webhooks import Webhooks
+from refitd.rollout.targets import Targets
 from refitd.settings import Settings
-from refitd.telemetry.telemetry import Telemetry
-from refitd.telemetry.unserved import Unserved
-from refitd.webhooks import courier as courier_module
-from refitd.webhooks.courier import Courier, place_of
-from refitd.webhooks.delivery import PAUSES, DeliveryRecord, Sent, after_try
-from refitd.webhooks.news import News, Topic
-from refitd.webhooks.post import SignedPost
-from refitd.webhooks.reporter import Reporter
-from refitd.webhooks.signature import SecretRefusedError, read_secrets
-from refitd.webhooks.webhooks import Webhooks
+from refitd.state.delivery import PAUSES, DeliveryRecord, Sent, after_try
+from refitd.state.journal import reads
+from refitd.state.journal.journal import Journal
+from refitd.state.records import RolloutRecord
+from refitd.state.store import Store
 from refitd_client.contract.states import DeliveryState, EngineState, RolloutState, VersionState
 from support.checkpoints import publish, tensors
 from support.records import engine, version
@@ -42,8 +43,8 @@ URL = "http://127.0.0.1:9/hook"
 NEWS = News(Topic.REJECTED, {"version": "run~v000001"})
 
 
-def unserved_of(ledger: Ledger) -> Unserved:
-    return Unserved(ledger.clock, ledger.runs.followed_since)
+def unserved_of(store: Store) -> Unserved:
+    return Unserved(store.clock, store.runs.followed_since)
 
 
 def secret_file(folder: Path, *secrets: str) -> Path:
@@ -92,7 +93,7 @@ async def courier(folder: Path, receiver: Receiver, *urls: str) -> AsyncIterator
 
 async def until(what: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
-        while not what():  # noqa: ASYNC110 - a delivery rings no bell that a test could hear
+        while not what():  # noqa: ASYNC110 - a delivery notifies nothing that a test could wait for
             await asyncio.sleep(0.002)
 
 
@@ -228,7 +229,7 @@ class TestCourier:
     async def test_it_is_capped_what_waits_and_what_is_remembered(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("refitd.webhooks.delivery.MAX_WAITING", 5)
+        monkeypatch.setattr("refitd.state.delivery.MAX_WAITING", 5)
         monkeypatch.setattr(courier_module, "KEPT", 3)
         async with courier(tmp_path, Receiver(*[Sent(status=500)] * 100)) as (made, journal):
             for _ in range(20):
@@ -251,14 +252,14 @@ class TestNews:
             settings = Settings(
                 root=stage.root, webhooks=[URL], webhook_secret_file=secret_file(tmp_path), webhook_events=[*Topic]
             )
-            hooks = Webhooks(settings, stage.ledger, Telemetry(stage.ledger), receiver)
+            hooks = Webhooks(settings.webhook_rules, stage.store, stage.targets, Telemetry(stage.store), receiver)
             sending = asyncio.create_task(hooks.run())
             await stage.served(1)
             weights = tensors(2)
             del weights["layer.1.weight"]
             publish(stage.root, "run", 2, weights)
             await stage.rejected("run~v000002")
-            stage.ledger.put_version(replace(stage.ledger.versions["run~v000001"], pinned=True), "pinned")
+            stage.store.put_version(replace(stage.store.versions["run~v000001"], pinned=True), "pinned")
             await until(lambda: hooks.courier.waiting == 0)
             shown = (await stage.http.get("/v1/deliveries")).json()["items"]
             sending.cancel()
@@ -276,40 +277,44 @@ class TestNews:
     async def test_topics_that_nobody_wants_are_not_told(self, tmp_path: Path) -> None:
         async with serving(tmp_path) as stage:
             told: list[News] = []
-            unserved = unserved_of(stage.ledger)
-            reporter = Reporter(stage.ledger, unserved, told.append, topics=[Topic.REJECTED], stalled_after=60)
-            stage.ledger.witnesses.append(reporter)
+            unserved = unserved_of(stage.store)
+            reporter = Reporter(
+                stage.store, stage.targets, unserved, told.append, topics=[Topic.REJECTED], stalled_after=60
+            )
+            stage.store.observe(reporter)
             await stage.served(1)
         assert not told
 
     def test_a_version_that_is_rejected_again_for_the_same_reason_is_told_once(self, tmp_path: Path) -> None:
         """A notice that comes late has it looked at again: it may allow what was missing."""
-        ledger = Ledger(Journal(tmp_path), SystemClock())
+        store = Store(Journal(tmp_path), SystemClock())
         told: list[News] = []
-        ledger.witnesses.append(
+        store.observe(
             Reporter(
-                ledger,
-                unserved_of(ledger),
+                store,
+                Targets(store),
+                unserved_of(store),
                 told.append,
                 topics=[*Topic],
                 stalled_after=60,
             )
         )
         for reason in ("torn", "torn", "a tensor is missing"):
-            ledger.put_version(version(1, state=VersionState.ANNOUNCED))
-            ledger.put_version(version(1, state=VersionState.REJECTED, reason=reason))
+            store.put_version(version(1, state=VersionState.ANNOUNCED))
+            store.put_version(version(1, state=VersionState.REJECTED, reason=reason))
         assert [news.data["reason"] for news in told] == ["torn", "a tensor is missing"]
 
     def test_a_rollout_is_degraded_once_however_often_its_engine_goes_away(self, tmp_path: Path) -> None:
-        ledger = Ledger(Journal(tmp_path), SystemClock())
-        ledger.put_version(version(1))
-        ledger.put_engine(engine("a", serving=version(1).id))
-        ledger.put_engine(engine("b", state=EngineState.UNREACHABLE, reason="refused"))
+        store = Store(Journal(tmp_path), SystemClock())
+        store.put_version(version(1))
+        store.put_engine(engine("a", serving=version(1).id))
+        store.put_engine(engine("b", state=EngineState.UNREACHABLE, reason="refused"))
         told: list[News] = []
-        ledger.witnesses.append(
+        store.observe(
             Reporter(
-                ledger,
-                unserved_of(ledger),
+                store,
+                Targets(store),
+                unserved_of(store),
                 told.append,
                 topics=[Topic.DEGRADED],
                 stalled_after=60,
@@ -317,23 +322,23 @@ class TestNews:
         )
         rollout = RolloutRecord(number=1, run="run", version=version(1).id, cause="", started_at="")
         for state in (RolloutState.ROLLING, RolloutState.DEGRADED, RolloutState.COMPLETE, RolloutState.DEGRADED):
-            ledger.put_rollout(replace(rollout, state=state), "")
+            store.put_rollout(replace(rollout, state=state), "")
         (news,) = told
         assert news.data["late_engines"] == [{"id": "b", "state": "UNREACHABLE", "reason": "refused"}]
         again: list[News] = []
-        Reporter(ledger, unserved_of(ledger), again.append, topics=[*Topic], stalled_after=60).rollout_changed(
-            replace(rollout, state=RolloutState.DEGRADED)
-        )
+        Reporter(
+            store, Targets(store), unserved_of(store), again.append, topics=[*Topic], stalled_after=60
+        ).rollout_changed(replace(rollout, state=RolloutState.DEGRADED))
         assert not again, "a restart tells nothing twice"
 
     def test_a_run_that_stalls_is_told_once_until_it_has_moved(self, tmp_path: Path) -> None:
-        ledger = Ledger(Journal(tmp_path), SystemClock())
-        ledger.put_version(version(7))
-        ledger.put_engine(engine("a", state=EngineState.NACKED, reason="no room"))
+        store = Store(Journal(tmp_path), SystemClock())
+        store.put_version(version(7))
+        store.put_engine(engine("a", state=EngineState.NACKED, reason="no room"))
         clock = Hands()
         unserved = Unserved(clock, {"run": 0})
         told: list[News] = []
-        reporter = Reporter(ledger, unserved, told.append, topics=[Topic.STALLED], stalled_after=60)
+        reporter = Reporter(store, Targets(store), unserved, told.append, topics=[Topic.STALLED], stalled_after=60)
         rollout = RolloutRecord(number=1, run="run", version=version(7).id, cause="", started_at="")
         for _ in range(2):
             unserved.rollout_changed(rollout)
@@ -399,8 +404,10 @@ class TestSettings:
 async def test_a_load_that_fails_at_first_is_no_news(tmp_path: Path) -> None:
     async with serving(tmp_path) as stage:
         told: list[News] = []
-        unserved = unserved_of(stage.ledger)
-        stage.ledger.witnesses.append(Reporter(stage.ledger, unserved, told.append, topics=[*Topic], stalled_after=60))
+        unserved = unserved_of(stage.store)
+        stage.store.observe(
+            Reporter(stage.store, stage.targets, unserved, told.append, topics=[*Topic], stalled_after=60)
+        )
         stage.engines["a"].script.append(Refit(outcome=Outcome.NACK, resumed=True, reason="no room"))
         await stage.served(1)
     assert [news.topic for news in told] == [Topic.SERVED]

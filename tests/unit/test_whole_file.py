@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from refitd.catalog import whole_file
-from refitd.catalog.contents import ReadingStoppedError
-from refitd.catalog.whole_file import read_whole
 from refitd_client.contract.digest import digest_of_block, joined
+from refitd_client.validation import whole_file
+from refitd_client.validation.contents import ReadingStoppedError
+from refitd_client.validation.whole_file import read_whole
 
 BLOCK = 1000
 

@@ -19,6 +19,7 @@ INCOMING_PREFIX = ".incoming-"
 STAGING_LOCK = ".lock"  # in a folder that is being written, or a slot that is being taken: held by its publisher
 SERVICE_FOLDER = ".refitd"  # the service's own folder in the root
 ROOT_NAME = "id"  # in it: the root's own name, which the service's journal knows
+TRASH = "trash"  # in it: what is deleted, from the rename on until it is gone
 
 MAX_RUN_LENGTH = 200
 MAX_STEP = 10**12

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from refitd_client.checkpoint.header import Entry
 from refitd_client.delta.change import Change, Delta, DeltaRefusedError
 from refitd_client.fingerprint import Bits, bits_of, fingerprint, to_text, updated, width_of
-from refitd_client.header import Entry
 
 Targets = Mapping[str, tuple[Entry, NDArray[np.uint8]]]
 """Tensors to be changed: what each is, and its bytes in order of index, which can be written."""

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from refitd_client.checkpoint.header import BITS
 from refitd_client.fingerprint import Bits, width_of
-from refitd_client.header import BITS
 
 Indices = NDArray[np.unsignedinteger[Any]]
 

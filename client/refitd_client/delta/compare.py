@@ -19,13 +19,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from refitd_client import bus
 from refitd_client.delta import twin
 from refitd_client.delta.arena import Arena, Span
 from refitd_client.delta.shadow import Changes, Found
 from refitd_client.fingerprint import Bits
 from refitd_client.fingerprint.rows import Listed, Rows, bits_at, on_device
 from refitd_client.fingerprint.tensors import has_triton
+from refitd_client.write import bus
 
 ROOM = 2**23
 """Bytes of a room. It is made larger only for a single part with more changes."""

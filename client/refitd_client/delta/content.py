@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from refitd_client.content import Content
+from refitd_client.checkpoint.header import Entry
 from refitd_client.contract.manifest import Claims, DeltaFacts
 from refitd_client.contract.naming import DELTA_NAME
 from refitd_client.contract.slot import ShardLayout
@@ -13,10 +13,10 @@ from refitd_client.delta.change import Delta, elements_of
 from refitd_client.delta.layout import Compression, Encoding
 from refitd_client.delta.shadow import Changes
 from refitd_client.delta.writer import EncodedDelta, encode
-from refitd_client.header import Entry
-from refitd_client.reserve import Reserve
-from refitd_client.staging import Staging
-from refitd_client.tensors import refused
+from refitd_client.tensors.source import refused
+from refitd_client.write.content import Content
+from refitd_client.write.reserve import Reserve
+from refitd_client.write.version_folder import Staging
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from refitd_client.checkpoint.finite import rule_of
 from refitd_client.delta.change import Indices
 from refitd_client.delta.compare import LONGEST, Comparison, Side, Tally
 from refitd_client.delta.located import Kept, Located, located
 from refitd_client.delta.shadow import Changes
 from refitd_client.fingerprint import Bits, Look, fingerprints, scan, twin
 from refitd_client.fingerprint.rows import Listed, Rows, alike
-from refitd_client.finite import rule_of
-from refitd_client.tensors import TensorSource
+from refitd_client.tensors.source import TensorSource
 
 
 class DeviceShadow:

@@ -14,7 +14,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from refitd_client import header
+from refitd_client.checkpoint import header
+from refitd_client.checkpoint.header import METADATA_KEY, Entry
+from refitd_client.checkpoint.pairs import OBJECTS, STRINGS, PairsRefusedError, pairs, text
 from refitd_client.contract.naming import parse_version_id
 from refitd_client.delta import gap
 from refitd_client.delta.change import DeltaRefusedError, elements_of, index_type
@@ -37,10 +39,8 @@ from refitd_client.delta.layout import (
     Row,
 )
 from refitd_client.delta.wire import MAX_UNPACKED_BYTES, packed_bytes
-from refitd_client.file_bytes import read_at
+from refitd_client.files.file_bytes import read_at
 from refitd_client.fingerprint import width_of
-from refitd_client.header import METADATA_KEY, Entry
-from refitd_client.pairs import OBJECTS, STRINGS, PairsRefusedError, pairs, text
 
 DIGEST_BYTES = DIGEST_ENTRY.nbytes
 _FORMATS = (FORMAT, FIRST_FORMAT)

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 import msgspec
 
-from refitd_client.header import Entry
+from refitd_client.checkpoint.header import Entry
 
 FORMAT, FIRST_FORMAT = "refit-delta/2", "refit-delta/1"
 INDICES, VALUES, DIGEST = "indices:", "values:", "digest"

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from refitd_client.checkpoint.finite import rule_of
 from refitd_client.delta.change import elements_of
 from refitd_client.fingerprint import twin, width_of
 from refitd_client.fingerprint.rows import Part
-from refitd_client.finite import rule_of
-from refitd_client.tensors import TensorSource
+from refitd_client.tensors.source import TensorSource
 
 _BATCH = 2**28  # bytes of casts' results that are there at a time
 

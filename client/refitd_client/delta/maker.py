@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from refitd_client.content import Content
+from refitd_client.checkpoint.header import Entry
 from refitd_client.contract.manifest import Claims, fitting_fingerprints
 from refitd_client.delta.change import Change, Delta, DeltaRefusedError, elements_of
 from refitd_client.delta.content import check_finite, content_of
@@ -27,10 +27,10 @@ from refitd_client.delta.served import Asked
 from refitd_client.delta.shadow import Changes, Shadows
 from refitd_client.delta.writer import fits_surely
 from refitd_client.fingerprint import Bits, to_texts
-from refitd_client.header import Entry
-from refitd_client.reserve import Reserve
-from refitd_client.shards import TensorShards
-from refitd_client.tensors import TensorSource
+from refitd_client.tensors.source import TensorSource
+from refitd_client.write.content import Content
+from refitd_client.write.reserve import Reserve
+from refitd_client.write.shards import TensorShards
 
 _NOTHING_YET = "nothing to compare with: the publisher's first version, or its first after one without delta='auto'"
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from refitd_client.checkpoint.finite import any_nonfinite, count_nonfinite
 from refitd_client.delta.adjacent import together
 from refitd_client.delta.change import Change
-from refitd_client.finite import any_nonfinite, count_nonfinite
 from refitd_client.lanes import in_lanes, lanes_for
 
 _AT_A_TIME = 2**20  # values

@@ -12,7 +12,7 @@ from threading import Event
 
 from refitd_client.contract.digest import BLOCK, combined, digest_of_pieces, in_blocks
 from refitd_client.delta.layout import FIRST_FORMAT, FORMAT
-from refitd_client.file_bytes import read_at
+from refitd_client.files.file_bytes import read_at
 from refitd_client.lanes import in_lanes, lanes_for
 
 _PIECE = 2**20  # bytes that are read at a time

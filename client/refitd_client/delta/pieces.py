@@ -18,7 +18,7 @@ from refitd_client.delta.head import DIGEST_BYTES, Head, named, read_head
 from refitd_client.delta.layout import INDICES, VALUES, Compression, Encoding, Row
 from refitd_client.delta.own_digest import formats_of
 from refitd_client.delta.reader import DAMAGED
-from refitd_client.file_bytes import read_at
+from refitd_client.files.file_bytes import read_at
 from refitd_client.fingerprint import Bits, width_of
 
 AT_A_TIME = 2**17  # changes in a piece

@@ -23,10 +23,10 @@ from refitd_client.delta.change import Change, Delta, DeltaRefusedError, Indices
 from refitd_client.delta.head import DIGEST_BYTES, Head, head_in, named
 from refitd_client.delta.layout import INDICES, MAX_HEADER_BYTES, VALUES, Compression, Encoding, Row
 from refitd_client.delta.own_digest import formats_with
-from refitd_client.file_bytes import fill
+from refitd_client.files.file_bytes import fill
+from refitd_client.files.source_file import opened
 from refitd_client.fingerprint import width_of
 from refitd_client.lanes import in_lanes, lanes_for
-from refitd_client.source_file import opened
 
 MAX_BYTES = 2**38
 """Bytes that a delta's indices and values may take, unless the caller knows better: 256 GiB."""

@@ -4,10 +4,10 @@ import time
 from collections.abc import Callable
 from threading import Thread
 
-from refitd_client.connection import Connection
 from refitd_client.delta.plan import Full, last_served
 from refitd_client.errors import ServiceError
-from refitd_client.publication import open_client
+from refitd_client.http.client import open_client
+from refitd_client.http.connection import Connection
 
 # Seconds for the service to say what engines serve, from the begin of the comparison on. After them a version goes out
 # in full. Each of the two requests is tried for as long, in a thread that may outlive the question.

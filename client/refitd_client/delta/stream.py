@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from refitd_client import bus, cuda
 from refitd_client.delta.change import Indices
 from refitd_client.delta.chunks import ALIGNMENT, Chunked, Run, chunked
 from refitd_client.delta.compare import LONGEST, Comparison, Tally
@@ -28,7 +27,8 @@ from refitd_client.delta.located import Kept, Located, located
 from refitd_client.delta.shadow import Changes
 from refitd_client.fingerprint import Bits, scan, twin
 from refitd_client.fingerprint.rows import Rows, bits_at
-from refitd_client.tensors import TensorSource
+from refitd_client.tensors.source import TensorSource
+from refitd_client.write import bus, cuda
 
 CHUNK = 24 * 2**20
 """Bytes that go over the bus at a time: two rooms of so many are most of what it takes of the GPU.

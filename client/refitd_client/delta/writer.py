@@ -10,7 +10,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from refitd_client import header
+from refitd_client.checkpoint import header
+from refitd_client.checkpoint.header import Entry
 from refitd_client.contract.digest import FileDigest
 from refitd_client.delta import gap, wire
 from refitd_client.delta.change import Change, Delta, DeltaRefusedError, elements_of, index_type
@@ -28,7 +29,6 @@ from refitd_client.delta.layout import (
     Row,
 )
 from refitd_client.fingerprint import to_text, width_of
-from refitd_client.header import Entry
 from refitd_client.lanes import in_lanes, lanes_for
 
 _CHUNK = 2**22  # bytes digested and written at a time

@@ -19,7 +19,7 @@ the keys.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from refitd_client.header import BITS
+from refitd_client.checkpoint.header import BITS
 
 MASK = 2**64 - 1
 ROW = 4096

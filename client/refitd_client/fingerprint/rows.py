@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from refitd_client.checkpoint.finite import NO_RULE, Rule
 from refitd_client.fingerprint.definition import ROW
-from refitd_client.finite import NO_RULE, Rule
 
 FIELDS = 8
 _BASE = 1  # of the fields

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from refitd_client.checkpoint.finite import NO_RULE, Rule
 from refitd_client.fingerprint import host
-from refitd_client.finite import NO_RULE, Rule
 
 _MADE = 2**28  # bytes of casts' results that are there at a time
 _BATCH = 2**30  # bytes of tensors that are looked at in one launch: it takes 1/2048 of them beside the tensors

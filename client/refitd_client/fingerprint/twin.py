@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from refitd_client.checkpoint.finite import NO_RULE, Rule
 from refitd_client.fingerprint.definition import COLUMN_SEED, MASK, MIXES, ROW, ROW_SEED, SPLITMIX, WEYL
-from refitd_client.finite import NO_RULE, Rule
 
 _ROWS = 4096  # in a block: 16 M elements
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

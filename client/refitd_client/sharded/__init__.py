@@ -8,8 +8,9 @@
     every rank   digest      a share of the files, when all is written
     rank 0       commit      index, manifest, rename, notice; the outcome goes to every rank
 
-Rank 0 asks and the others answer (`crew.py`), so every wait has one rank to name. A rank that fails says so instead of
-its answer; one that dies closes its connection. Either way rank 0 throws the staging folder away and tells the rest.
+Rank 0 asks and the others answer (`rank_group.py`), so every wait has one rank to name. A rank that fails says so
+instead of its answer; one that dies closes its connection. Either way rank 0 throws the staging folder away and tells
+the rest.
 """
 
 from refitd_client.sharded.description import Sharded

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from math import prod
 
+from refitd_client.checkpoint.header import Entry
 from refitd_client.errors import InvalidWeightsError
-from refitd_client.header import Entry
 from refitd_client.sharded.boxes import Box, tile
-from refitd_client.tensors import entry_of, refused
+from refitd_client.tensors.source import entry_of, refused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import numpy as np
 
-from refitd_client import header
+from refitd_client.checkpoint import header
+from refitd_client.checkpoint.header import Entry
 from refitd_client.contract.digest import FileDigest
 from refitd_client.contract.manifest import ManifestFile
-from refitd_client.file_bytes import read_at
-from refitd_client.header import Entry
-from refitd_client.plain_file import plain_file
-from refitd_client.proof import PIECE, ShardProof
+from refitd_client.files.file_bytes import read_at
+from refitd_client.files.plain_file import plain_file
 from refitd_client.sharded.reading import PIECE_BYTES
+from refitd_client.write.proof import PIECE, ShardProof
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from refitd_client import durable
 from refitd_client.errors import PublishError
+from refitd_client.files import durable
 from refitd_client.sharded import blame, writing
 from refitd_client.sharded.claims import Claim
 from refitd_client.sharded.description import Sharded

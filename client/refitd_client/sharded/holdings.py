@@ -16,16 +16,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from refitd_client import torch_tensors
-from refitd_client.casts import Casts
 from refitd_client.errors import InvalidWeightsError
 from refitd_client.sharded import mesh
 from refitd_client.sharded.boxes import Box, run_length, whole
 from refitd_client.sharded.claims import Claim
 from refitd_client.sharded.description import Sharded
 from refitd_client.sharded.placement import Split, boxes_of, local_shape
-from refitd_client.tensors import entry_of, refused
-from refitd_client.trainer_names import Rename, plain_names, published_names, second_names
+from refitd_client.tensors import from_torch as torch_tensors
+from refitd_client.tensors.casts import Casts
+from refitd_client.tensors.names import Rename, plain_names, published_names, second_names
+from refitd_client.tensors.source import entry_of, refused
 
 # A pwrite costs about as much as copying so many bytes into the page cache: shorter runs take longer than the copy, and
 # an exchange between the ranks (which costs the part's own bytes once more, over a link faster than files) is cheaper.

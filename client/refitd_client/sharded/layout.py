@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from refitd_client import shard
 from refitd_client.sharded.boxes import Box
 from refitd_client.sharded.claims import Claim, Place, Whole, unite
-from refitd_client.shards import TensorShards
-from refitd_client.tensors import TensorSource
-from refitd_client.tied import without_second_names
+from refitd_client.tensors.source import TensorSource
+from refitd_client.tensors.tied import without_second_names
+from refitd_client.write import plan as shard
+from refitd_client.write.shards import TensorShards
 
 # Below this a box is not split: opening another range costs more than writing it.
 _SPLIT_BYTES = 2**18

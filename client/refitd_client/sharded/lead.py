@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from refitd_client.base_model import BaseModel
-from refitd_client.content import Content
 from refitd_client.contract.naming import Order
 from refitd_client.errors import RankLostError, ServiceError, StepConflictError
-from refitd_client.publication import Publication
-from refitd_client.publisher import WeightPublisher
-from refitd_client.shard import index_json
+from refitd_client.publish.publication import Publication
+from refitd_client.publish.publisher import WeightPublisher
 from refitd_client.sharded import blame, samples
 from refitd_client.sharded.claims import Claim
-from refitd_client.sharded.crew import Crew
 from refitd_client.sharded.layout import lay_out
 from refitd_client.sharded.messages import Failed, Opening, Published, Refused
+from refitd_client.sharded.rank_group import RankGroup
 from refitd_client.sharded.shared_shards import Answer, Planned, SharedShards
+from refitd_client.write.base_model import BaseModel
+from refitd_client.write.content import Content
+from refitd_client.write.plan import index_json
 
 _log = logging.getLogger("refitd_client")
 
@@ -73,10 +73,10 @@ def agree(
 class Lead:
     """Rank 0 from one publication to the next."""
 
-    def __init__(self, crew: Crew, publisher: WeightPublisher, options: LeadOptions) -> None:
+    def __init__(self, rank_group: RankGroup, publisher: WeightPublisher, options: LeadOptions) -> None:
         """`publisher` holds the run; it commits what all ranks write as it would commit one process's weights."""
         self.publisher = publisher
-        self._crew = crew
+        self._rank_group = rank_group
         self._options = options
         self._base = None if options.base_model is None else BaseModel(Path(options.base_model))
         self._planned: Planned | None = None
@@ -86,17 +86,17 @@ class Lead:
     ) -> Publication:
         """Lead a publication, and tell all ranks how it ended. `publish` wants nothing more than the weights."""
         try:
-            openings: list[Opening | Failed] = self._crew.hear_all(opening, f"come to publish step {step}")
+            openings: list[Opening | Failed] = self._rank_group.hear_all(opening, f"come to publish step {step}")
             content = self._content(openings, answer)
             publication = publish(content)
         except ServiceError as error:
-            if error.publication is not None:
+            if isinstance(error.publication, Publication):
                 self._tell(error.publication, error)
             else:
-                refuse(self._crew, error)
+                refuse(self._rank_group, error)
             raise
         except BaseException as error:
-            refuse(self._crew, error)
+            refuse(self._rank_group, error)
             raise
         self._tell(publication, None)
         return publication
@@ -108,7 +108,7 @@ class Lead:
         shared = SharedShards(
             planned=planned,
             known=known,
-            crew=self._crew,
+            rank_group=self._rank_group,
             answer=answer,
             fingerprinted=self._options.fingerprinted,
         )
@@ -128,17 +128,17 @@ class Lead:
             begun=publication.begun,
         )
         try:
-            self._crew.tell_all([published] * self._crew.size)
+            self._rank_group.tell_all([published] * self._rank_group.size)
         except RankLostError as lost:  # the version stands; the next publication says who is missing
             _log.warning("step %d is published, but not all ranks heard of it: %s", publication.step, lost)
 
 
-def refuse(crew: Crew, error: BaseException) -> None:
+def refuse(rank_group: RankGroup, error: BaseException) -> None:
     """Tell all ranks that nothing was published. Those who are gone have been missed already, or will be."""
     if not isinstance(error, Exception):
-        crew.broken = f"rank 0 was interrupted by {type(error).__name__}"
+        rank_group.broken = f"rank 0 was interrupted by {type(error).__name__}"
     with suppress(RankLostError):
-        crew.tell_all([Refused(error=blame.portable(error), broken=crew.broken)] * crew.size)
+        rank_group.tell_all([Refused(error=blame.portable(error), broken=rank_group.broken)] * rank_group.size)
 
 
 def _opened(openings: Sequence[Opening | Failed]) -> list[Opening]:

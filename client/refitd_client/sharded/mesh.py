@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from refitd_client.sharded.placement import Split
-from refitd_client.tensors import refused
+from refitd_client.tensors.source import refused
 
 
 def is_dtensor(tensor: Any) -> bool:

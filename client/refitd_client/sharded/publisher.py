@@ -6,19 +6,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from refitd_client.casts import casts
-from refitd_client.connection import Connection, connect_to
 from refitd_client.contract.naming import version_folder, version_id, whole_step
 from refitd_client.errors import PublishError
-from refitd_client.publication import Publication
-from refitd_client.publisher import WeightPublisher
-from refitd_client.sharded.crew import Crew
+from refitd_client.http.connection import Connection, connect_to
+from refitd_client.publish.publication import Publication
+from refitd_client.publish.publisher import WeightPublisher
 from refitd_client.sharded.description import Sharded
 from refitd_client.sharded.follower import Follower
 from refitd_client.sharded.holdings import Options
 from refitd_client.sharded.lead import Lead, LeadOptions, refuse
 from refitd_client.sharded.messages import Digest, Done, Failed, Opening, Published, Refused, Write
-from refitd_client.trainer_names import Rename
+from refitd_client.sharded.rank_group import RankGroup
+from refitd_client.tensors.casts import casts
+from refitd_client.tensors.names import Rename
 
 if TYPE_CHECKING:
     import torch
@@ -87,10 +87,10 @@ class ShardedPublisher:
             self._connection = connect_to(service_url, token=token, token_file=token_file)
         self._folder = Path(root).absolute() / run
         self._lead: Lead | None = None
-        self._crew = Crew(process_group, rank_timeout)
-        self._follower = Follower(self._folder, options, self._crew.size, check_finite=check_finite)
+        self._rank_group = RankGroup(process_group, rank_timeout)
+        self._follower = Follower(self._folder, options, self._rank_group.size, check_finite=check_finite)
         try:
-            if self._crew.rank == 0:
+            if self._rank_group.rank == 0:
                 self._lead = self._take_run(
                     lambda: WeightPublisher(
                         root,
@@ -119,14 +119,14 @@ class ShardedPublisher:
     @property
     def rank(self) -> int:
         """This process's rank in the group. Rank 0 makes the files, commits them and tells the service."""
-        return self._crew.rank
+        return self._rank_group.rank
 
     def close(self) -> None:
         """Let the run go. Publications stay usable."""
         if self._lead is not None:
             self._lead.publisher.close()
         self._follower.close()
-        self._crew.close()
+        self._rank_group.close()
 
     def __enter__(self) -> Self:
         return self
@@ -165,7 +165,7 @@ class ShardedPublisher:
             NoSpaceError, StorageError: the file system would not, on the rank that is named.
             ServiceProblemError: the service refuses the notice. The version stands all the same.
         """
-        self._crew.require_whole()
+        self._rank_group.require_whole()
         step = whole_step(step)
         try:
             opening = self._follower.open(weights, step, sharded or {})
@@ -183,22 +183,22 @@ class ShardedPublisher:
             self._follower.forget()
             raise
         except BaseException:  # an interrupt: this rank answers no more, and the others must not go on with it
-            self._crew.broken = f"rank {self.rank} was interrupted in a publication"
+            self._rank_group.broken = f"rank {self.rank} was interrupted in a publication"
             raise
         finally:
             self._follower.release()
 
     def _take_run(self, make: Callable[[], WeightPublisher], options: LeadOptions) -> Lead:
         try:
-            lead = Lead(self._crew, make(), options)
+            lead = Lead(self._rank_group, make(), options)
         except Exception as error:
-            refuse(self._crew, error)
+            refuse(self._rank_group, error)
             raise
-        self._crew.tell_all([Done()] * self._crew.size)
+        self._rank_group.tell_all([Done()] * self._rank_group.size)
         return lead
 
     def _see_begun(self) -> None:
-        match self._crew.hear():
+        match self._rank_group.hear():
             case Refused(error=error):
                 raise error
             case _:
@@ -207,14 +207,14 @@ class ShardedPublisher:
     def _follow(self, opening: Opening | Failed, step: int) -> Publication:
         reply: Opening | Failed | Done = opening
         while True:
-            self._crew.tell(reply)
-            match self._crew.hear():
+            self._rank_group.tell(reply)
+            match self._rank_group.hear():
                 case Write() | Digest() as order:
                     reply = self._follower.answer(order)
                 case Published() as published:
                     return self._publication(published)
                 case Refused(error=error, broken=broken):
-                    self._crew.broken = broken
+                    self._rank_group.broken = broken
                     raise error
                 case other:
                     raise PublishError(f"rank 0 says {other!r} in publishing step {step}: do all ranks run one refitd?")

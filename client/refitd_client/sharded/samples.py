@@ -16,7 +16,7 @@ from refitd_client.errors import InvalidWeightsError
 from refitd_client.sharded import mesh
 from refitd_client.sharded.holdings import Holding
 from refitd_client.sharded.reading import flat_of
-from refitd_client.tensors import refused
+from refitd_client.tensors.source import refused
 
 _ELEMENTS = 64
 

@@ -5,17 +5,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from refitd_client import durable
+from refitd_client.checkpoint.header import Entry
 from refitd_client.contract.manifest import ManifestFile
 from refitd_client.contract.slot import ShardLayout
-from refitd_client.header import Entry
+from refitd_client.files import durable
 from refitd_client.sharded import blame
 from refitd_client.sharded.claims import Claim
-from refitd_client.sharded.crew import Crew
 from refitd_client.sharded.layout import Layout, spread
 from refitd_client.sharded.messages import Digest, Done, Failed, Task, Write
-from refitd_client.slots import open_shard
-from refitd_client.staging import Staging
+from refitd_client.sharded.rank_group import RankGroup
+from refitd_client.write.slots import open_shard
+from refitd_client.write.version_folder import Staging
 
 Answer = Callable[[Write | Digest], Done | Failed]
 
@@ -36,7 +36,7 @@ class SharedShards:
     planned: Planned
     known: Sequence[int]
     """The number of the layout that each rank has from before."""
-    crew: Crew
+    rank_group: RankGroup
     answer: Answer
     fingerprinted: bool
 
@@ -69,8 +69,8 @@ class SharedShards:
         if not staging.recycled:
             staging.require_space(self.size)
         sizes = self._create(staging)
-        self._all([self._order(rank, staging.path.name) for rank in range(self.crew.size)], "write its part")
-        shares = spread(sizes, self.crew.size)
+        self._all([self._order(rank, staging.path.name) for rank in range(self.rank_group.size)], "write its part")
+        shares = spread(sizes, self.rank_group.size)
         orders = [Digest(names=names, fingerprints=self.fingerprinted) for names in shares]
         answers = self._all(orders, "digest its files")
         entries: dict[str, ManifestFile] = {name: file for done in answers for name, file in done.files.items()}
@@ -106,8 +106,8 @@ class SharedShards:
         return Write(staging=folder, task=task)
 
     def _all(self, orders: Sequence[Write | Digest], doing: str) -> list[Done]:
-        self.crew.tell_all(orders)
-        return _done(self.crew.hear_all(self.answer(orders[0]), doing))
+        self.rank_group.tell_all(orders)
+        return _done(self.rank_group.hear_all(self.answer(orders[0]), doing))
 
 
 def _done(answers: Sequence[Any]) -> list[Done]:

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from refitd_client import durable
-from refitd_client.finite import any_nonfinite, count_nonfinite
-from refitd_client.plain_file import open_plain
+from refitd_client.checkpoint.finite import any_nonfinite, count_nonfinite
+from refitd_client.files import durable
+from refitd_client.files.plain_file import open_plain
 from refitd_client.sharded.boxes import Box, runs, whole
 from refitd_client.sharded.holdings import Holding
 from refitd_client.sharded.layout import Location, Part
 from refitd_client.sharded.reading import Reader, flat_of
-from refitd_client.tensors import entry_of, refused
+from refitd_client.tensors.source import entry_of, refused
 
 
 class RankWriter:

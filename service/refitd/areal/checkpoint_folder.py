@@ -13,7 +13,7 @@ from pathlib import Path
 from stat import S_IFDIR
 from tempfile import TemporaryDirectory
 
-from refitd.catalog.opening import ChangedError, Folder, OpeningRefusedError, components
+from refitd_client.checkpoint.opening import ChangedError, Folder, OpeningRefusedError, components
 
 
 class CheckpointRefusedError(ValueError):

@@ -25,6 +25,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from refitd.api import auth
+from refitd.api.errors import answer
+from refitd.api.limits import Memory, RequestLimit
 from refitd.areal.facade_tokens import FacadeTokens
 from refitd.areal.gate import Gate
 from refitd.areal.passing import GENERATES, PASSED, Engine
@@ -32,9 +35,6 @@ from refitd.areal.plain_path import PlainPath
 from refitd.areal.updates import Updates
 from refitd.engine.keys import Key, KeyRefusedError
 from refitd.problem import Kind, ProblemError
-from refitd.surface import auth
-from refitd.surface.errors import answer
-from refitd.surface.limits import Memory, RequestLimit
 
 METHODS = ["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"]
 WRITES = (

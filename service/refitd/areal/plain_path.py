@@ -8,8 +8,8 @@ import re
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from refitd.api.errors import answer
 from refitd.problem import Kind, ProblemError
-from refitd.surface.errors import answer
 
 _SEGMENT = rb"(?!\.{1,2}(?:/|$))[A-Za-z0-9._~-]+"
 _PLAIN = re.compile(rb"/(?:%b(?:/%b)*)?" % (_SEGMENT, _SEGMENT))

@@ -10,15 +10,16 @@ from contextlib import contextmanager
 
 from starlette.applications import Starlette
 
+from refitd.api.connection import Patience
+from refitd.api.connection_slots import ConnectionSlots
+from refitd.api.server import BoundedServer
 from refitd.areal.facade import HEALTH, Facade
 from refitd.areal.record import RecordWatch
 from refitd.areal.updates import Updates
-from refitd.surface.connection import Patience
-from refitd.surface.places import Places
-from refitd.surface.server import BoundedServer
 
 CLOSE_SECONDS = 5
-PATIENCE = Patience(places=Places(all=2048, peer=1024, health=16))  # a trainer has a connection for each rollout
+# A trainer has a connection for each rollout.
+PATIENCE = Patience(slots=ConnectionSlots(all=2048, peer=1024, health=16))
 Say = Callable[[str | None, str | None], None]
 
 

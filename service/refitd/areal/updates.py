@@ -15,13 +15,13 @@ from pathlib import Path
 
 from refitd.areal.checkpoint_folder import place_of, plain_files_of
 from refitd_client import RefitError, ServiceError, WeightPublisher
-from refitd_client.connection import connect_to
 from refitd_client.contract.manifest import MAX_MANIFEST_BYTES, ManifestRefusedError, parse_manifest
 from refitd_client.contract.naming import MANIFEST_NAME, version_folder
 from refitd_client.errors import PublishError
-from refitd_client.generation import newest_in
-from refitd_client.plain_file import read_plain
-from refitd_client.publication import Publication
+from refitd_client.files.plain_file import read_plain
+from refitd_client.http.connection import connect_to
+from refitd_client.publish.generation import newest_in
+from refitd_client.publish.publication import Publication
 
 _FOLDER = re.compile(r"weight_update_v(\d{1,13})")
 Folder = tuple[str, int, int]
@@ -104,7 +104,7 @@ class Updates:
             try:
                 publication = self._taken().publish(view, step=step, metadata=metadata)
             except ServiceError as error:
-                if error.publication is None:
+                if not isinstance(error.publication, Publication):
                     raise
                 # The version stands, and only its notice was refused: whoever waits for it tells the service again,
                 # and hears why. To publish the step again would be a conflict, in place of the cause.

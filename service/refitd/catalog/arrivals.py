@@ -10,14 +10,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from refitd.catalog.conventions import is_foreign
-from refitd.catalog.record import VersionRecord
-from refitd.catalog.rules import CatalogRules
-from refitd.catalog.scan import Found
 from refitd.catalog.waiting import Waiting
-from refitd.ledger import Ledger
+from refitd.policy.rules import CatalogRules
+from refitd.root.scan import Found
+from refitd.state.store import Store
+from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import Order, parse_version_id, version_id
 from refitd_client.contract.states import VersionState
+from refitd_client.validation.conventions import is_foreign
 
 MOST_OPEN = 1000  # versions without a verdict that are taken in of one run, or of all runs that no engine follows
 A_TURN = 50  # folders that are taken in before others have their turn on the loop
@@ -26,16 +26,16 @@ A_TURN = 50  # folders that are taken in before others have their turn on the lo
 class Arrivals:
     """Takes in what is found."""
 
-    def __init__(self, ledger: Ledger, rules: CatalogRules, waiting: Waiting) -> None:
-        self._ledger = ledger
+    def __init__(self, store: Store, rules: CatalogRules, waiting: Waiting) -> None:
+        self._store = store
         self._rules = rules
         self._waiting = waiting
         self._told: set[str] = set()
 
     async def meet_all(self, found: Sequence[Found]) -> None:
         """Folders that look like versions: all that a listing has found."""
-        followed = {engine.run for engine in self._ledger.engines.values()}
-        open_ = Counter(version.run if version.run in followed else None for version in self._ledger.open.values())
+        followed = {engine.run for engine in self._store.engines.values()}
+        open_ = Counter(version.run if version.run in followed else None for version in self._store.open.values())
         left_out = Counter[str]()
         for number, each in enumerate(newest_first(each for each in found if self._is_new(each)), 1):
             share = each.run if each.run in followed else None
@@ -49,26 +49,26 @@ class Arrivals:
 
     def _is_new(self, found: Found) -> bool:
         if is_foreign(found.path):
-            return not self._ledger.known.is_at(found.path)
-        return version_id(found.run, found.order) not in self._ledger.versions
+            return not self._store.index.is_at(found.path)
+        return version_id(found.run, found.order) not in self._store.versions
 
     def _leave_out(self, runs: Counter[str]) -> None:
         """Say what is left out while it is, and in the log when that begins and when it is over."""
-        before, self._ledger.left_out = self._ledger.left_out, runs.total()
-        self._ledger.left_out_of = frozenset(runs)
-        self._ledger.folders_fault = fault = _left_out(runs) if runs else None
-        if fault is not None and not before:
-            self._ledger.say("root", "root", fault)
-        elif before and not runs:
-            self._ledger.say("root", "root", "all folders of the root are taken in again")
+        before = self._store.faults.folders
+        fault = _left_out(runs) if runs else None
+        self._store.faults.leave_out(runs, fault)
+        if fault is not None and before is None:
+            self._store.say("root", "root", fault)
+        elif fault is None and before is not None:
+            self._store.say("root", "root", "all folders of the root are taken in again")
 
     def _meet(self, found: Found) -> bool:
         """A folder that looks like a version; whether it has become one."""
         order = self._placed(found) if is_foreign(found.path) else found.order
         id_ = None if order is None else version_id(found.run, order)
-        if order is None or id_ is None or id_ in self._ledger.versions:
+        if order is None or id_ is None or id_ in self._store.versions:
             return False
-        if id_ in self._ledger.gone:
+        if id_ in self._store.gone:
             self._tell_once(
                 id_,
                 f"{found.path} is there, and {id_} was deleted: it is taken for no version, and stays; a trainer that "
@@ -83,7 +83,7 @@ class Arrivals:
 
         `found` is what the folder looks like now, `version` the one that was lost by that.
         """
-        newer = [v for v in self._ledger.versions_of(version.run) if v.path == version.path and v.order > version.order]
+        newer = [v for v in self._store.versions_of(version.run) if v.path == version.path and v.order > version.order]
         if newer or found == version.signature:
             return
         order = self._written_again(version.run, version.order.step)
@@ -96,25 +96,25 @@ class Arrivals:
             order=order,
             path=path,
             state=VersionState.ANNOUNCED,
-            created_at=self._ledger.clock.now(),
+            created_at=self._store.clock.now(),
             kind=self._rules.kind,
         )
-        self._ledger.put_version(record, text)
-        self._waiting.bell.ring()
+        self._store.put_version(record, text)
+        self._waiting.changed.notify()
 
     def _placed(self, found: Found) -> Order | None:
         """Where a trainer's own folder belongs in its run; None where the version in it is known already."""
-        if self._ledger.known.is_at(found.path):
+        if self._store.index.is_at(found.path):
             return None  # whether it was written again is seen where its files are looked at
         order = Order(self._newest(found.run).generation, found.order.step)
-        is_back = version_id(found.run, order) in self._ledger.gone
+        is_back = version_id(found.run, order) in self._store.gone
         return self._written_again(found.run, order.step) if is_back else order
 
     def _newest(self, run: str) -> Order:
         """The newest that was ever there in a run, also when all of it was deleted."""
-        if (known := self._ledger.known.newest_of(run)) is not None:
+        if (known := self._store.index.newest_of(run)) is not None:
             return known
-        gone = [named[1] for id_ in self._ledger.gone if (named := parse_version_id(id_)) and named[0] == run]
+        gone = [named[1] for id_ in self._store.gone if (named := parse_version_id(id_)) and named[0] == run]
         return max(gone, default=Order(1, -1))
 
     def _written_again(self, run: str, step: int) -> Order:
@@ -125,7 +125,7 @@ class Arrivals:
     def _tell_once(self, id_: str, text: str) -> None:
         if id_ not in self._told:
             self._told.add(id_)
-            self._ledger.say("version", id_, text)
+            self._store.say("version", id_, text)
 
 
 def _left_out(runs: Counter[str]) -> str:

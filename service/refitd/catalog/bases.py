@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable
 
-from refitd.catalog.chain import NoBase, base_of, chain_of
-from refitd.catalog.delta import Base
-from refitd.catalog.evidence import Structure
 from refitd.catalog.files import Files
-from refitd.catalog.record import VersionRecord
-from refitd.ledger import Ledger
-from refitd_client.recent import Recent
+from refitd.policy.chain import NoBase, base_of, chain_of
+from refitd.state.store import Store
+from refitd.state.version import VersionRecord
+from refitd_client.checkpoint.recent import Recent
+from refitd_client.validation.delta import Base
+from refitd_client.validation.evidence import Structure
 
 _REMEMBERED = 4  # a full version that many deltas stand on, and the last of them, of two runs
 
@@ -19,14 +19,14 @@ class Bases:
     What was parsed is remembered, and looked at from outside from then on.
     """
 
-    def __init__(self, ledger: Ledger, files: Files) -> None:
-        self._ledger = ledger
+    def __init__(self, store: Store, files: Files) -> None:
+        self._store = store
         self._files = files
         self._remembered: Recent[tuple[str, str | None], Structure] = Recent(_REMEMBERED)
 
     def record_of(self, delta: VersionRecord) -> VersionRecord | NoBase:
         """The base's record as of now."""
-        return base_of(delta, self._ledger.versions, gone=delta.base in self._ledger.gone)
+        return base_of(delta, self._store.versions, gone=delta.base in self._store.gone)
 
     async def of(self, delta: VersionRecord) -> Base | NoBase:
         """What the delta leads from.
@@ -37,7 +37,7 @@ class Bases:
         base = self.record_of(delta)
         if isinstance(base, NoBase):
             return base
-        chain = chain_of(base, self._ledger.versions)
+        chain = chain_of(base, self._store.versions)
         if isinstance(chain, NoBase):
             return NoBase(f"of {base.id}, {chain.reason}", chain.final)
         full = chain[0]

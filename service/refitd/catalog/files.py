@@ -8,16 +8,16 @@ from pathlib import Path
 from threading import Event
 from typing import Protocol
 
-from refitd.catalog.conventions import Trainer
-from refitd.catalog.delta import Base
-from refitd.catalog.evidence import Evidence, Structure
-from refitd.catalog.examine import examine, glance, signature, structure
-from refitd.catalog.inventory import Reference
-from refitd.catalog.opening import OpeningRefusedError
-from refitd.catalog.scan import Listing, ListingFailed, scan
-from refitd.catalog.validate import Options
-from refitd.root_mark import RootGuard
-from refitd.root_threads import LISTING_SECONDS, LOOK_SECONDS, RootHangsError, RootThreads
+from refitd.root.mark import RootGuard
+from refitd.root.scan import Listing, ListingFailed, scan
+from refitd.root.threads import LISTING_SECONDS, LOOK_SECONDS, RootHangsError, RootThreads
+from refitd_client.checkpoint.inventory import Reference
+from refitd_client.checkpoint.opening import OpeningRefusedError
+from refitd_client.validation.conventions import Trainer
+from refitd_client.validation.delta import Base
+from refitd_client.validation.evidence import Evidence, Structure
+from refitd_client.validation.examine import examine, glance, signature, structure
+from refitd_client.validation.validate import Options
 
 
 @dataclass(frozen=True, slots=True)

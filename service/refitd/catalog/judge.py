@@ -8,23 +8,23 @@ from dataclasses import replace
 from structlog.contextvars import bound_contextvars
 
 from refitd.catalog.bases import Bases
-from refitd.catalog.chain import NoBase
-from refitd.catalog.delta import Base
-from refitd.catalog.evidence import Evidence, Structure
-from refitd.catalog.fault import Code
 from refitd.catalog.files import Files
-from refitd.catalog.inventory import Reference
-from refitd.catalog.record import VersionRecord
 from refitd.catalog.references import NoReference, References
-from refitd.catalog.rules import CatalogRules
-from refitd.catalog.settle import Complete, Hopeless, Wait, look_of, settle
-from refitd.catalog.validate import Invalid, Options, Unknown, Valid, Verdict, validate
 from refitd.catalog.verdicts import Verdicts
 from refitd.catalog.waiting import Waiting
-from refitd.journal.journal import JournalError
-from refitd.ledger import Ledger
+from refitd.policy.chain import NoBase
+from refitd.policy.rules import CatalogRules
+from refitd.policy.settle import Complete, Hopeless, Wait, look_of, settle
+from refitd.state.journal.journal import JournalError
+from refitd.state.store import Store
+from refitd.state.version import VersionRecord
+from refitd_client.checkpoint.fault import Code
+from refitd_client.checkpoint.inventory import Reference
 from refitd_client.contract.naming import Order, version_folder
 from refitd_client.contract.states import Kind, VersionState
+from refitd_client.validation.delta import Base
+from refitd_client.validation.evidence import Evidence, Structure
+from refitd_client.validation.validate import Invalid, Options, Unknown, Valid, Verdict, validate
 
 
 class Judge:
@@ -32,17 +32,17 @@ class Judge:
 
     def __init__(
         self,
-        ledger: Ledger,
+        store: Store,
         files: Files,
         references: References,
         rules: CatalogRules,
         waiting: Waiting,
         verdicts: Verdicts,
     ) -> None:
-        self._ledger = ledger
+        self._store = store
         self._files = files
         self._references = references
-        self._bases = Bases(ledger, files)
+        self._bases = Bases(store, files)
         self._rules = rules
         self._waiting = waiting
         self._verdicts = verdicts
@@ -50,15 +50,15 @@ class Judge:
     async def run(self, group: asyncio.TaskGroup) -> None:
         """Judge until cancelled; each look is a task of `group`."""
         while True:
-            seen = self._waiting.bell.count
+            seen = self._waiting.changed.count
             for record in self._waiting.take():
                 group.create_task(self._judge_one(record.id), name=f"judge {record.id}")
-            await self._waiting.bell.after(seen, within=self._waiting.pause)
+            await self._waiting.changed.wait_after(seen, within=self._waiting.pause)
 
     async def _judge_one(self, id_: str) -> None:
         try:
             with bound_contextvars(version=id_):
-                await self._judge(self._ledger.versions[id_])
+                await self._judge(self._store.versions[id_])
         except OSError as error:
             self._verdicts.unknown(id_, f"cannot be read: {error}")
         except JournalError as error:
@@ -76,7 +76,7 @@ class Judge:
                 raise
             self._await_files(record)
             return
-        now = self._ledger.clock.monotonic()
+        now = self._store.clock.monotonic()
         record = self._read(record.id, structure)
         decision = settle(
             look_of(structure, noticed=record.noticed),
@@ -98,7 +98,7 @@ class Judge:
 
     def _await_files(self, record: VersionRecord) -> None:
         """What was handed over has no files yet. Trainers write in order: what is newer says that none will come."""
-        newer = [version.id for version in self._ledger.versions_of(record.run) if version.order > record.order]
+        newer = [version.id for version in self._store.versions_of(record.run) if version.order > record.order]
         if newer:
             self._verdicts.reject(record.id, f"its files never came: its trainer went on to {newer[0]}")
         else:
@@ -106,11 +106,11 @@ class Judge:
 
     def _read(self, id_: str, structure: Structure) -> VersionRecord:
         """What its manifest says that it is, where no notice did: from here on its base is kept."""
-        record, manifest = self._ledger.versions[id_], structure.manifest
+        record, manifest = self._store.versions[id_], structure.manifest
         if manifest is None or record.noticed or (record.kind, record.base) == (manifest.kind, manifest.base):
             return record
         read = replace(record, kind=manifest.kind, base=manifest.base)
-        self._ledger.put_version(read)
+        self._store.put_version(read)
         return read
 
     async def _against(self, record: VersionRecord) -> Reference | Base | NoReference | NoBase:
@@ -127,21 +127,21 @@ class Judge:
         if isinstance(reference, NoBase | NoReference) and not reference.final:
             self._verdicts.unknown(record.id, reference.reason)
             return
-        started, waited = self._ledger.clock.monotonic(), self._ledger.since_seen(record.id)
+        started, waited = self._store.clock.monotonic(), self._store.since_seen(record.id)
         model = reference if isinstance(reference, Reference | Base) else None
         self._verdicts.begin(record.id)
         try:
-            await self._ledger.durable()
+            await self._store.durable()
             options, evidence, verdict = await self._examine(record, seen, model)
         except (asyncio.CancelledError, OSError, MemoryError, JournalError):
             self._verdicts.end(record.id)
             raise  # what nobody expects takes the service down, and counts as its death
         self._verdicts.end(record.id)
-        record = self._ledger.versions[record.id]
+        record = self._store.versions[record.id]
         if options != self._options(record):
             self._verdicts.again(record.id)  # what it is held against may be something else, or it was not read
             return
-        took = {"seen": waited or 0.0, "validate": (self._ledger.clock.monotonic() - started) * 1000}
+        took = {"seen": waited or 0.0, "validate": (self._store.clock.monotonic() - started) * 1000}
         self._conclude(record, reference, evidence, verdict, took)
 
     async def _examine(
@@ -150,7 +150,7 @@ class Judge:
         """Read it and judge it. A notice that came meanwhile counts: what was read is not read again for it."""
         options = self._options(record)
         evidence = await self._files.examine(seen, model, options)
-        told = self._ledger.versions[record.id]
+        told = self._store.versions[record.id]
         if told.kind is record.kind and evidence.contents is not None:
             options = self._options(told)
         # In a thread: a hundred thousand tensors take 0.1 s.
@@ -181,7 +181,7 @@ class Judge:
 
     def _too_late(self, record: VersionRecord, evidence: Evidence) -> str | None:
         """A folder whose writer knows of no generations may be meant for the current one: it is not retired unasked."""
-        current = self._ledger.versions_of(record.run)[0].order.generation
+        current = self._store.versions_of(record.run)[0].order.generation
         if record.order.generation == current or (evidence.structure is not None and evidence.structure.has_manifest):
             return None
         name = version_folder(Order(current, record.order.step))

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from refitd.catalog.inventory import Reference
-from refitd.catalog.reference import ReferenceRefusedError, read_reference
-from refitd.ledger import Ledger
-from refitd.root_threads import LISTING_SECONDS, RootHangsError, RootThreads
+from refitd.root.threads import LISTING_SECONDS, RootHangsError, RootThreads
+from refitd.state.store import Store
+from refitd_client.checkpoint.inventory import Reference
 from refitd_client.contract.states import EngineState
+from refitd_client.validation.reference import ReferenceRefusedError, read_reference
 
 _SETTING = "set --base-model (REFITD_BASE_MODEL) to a folder with the model that the engines serve"
 
@@ -24,8 +24,8 @@ class NoReference:
 class References:
     """Finds and remembers references. Files are read in a thread, headers only."""
 
-    def __init__(self, ledger: Ledger, base_model: Path | None, threads: RootThreads | None = None) -> None:
-        self._ledger = ledger
+    def __init__(self, store: Store, base_model: Path | None, threads: RootThreads | None = None) -> None:
+        self._store = store
         self._base_model = base_model
         self._threads = threads or RootThreads()
         self._read: dict[Path, Reference] = {}
@@ -34,13 +34,13 @@ class References:
         """The reference for a run's checkpoints."""
         if self._base_model is not None:
             return await self._reference(self._base_model)
-        engines = [engine for engine in self._ledger.engines.values() if engine.run in {run, None}]
+        engines = [engine for engine in self._store.engines.values() if engine.run in {run, None}]
         paths = sorted({engine.startup_path for engine in engines if engine.startup_path is not None})
         for path in paths:
             found = await self._reference(Path(path))
             if isinstance(found, Reference) or not found.final:
                 return found
-        if not engines and self._ledger.engines:
+        if not engines and self._store.engines:
             return NoReference(
                 f"no engine follows run {run}, so there is no model to hold it against: 'refitd engines move ID --run "
                 f"{run}' brings an engine here, or {_SETTING}",

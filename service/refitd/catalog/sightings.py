@@ -4,13 +4,13 @@ import asyncio
 from dataclasses import replace
 
 from refitd.catalog.arrivals import Arrivals
-from refitd.catalog.conventions import is_foreign
 from refitd.catalog.files import Files, Unreadable
-from refitd.catalog.record import VersionRecord
 from refitd.catalog.verdicts import Verdicts
 from refitd.catalog.waiting import Waiting
-from refitd.ledger import Ledger
+from refitd.state.store import Store
+from refitd.state.version import VersionRecord
 from refitd_client.contract.states import VersionState
+from refitd_client.validation.conventions import is_foreign
 
 _WATCHED = frozenset({VersionState.SEALED, VersionState.LOST})
 
@@ -18,8 +18,8 @@ _WATCHED = frozenset({VersionState.SEALED, VersionState.LOST})
 class Sightings:
     """Looks at their files again."""
 
-    def __init__(self, ledger: Ledger, files: Files, waiting: Waiting, verdicts: Verdicts, arrivals: Arrivals) -> None:
-        self._ledger = ledger
+    def __init__(self, store: Store, files: Files, waiting: Waiting, verdicts: Verdicts, arrivals: Arrivals) -> None:
+        self._store = store
         self._files = files
         self._waiting = waiting
         self._verdicts = verdicts
@@ -43,10 +43,10 @@ class Sightings:
 
     async def look_again(self) -> None:
         """Whether what is sealed is still as it was, and what is not judged yet is still there."""
-        versions = [v for v in self._ledger.versions.values() if v.state in _WATCHED or v.state.is_open or _may_heal(v)]
+        versions = [v for v in self._store.versions.values() if v.state in _WATCHED or v.state.is_open or _may_heal(v)]
         signatures = await self._files.signatures([version.path for version in versions])
         for version in versions:
-            if self._ledger.versions.get(version.id) is version and not self._waiting.is_busy(version.id):
+            if self._store.versions.get(version.id) is version and not self._waiting.is_busy(version.id):
                 self._seen(version, signatures[version.path])
             # Else something happened to it meanwhile: the next scan looks at it.
 
@@ -65,15 +65,15 @@ class Sightings:
 
     def _lose(self, record: VersionRecord, *, gone: bool) -> None:
         reason = f"{record.path} {'is gone' if gone else 'has changed'} since it was checked: publish the step again"
-        current = self._ledger.versions.get(record.id)
+        current = self._store.versions.get(record.id)
         if current is not None and current.state is VersionState.SEALED:
-            self._ledger.put_version(replace(current, state=VersionState.LOST, reason=reason), f"lost: {reason}")
+            self._store.put_version(replace(current, state=VersionState.LOST, reason=reason), f"lost: {reason}")
 
     def _find_again(self, record: VersionRecord, found: str | Unreadable | None) -> None:
         """The very files that were checked are back in their place: a folder was moved away and back again."""
         if found == record.signature:
             sealed = replace(record, state=VersionState.SEALED, reason=None)
-            self._ledger.put_version(sealed, f"sealed: {record.path} is back, unchanged")
+            self._store.put_version(sealed, f"sealed: {record.path} is back, unchanged")
 
     def _judge_again(self, record: VersionRecord, found: str | Unreadable | None) -> None:
         """A trainer's own folder was rejected, and is not what it was: it was not finished, or was written again."""
@@ -81,8 +81,8 @@ class Sightings:
         if isinstance(found, str) and seen != found:
             again = replace(record, state=VersionState.ANNOUNCED, reason=None, code=None)
             self._rejected_as.pop(record.id)
-            self._ledger.put_version(again, f"looked at again: {record.path} has changed since it was rejected")
-            self._waiting.bell.ring()
+            self._store.put_version(again, f"looked at again: {record.path} has changed since it was rejected")
+            self._waiting.changed.notify()
 
 
 def _may_heal(version: VersionRecord) -> bool:

@@ -2,42 +2,42 @@
 
 from dataclasses import replace
 
-from refitd.catalog.evidence import Evidence, Structure
-from refitd.catalog.fault import Code
-from refitd.catalog.metadata import LIMITS, completed
-from refitd.catalog.record import VersionRecord
-from refitd.catalog.validate import Valid
 from refitd.catalog.waiting import Waiting
-from refitd.ledger import Ledger
+from refitd.policy.metadata import LIMITS, completed
+from refitd.state.store import Store
+from refitd.state.version import VersionRecord
+from refitd_client.checkpoint.fault import Code
 from refitd_client.contract.states import VersionState
+from refitd_client.validation.evidence import Evidence, Structure
+from refitd_client.validation.validate import Valid
 
 _AGAIN = "announce the version again (the same notice: POST /v1/versions) to have it validated once more"
 
 
 class Verdicts:
-    """Writes them into the ledger."""
+    """Writes them into the store."""
 
-    def __init__(self, ledger: Ledger, waiting: Waiting) -> None:
-        self._ledger = ledger
+    def __init__(self, store: Store, waiting: Waiting) -> None:
+        self._store = store
         self._waiting = waiting
 
     def move(self, id_: str, state: VersionState, reason: str | None) -> None:
         """No verdict yet."""
-        record = self._ledger.versions[id_]
+        record = self._store.versions[id_]
         if (record.state, record.reason) != (state, reason):
-            self._ledger.put_version(replace(record, state=state, reason=reason))
+            self._store.put_version(replace(record, state=state, reason=reason))
 
     def begin(self, id_: str) -> None:
         """Its files are about to be read. If the service dies meanwhile, the next start knows over which version."""
-        record = self._ledger.versions[id_]
+        record = self._store.versions[id_]
         begun = replace(record, state=VersionState.VALIDATING, reason=None, unended=record.unended + 1)
-        self._ledger.put_version(begun)
+        self._store.put_version(begun)
 
     def end(self, id_: str) -> None:
         """They were read, or are not read any more, and the service is alive."""
-        record = self._ledger.versions.get(id_)
+        record = self._store.versions.get(id_)
         if record is not None and record.unended:
-            self._ledger.put_version(replace(record, unended=0))
+            self._store.put_version(replace(record, unended=0))
 
     def again(self, id_: str) -> None:
         """What was found out does not count any more: the next look comes at once."""
@@ -51,10 +51,10 @@ class Verdicts:
 
     def reject(self, id_: str, reason: str, code: Code | None = None) -> None:
         """It is bad."""
-        record = self._ledger.versions[id_]
+        record = self._store.versions[id_]
         self._waiting.forget(id_)
         rejected = replace(record, state=VersionState.REJECTED, reason=reason, code=code, unended=0)
-        self._ledger.put_version(rejected, f"rejected: {reason}")
+        self._store.put_version(rejected, f"rejected: {reason}")
         self._wake_deltas(id_)
 
     def set_aside(self, record: VersionRecord) -> None:
@@ -73,7 +73,7 @@ class Verdicts:
     def seal(self, id_: str, verdict: Valid, evidence: Evidence, took: dict[str, float]) -> None:
         """It is good. `took` maps stages to milliseconds."""
         self._waiting.forget_tries(id_)
-        record, seen = self._ledger.versions[id_], evidence.structure
+        record, seen = self._store.versions[id_], evidence.structure
         metadata, notes = _metadata(record, seen), list(verdict.notes)
         if metadata is None:
             notes.append(f"the metadata in refit.json is left out: a version's has at most {LIMITS}")
@@ -92,15 +92,15 @@ class Verdicts:
             metadata=record.metadata if metadata is None else metadata,
             timings=record.timings | took,
         )
-        self._ledger.put_version(sealed, "; ".join([f"sealed: {verdict.bytes} bytes in good order", *notes]))
+        self._store.put_version(sealed, "; ".join([f"sealed: {verdict.bytes} bytes in good order", *notes]))
         self._wake_deltas(id_)
 
     def _wake_deltas(self, base: str) -> None:
         """Those that wait for a verdict on their base have it."""
-        for version in self._ledger.open.values():
+        for version in self._store.open.values():
             if version.base == base and version.state is VersionState.UNKNOWN:
                 self._waiting.at_once(version.id)
-        self._waiting.bell.ring()
+        self._waiting.changed.notify()
 
 
 def _metadata(record: VersionRecord, seen: Structure | None) -> dict[str, str] | None:

@@ -12,8 +12,8 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from refitd.catalog.opening import ChangedError, Folder, OpeningRefusedError
-from refitd.root_threads import LOOK_SECONDS, RootThreads
+from refitd.root.threads import LOOK_SECONDS, RootThreads
+from refitd_client.checkpoint.opening import ChangedError, Folder, OpeningRefusedError
 
 IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 _STEP = 2**17  # bytes: what Linux reads ahead where nobody has set it otherwise

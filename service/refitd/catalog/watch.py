@@ -1,4 +1,4 @@
-"""Hints that something in the root has changed. A hint only rings the bell: the scan finds out what it was.
+"""Hints that something in the root has changed. A hint carries no message: the scan finds out what it was.
 
 watchdog loses events in bursts and its handler hears of no overflow; NFS and Lustre give none at all. So an event means
 "look again" and nothing else, and the catalog scans from time to time whether one came or not.
@@ -8,7 +8,6 @@ import asyncio
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
@@ -25,7 +24,7 @@ from watchdog.observers.api import BaseObserver
 from watchdog.observers.inotify_move_event_grouper import InotifyMoveEventGrouper
 from watchdog.observers.polling import PollingObserver
 
-from refitd.settings import Watch
+from refitd.root.file_systems import Watch, root_file_system, wants_polling
 from refitd_client.contract.naming import INCOMING_PREFIX, SERVICE_FOLDER
 
 POLL_SECONDS = 0.5
@@ -34,7 +33,6 @@ PAIRING_SECONDS = 0.01
 # watchdog holds all events back behind half a rename, such as one into the trash, for half a second, in case the other
 # half comes. Here a rename is a hint like any other, whole or half.
 InotifyMoveEventGrouper.delay = PAIRING_SECONDS
-NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "lustre", "overlay", "fuse", "cifs", "smb3", "9p", "beegfs", "ceph"})
 
 log = structlog.get_logger("refitd")
 
@@ -45,12 +43,12 @@ _NEWS: list[type[FileSystemEvent]] = [DirCreatedEvent, DirMovedEvent, FileMovedE
 
 
 class _Hints(FileSystemEventHandler):
-    """Calls `ring` on the loop for what may be a version arriving or going; reads and writes inside files are noise."""
+    """Calls `nudge` on the loop for what may be a version coming or going; reads and writes inside files are noise."""
 
-    def __init__(self, root: Path, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
+    def __init__(self, root: Path, loop: asyncio.AbstractEventLoop, nudge: Callable[[], None]) -> None:
         self._own = str(root / SERVICE_FOLDER)
         self._loop = loop
-        self._ring = ring
+        self._nudge = nudge
 
     def on_any_event(self, event: FileSystemEvent) -> None:
         if str(event.src_path).startswith(self._own):
@@ -58,60 +56,16 @@ class _Hints(FileSystemEventHandler):
         if event.event_type != "moved" and f"/{INCOMING_PREFIX}" in str(event.src_path):
             return  # a version that is being written: it arrives by a rename
         with suppress(RuntimeError):  # the loop closed while the observer's thread was still delivering
-            self._loop.call_soon_threadsafe(self._ring)
-
-
-@dataclass(frozen=True, slots=True)
-class Mount:
-    """Where a file system is mounted, and its type; empty where nobody knows."""
-
-    point: str = ""
-    kind: str = ""
-
-
-def mounts_now() -> str:
-    """What is mounted, as /proc/self/mounts says it; nothing where there is no such file."""
-    with suppress(OSError):
-        return Path("/proc/self/mounts").read_text()
-    return ""
-
-
-def mount_of(path: Path, mounts: str) -> Mount:
-    """The file system that holds `path`, from the text of /proc/self/mounts."""
-    best = Mount()
-    for line in mounts.splitlines():
-        fields = line.split()
-        if len(fields) < 3:
-            continue
-        point = fields[1].replace("\\040", " ")
-        inside = point == "/" or str(path) == point or str(path).startswith(point + "/")
-        if inside and len(point) >= len(best.point):
-            best = Mount(point, fields[2])
-    return best
-
-
-def file_system_of(path: Path, mounts: str) -> str:
-    """The type of the file system that holds `path`, from the text of /proc/self/mounts; "" where it is not there."""
-    return mount_of(path, mounts).kind
-
-
-def root_file_system(root: Path) -> str:
-    """The type of the file system that holds the root now, "" where nobody says."""
-    return file_system_of(root.resolve(), mounts_now())
-
-
-def wants_polling(kind: str) -> bool:
-    """Whether events of other hosts' writes are missing on this type of file system."""
-    return kind.partition(".")[0] in NETWORK_FILE_SYSTEMS
+            self._loop.call_soon_threadsafe(self._nudge)
 
 
 class Watcher:
     """An observer thread for the root."""
 
-    def __init__(self, root: Path, how: Watch, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
+    def __init__(self, root: Path, how: Watch, loop: asyncio.AbstractEventLoop, nudge: Callable[[], None]) -> None:
         self._root = root
         self._how = how
-        self._handler = _Hints(root, loop, ring)
+        self._handler = _Hints(root, loop, nudge)
         self._observer: BaseObserver | None = None
 
     async def run(self) -> None:

@@ -36,11 +36,11 @@ def adopt(**flags: Any) -> None:
 
 def _adopted(root: Path, state: Path) -> bool:
     # Here, because only this command needs them.
-    from refitd.journal import reads
-    from refitd.journal.condition import Sound, examine_journal, reading
-    from refitd.journal.journal import JOURNAL_NAME
-    from refitd.root_mark import RootRefusedError
-    from refitd.root_mark import adopt as adopted
+    from refitd.root.mark import RootRefusedError
+    from refitd.root.mark import adopt as adopted
+    from refitd.state.journal import reads
+    from refitd.state.journal.condition import Sound, examine_journal, reading
+    from refitd.state.journal.journal import JOURNAL_NAME
 
     path = state / JOURNAL_NAME
     if not isinstance(examine_journal(path, thorough=False), Sound):

@@ -100,7 +100,7 @@ def areal(
         from refitd.areal.record import RecordWatch
         from refitd.areal.serve import allow_many_connections, serve_facades
         from refitd.areal.updates import Updates
-        from refitd.logs import configure_logs
+        from refitd.observe.logs import configure_logs
 
         configure_logs("json" if json else "auto")
         allow_many_connections()

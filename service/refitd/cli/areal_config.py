@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import yaml
 
-from refitd_client.planning.outputs import AREAL_KEYS
+from refitd_plan.outputs import AREAL_KEYS
 
 _DEFAULTS: Mapping[str, Any] = {
     "sglang.mem_fraction_static": 0.9,

@@ -53,8 +53,8 @@ def doctor(**flags: Any) -> None:
     refitd doctor --json | jq '.findings[] | select(.verdict != "ok")'
     """
     # Here, because only this command needs so much of the service.
-    from refitd.doctor.check import check
-    from refitd.doctor.show import document, findings_table, summary
+    from refitd.cli.doctor_report import document, findings_table, summary
+    from refitd.diagnose.doctor.check import check
 
     json, nccl, trainer = bool(flags.pop("json", False)), bool(flags.pop("nccl")), flags.pop("trainer_pid")
     with speaking(json=json) as out:

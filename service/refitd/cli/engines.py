@@ -14,10 +14,10 @@ from refitd.cli.output import speaking
 from refitd.cli.rollback import listed
 from refitd.cli.summary import look_at_targets
 from refitd.clock import SystemClock
-from refitd_client.client import RefitClient
 from refitd_client.contract.states import EngineState
 from refitd_client.contract.wire import Engine, NewEngine, Version
 from refitd_client.errors import ConflictError
+from refitd_client.http.client import RefitClient
 
 app = typer.Typer(cls=Group)
 

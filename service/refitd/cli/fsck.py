@@ -48,10 +48,10 @@ def fsck(**flags: Any) -> None:
     refitd fsck --root /shared/weights --engines-file engines.yaml --repair
     """
     # Here, because only this command needs so much of the service.
-    from refitd.fsck.check import Wish, check
-    from refitd.fsck.show import document, findings_table, summary
-    from refitd.fsck.telling import Untold
-    from refitd.ownership import StartRefusedError
+    from refitd.cli.fsck_report import document, findings_table, summary
+    from refitd.diagnose.fsck.check import Wish, check
+    from refitd.diagnose.fsck.telling import Untold
+    from refitd.root.ownership import StartRefusedError
 
     json = bool(flags.pop("json", False))
     wish = Wish(repair=bool(flags.pop("repair")), deep=bool(flags.pop("deep")), engines=bool(flags.pop("ask_engines")))

@@ -9,7 +9,7 @@ from refitd.cli.options import Json, TokenFile, Url, connect
 from refitd.cli.output import speaking
 from refitd.cli.render import when
 from refitd.cli.table import Table
-from refitd.printable import clean
+from refitd.text import clean
 from refitd_client.contract.wire import Event
 
 Subject = Annotated[str | None, typer.Argument(metavar="[ID]", help="Of one version or engine only, by its id")]

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from refitd_client.client import RefitClient
-from refitd_client.retry import RetryPolicy
+from refitd_client.http.client import RefitClient
+from refitd_client.http.retry import RetryPolicy
 
 # A person who waits for an answer would rather hear at once that nobody is there.
 PROMPT = RetryPolicy(deadline=2.0)

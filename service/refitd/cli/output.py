@@ -17,7 +17,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from refitd.cli.exits import Failure, failure_of
-from refitd.printable import clean
+from refitd.text import clean
 from refitd_client.errors import RefitError
 
 # Into a pipe, lines are as long as they are: a table that is cut at 80 columns cannot be searched.

@@ -10,7 +10,7 @@ from rich.markup import escape
 from refitd.cli.exits import ExitCode
 from refitd.cli.options import Json
 from refitd.cli.output import PAGE_WIDTH, speaking
-from refitd_client.planning.job import DEFAULTS
+from refitd_plan.job import DEFAULTS
 
 _MACHINE, _TRAINER, _ENGINE, _ROLLOUTS = "Machine", "Trainer", "Engine", "Rollouts"
 
@@ -167,7 +167,7 @@ def plan(
     from refitd.cli.areal_config import Read, kv_cache_bytes, read_areal
     from refitd.cli.plan_shown import shown
     from refitd_client import plan as made
-    from refitd_client.planning.outputs import with_keys
+    from refitd_plan.outputs import with_keys
 
     with speaking(json=json) as out:
         said = {name: value for name, value in given.items() if value is not None}

@@ -9,9 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from refitd.cli.render import sentence
-from refitd_client.planning.host import BY_FILES
-from refitd_client.planning.outputs import areal_yaml, environment_lines
-from refitd_client.planning.plan import Plan, PlannedMemory, PlannedProcess, Way
+from refitd_plan.host import BY_FILES
+from refitd_plan.outputs import areal_yaml, environment_lines
+from refitd_plan.plan import Plan, PlannedMemory, PlannedProcess, Way
 
 
 def shown(plan: Plan) -> Iterator[RenderableType]:

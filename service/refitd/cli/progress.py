@@ -11,7 +11,7 @@ from rich.progress import TransferSpeedColumn as SpeedColumn
 from rich.table import Column
 
 from refitd.cli.output import Output
-from refitd.printable import clean
+from refitd.text import clean
 from refitd_client.errors import RefitError
 
 LOOK_SECONDS = 0.5

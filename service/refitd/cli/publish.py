@@ -17,13 +17,13 @@ from refitd.cli.options import Json, Timeout, TokenFile, Url, connect
 from refitd.cli.output import Output, speaking
 from refitd.cli.progress import Bar, bar, watched
 from refitd.cli.waiting import progress_of
-from refitd_client.client import RefitClient
-from refitd_client.connection import connect_to
 from refitd_client.contract.states import WaitOutcome
 from refitd_client.errors import StepConflictError
-from refitd_client.progress import Progress
-from refitd_client.publication import Publication
-from refitd_client.publisher import WeightPublisher
+from refitd_client.http.client import RefitClient
+from refitd_client.http.connection import connect_to
+from refitd_client.publish.publication import Publication
+from refitd_client.publish.publisher import WeightPublisher
+from refitd_client.write.progress import Progress
 
 Folder = Annotated[
     Path, typer.Argument(metavar="DIR", help="A checkpoint in safetensors, as save_pretrained writes it")

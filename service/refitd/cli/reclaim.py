@@ -9,8 +9,8 @@ from refitd.cli.asking import agree
 from refitd.cli.options import Json, TokenFile, Url, Yes, connect
 from refitd.cli.output import Output, speaking
 from refitd.cli.progress import bar, watched
-from refitd_client.client import RefitClient
 from refitd_client.contract.wire import ReclaimPlan
+from refitd_client.http.client import RefitClient
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted, what kept, and why")]
 _NOBODY = "this deletes files and nobody can be asked: say --yes, or --dry-run to see what would go"

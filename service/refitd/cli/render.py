@@ -8,15 +8,13 @@ from typing import assert_never
 from rich.text import Text
 
 from refitd.cli.table import Table
-from refitd.duration import spoken
-from refitd.printable import clean
+from refitd.text import clean, size_of, spoken
 from refitd_client.contract.naming import parse_version_id
 from refitd_client.contract.states import DeliveryState, EngineState, VersionState, WaitOutcome
 from refitd_client.contract.wire import Delivery, Engine, Explanation, ReclaimPlan, Version, WaitResult
 
 NOTHING = "-"
 _HASH = re.compile(r"\b([0-9a-f]{8})[0-9a-f]{8,}\b")
-_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 _GOOD = "green"
 _BUSY = "yellow"
@@ -266,13 +264,8 @@ def outcome(result: WaitResult) -> Text:
 
 
 def size(count: int | None) -> str:
-    """Bytes for people, in decimal units as disks are sold."""
-    if count is None:
-        return NOTHING
-    value, unit = float(count), 0
-    while value >= 999.95 and unit < len(_UNITS) - 1:
-        value, unit = value / 1000, unit + 1
-    return f"{count} B" if unit == 0 else f"{value:.1f} {_UNITS[unit]}"
+    """Bytes for people; a dash where they are not known."""
+    return NOTHING if count is None else size_of(count)
 
 
 def sentence(text: str, style: str = "") -> Text:

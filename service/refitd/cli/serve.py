@@ -40,7 +40,7 @@ def serve(**flags: Any) -> None:
     if json and flags.get("log_format") is None:
         flags["log_format"] = "json"
     # Here, because only this command needs so much of the service.
-    from refitd.preflight import check_start
+    from refitd.diagnose.preflight import check_start
 
     with speaking(json=json):
         settings = settings_from(flags)

@@ -4,9 +4,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from refitd.cli.standing import worst
-from refitd_client.client import RefitClient
 from refitd_client.contract.states import EngineState, Standing, VersionState
 from refitd_client.contract.wire import Engine, Faults, RunGlance, Version
+from refitd_client.http.client import RefitClient
 
 # Among so many of a run's newest good versions, one is not barred: a rollback seldom goes further.
 _LOOK_BACK = 20

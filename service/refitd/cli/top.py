@@ -12,8 +12,8 @@ from refitd.cli.glance import Glance, screen
 from refitd.cli.keys import Keys
 from refitd.cli.options import Json, TokenFile, Url, connect
 from refitd.cli.output import Output, speaking
-from refitd_client.client import RefitClient
 from refitd_client.errors import ServiceError, UnauthorizedError
+from refitd_client.http.client import RefitClient
 
 Once = Annotated[bool, typer.Option("--once", help="Look once and end, as when stdout is no terminal")]
 Interval = Annotated[float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="Time between two looks")]

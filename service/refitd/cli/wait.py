@@ -11,11 +11,11 @@ from refitd.cli.exits import failure_of
 from refitd.cli.options import PROMPT, Json, Timeout, TokenFile, Url, connect
 from refitd.cli.output import Output, speaking
 from refitd.cli.waiting import find_version, wait_for
-from refitd_client.client import RefitClient
 from refitd_client.contract.wire import WaitResult
 from refitd_client.errors import RefitError, WaitTimeoutError
-from refitd_client.retry import RetryPolicy
-from refitd_client.verdict import judge
+from refitd_client.http.client import RefitClient
+from refitd_client.http.retry import RetryPolicy
+from refitd_client.http.verdict import judge
 
 VersionIdOrNone = Annotated[str | None, typer.Argument(metavar="[ID]", help="A version's id; or else --run and --step")]
 Run = Annotated[str | None, typer.Option("--run", metavar="RUN", envvar="REFITD_RUN", help="The version's run")]

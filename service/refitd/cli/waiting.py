@@ -6,12 +6,12 @@ from contextlib import suppress
 
 from refitd.cli.output import Output
 from refitd.cli.render import engines_on, sentence
-from refitd_client.client import RefitClient
 from refitd_client.contract.naming import Order, version_id
 from refitd_client.contract.states import VersionState, WaitOutcome
 from refitd_client.contract.wire import Version, WaitResult
 from refitd_client.errors import NotFoundError, VersionFailedError
-from refitd_client.routes import WaitFor
+from refitd_client.http.client import RefitClient
+from refitd_client.http.routes import WaitFor
 
 _LOOK = 1.0  # seconds between two looks, for the line to stay true
 _FIND_PAUSE = 0.5  # seconds before a version that is not known yet is looked for again

@@ -56,10 +56,10 @@ def webhooks(
 def _try(out: Output, to: str, secret_file: Path | None) -> None:
     # Here, because only this needs the sender.
     from refitd.clock import SystemClock
-    from refitd.webhooks.courier import place_of
-    from refitd.webhooks.delivery import after_try, trial_message
-    from refitd.webhooks.post import SignedPost
-    from refitd.webhooks.signature import read_secrets
+    from refitd.observe.webhooks.delivery_task import place_of
+    from refitd.observe.webhooks.post import SignedPost
+    from refitd.observe.webhooks.signature import read_secrets
+    from refitd.state.delivery import after_try, trial_message
     from refitd_client.contract.states import DeliveryState
 
     if not to.startswith(("http://", "https://")):

@@ -10,8 +10,8 @@ from pathlib import Path
 from refitd.discovery.memory import MOST, Answer, Named, Silent
 from refitd.discovery.place import Areal
 from refitd.engine.address import AddressRefusedError, check_url
-from refitd.root_threads import LOOK_SECONDS, RootHangsError, RootThreads
-from refitd_client.plain_file import open_plain
+from refitd.root.threads import LOOK_SECONDS, RootHangsError, RootThreads
+from refitd_client.files.plain_file import open_plain
 
 SERVERS = "gen_servers"
 ENTRY = "ENTRY"

@@ -7,7 +7,7 @@ from refitd.discovery.dns import ask_dns
 from refitd.discovery.memory import Answer
 from refitd.discovery.place import Areal, Dns, Place, Router
 from refitd.discovery.router import ask_router
-from refitd.root_threads import RootThreads
+from refitd.root.threads import RootThreads
 
 
 async def ask(place: Place, threads: RootThreads) -> Answer:

@@ -7,7 +7,7 @@ import msgspec
 from refitd.discovery.memory import Answer, Named, Silent
 from refitd.discovery.place import Router
 from refitd.engine.address import AddressRefusedError, check_url
-from refitd.engine.sglang.transport import NoReply, Transport
+from refitd.engine.http import NoReply, Transport
 
 SECONDS = 5.0
 _RANK = re.compile(r"@\d+$")  # a router that knows data-parallel ranks names one engine once for each

@@ -9,7 +9,7 @@ from refitd.clock import Clock
 from refitd.discovery.asking import ask
 from refitd.discovery.memory import Memory, remember
 from refitd.discovery.place import Place
-from refitd.root_threads import RootThreads
+from refitd.root.threads import RootThreads
 
 LOOK_SECONDS = 5.0
 

@@ -1,4 +1,4 @@
-"""An engine's URL: what is accepted, and the id that follows from it."""
+"""An engine's URL and its adapters' names: what is accepted, and the id that follows from the URL."""
 
 import re
 from urllib.parse import urlsplit
@@ -9,6 +9,7 @@ from refitd_client.contract.naming import NameRefusedError
 # no '%', no Unicode, no spaces, no zones.
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?\.?|[0-9A-Fa-f:.]{2,45}")
 _ID = re.compile(r"[A-Za-z0-9\[][A-Za-z0-9._:\[\]-]{0,254}")  # `host:port`, `[::1]:30000`, or a plain name
+_ADAPTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 class AddressRefusedError(ValueError):
@@ -53,3 +54,14 @@ def check_engine_id(name: str) -> str:
 def engine_id(url: str) -> str:
     """The id of an engine that was given none: `host:port`."""
     return check_url(url).partition("://")[2]
+
+
+def check_adapter_name(name: str) -> str:
+    """Return `name` if adapters can be called `name-v<step>`: it stands in requests, as the model's name.
+
+    Raises:
+        ValueError: it has other characters than letters, digits, '.', '_' and '-', or is too long.
+    """
+    if not _ADAPTER.fullmatch(name):
+        raise ValueError(f"{name!r} is no name for adapters: use letters, digits, '.', '_' and '-'")
+    return name

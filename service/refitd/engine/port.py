@@ -196,13 +196,13 @@ class Engine(Protocol):
         """Prepare while it serves, where it can; then pause, load, verify, resume. `on_stage`: a stage begins."""
         ...
 
-    async def look_ahead(self, version: Coming | Offered) -> None:
+    async def prefetch(self, version: Coming | Offered) -> None:
         """Have it make a version ready while it serves, where it can; nothing is written. What comes of that shows in
         the refit: it takes less time, or says why not.
         """
         ...
 
-    async def look_away(self) -> None:
+    async def cancel_prefetch(self) -> None:
         """Have it close what it made ready: no refit to that comes."""
         ...
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from refitd.policy.holdings import Holdings
 from refitd.reclaim import incoming, looking, slots, trash
-from refitd.reclaim.handle import root_at
-from refitd.reclaim.holdings import Holdings
-from refitd.reclaim.outcome import Discarded, Emptied, Gone, Refused
 from refitd.reclaim.recycler import SlotFolders
-from refitd.reclaim.slots import Slot
-from refitd.root_threads import LISTING_SECONDS, LOOK_SECONDS, RootThreads
+from refitd.root.handle import root_at
+from refitd.root.leftovers import Slot
+from refitd.root.outcome import Discarded, Emptied, Gone, Refused
+from refitd.root.threads import LISTING_SECONDS, LOOK_SECONDS, RootThreads
 
 AnswerT = TypeVar("AnswerT")
 

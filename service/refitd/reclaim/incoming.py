@@ -15,13 +15,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from refitd.duration import spoken
-from refitd.reclaim.handle import below, identity_of, made, opened, parts_below
-from refitd.reclaim.outcome import Discarded, Gone, Refused
 from refitd.reclaim.room import room_of
 from refitd.reclaim.trash import discard
+from refitd.root.handle import below, identity_of, made, opened, parts_below
+from refitd.root.leftovers import Incoming
+from refitd.root.outcome import Discarded, Gone, Refused
+from refitd.text import spoken
 from refitd_client.contract.naming import INCOMING_PREFIX, SERVICE_FOLDER, STAGING_LOCK
-from refitd_client.plain_file import open_plain
+from refitd_client.files.plain_file import open_plain
 
 WITHOUT_LOCK = 24  # a folder without a lock must be this many times as old
 MAX_DEPTH = 8
@@ -34,17 +35,6 @@ class Lock(Enum):
     HELD = auto()
     FREE = auto()
     MISSING = auto()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Incoming:
-    """A folder that is, or was, being written. `age` is in seconds, `bytes` counts its files."""
-
-    path: str
-    abandoned: bool
-    reason: str
-    age: float | None = None
-    bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,17 +8,17 @@ import os
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 
-from refitd.reclaim.handle import Identity, below, identity_of, parts_below
-from refitd.reclaim.holdings import Entry, Holdings, is_weights, sort_out
-from refitd.reclaim.outcome import Gone, Refused, sentence
+from refitd.policy.holdings import Entry, Holdings, is_weights, sort_out
 from refitd.reclaim.room import MAX_COUNTED, room_within
 from refitd.reclaim.seals import entries_of, seal_of
 from refitd.reclaim.trash import examine
+from refitd.root.handle import Identity, below, identity_of, parts_below
+from refitd.root.outcome import Gone, Refused, sentence
+from refitd_client.checkpoint.strict_header import HeaderRefusedError, TornFileError, read_header
 from refitd_client.contract.manifest import MAX_MANIFEST_BYTES, Manifest, ManifestRefusedError, parse_manifest
 from refitd_client.contract.naming import MANIFEST_NAME
-from refitd_client.file_bytes import read_at
-from refitd_client.plain_file import plain_file
-from refitd_client.strict_header import HeaderRefusedError, TornFileError, read_header
+from refitd_client.files.file_bytes import read_at
+from refitd_client.files.plain_file import plain_file
 
 _LENGTH_BYTES = 8  # a safetensors file begins with the length of its header
 

@@ -6,12 +6,12 @@ from typing import Protocol
 
 import structlog
 
-from refitd.catalog.record import VersionRecord
 from refitd.clock import Clock
-from refitd.reclaim.leases import Views
-from refitd.reclaim.outcome import Discarded, Gone, Refused
-from refitd.reclaim.slots import Slot
-from refitd.reclaim.spare import SlotRules, SlotVerdict, newest_full, spare, why_not
+from refitd.policy.leases import Views
+from refitd.policy.spare_slots import SlotRules, SlotVerdict, newest_full, spare, why_not
+from refitd.root.leftovers import Slot
+from refitd.root.outcome import Discarded, Gone, Refused
+from refitd.state.version import VersionRecord
 from refitd_client.contract.wire import Reclaimable
 
 _NUMBERS = re.compile(r"\d+")

@@ -4,7 +4,7 @@ import os
 import stat
 from contextlib import suppress
 
-from refitd.reclaim.handle import opened
+from refitd.root.handle import opened
 
 MAX_COUNTED = 10_000  # names in the folders within one folder; what lies beyond them is not counted
 _MAX_DEPTH = 16

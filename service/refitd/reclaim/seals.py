@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import xxhash
 
-from refitd.reclaim.holdings import Entry
+from refitd.policy.holdings import Entry
 from refitd.reclaim.room import room_of
 
 MAX_NAMES = 100_000  # at the top of a folder

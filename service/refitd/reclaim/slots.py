@@ -22,13 +22,13 @@ import os
 import stat
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from uuid import uuid4
 
-from refitd.reclaim.handle import below, made, opened, parts_below
-from refitd.reclaim.outcome import Discarded, Gone, Refused, sentence
-from refitd.reclaim.trash import TRASH, condemn, sync
-from refitd_client.contract.naming import MANIFEST_NAME, SERVICE_FOLDER, STAGING_LOCK
+from refitd.reclaim.trash import condemn, sync
+from refitd.root.handle import below, made, opened, parts_below
+from refitd.root.leftovers import Slot
+from refitd.root.outcome import Discarded, Gone, Refused, sentence
+from refitd_client.contract.naming import MANIFEST_NAME, SERVICE_FOLDER, STAGING_LOCK, TRASH
 from refitd_client.contract.shard import MAX_HEADER_BYTES
 from refitd_client.contract.slot import (
     SLOTS,
@@ -38,34 +38,12 @@ from refitd_client.contract.slot import (
     run_of_slots,
     run_slots,
     slot_name,
-    slots_path,
 )
-from refitd_client.file_bytes import read_at
-from refitd_client.plain_file import open_plain
+from refitd_client.files.file_bytes import read_at
+from refitd_client.files.plain_file import open_plain
 
 MAKING = ".making-"
 _SHARD = ".safetensors"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slot:
-    """A folder among a run's slots. `layout` is None where it is none; `fault` says what is wrong with it.
-
-    `ours` says whether this service can have put it there. Without a name it is the folder of a run's slots itself,
-    and without a run that of all slots: neither can be read then.
-    """
-
-    run: str
-    name: str
-    bytes: int = 0
-    layout: str | None = None
-    fault: str | None = None
-    ours: bool = True
-
-    @property
-    def path(self) -> str:
-        """Where it lies, relative to the root."""
-        return f"{slots_path(self.run)}/{self.name}".rstrip("/")
 
 
 class _NoSlotError(Exception):

@@ -23,17 +23,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from refitd.catalog.conventions import is_foreign
-from refitd.catalog.record import VersionRecord
-from refitd.catalog.scan import Listing, ListingFailed
 from refitd.clock import Clock
-from refitd.reclaim.folders import Folders
-from refitd.reclaim.holdings import Holdings
-from refitd.reclaim.incoming import Incoming
-from refitd.reclaim.keep import EVIDENCE, SPARED, KeepRules, Verdict, keep
-from refitd.reclaim.kept import Kept, bytes_by_reason
-from refitd.reclaim.leases import Views, leases
-from refitd.reclaim.lines import (
+from refitd.policy.holdings import Holdings
+from refitd.policy.keep import EVIDENCE, SPARED, KeepRules, Verdict, keep
+from refitd.policy.kept import Kept, bytes_by_reason
+from refitd.policy.leases import Views, leases
+from refitd.policy.lines import (
     incoming_line,
     left_line,
     over_budget,
@@ -44,15 +39,20 @@ from refitd.reclaim.lines import (
     trash_lines,
     version_line,
 )
-from refitd.reclaim.needs import before_their_bases, standing_on
-from refitd.reclaim.outcome import Discarded, Gone, Refused
-from refitd.reclaim.rebuild import Withheld
+from refitd.policy.needs import before_their_bases, standing_on
+from refitd.policy.readiness import Withheld
+from refitd.policy.spare_slots import SlotRules
+from refitd.policy.weights import Found, Weight, Weights, wants_look, weigh, weight_of
+from refitd.reclaim.folders import Folders
 from refitd.reclaim.recycler import Recycler, slot_line
-from refitd.reclaim.spare import SlotRules
-from refitd.reclaim.weights import Found, Weight, Weights, wants_look, weigh, weight_of
+from refitd.root.leftovers import Incoming
+from refitd.root.outcome import Discarded, Gone, Refused
+from refitd.root.scan import Listing, ListingFailed
+from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import version_id
 from refitd_client.contract.states import VersionState
 from refitd_client.contract.wire import Reclaimable, ReclaimPlan
+from refitd_client.validation.conventions import is_foreign
 
 _SIZED_HERE = frozenset({VersionState.REJECTED, VersionState.UNKNOWN})
 OVER_BUDGET_FOR = 60.0  # seconds before that is said: while a version has no verdict the root may be over its budget
@@ -111,7 +111,7 @@ class Books(Protocol):
 
 
 class CopySweep(Protocol):
-    """Sees to copies: a run that publishes no deltas any more needs none. `refitd.copies.copier` does."""
+    """Sees to copies: a run that publishes no deltas any more needs none. `refitd.materialize.materializer` does."""
 
     @property
     def bytes_on_root(self) -> int:

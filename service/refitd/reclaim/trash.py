@@ -31,14 +31,13 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from uuid import uuid4
 
-from refitd.reclaim.handle import Identity, below, identity_of, made, opened, parts_below
-from refitd.reclaim.outcome import Discarded, Emptied, Gone, Refused, sentence
 from refitd.reclaim.room import MAX_COUNTED, room_of, room_within
 from refitd.reclaim.seals import entries_of, seal_of, stamp_of
-from refitd_client.contract.naming import SERVICE_FOLDER
+from refitd.root.handle import Identity, below, identity_of, made, opened, parts_below
+from refitd.root.outcome import Discarded, Emptied, Gone, Refused, sentence
+from refitd_client.contract.naming import SERVICE_FOLDER, TRASH
 from refitd_client.errors import NO_SPACE
 
-TRASH = "trash"
 CAUGHT = "caught-"
 _UNIQUE = re.compile(r"[0-9a-f]{32}")
 _CAUGHT = re.compile(rf"{CAUGHT}(\d+)(?:-([0-9a-f]{{16}}))?")

@@ -10,11 +10,13 @@ from dataclasses import asdict, dataclass, replace
 
 import httpx
 
-from refitd.catalog.record import VersionRecord
-from refitd.ledger import Ledger
-from refitd.printable import one_line, without_secrets, without_secrets_of
-from refitd.rollout.record import CheckState, EngineRecord, RolloutRecord
-from refitd.rollout.strategy import awaits_check
+from refitd.policy.strategy import awaits_check
+from refitd.rollout.targets import Targets
+from refitd.state.records import CheckState, EngineRecord, RolloutRecord
+from refitd.state.store import Store
+from refitd.state.version import VersionRecord
+from refitd.text import one_line
+from refitd.url_secrets import without_secrets, without_secrets_of
 
 CHECK_SECONDS = 600.0  # an operator's check may run a small evaluation
 RETRY_SECONDS = 1.0
@@ -32,19 +34,20 @@ class CanaryChecks:
     longer the one that rolls.
     """
 
-    def __init__(self, ledger: Ledger, checks: list[Check]) -> None:
-        self._ledger = ledger
+    def __init__(self, store: Store, targets: Targets, checks: list[Check]) -> None:
+        self._store = store
+        self._targets = targets
         self._checks = checks
         self._asking: dict[tuple[str, int, str], asyncio.Task[None]] = {}  # by run, number of the rollout, version
 
     async def run(self) -> None:
-        """Follow the ledger's bell."""
+        """Look at each change in the store."""
         seen = -1
         async with asyncio.TaskGroup() as group:
             while True:
-                seen = await self._ledger.bell.after(seen)
+                seen = await self._store.changed.wait_after(seen)
                 self._let_go()
-                for rollout in list(self._ledger.rollouts.values()):
+                for rollout in list(self._store.rollouts.values()):
                     self._look(rollout, group)
 
     def _let_go(self) -> None:
@@ -53,14 +56,14 @@ class CanaryChecks:
                 self._asking.pop(key).cancel()
 
     def _is_current(self, run: str, number: int, version: str) -> bool:
-        rollout, target = self._ledger.rollouts.get(run), self._ledger.goals(run).target
+        rollout, target = self._store.rollouts.get(run), self._targets.of_run(run).target
         return rollout is not None and rollout.number == number and target is not None and target.id == version
 
     def _look(self, rollout: RolloutRecord, group: asyncio.TaskGroup) -> None:
-        target = self._ledger.goals(rollout.run).target
+        target = self._targets.of_run(rollout.run).target
         if target is None:
             return
-        canary = awaits_check(self._ledger.strategy, target, rollout, self._ledger.engines_of(rollout.run))
+        canary = awaits_check(self._targets.strategy, target, rollout, self._store.engines_of(rollout.run))
         key = (rollout.run, rollout.number, target.id)
         if canary is not None and key not in self._asking:
             asked = self._ask(target, canary, key)
@@ -70,17 +73,17 @@ class CanaryChecks:
         fault = await self._fault_of(target, canary, lambda trouble: self._waits(canary, key, trouble))
         if self._asking.pop(key, None) is None or not self._is_current(*key):
             return  # rolled back or overtaken meanwhile
-        now = self._ledger.engines.get(canary.id)
+        now = self._store.engines.get(canary.id)
         if fault is not None and (now is None or now.serving != target.id):
-            self._ledger.bell.ring()  # the canary went away: that says nothing of the version, the next one is asked
+            self._store.changed.notify()  # the canary went away: that says nothing of the version; the next is asked
             return
-        self._say(self._ledger.rollouts[target.run], canary, fault)
+        self._say(self._store.rollouts[target.run], canary, fault)
 
     def _waits(self, canary: EngineRecord, key: tuple[str, int, str], trouble: str) -> None:
-        rollout = self._ledger.rollouts.get(key[0])
+        rollout = self._store.rollouts.get(key[0])
         reason = f"the check of the canary {canary.id} has not come to an end: {trouble}; it is asked again"
         if rollout is not None and self._is_current(*key) and rollout.reason != reason:
-            self._ledger.put_rollout(replace(rollout, reason=reason), reason)
+            self._store.put_rollout(replace(rollout, reason=reason), reason)
 
     async def _fault_of(self, target: VersionRecord, canary: EngineRecord, tell: Tell) -> str | None:
         for check in self._checks:
@@ -91,10 +94,10 @@ class CanaryChecks:
     def _say(self, rollout: RolloutRecord, canary: EngineRecord, fault: str | None) -> None:
         if fault is None:
             text = f"the canary {canary.id} passed its check with {rollout.version}: the others follow"
-            self._ledger.put_rollout(replace(rollout, check=CheckState.PASSED, reason=None), text)
+            self._store.put_rollout(replace(rollout, check=CheckState.PASSED, reason=None), text)
         else:
             reason = f"the canary {canary.id} failed its check: {fault}"
-            self._ledger.put_rollout(replace(rollout, check=CheckState.FAILED, reason=reason), reason)
+            self._store.put_rollout(replace(rollout, check=CheckState.FAILED, reason=reason), reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

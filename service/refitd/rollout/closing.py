@@ -2,15 +2,15 @@
 
 from dataclasses import dataclass, replace
 
-from refitd.catalog.record import VersionRecord
 from refitd.engine.port import Outcome, Refit
+from refitd.policy.in_place import takes_in_place
+from refitd.policy.label import label_of
+from refitd.policy.observe import after_refit, standing
+from refitd.policy.target import skipped_between
 from refitd.rollout.entry import Entry
-from refitd.rollout.in_place import takes_in_place
-from refitd.rollout.label import label_of
-from refitd.rollout.observe import after_refit, standing
 from refitd.rollout.reading import SeenPath
-from refitd.rollout.record import NOT_SENT, AttemptRecord, EngineRecord
-from refitd.rollout.target import skipped_between
+from refitd.state.records import NOT_SENT, AttemptRecord, EngineRecord
+from refitd.state.version import VersionRecord
 from refitd_client.contract.states import Kind
 
 
@@ -44,34 +44,34 @@ class Closing:
     def drop(self, before: EngineRecord, attempt: AttemptRecord, reason: str) -> None:
         """Something of the service's own is in the way: the engine was not told to load, and is as it was."""
         entry = self.entry
-        entry.ledger.close_attempt(replace(attempt, outcome=NOT_SENT, reason=reason))
+        entry.store.close_attempt(replace(attempt, outcome=NOT_SENT, reason=reason))
         entry.unless_removed(before)
         entry.agenda = replace(entry.agenda, failed=attempt.version, retry_at=entry.later(1))
         entry.put(before, replace(entry.record, state=before.state))
 
     def forgive(self, before: EngineRecord) -> None:
         """That the service was stopped says nothing against the version."""
-        ledger = self.entry.ledger
-        if (record := ledger.engines.get(self.entry.id)) is not None:
+        store = self.entry.store
+        if (record := store.engines.get(self.entry.id)) is not None:
             held, taints = before.serving or before.held, before.taints
             kept = replace(record, strikes=before.strikes, failures=before.failures, taints=taints, held=held)
-            ledger.put_engine(kept)
+            store.put_engine(kept)
 
     def _closed(self, attempt: AttemptRecord, refit: Refit) -> AttemptRecord:
         closed = replace(attempt, outcome=refit.outcome.name, reason=refit.reason, timings=refit.timings)
-        self.entry.ledger.close_attempt(closed)
+        self.entry.store.close_attempt(closed)
         return closed
 
     def _acknowledged(
         self, before: EngineRecord, after: EngineRecord, version: VersionRecord, refit: Refit
     ) -> EngineRecord:
-        ledger = self.entry.ledger
+        store = self.entry.store
         self._reschedule(version, refit)
         if refit.fingerprint is not None and after.configuration is not None:
-            ledger.record_fingerprint(version.id, after.configuration, refit.fingerprint)
-        serving = ledger.versions.get(before.serving or "")
-        skipped = skipped_between(ledger.versions_of(version.run), serving, version)
-        in_place = takes_in_place(before.to_load, version, ledger.versions)
+            store.record_fingerprint(version.id, after.configuration, refit.fingerprint)
+        serving = store.versions.get(before.serving or "")
+        skipped = skipped_between(store.versions_of(version.run), serving, version)
+        in_place = takes_in_place(before.to_load, version, store.versions)
         after = replace(
             after,
             weight_version=label_of(version),

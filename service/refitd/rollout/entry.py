@@ -1,13 +1,14 @@
-"""One engine in the ledger, as its replica sees it: its record as long as it is named, and when what may be tried."""
+"""One engine in the store, as its reconciler sees it: its record as long as it is named, and when what may be tried."""
 
 import random
 from dataclasses import replace
 
-from refitd.journal.journal import JournalError
-from refitd.ledger import Ledger
-from refitd.rollout.backoff import backoff
-from refitd.rollout.plan import Agenda, Goals
-from refitd.rollout.record import EngineRecord
+from refitd.policy.backoff import backoff
+from refitd.policy.next_action import Agenda, Goals
+from refitd.rollout.targets import Targets
+from refitd.state.journal.journal import JournalError
+from refitd.state.records import EngineRecord
+from refitd.state.store import Store
 from refitd_client.contract.states import EngineState
 
 
@@ -18,11 +19,11 @@ class RemovedError(Exception):
 class Entry:
     """The entry of the engine that is named `engine_id` now: another one of that name is not meant."""
 
-    def __init__(self, engine_id: str, ledger: Ledger, chance: random.Random) -> None:
-        self.id, self.ledger = engine_id, ledger
+    def __init__(self, engine_id: str, store: Store, targets: Targets, chance: random.Random) -> None:
+        self.id, self.store, self.targets = engine_id, store, targets
         self.agenda = Agenda()
         self._is_there = False  # whether it was counted as behind what it serves
-        self._url = ledger.engines[engine_id].url
+        self._url = store.engines[engine_id].url
         self._chance = chance
 
     @property
@@ -34,12 +35,12 @@ class Entry:
         """
         if not self.is_named:
             raise RemovedError
-        return self.ledger.engines[self.id]
+        return self.store.engines[self.id]
 
     @property
     def is_named(self) -> bool:
         """Whether it was not removed."""
-        record = self.ledger.engines.get(self.id)
+        record = self.store.engines.get(self.id)
         return record is not None and record.url == self._url
 
     def unless_removed(self, after: EngineRecord) -> None:
@@ -49,13 +50,13 @@ class Entry:
             RemovedError: it was.
         """
         if not self.is_named:
-            self.ledger.leave(after)
+            self.store.leave(after)
             raise RemovedError
 
     @property
     def now(self) -> float:
         """Monotonic seconds."""
-        return self.ledger.clock.monotonic()
+        return self.store.clock.monotonic()
 
     def later(self, times: int) -> float:
         """When to try again what has failed so many times."""
@@ -65,7 +66,7 @@ class Entry:
     def goals(self) -> Goals:
         """What the engine could be brought to."""
         record = self.record.to_load
-        goals = self.ledger.goals_of(record)
+        goals = self.targets.of_engine(record)
         candidates = (goals.target, goals.loadable, goals.last_good)
         recorded = frozenset(v.id for v in candidates if v is not None and self.fingerprint_of(v.id) is not None)
         return replace(goals, recorded=recorded)
@@ -78,7 +79,7 @@ class Entry:
 
     def fingerprint_of(self, version: str) -> str | None:
         """What a clean load of a version left in engines of this one's configuration."""
-        return self.ledger.fingerprint(version, self.record.configuration or "")
+        return self.store.fingerprint(version, self.record.configuration or "")
 
     def arrive(self) -> None:
         """A rollback may have made what it serves the target again: it is asked at once whether it still does."""
@@ -94,14 +95,14 @@ class Entry:
         """Write down what has become of it, and tell what is news."""
         _ = self.record
         if before.how_it_loads != after.how_it_loads:
-            self.ledger.say("engine", self.id, after.how_it_loads, state=after.state.value)
+            self.store.say("engine", self.id, after.how_it_loads, state=after.state.value)
         changed = (before.state, before.serving, before.reason) != (after.state, after.serving, after.reason)
-        self.ledger.put_engine(after, _sentence(after) if changed else None)
+        self.store.put_engine(after, _sentence(after) if changed else None)
 
     async def written(self) -> str | None:
         """Wait until what was put is durable; why it is not, None where it is."""
         try:
-            await self.ledger.durable()
+            await self.store.durable()
         except JournalError as error:
             return str(error)
         return None

@@ -1,5 +1,5 @@
 """The engines: who they are, and a task for each. Settings, engines file, API and what is discovered name them, the
-ledger remembers.
+store remembers.
 """
 
 import asyncio
@@ -11,18 +11,19 @@ from pathlib import Path
 
 import structlog
 
-from refitd.catalog.record import VersionRecord
 from refitd.engine.address import AddressRefusedError, check_engine_id, check_url, engine_id
 from refitd.engine.engines_file import EnginesFile, EngineSpec
 from refitd.engine.port import Engine
-from refitd.ledger import Ledger
+from refitd.policy.roster import Named, reconcile
 from refitd.problem import Kind, ProblemError
 from refitd.rollout.canary import Tell
 from refitd.rollout.reading import Check, Reading
-from refitd.rollout.record import EngineRecord, Source
-from refitd.rollout.removed import given_back
-from refitd.rollout.replica import Replica
-from refitd.rollout.roster import Named, reconcile
+from refitd.rollout.reconciler import EngineReconciler
+from refitd.rollout.targets import Targets
+from refitd.state.records import EngineRecord, Source
+from refitd.state.removed import given_back
+from refitd.state.store import Store
+from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import NameRefusedError, check_run
 from refitd_client.contract.states import VersionState
 from refitd_client.contract.wire import NewEngine
@@ -37,13 +38,14 @@ async def warm_already(_: VersionRecord) -> None:
 
 
 class Fleet:
-    """Owns a replica for each engine that is named. `connect` makes the adapter, `check` looks at a version right
+    """Owns a reconciler for each engine that is named. `connect` makes the adapter, `check` looks at a version right
     before its load, `warm` has it read into memory by then, `chance` is for jitter.
     """
 
     def __init__(
         self,
-        ledger: Ledger,
+        store: Store,
+        targets: Targets,
         *,
         root: str,
         urls: list[str],
@@ -56,7 +58,8 @@ class Fleet:
         discovers: bool = False,
     ) -> None:
         """Do nothing yet. With `discovers`, `discovered` is going to say which engines there are beside the others."""
-        self._ledger = ledger
+        self._store = store
+        self._targets = targets
         self._root = root
         self._discovers = discovers
         self._has_found = not discovers
@@ -72,20 +75,20 @@ class Fleet:
         self._group: asyncio.TaskGroup | None = None
         self._named: dict[str, Named] = {}
         self._running: dict[str, EngineSpec] = {}
-        self._replicas: dict[str, Replica] = {}
+        self._reconcilers: dict[str, EngineReconciler] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
-        """Run all replicas and follow the engines file, until cancelled."""
+        """Run all reconcilers and follow the engines file, until cancelled."""
         async with asyncio.TaskGroup() as group:
             self._group = group
             self._name({engine_id(url): EngineSpec(url=url) for url in self._urls}, Source.SETTINGS)
-            added = [record for record in self._ledger.engines.values() if record.source is Source.API]
+            added = [record for record in self._store.engines.values() if record.source is Source.API]
             self._name({record.id: _spec_of(record) for record in added}, Source.API)
             if self._file is None:
                 self._name({}, Source.FILE)
                 self._has_read = True
-            known = [r for r in self._ledger.engines.values() if self._discovers and r.source is Source.DISCOVERED]
+            known = [r for r in self._store.engines.values() if self._discovers and r.source is Source.DISCOVERED]
             self._name({record.id: _spec_of(record) for record in known}, Source.DISCOVERED)
             while True:
                 await self._follow_file()
@@ -97,23 +100,23 @@ class Fleet:
         """Take what a source names now in place of what it named before."""
         others = {name: entry for name, entry in self._named.items() if entry.source is not source}
         mine = {name: Named(spec, source) for name, spec in specs.items()}
-        roster = reconcile(self._ledger.engines, mine, frozenset({source}))
+        roster = reconcile(self._store.engines, mine, frozenset({source}))
         self._named = others | mine
         for name in roster.drop:
-            self._ledger.drop_engine(name)
+            self._store.drop_engine(name)
         for record in roster.keep:
             self._take(record)
         self._catch_up()
 
     def _take(self, record: EngineRecord) -> None:
-        if record.id in self._ledger.engines:
-            self._ledger.put_engine(record)
+        if record.id in self._store.engines:
+            self._store.put_engine(record)
             return
-        record = given_back(record, self._ledger.removed.get(record.url))
-        if self._ledger.origin.lost and not self._ledger.origin.rebuilt:
+        record = given_back(record, self._store.removed.get(record.url))
+        if self._store.origin.lost and not self._store.origin.rebuilt:
             # A load that broke off, or a quarantine: the lost journal may have known of one, and nobody does now.
             record = replace(record, known=False, reason="the journal was lost: nothing vouches for its contents")
-        self._ledger.put_engine(record, "added")
+        self._store.put_engine(record, "added")
 
     def _catch_up(self) -> None:
         """Start what is named and does not run. What runs as it was named before ends its action first."""
@@ -121,58 +124,60 @@ class Fleet:
             if name not in self._tasks:
                 self._start(name, entry.spec)
             elif self._running[name] != entry.spec:
-                self._replicas[name].stop()
+                self._reconcilers[name].stop()
 
     def _start(self, name: str, spec: EngineSpec) -> None:
         if self._group is None:
             raise ProblemError(Kind.NOT_READY, "the service is starting: try again")
         adapter = self._connect(spec)
         self._running[name] = spec
-        self._replicas[name] = Replica(
+        self._reconcilers[name] = EngineReconciler(
             name,
             adapter,
-            self._ledger,
+            self._store,
+            self._targets,
             reading=Reading(seen_path=partial(self._seen_path, spec), check=self._check, warm=self._warm),
             probe_interval=self._probe_interval,
             chance=self._chance,
         )
-        self._tasks[name] = self._group.create_task(self._keep(name, adapter), name=f"replica {name}")
+        self._tasks[name] = self._group.create_task(self._keep(name, adapter), name=f"reconciler {name}")
 
     def _seen_path(self, spec: EngineSpec, version: VersionRecord, *, in_place: bool = False) -> str | None:
         """Where an engine finds a version's files; None for a delta that it does not take in place and no copy holds
         now.
         """
-        path = version.path if in_place else self._ledger.carriage.path_of(version)
+        path = version.path if in_place else self._targets.carriage.path_of(version)
         return path if path is None or path.startswith("/") else f"{spec.root or self._root}/{path}"
 
     async def _keep(self, name: str, adapter: Engine) -> None:
         try:
-            await self._replicas[name].run()
+            await self._reconcilers[name].run()
         finally:
             await adapter.aclose()
-            del self._replicas[name], self._running[name], self._tasks[name]
+            del self._reconcilers[name], self._running[name], self._tasks[name]
 
     async def _follow_file(self) -> None:
         if self._file is None:
             return
         specs = await asyncio.to_thread(self._file.news)
-        self._ledger.file_fault = self._file.fault
+        self._store.faults.set_engines_file(self._file.fault)
         if specs is not None:
             self._has_read = True
             self._name({spec.id or engine_id(spec.url): spec for spec in specs}, Source.FILE)
 
     def _admit(self) -> None:
         """Whether everybody has been heard who says which engines there are."""
+        faults = self._store.faults
         if not self._has_read and self._file is not None:
-            self._ledger.fleet_fault = self._file.fault
+            faults.set_fleet(self._file.fault)
         elif not self._has_found:
-            self._ledger.fleet_fault = self._ledger.discovery_fault or "engines are being looked for"
+            faults.set_fleet(faults.discovery or "engines are being looked for")
         else:
-            self._ledger.fleet_fault = None
+            faults.set_fleet(None)
 
     def discovered(self, urls: Collection[str], fault: str | None) -> None:
         """Take what was discovered in place of what was discovered before. Who is named otherwise stays as named."""
-        self._ledger.discovery_fault = fault
+        self._store.faults.set_discovery(fault)
         self._has_found = self._has_found or fault is None
         if self._group is None:
             return
@@ -200,13 +205,13 @@ class Fleet:
             raise ProblemError(Kind.BAD_ENGINE_URL, str(error)) from error
         except NameRefusedError as error:
             raise ProblemError(Kind.BAD_NAME, str(error)) from error
-        if name in self._tasks or any(record.url == url for record in self._ledger.engines.values()):
+        if name in self._tasks or any(record.url == url for record in self._store.engines.values()):
             raise ProblemError(Kind.ENGINE_EXISTS, f"engine {name} ({url}) is known already")
         spec = EngineSpec(url=url, id=name, run=run)
         if self._group is None:
             raise ProblemError(Kind.NOT_READY, "the service is starting: try again")
         self._named[name] = Named(spec, Source.API)
-        for record in reconcile(self._ledger.engines, {name: self._named[name]}, frozenset()).keep:
+        for record in reconcile(self._store.engines, {name: self._named[name]}, frozenset()).keep:
             self._take(record)
         self._start(name, spec)
         return name
@@ -226,13 +231,13 @@ class Fleet:
                 where = "a place of --discover / REFITD_DISCOVER"
             raise ProblemError(Kind.ENGINE_NOT_REMOVABLE, f"engine {name} is named by {where}: take it out there")
         self._named.pop(name, None)
-        self._ledger.drop_engine(name)
+        self._store.drop_engine(name)
 
     async def trial(self, version: VersionRecord, engine: EngineRecord, _: Tell) -> str | None:
         """Ask an engine that serves a version for a few tokens; see `refitd.rollout.canary.Check`."""
-        if engine.id not in self._replicas:
+        if engine.id not in self._reconcilers:
             return f"engine {engine.id} was removed"
-        return await self._replicas[engine.id].trial(version)
+        return await self._reconcilers[engine.id].trial(version)
 
     def resync(self, name: str) -> None:
         """Load an engine again.
@@ -241,25 +246,25 @@ class Fleet:
             ProblemError: there is none, or nothing is left to load that would not take it back.
         """
         record = self._known(name)
-        serving = self._ledger.versions.get(record.serving or "")
+        serving = self._store.versions.get(record.serving or "")
         if record.known and serving is not None and serving.state is VersionState.LOST:
-            older = self._ledger.goals_of(record).loadable
+            older = self._targets.of_engine(record).loadable
             if older is None or older.order < serving.order:
                 back = "" if older is None else f"; a resync would take it back to {older.id}"
                 now = f"engine {name} serves {serving.id}, whose files are lost{back}"
                 raise ProblemError(Kind.VERSION_NOT_GOOD, f"{now}: publish a newer step, or roll back")
-        if name in self._replicas:
-            self._replicas[name].resync()
+        if name in self._reconcilers:
+            self._reconcilers[name].resync()
 
     def _known(self, name: str) -> EngineRecord:
-        if name not in self._ledger.engines:
+        if name not in self._store.engines:
             raise ProblemError(Kind.UNKNOWN_ENGINE, f"no engine {name}: 'refitd engines' lists what there is")
-        return self._ledger.engines[name]
+        return self._store.engines[name]
 
     async def drain(self, grace: float) -> None:
         """Start nothing new, and let updates that are under way come to their end, at most `grace` seconds."""
-        for replica in self._replicas.values():
-            replica.stop()
+        for reconciler in self._reconcilers.values():
+            reconciler.stop()
         if tasks := set(self._tasks.values()):
             await asyncio.wait(tasks, timeout=grace)
 

@@ -11,14 +11,14 @@ from functools import partial
 
 from structlog.contextvars import bound_contextvars
 
-from refitd.catalog.record import VersionRecord
 from refitd.engine.port import Engine, Files, Offered, Outcome, Refit, Stage, Target
+from refitd.policy.in_place import takes_in_place
+from refitd.policy.label import label_of
 from refitd.rollout.closing import Closing
 from refitd.rollout.entry import Entry
-from refitd.rollout.in_place import takes_in_place
-from refitd.rollout.label import label_of
 from refitd.rollout.reading import Reading
-from refitd.rollout.record import AttemptRecord, EngineRecord
+from refitd.state.records import AttemptRecord, EngineRecord
+from refitd.state.version import VersionRecord
 from refitd_client.contract.states import EngineState, Kind
 
 _NOT_DURABLE = "without a durable intent nothing is sent"
@@ -35,30 +35,30 @@ class Loads:
 
     async def by_files(self, version: VersionRecord) -> None:
         """Load a version's files, or the copy that holds it."""
-        attempt = self.entry.ledger.open_attempt(self.entry.id, version.id)  # from here on the version is leased
+        attempt = self.entry.store.open_attempt(self.entry.id, version.id)  # from here on the version is leased
         with bound_contextvars(version=version.id, attempt=attempt.id, **self._rollout_of(version)):
             await self._load_files(attempt, version)
 
     async def from_memory(self, version: VersionRecord, offer: str) -> None:
         """Load from the trainer's memory, once: who does not come through waits for the files."""
-        attempt = self.entry.ledger.open_attempt(self.entry.id, version.id)
+        attempt = self.entry.store.open_attempt(self.entry.id, version.id)
         with bound_contextvars(version=version.id, attempt=attempt.id, **self._rollout_of(version)):
             try:
                 await self._take(attempt, version, offer)
             finally:
                 if self.entry.is_named:  # nobody waits for one that was removed
-                    self.entry.ledger.answered(self.entry.record, version)
+                    self.entry.targets.answered(self.entry.record, version)
 
     def _rollout_of(self, version: VersionRecord) -> dict[str, int]:
         """The rollout that brings a version here; none brings back the last good one."""
-        rollout = self.entry.ledger.rollouts.get(version.run)
+        rollout = self.entry.store.rollouts.get(version.run)
         return {} if rollout is None or rollout.version != version.id else {"rollout": rollout.number}
 
     async def _load_files(self, attempt: AttemptRecord, version: VersionRecord) -> None:
         before = self._updating(f"loads {version.id}")
         # Right before each load, because the files may have been rewritten or deleted since they were sealed; and the
         # disk writes the intent meanwhile.
-        in_place = takes_in_place(before.to_load, version, self.entry.ledger.versions)
+        in_place = takes_in_place(before.to_load, version, self.entry.store.versions)
         path = self.reading.seen_path(version, in_place=in_place)
         unchanged, unwritten, _ = await asyncio.gather(
             self.reading.check(version, in_place=in_place), self.entry.written(), self.reading.warm(version)
@@ -78,7 +78,7 @@ class Loads:
         before = self._updating(f"takes {version.id} from its trainer's memory")
         offered = Offered(version=version.id, path=version.path, offer=offer)
         try:
-            unwritten, _ = await asyncio.gather(self.entry.written(), self.engine.look_ahead(offered))
+            unwritten, _ = await asyncio.gather(self.entry.written(), self.engine.prefetch(offered))
         except asyncio.CancelledError:
             self.closing.drop(before, attempt, "the service was stopped before the load")
             raise
@@ -96,7 +96,7 @@ class Loads:
     def _updating(self, text: str) -> EngineRecord:
         """What it was before."""
         before = self.entry.record
-        self.entry.ledger.put_engine(replace(before, state=EngineState.UPDATING), f"UPDATING: {text}")
+        self.entry.store.put_engine(replace(before, state=EngineState.UPDATING), f"UPDATING: {text}")
         return before
 
     async def _refitted(
@@ -113,10 +113,10 @@ class Loads:
     def _on_stage(self, stage: Stage) -> None:
         if stage is Stage.VERIFY and self.entry.is_named:
             verifying = replace(self.entry.record, state=EngineState.VERIFYING)
-            self.entry.ledger.put_engine(verifying, "VERIFYING: has loaded")
+            self.entry.store.put_engine(verifying, "VERIFYING: has loaded")
 
     def _target_for(self, engine: EngineRecord, version: VersionRecord, path: str, *, in_place: bool) -> Target:
-        serving = self.entry.ledger.versions.get(engine.serving or engine.held or "")
+        serving = self.entry.store.versions.get(engine.serving or engine.held or "")
         differs = serving is not None and serving.differs_in_weights(version)
         return Target(
             path=path,

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from refitd.catalog.record import VersionRecord
+from refitd.state.version import VersionRecord
 
 
 class SeenPath(Protocol):

@@ -5,20 +5,18 @@ their place: what is no socket, or is not called as the plugin calls them, is pa
 """
 
 import os
-import re
 import stat
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from refitd.engine.plugin.trust import Keeper
+from refitd.engine.plugin.trust import FolderAccess
 from refitd_client.contract.naming import SERVICE_FOLDER
-from refitd_client.plain_file import open_folder
-from refitd_sglang.channel import ENGINES_FOLDER
+from refitd_client.contract.plugin import ENGINES_FOLDER, is_socket_name
+from refitd_client.files.plain_file import open_folder
 
 MOST_SOCKETS = 512  # the newest: the others are leftovers
-_NAME = re.compile(r"\d+-\d+-[0-9a-f]+\.sock")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +24,7 @@ class Listing:
     """The folder as it is now. `descriptor` is open as long as the context that gave the listing."""
 
     descriptor: int
-    keeper: Keeper
+    access: FolderAccess
     names: tuple[str, ...]
 
 
@@ -40,8 +38,8 @@ def listing(root: Path) -> Generator[Listing]:
     descriptor = _open(root)
     try:
         status = os.fstat(descriptor)
-        keeper = Keeper(status.st_uid, status.st_gid, status.st_mode)
-        yield Listing(descriptor, keeper, _sockets(descriptor))
+        access = FolderAccess(status.st_uid, status.st_gid, status.st_mode)
+        yield Listing(descriptor, access, _sockets(descriptor))
     finally:
         os.close(descriptor)
 
@@ -60,7 +58,7 @@ def _open(root: Path) -> int:
 def _sockets(descriptor: int) -> tuple[str, ...]:
     found: dict[str, int] = {}
     for name in os.listdir(descriptor):
-        if _NAME.fullmatch(name):
+        if is_socket_name(name):
             with suppress(FileNotFoundError):
                 status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
                 if stat.S_ISSOCK(status.st_mode):

@@ -13,11 +13,11 @@ from pathlib import Path
 import msgspec
 
 from refitd.engine.plugin.channels import Channels
-from refitd.engine.plugin.crew import Crew, Member, Stock
-from refitd.engine.plugin.hello import shown
-from refitd_client.durable import replace_file
-from refitd_client.plain_file import read_plain
-from refitd_sglang.lease import Owner
+from refitd.engine.plugin.handshake import shown
+from refitd.engine.plugin.rank_group import EngineRankGroup, Member, Stock
+from refitd_client.contract.plugin import Owner
+from refitd_client.files.durable import replace_file
+from refitd_client.files.plain_file import read_plain
 
 SECONDS = 30.0  # of a lease; longer where engines are asked more seldom
 PROBES = 5  # that a lease outlasts at least
@@ -62,16 +62,18 @@ class Leading:
         self._told: tuple[Member, ...] = ()
         self._again_at = 0.0
 
-    async def say(self, crew: Crew | Stock) -> None:
+    async def say(self, rank_group: EngineRankGroup | Stock) -> None:
         """Tell the ranks, where it is time to. Takes seconds at most."""
-        if not isinstance(crew, Crew) or not all(member.hello.leads for member in crew.members):
+        if not isinstance(rank_group, EngineRankGroup) or not all(
+            member.handshake.leads for member in rank_group.members
+        ):
             self.led_by, self._told = None, ()
             return
         now = time.monotonic()
-        if crew.members == self._told and self.led_by is None and now < self._again_at:
+        if rank_group.members == self._told and self.led_by is None and now < self._again_at:
             return
         request = {"do": "lead", "owner": msgspec.to_builtins(self._leads.owner), "seconds": self._leads.seconds}
-        replies = await self._channels.ask_all(crew.members, request, _WITHIN)
+        replies = await self._channels.ask_all(rank_group.members, request, _WITHIN)
         refused = [each for each in replies if isinstance(each, dict) and each.get("ok") is not True]
         self.led_by = shown(str(refused[0].get("reason", "")), _MOST) if refused else None
-        self._told, self._again_at = crew.members, now + self._leads.seconds / 3
+        self._told, self._again_at = rank_group.members, now + self._leads.seconds / 3

@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from refitd.engine.plugin.channels import Channels
-from refitd.engine.plugin.crew import Crew, Member
-from refitd.engine.plugin.hello import shown
-from refitd.engine.plugin.line import LineError
+from refitd.engine.plugin.exchange import ChannelError
+from refitd.engine.plugin.handshake import shown
+from refitd.engine.plugin.rank_group import EngineRankGroup, Member
 from refitd.engine.port import Coming, Files
 
 FORGET_SECONDS = 2.0
 _BUSY_SECONDS = 0.2  # between two tries while a rank is still at a version that nobody wants any more
 _MOST = 500  # characters of a rank's reason
 
-Replies = list[dict[str, Any] | LineError]
+Replies = list[dict[str, Any] | ChannelError]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,39 +78,47 @@ class Early:
         return isinstance(judge(self.replies, files), Ready) and all(_has_seen(each, files) for each in self.replies)
 
 
-async def prepare_early(channels: Channels, crew: Crew, request: dict[str, Any], within: float) -> Early:
+async def prepare_early(
+    channels: Channels, rank_group: EngineRankGroup, request: dict[str, Any], within: float
+) -> Early:
     """Have all ranks look at a version already. Raises nothing for what they say."""
-    return Early(crew.members, request, await channels.ask_all(crew.members, request, within))
+    return Early(rank_group.members, request, await channels.ask_all(rank_group.members, request, within))
 
 
 async def prepare(
-    channels: Channels, crew: Crew, files: Files, within: float, *, cast: bool = False, early: Early | None = None
+    channels: Channels,
+    rank_group: EngineRankGroup,
+    files: Files,
+    within: float,
+    *,
+    cast: bool = False,
+    early: Early | None = None,
 ) -> Preparation:
     """Have all ranks prepare, within seconds. What does not end in `Ready` is forgotten, also when it is cancelled.
 
     `cast` is as `Order` has it. Who has made it ready `early` is not asked again.
     """
     order = Order(files, cast)
-    if early is not None and early.makes_ready(crew.members, order.request("headers"), files):
+    if early is not None and early.makes_ready(rank_group.members, order.request("headers"), files):
         return Ready()
     try:
         async with asyncio.timeout(within):
-            done = await _prepared(channels, crew.members, order, files, within)
+            done = await _prepared(channels, rank_group.members, order, files, within)
     except TimeoutError:
         done = Unprepared(f"its ranks were not ready within {within:g} s")
     except asyncio.CancelledError:
-        await asyncio.shield(forget(channels, crew))
+        await asyncio.shield(forget(channels, rank_group))
         raise
     if isinstance(done, Unprepared):
         channels.doubt()
     if not isinstance(done, Ready):
-        await forget(channels, crew)
+        await forget(channels, rank_group)
     return done
 
 
-async def forget(channels: Channels, crew: Crew) -> None:
+async def forget(channels: Channels, rank_group: EngineRankGroup) -> None:
     """Have all ranks close what they prepared. One that does not hear of it closes it at the next update."""
-    await channels.ask_all(crew.members, {"do": "forget"}, FORGET_SECONDS)
+    await channels.ask_all(rank_group.members, {"do": "forget"}, FORGET_SECONDS)
 
 
 async def _prepared(
@@ -142,10 +150,10 @@ def judge(replies: Replies, files: Files) -> Preparation:
     if any(reply.get("digest") != files.digest for reply in said):
         return Refused(f"the engine sees another version at {files.path}: is its root the folder that refitd has?")
     if len(said) < len(replies):
-        fault = next(reply for reply in replies if isinstance(reply, LineError))
+        fault = next(reply for reply in replies if isinstance(reply, ChannelError))
         return Unprepared(f"a rank {fault}")
     return Ready()
 
 
-def _has_seen(reply: dict[str, Any] | LineError, files: Files) -> bool:
+def _has_seen(reply: dict[str, Any] | ChannelError, files: Files) -> bool:
     return isinstance(reply, dict) and reply.get("signature") == files.signature

@@ -8,10 +8,10 @@ import asyncio
 from typing import Any
 
 from refitd.engine.plugin.channels import Channels
-from refitd.engine.plugin.crew import Crew
-from refitd.engine.plugin.hello import shown
-from refitd.engine.plugin.line import LineError
+from refitd.engine.plugin.exchange import ChannelError
+from refitd.engine.plugin.handshake import shown
 from refitd.engine.plugin.prepared import Early, Preparation, Ready, Refused, Replies, forget
+from refitd.engine.plugin.rank_group import EngineRankGroup
 from refitd.engine.port import Offered
 
 _MOST = 500  # characters of a rank's reason
@@ -23,28 +23,28 @@ def request_for(offered: Offered) -> dict[str, Any]:
 
 
 async def prepare_offer(
-    channels: Channels, crew: Crew, offered: Offered, within: float, early: Early | None = None
+    channels: Channels, rank_group: EngineRankGroup, offered: Offered, within: float, early: Early | None = None
 ) -> Preparation:
     """Have all ranks prepare, within seconds: `Ready` or `Refused`. What is not ready is forgotten. Who was asked
     `early` is not asked again.
     """
     request = request_for(offered)
     try:
-        if early is None or not early.is_to(crew.members, request):
-            early = Early(crew.members, request, await channels.ask_all(crew.members, request, within))
+        if early is None or not early.is_to(rank_group.members, request):
+            early = Early(rank_group.members, request, await channels.ask_all(rank_group.members, request, within))
         done = judge_offer(early.replies, offered)
     except asyncio.CancelledError:
-        await asyncio.shield(forget(channels, crew))
+        await asyncio.shield(forget(channels, rank_group))
         raise
     if not isinstance(done, Ready):
-        await forget(channels, crew)
+        await forget(channels, rank_group)
     return done
 
 
 def judge_offer(replies: Replies, offered: Offered) -> Preparation:
     """What the ranks' replies come to; the worst counts. Pure."""
     for reply in replies:
-        if isinstance(reply, LineError):
+        if isinstance(reply, ChannelError):
             return Refused(f"a rank {reply}")
         if reply.get("ok") is not True:
             return Refused(f"it was not taken from memory: {shown(str(reply.get('reason', '')), _MOST)}")

@@ -13,7 +13,7 @@ _ROOT = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Keeper:
+class FolderAccess:
     """Who may make sockets in the folder: its owner, its group, its mode."""
 
     uid: int
@@ -29,18 +29,18 @@ class Peer:
     gids: Collection[int]
 
 
-def open_to_all(keeper: Keeper) -> bool:
+def open_to_all(access: FolderAccess) -> bool:
     """Whether everyone may make sockets in the folder."""
-    return bool(keeper.mode & stat.S_IWOTH)
+    return bool(access.mode & stat.S_IWOTH)
 
 
-def distrust(peer: Peer, keeper: Keeper, own: int) -> str | None:
+def distrust(peer: Peer, access: FolderAccess, own: int) -> str | None:
     """Why the process is not believed, in a sentence without a subject; None where it is. `own` is the service's user.
 
     A container with users of its own shows as user 65534: give service and engines one user namespace.
     """
-    if peer.uid in {_ROOT, own, keeper.uid}:
+    if peer.uid in {_ROOT, own, access.uid}:
         return None
-    if keeper.mode & stat.S_IWGRP and keeper.gid in peer.gids:
+    if access.mode & stat.S_IWGRP and access.gid in peer.gids:
         return None
-    return f"belongs to user {peer.uid}, who is not of the group {keeper.gid} of the folder"
+    return f"belongs to user {peer.uid}, who is not of the group {access.gid} of the folder"

@@ -21,7 +21,8 @@ from typing import Any, assert_never
 
 from refitd.engine.dialing import Guard
 from refitd.engine.fingerprint import BY_PLUGIN
-from refitd.engine.plugin.beside import Beside
+from refitd.engine.http import Lost, NoReply, Reply, Transport
+from refitd.engine.plugin.client import PluginClient
 from refitd.engine.plugin.leading import Leads
 from refitd.engine.plugin.prepared import Preparation, Refused, Unprepared
 from refitd.engine.port import Coming, Offered, Outcome, Reached, Refit, Stage, Target, Unreached
@@ -31,7 +32,6 @@ from refitd.engine.sglang.dialect import OLDEST, Dialect, dialect_of
 from refitd.engine.sglang.info import ModelInfo, ServerInfo, read_model_info, read_server_info
 from refitd.engine.sglang.pause import CALL_SECONDS, pause
 from refitd.engine.sglang.reply import Loaded, NotFlushed, Unclear, Untouched, was_done, what_happened
-from refitd.engine.sglang.transport import Lost, NoReply, Reply, Transport
 from refitd.engine.sglang.trial import TRIAL, TRIAL_SECONDS, trial_fault
 from refitd.engine.sglang.verify import Says, doubt
 from refitd.engine.stopwatch import Stopwatch
@@ -64,7 +64,7 @@ class SglangEngine:
         loads the engine, None where it is only asked.
         """
         self._http = Transport(url, api_key=api_key, admin_key=admin_key, guard=guard)
-        self._beside = Beside(root, allow_dtype_cast=allow_dtype_cast, leads=leads)
+        self._plugin = PluginClient(root, allow_dtype_cast=allow_dtype_cast, leads=leads)
         self._pause_mode = pause_mode
         self._load_timeout = load_timeout
         self._server: ServerInfo | None = None
@@ -74,7 +74,7 @@ class SglangEngine:
 
     async def aclose(self) -> None:
         """See `Engine`. No connection is kept from one call to the next."""
-        await self._beside.forget()
+        await self._plugin.forget()
 
     async def probe(self) -> Reached | Unreached:
         """See `Engine`. Asks for the launch settings only when the server may be another process than before."""
@@ -92,21 +92,21 @@ class SglangEngine:
             self._server, self._last = server, info
             if server.dialect.names_startup or info.weight_version in _NEVER_TOLD:
                 self._startup_path = server.model_path or self._startup_path
-        await self._beside.look(self._server.launch)
+        await self._plugin.look(self._server.launch)
         return Reached(
             model_path=info.model_path,
             weight_version=info.weight_version,
             server_version=self._server.version,
             # What the plugin computes and what SGLang does cannot be compared: each has records of its own.
-            configuration=self._server.configuration + (" refitd" if self._beside.release is not None else ""),
+            configuration=self._server.configuration + (" refitd" if self._plugin.release is not None else ""),
             startup_path=self._startup_path,
-            plugin=self._beside.release,
-            takes_offers=self._beside.takes_offers,
-            stock_reason=self._beside.reason,
+            plugin=self._plugin.release,
+            takes_offers=self._plugin.takes_offers,
+            stock_reason=self._plugin.reason,
             process=self._server.process,
             address=reply.address if isinstance(reply, Reply) else None,
-            led_by=self._beside.led_by,
-            loader=self._beside.loader,
+            led_by=self._plugin.led_by,
+            loader=self._plugin.loader,
         )
 
     async def refit(self, target: Target, on_stage: Callable[[Stage], None]) -> Refit:
@@ -116,17 +116,17 @@ class SglangEngine:
             return Refit(outcome=Outcome.UNREACHABLE, resumed=True, reason=seen.reason)
         if self._unsettled and (fault := await self._settle()) is not None:
             return Refit(outcome=Outcome.UNREACHABLE, resumed=False, reason=fault)
-        if target.in_place and self._beside.release is None:
+        if target.in_place and self._plugin.release is None:
             reason = "its plugin is gone, and nobody else can write a delta into what it serves"
             return await self._as_before(reason, None, target, watch, needs_full=True)
-        if self._beside.vouches_for(target) or target.offered is not None:
+        if self._plugin.vouches_for(target) or target.offered is not None:
             with watch.during(Stage.PREPARE):
                 prepared = await self._prepare(target)
             if isinstance(prepared, Refused):
                 needs_full = target.in_place and prepared.needs_full
                 return await self._as_before(prepared.reason, None, target, watch, needs_full=needs_full)
         else:
-            await self._beside.forget()  # what others wrote SGLang loads by itself
+            await self._plugin.forget()  # what others wrote SGLang loads by itself
         try:
             with watch.during(Stage.PAUSE):
                 fault = await self._pause(target)
@@ -136,33 +136,33 @@ class SglangEngine:
         except asyncio.CancelledError:
             if not target.repairs:
                 await asyncio.shield(self.resume())  # no load was sent: its contents are known
-            await asyncio.shield(self._beside.forget())
+            await asyncio.shield(self._plugin.forget())
             raise
         if fault is not None:
             back = await self._back(fault, target, watch)
-            await self._beside.forget()
+            await self._plugin.forget()
             return back
         return await self._load(target, before, watch)
 
     async def _prepare(self, target: Target) -> Preparation:
         if target.offered is not None:
-            return await self._beside.take(target.offered, OFFER_SECONDS)
+            return await self._plugin.take(target.offered, OFFER_SECONDS)
         if target.files is not None:
-            return await self._beside.prepare(target.files, self._load_timeout)
+            return await self._plugin.prepare(target.files, self._load_timeout)
         return Unprepared("nothing is known of its files")
 
-    async def look_ahead(self, version: Coming | Offered) -> None:
+    async def prefetch(self, version: Coming | Offered) -> None:
         """See `Engine`."""
-        await self._beside.look_ahead(version, OFFER_SECONDS if isinstance(version, Offered) else AHEAD_SECONDS)
+        await self._plugin.prefetch(version, OFFER_SECONDS if isinstance(version, Offered) else AHEAD_SECONDS)
 
-    async def look_away(self) -> None:
+    async def cancel_prefetch(self) -> None:
         """See `Engine`."""
-        await self._beside.forget()
+        await self._plugin.forget()
 
     async def fingerprint(self, alike: str | None = None) -> str | None:
         """See `Engine`."""
-        if self._beside.release is not None and (alike is None or alike.startswith(BY_PLUGIN)):
-            return fingerprint(await self._beside.contents())
+        if self._plugin.release is not None and (alike is None or alike.startswith(BY_PLUGIN)):
+            return fingerprint(await self._plugin.contents())
         contents = await self._contents()
         return None if isinstance(contents, NoReply) else contents
 
@@ -208,7 +208,7 @@ class SglangEngine:
 
     async def _before(self, target: Target) -> str | NoReply | None:
         """The fingerprint before the load, by which a refusal is proved. The plugin's word needs no proof."""
-        if self._beside.vouches_for(target):
+        if self._plugin.vouches_for(target):
             return None
         recorded = target.not_fingerprint
         return recorded if recorded is not None and not recorded.startswith(BY_PLUGIN) else await self._contents()
@@ -253,7 +253,7 @@ class SglangEngine:
         with watch.during(Stage.LOAD):
             reply = await self._http.post("/update_weights_from_disk", _order(target), self._load_timeout)
         self._unsettled = isinstance(reply, NoReply)
-        self._beside.is_done()
+        self._plugin.is_done()
         happened = what_happened(reply, self._dp_ranks)
         match happened:
             case Untouched(reason) if again:  # untouched since the first try, which has written
@@ -278,7 +278,7 @@ class SglangEngine:
                 await self._http.post("/pause_generation", {"mode": "retract"}, CALL_SECONDS)
                 return await self._load(target, before, watch, again=True)
             case Loaded(version, found, how):
-                self._beside.was_loaded(how)
+                self._plugin.was_loaded(how)
                 wanted = target.offered or target.files
                 if version is not None and wanted is not None and version != wanted.version:
                     return _tainted(f"it says that it serves {version}, not {wanted.version}", watch)

@@ -24,27 +24,14 @@ from pathlib import Path
 import msgspec
 
 from refitd.engine.dialing import Guard
+from refitd.engine.http import Lost, NoReply, Reply, Transport
 from refitd.engine.port import Coming, Offered, Outcome, Reached, Refit, Stage, Target, Unreached
 from refitd.engine.sglang.info import ServerInfo, read_model_info, read_server_info
-from refitd.engine.sglang.reply import message_of
-from refitd.engine.sglang.transport import Lost, NoReply, Reply, Transport
 from refitd.engine.sglang.trial import TRIAL, TRIAL_SECONDS, trial_fault
 from refitd.engine.stopwatch import Stopwatch
 
 PROBE_SECONDS = 5.0
 CALL_SECONDS = 30.0
-_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-
-
-def check_adapter_name(name: str) -> str:
-    """Return `name` if adapters can be called `name-v<step>`: it stands in requests, as the model's name.
-
-    Raises:
-        ValueError: it has other characters than letters, digits, '.', '_' and '-', or is too long.
-    """
-    if not _PLAIN.fullmatch(name):
-        raise ValueError(f"{name!r} is no name for adapters: use letters, digits, '.', '_' and '-'")
-    return name
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,10 +150,10 @@ class SglangAdapters:
         """See `Engine`. SGLang's checksums are of the model alone."""
         return None
 
-    async def look_ahead(self, version: Coming | Offered) -> None:
+    async def prefetch(self, version: Coming | Offered) -> None:
         """See `Engine`. A load pauses nothing, so nothing is gained before it."""
 
-    async def look_away(self) -> None:
+    async def cancel_prefetch(self) -> None:
         """See `Engine`."""
 
     async def trial(self, label: str) -> str | None:
@@ -229,4 +216,4 @@ def _refused(reply: Reply | NoReply) -> Refit | None:
 
 def _said(reply: Reply) -> str:
     told = (reply.data or {}).get("error_message")
-    return told[:500] if isinstance(told, str) else message_of(reply)
+    return told[:500] if isinstance(told, str) else reply.short_message

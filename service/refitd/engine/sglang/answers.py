@@ -9,28 +9,27 @@ from collections.abc import Sequence
 import xxhash
 
 from refitd.engine.fingerprint import BY_PLUGIN
-from refitd_sglang.answer import Answer
-from refitd_sglang.transaction import Outcome
+from refitd_client.contract.answer import Answer, UpdateOutcome
 
-_OF_BEFORE = frozenset({Outcome.REFUSED, Outcome.RESTORED})
+_OF_BEFORE = frozenset({UpdateOutcome.REFUSED, UpdateOutcome.RESTORED})
 
 
 def worst(answers: Sequence[Answer], ranks: int) -> Answer:
     """One answer for the engine: whose `ranks` data-parallel ranks should all have spoken."""
     outcomes = {answer.outcome for answer in answers}
-    unknown = next((answer for answer in answers if answer.outcome is Outcome.UNKNOWN), None)
+    unknown = next((answer for answer in answers if answer.outcome is UpdateOutcome.UNKNOWN), None)
     if unknown is not None:
         return unknown
     if len(answers) != ranks:
         heard = f"{len(answers)} of its {ranks} data-parallel ranks have answered for the plugin"
-        return Answer(outcome=Outcome.UNKNOWN, reason=heard)
-    if outcomes == {Outcome.SERVED}:
+        return Answer(outcome=UpdateOutcome.UNKNOWN, reason=heard)
+    if outcomes == {UpdateOutcome.SERVED}:
         return answers[0]
     if outcomes <= _OF_BEFORE:
-        return next((each for each in answers if each.outcome is Outcome.RESTORED), answers[0])
-    mixed = next(answer for answer in answers if answer.outcome is not Outcome.SERVED)
+        return next((each for each in answers if each.outcome is UpdateOutcome.RESTORED), answers[0])
+    mixed = next(answer for answer in answers if answer.outcome is not UpdateOutcome.SERVED)
     return Answer(
-        outcome=Outcome.UNKNOWN, reason=f"some of its data-parallel ranks serve it, and not all: {mixed.reason}"
+        outcome=UpdateOutcome.UNKNOWN, reason=f"some of its data-parallel ranks serve it, and not all: {mixed.reason}"
     )
 
 

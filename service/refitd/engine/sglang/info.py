@@ -9,11 +9,10 @@ from typing import Any
 import msgspec
 from xxhash import xxh3_128_hexdigest
 
-from refitd.engine.plugin.crew import Launch
+from refitd.engine.http import NoReply, Reply
+from refitd.engine.plugin.rank_group import Launch
 from refitd.engine.port import Process
 from refitd.engine.sglang.dialect import Dialect, dialect_of
-from refitd.engine.sglang.reply import message_of
-from refitd.engine.sglang.transport import NoReply, Reply
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
@@ -123,7 +122,7 @@ def _fault(reply: Reply | NoReply, url: str, path: str) -> Reply | str:
     if reply.status in {401, 403}:
         return f"{url} wants a key for {path}, or another one than it got: --engine-key-file holds its --api-key"
     if not reply.ok:
-        return f"{url}{path} answered {reply.status}: {message_of(reply)}"
+        return f"{url}{path} answered {reply.status}: {reply.short_message}"
     if reply.data is None:
         return f"{url} is no SGLang server: its {path} is no JSON object"
     return reply

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from refitd.engine.sglang.reply import Untouched, message_of, was_done, what_happened
-from refitd.engine.sglang.transport import NoReply, Transport
+from refitd.engine.http import NoReply, Transport
+from refitd.engine.sglang.reply import Untouched, was_done, what_happened
 
 CALL_SECONDS = 30.0  # pause, resume, flush: seconds at most on a server that works
 FLUSH_EVERY_SECONDS = 0.05
@@ -16,7 +16,7 @@ async def pause(http: Transport, mode: str, *, drains: bool) -> NoReply | str | 
         return reply
     if not was_done(reply):
         happened = what_happened(reply)
-        return happened.reason if isinstance(happened, Untouched) else f"cannot be paused: {message_of(reply)}"
+        return happened.reason if isinstance(happened, Untouched) else f"cannot be paused: {reply.short_message}"
     return await _drained(http) if drains else None
 
 

@@ -9,11 +9,9 @@ refitd's plugin has carried the update out, its own words at the end of the mess
 from dataclasses import dataclass
 from typing import assert_never
 
+from refitd.engine.http import Lost, NoReply, Reply
 from refitd.engine.sglang.answers import fingerprint, worst
-from refitd.engine.sglang.transport import Lost, NoReply, Reply
-from refitd_sglang.answer import MARK, Answer, answers_in
-from refitd_sglang.lease import LED
-from refitd_sglang.transaction import Outcome
+from refitd_client.contract.answer import MARK, NEEDS_FULL, NEEDS_LEADER, Answer, UpdateOutcome, answers_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +75,9 @@ def what_happened(reply: Reply | NoReply, ranks: int = 1) -> Loading:
         return Unclear(f"{reply.reason}: it may have loaded, in part or in full")
     if reply.status in _REFUSED:
         return Untouched(_REFUSED[reply.status])
-    if reply.data is not None and (answers := answers_in(_sentence(reply))):
+    if reply.data is not None and (answers := answers_in(reply.message)):
         return _said_by_plugin(reply, answers, ranks)
-    return _answered(reply, _sentence(reply).split(" | "))
+    return _answered(reply, reply.message.split(" | "))
 
 
 def _said_by_plugin(reply: Reply, answers: list[Answer], ranks: int) -> Loading:
@@ -87,22 +85,22 @@ def _said_by_plugin(reply: Reply, answers: list[Answer], ranks: int) -> Loading:
 
     Only of the cache SGLang speaks last, in place of the plugin's answer.
     """
-    stale = [part for part in _sentence(reply).split(" | ") if _IS_STALE in part and MARK not in part]
-    if stale and len(stale) + len(answers) == ranks and all(each.outcome is Outcome.SERVED for each in answers):
-        return NotFlushed(f"the engine answered {reply.status}: {message_of(reply)}")
+    stale = [part for part in reply.message.split(" | ") if _IS_STALE in part and MARK not in part]
+    if stale and len(stale) + len(answers) == ranks and all(each.outcome is UpdateOutcome.SERVED for each in answers):
+        return NotFlushed(f"the engine answered {reply.status}: {reply.short_message}")
     answer = worst(answers, ranks)
     match answer.outcome:
-        case Outcome.SERVED if _succeeded(reply):
+        case UpdateOutcome.SERVED if _succeeded(reply):
             how = "load" if any(each.how == "load" for each in answers) else answer.how
             return Loaded(answer.version, fingerprint([each.contents for each in answers]), how)
-        case Outcome.SERVED:
-            return Unclear(f"the engine answered {reply.status}: {message_of(reply)}")
-        case Outcome.REFUSED:
-            full, led = answer.needs == "full", answer.needs == LED
+        case UpdateOutcome.SERVED:
+            return Unclear(f"the engine answered {reply.status}: {reply.short_message}")
+        case UpdateOutcome.REFUSED:
+            full, led = answer.needs == NEEDS_FULL, answer.needs == NEEDS_LEADER
             return Untouched(f"the engine refused: {answer.reason}", vouched=True, needs_full=full, led=led)
-        case Outcome.RESTORED:
+        case UpdateOutcome.RESTORED:
             return Untouched(f"the load failed, and what was there is back: {answer.reason}", vouched=True)
-        case Outcome.UNKNOWN:
+        case UpdateOutcome.UNKNOWN:
             return Unclear(f"the load failed, and nobody knows what it left behind: {answer.reason}")
         case _:
             assert_never(answer.outcome)
@@ -113,10 +111,10 @@ def _answered(reply: Reply, ranks: list[str]) -> Loading:
     if _succeeded(reply):
         return Loaded()
     if _is_validation(reply) or all(_REFUSES in rank for rank in ranks):
-        return Untouched(f"the engine refused: {message_of(reply)}")
+        return Untouched(f"the engine refused: {reply.short_message}")
     if reply.data is not None and all(_IS_STALE in rank or _SUCCEEDED in rank for rank in ranks):
-        return NotFlushed(f"the engine answered {reply.status}: {message_of(reply)}")
-    return Unclear(f"the engine answered {reply.status}: {message_of(reply)}")
+        return NotFlushed(f"the engine answered {reply.status}: {reply.short_message}")
+    return Unclear(f"the engine answered {reply.status}: {reply.short_message}")
 
 
 def _succeeded(reply: Reply) -> bool:
@@ -131,16 +129,3 @@ def _is_validation(reply: Reply) -> bool:
 def was_done(reply: Reply) -> bool:
     """Whether the server says that it did what it was told: a proxy's page with a 200 says nothing of the kind."""
     return reply.ok and reply.data is not None and "message" in reply.data
-
-
-def message_of(reply: Reply) -> str:
-    """The sentence in a reply, at most 500 characters of it."""
-    return _sentence(reply)[:500]
-
-
-def _sentence(reply: Reply) -> str:
-    for key in ("message", "detail", "error"):
-        found = (reply.data or {}).get(key)
-        if isinstance(found, str):
-            return found
-    return reply.text.strip() or "nothing"

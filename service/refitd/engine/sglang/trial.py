@@ -5,8 +5,7 @@ from typing import Any
 
 import msgspec
 
-from refitd.engine.sglang.reply import message_of
-from refitd.engine.sglang.transport import NoReply, Reply
+from refitd.engine.http import NoReply, Reply
 
 TRIAL_SECONDS = 60.0
 TRIAL: dict[str, Any] = {
@@ -33,7 +32,7 @@ def trial_fault(reply: Reply | NoReply, label: str) -> str | None:
     if isinstance(reply, NoReply):
         return f"no answer to a trial: {reply.reason}"
     if not reply.ok:
-        return f"a trial was answered {reply.status}: {message_of(reply)}"
+        return f"a trial was answered {reply.status}: {reply.short_message}"
     try:
         meta = msgspec.convert(reply.data, _Answer).meta_info
     except msgspec.ValidationError as error:

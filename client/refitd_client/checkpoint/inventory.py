@@ -1,0 +1,164 @@
+"""The tensors of a checkpoint by name, and how two such inventories differ.
+
+SGLang loads half a checkpoint with status 200, and a tensor of another shape kills it. Hence a checkpoint is held
+against the model that the engines serve before any engine loads it.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+import xxhash
+
+from refitd_client.checkpoint.fault import Code, Fault
+from refitd_client.checkpoint.strict_header import Header
+
+LM_HEAD = "lm_head.weight"
+_EMBEDDING = "embed_tokens.weight"
+_RECOMPUTED = ".rotary_emb.inv_freq"  # old checkpoints hold it; every loader skips it and computes it
+_CASTABLE = frozenset({"F64", "F32", "BF16", "F16"})
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """What one tensor is: its safetensors dtype and its shape, and the file that holds it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    file: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {list(self.shape)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """The tensors of a model or checkpoint by name."""
+
+    tensors: Mapping[str, Tensor]
+
+    @property
+    def digest(self) -> str:
+        """`xxh3:` and 32 hex digits over names, dtypes and shapes. Equal for equal models, however they are sharded."""
+        hasher = xxhash.xxh3_128()
+        for name, tensor in sorted(self.tensors.items()):
+            hasher.update(f"{name}\0{tensor.dtype}\0{tensor.shape}\n".encode())
+        return f"xxh3:{hasher.hexdigest()}"
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The model that checkpoints are held against. `tied`: its output layer is its embedding. `source`: its folder."""
+
+    inventory: Inventory
+    tied: bool
+    source: str
+
+
+class Difference(StrEnum):
+    """How a tensor of a checkpoint can differ from the reference's."""
+
+    MISSING = "missing"
+    SHAPE = "shape"
+    DTYPE = "dtype"
+    EXTRA = "extra"
+
+
+@dataclass(frozen=True, slots=True)
+class Different:
+    """One tensor that differs. `found` is None where it is missing, `expected` where it is extra."""
+
+    kind: Difference
+    name: str
+    found: Tensor | None
+    expected: Tensor | None
+
+    def __str__(self) -> str:
+        where = f" in {self.found.file}" if self.found is not None and self.found.file is not None else ""
+        if self.found is None:
+            return f"tensor {self.name} ({self.expected}) is missing"
+        if self.expected is None:
+            return f"tensor {self.name} ({self.found}){where} is one that the model does not have"
+        return f"tensor {self.name}{where} is {self.found} where the model has {self.expected}"
+
+
+def compare(
+    checkpoint: Inventory,
+    reference: Inventory,
+    *,
+    tied: bool = False,
+    allow_missing: bool = False,
+    allow_extra: bool = False,
+    allow_dtype_cast: bool = False,
+) -> list[Different]:
+    """Say how a checkpoint differs from the model that it is for, in what is not allowed to differ.
+
+    With `tied` embeddings `lm_head.weight` may be there or not; if it is, it must have the embedding's shape.
+    `allow_dtype_cast` lets F64, F32, BF16 and F16 stand for each other. A shape may never differ.
+    """
+    expected = _with_head(reference, checkpoint) if tied else reference.tensors
+    found = _differences(checkpoint.tensors, expected, allow_dtype_cast=allow_dtype_cast)
+    return [
+        difference
+        for difference in found
+        if not (difference.kind is Difference.MISSING and (allow_missing or _optional(difference.name, tied)))
+        and not (difference.kind is Difference.EXTRA and (allow_extra or _optional(difference.name, tied)))
+    ]
+
+
+def listed(differences: Iterable[Different], limit: int = 3) -> str:
+    """The first few differences in one sentence, "…; and 12 more"."""
+    sentences = [str(difference) for difference in differences]
+    more = [f"and {len(sentences) - limit} more"] if len(sentences) > limit else []
+    return "; ".join(sentences[:limit] + more)
+
+
+def _optional(name: str, tied: bool) -> bool:
+    return name.endswith(_RECOMPUTED) or (tied and name == LM_HEAD)
+
+
+def _with_head(reference: Inventory, checkpoint: Inventory) -> Mapping[str, Tensor]:
+    if LM_HEAD in reference.tensors or LM_HEAD not in checkpoint.tensors:
+        return reference.tensors
+    embeddings = [tensor for name, tensor in reference.tensors.items() if name.endswith(_EMBEDDING)]
+    return {**reference.tensors, LM_HEAD: embeddings[0]} if len(embeddings) == 1 else reference.tensors
+
+
+def _differences(
+    found: Mapping[str, Tensor], expected: Mapping[str, Tensor], *, allow_dtype_cast: bool
+) -> Iterator[Different]:
+    for name, want in expected.items():
+        have = found.get(name)
+        if have is None:
+            yield Different(Difference.MISSING, name, None, want)
+        elif have.shape != want.shape:
+            yield Different(Difference.SHAPE, name, have, want)
+        elif have.dtype != want.dtype and not (allow_dtype_cast and {have.dtype, want.dtype} <= _CASTABLE):
+            yield Different(Difference.DTYPE, name, have, want)
+    for name, have in found.items():
+        if name not in expected:
+            yield Different(Difference.EXTRA, name, have, None)
+
+
+def inventory_of(headers: Mapping[str, Header]) -> Inventory:
+    """The tensors of a checkpoint, from its files' headers."""
+    tensors: dict[str, Tensor] = {}
+    for file, header in headers.items():
+        kinds: dict[tuple[str, tuple[int, ...]], Tensor] = {}  # layers repeat: keep one object of each kind
+        for name, spec in header.tensors.items():
+            kind = spec.dtype, spec.shape
+            tensors[name] = kinds.setdefault(kind, Tensor(*kind, file))
+    return Inventory(tensors)
+
+
+def duplicates(headers: Mapping[str, Header]) -> Iterator[Fault]:
+    """Find tensors that two files hold: which one an engine keeps is an accident."""
+    where: dict[str, str] = {}
+    for file, header in headers.items():
+        for name in header.tensors:
+            if where.setdefault(name, file) != file:
+                yield Fault(
+                    Code.DUPLICATE_TENSOR,
+                    f"tensor {name} is in {where[name]} and in {file}: remove the files of an earlier write, "
+                    "and write an index",
+                )

@@ -1,0 +1,179 @@
+"""Which files of a folder a loader would read, and whether the index tells the truth about them. Pure.
+
+As SGLang 0.5 and transformers do: with `model.safetensors.index.json` the files that it names, without it every
+`*.safetensors`. Where there is none of these they turn to `*.bin` and `*.pt`; those are pickles, which run
+code when they are loaded, and are never given to an engine.
+"""
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import msgspec
+
+from refitd_client.checkpoint.fault import Code, Fault, shown
+from refitd_client.checkpoint.pairs import STRINGS, PairsRefusedError, pairs, text
+from refitd_client.checkpoint.strict_header import MAX_TENSORS
+from refitd_client.contract.naming import INDEX_NAME
+
+MAX_INDEX_BYTES = 64 * 2**20
+SAFETENSORS = ".safetensors"
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_NUMBERED = re.compile(r"(.*)-(\d{5,7})-of-(\d{5,7})\.safetensors", re.DOTALL)
+_NOT_WEIGHTS = ("training_args.bin", "optimizer*", "scheduler*", "scaler*", "rng_state*")  # what a Trainer leaves
+
+
+class IndexRefusedError(ValueError):
+    """An index that cannot be followed. The message is a sentence about "it", the index."""
+
+
+class IndexOfDeltaError(IndexRefusedError):
+    """An index over changes against another checkpoint, which no engine can load."""
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """`weight_map` of an index: tensor name → file name."""
+
+    file_of: Mapping[str, str]
+
+    @property
+    def files(self) -> list[str]:
+        """The files that it names, in order of name."""
+        return sorted(set(self.file_of.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The weight files that a loader would read, as far as they are there, and what is wrong with the choice."""
+
+    weights: tuple[str, ...]
+    faults: tuple[Fault, ...]
+
+
+class _Document(msgspec.Struct):
+    weight_map: msgspec.Raw
+    metadata: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class _Metadata(msgspec.Struct):
+    delta_encoding: str | None = None
+
+
+def parse_index(data: bytes) -> Index:
+    """Parse an index that anyone may have written.
+
+    Raises:
+        IndexOfDeltaError: it says that the files are slime's delta of another checkpoint.
+        IndexRefusedError: it is too large, no JSON object with a `weight_map`, has a tensor twice, or names a file
+            that is not a plain `*.safetensors` of its own folder.
+    """
+    if len(data) > MAX_INDEX_BYTES:
+        raise IndexRefusedError(f"it is larger than {MAX_INDEX_BYTES} bytes")
+    try:
+        document = msgspec.json.decode(data, type=_Document)
+        if _is_delta(bytes(document.metadata)):
+            raise IndexOfDeltaError(
+                "it says delta_encoding: engines load full checkpoints, have the trainer write those"
+            )
+        return Index(_file_of(bytes(document.weight_map)))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, PairsRefusedError) as error:
+        raise IndexRefusedError(f"it does not parse: {error}") from error
+
+
+def _is_delta(metadata: bytes) -> bool:
+    try:
+        return msgspec.json.decode(metadata, type=_Metadata).delta_encoding is not None
+    except msgspec.ValidationError:
+        return False  # metadata is anything that a trainer likes to write there
+
+
+def _file_of(weight_map: bytes) -> dict[str, str]:
+    file_of: dict[str, str] = {}
+    files: dict[str, str] = {}  # one string of each, instead of one for each tensor
+    for tensor, string in pairs(weight_map, STRINGS):
+        if tensor in file_of:
+            raise IndexRefusedError(f"it has tensor {tensor[:200]!a} twice")
+        if len(file_of) == MAX_TENSORS:
+            raise IndexRefusedError(f"it has more than {MAX_TENSORS} tensors")
+        file = text(string)
+        file_of[tensor] = files.setdefault(file, file)
+    for file in files:
+        if not _plain(file):
+            raise IndexRefusedError(f"it names a file {file[:200]!a}; it may only name *.safetensors beside it")
+    return file_of
+
+
+def _plain(file: str) -> bool:
+    return file.endswith(SAFETENSORS) and "/" not in file and not file.startswith(".") and file.isprintable()
+
+
+def lay_out(names: Collection[str], index: Index | None) -> Layout:
+    """Choose the weight files among the names in a folder (without hidden ones)."""
+    weights = index.files if index is not None else _without_index(names)
+    here = tuple(name for name in weights if name in names)
+    if index is None:
+        return Layout(here, (*_odd(here), *_gaps(here)) or ((_nothing(names),) if not here else ()))
+    missing = tuple(
+        Fault(Code.MISSING_FILE, f"{name} is named by {INDEX_NAME} and is not in the folder: write the index last")
+        for name in weights
+        if name not in names
+    )
+    return Layout(here, (*missing, *_odd(here)) or ((_nothing(names),) if not here else ()))
+
+
+def _odd(names: Iterable[str]) -> Iterator[Fault]:
+    for name in names:
+        if not name.isprintable():
+            yield Fault(Code.BAD_HEADER, f"{shown(name)} has a name that cannot be printed: rename it")
+
+
+def _gaps(names: Collection[str]) -> Iterator[Fault]:
+    """Shards that are numbered "1 of 4" and not all there: without this, one that is written whole looks complete."""
+    for match in filter(None, map(_NUMBERED.fullmatch, names)):
+        stem, total = match[1], match[3]
+        if int(match[2]) == 1 and int(total) <= MAX_TENSORS:
+            expected = (f"{stem}-{number:0{len(total)}d}-of-{total}.safetensors" for number in range(1, int(total) + 1))
+            if (late := next((name for name in expected if name not in names), None)) is not None:
+                yield Fault(Code.MISSING_FILE, f"{late} is not in the folder, and its name says that it belongs there")
+
+
+def _without_index(names: Collection[str]) -> list[str]:
+    weights = sorted(name for name in names if name.endswith(SAFETENSORS))
+    both = len(weights) == 2 and weights[0].endswith("consolidated.safetensors")
+    if both and weights[1].endswith("model.safetensors"):  # as Mistral publishes: the same twice, and loaders know
+        return weights[1:]
+    return weights
+
+
+def _nothing(names: Collection[str]) -> Fault:
+    for name in sorted(names):
+        if any(fnmatchcase(name, pattern) for pattern in _PICKLES) and not _beside(name):
+            return Fault(
+                Code.PICKLE,
+                f"{shown(name)} is a pickle, which can run code when it is loaded, and there is no safetensors file: "
+                "save the checkpoint as safetensors (save_pretrained does by default)",
+            )
+    return Fault(
+        Code.NO_WEIGHTS, "there is no *.safetensors file in the folder: save the checkpoint there, as safetensors"
+    )
+
+
+def _beside(name: str) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in _NOT_WEIGHTS)
+
+
+def check_index(index: Index, tensors_of: Mapping[str, Collection[str]]) -> Iterator[Fault]:
+    """Hold the index against the headers, given as file name → tensor names: each must say what the other says."""
+    for tensor, file in index.file_of.items():
+        if file in tensors_of and tensor not in tensors_of[file]:
+            yield _disagree(f"tensor {tensor[:200]!r} is not in {file}, where {INDEX_NAME} has it")
+    for file, tensors in tensors_of.items():
+        for tensor in tensors:
+            if index.file_of.get(tensor) != file:
+                yield _disagree(f"tensor {tensor!r} is in {file}, and {INDEX_NAME} does not say so")
+
+
+def _disagree(what: str) -> Fault:
+    return Fault(Code.INDEX_MISMATCH, f"{what}: write the index after the shards, from what they hold")

@@ -1,0 +1,221 @@
+"""The header of a safetensors file, read by the letter (https://github.com/huggingface/safetensors#format).
+
+A file is `N` (8 bytes, little-endian), N bytes of JSON, and the data. The JSON names each tensor with its dtype,
+shape and place in the data. What loaders let pass is refused here: a name that comes twice (loaders take the last),
+names with control characters, a header so large that reading it is the attack. Whoever wrote such a file, an engine
+should not be the one to find out: the publisher reads by the same letter as the service.
+
+The versions of a run mostly have the same headers, byte for byte, and to parse them takes the interpreter. So what
+parsed well is remembered by its whole text and by how much data follows it: nothing else was looked at.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from refitd_client.checkpoint.pairs import OBJECTS, STRINGS, PairsRefusedError, pairs, text
+from refitd_client.checkpoint.recent import Recent
+from refitd_client.contract.shard import MAX_HEADER_BYTES
+from refitd_client.files.file_bytes import read_at
+
+MAX_TENSORS = 200_000
+MAX_NAME_LENGTH = 1024
+_SHOWN = 200  # characters of a name in a sentence
+MAX_METADATA_BYTES = 2**20
+_MAX_ENTRY_BYTES = 4096
+_MAX_SIZE = 2**63 - 1  # of a file, in bytes
+_QUOTES = 8  # around three keys and a dtype; more means that a key comes twice
+METADATA_KEY = "__metadata__"
+_REMEMBERED = 1024  # headers
+_REMEMBERED_BYTES = 16 * 2**20  # of their text; parsed they take two to four times as much
+_PAIR_BYTES = 256  # at most, for a pair of the metadata whose text takes seven
+
+_DTYPES = {
+    4: "F4",
+    6: "F6_E2M3 F6_E3M2",
+    8: "BOOL U8 I8 F8_E5M2 F8_E4M3 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ",
+    16: "I16 U16 F16 BF16",
+    32: "I32 U32 F32",
+    64: "I64 U64 F64 C64",
+}
+BITS = {dtype: bits for bits, dtypes in _DTYPES.items() for dtype in dtypes.split()}  # as in safetensors 0.8
+_INTERNED = {dtype: dtype for dtype in BITS}  # one string of each, instead of one for each tensor
+
+
+class HeaderRefusedError(ValueError):
+    """A header that is not to be trusted. The message is a sentence about "it", the file."""
+
+
+class TornFileError(HeaderRefusedError):
+    """The file is shorter than it says it is: a write that was cut off, or is still going on."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor: its safetensors dtype, its shape, and its bytes `start` (in) to `end` (out) of the data."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a header says. Tensors are in the order of their data; the data begins at byte `data_start` of the file.
+
+    Whoever reads the same header is given the same object.
+    """
+
+    tensors: Mapping[str, TensorSpec]
+    data_start: int
+    metadata: Mapping[str, str]
+
+
+class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]
+
+
+_remembered: Recent[tuple[bytes, int], Header] = Recent(_REMEMBERED, _REMEMBERED_BYTES)
+
+
+def read_header(fd: int, size: int) -> Header:
+    """Read and check the header of an open file of `size` bytes. Takes about three times the header's own memory.
+
+    Raises:
+        HeaderRefusedError: it breaks a rule. The message names the tensor.
+        TornFileError: it is shorter than it says.
+        OSError: it cannot be read, or has become shorter since `size` was asked.
+    """
+    if size < 8:
+        raise TornFileError(f"it has {size} bytes, too few for a safetensors file")
+    length = int.from_bytes(read_at(fd, 8, 0), "little")
+    if length > MAX_HEADER_BYTES:  # before anything is read: the length may be 2**62
+        raise HeaderRefusedError(
+            f"its header claims {length} bytes, more than the {MAX_HEADER_BYTES} that are read: "
+            "it holds something else, or so many tensors that they belong into several files"
+        )
+    if 8 + length > size:
+        raise TornFileError(f"it ends inside its header: {size} of {8 + length} bytes")
+    return _parsed(read_at(fd, length, 8), size - 8 - length)
+
+
+def _parsed(data: bytes, data_bytes: int) -> Header:
+    """As `parse_header`. What was refused is parsed, and refused, each time."""
+    header = _remembered.get((data, data_bytes))
+    if header is None:
+        header = parse_header(data, data_bytes)
+        _remembered.put((data, data_bytes), header, len(data) + _PAIR_BYTES * len(header.metadata))
+    return header
+
+
+def parse_header(data: bytes, data_bytes: int) -> Header:
+    """Parse the JSON of a header that `data_bytes` bytes of data follow.
+
+    Raises:
+        HeaderRefusedError, TornFileError: as `read_header`.
+    """
+    try:
+        tensors, metadata = _parse(data)
+    except PairsRefusedError as error:
+        raise HeaderRefusedError(f"its header cannot be read: {error}") from error
+    tensors = dict(sorted(tensors.items(), key=_place))
+    _check_size(_check_places(tensors.items()), data_bytes)
+    return Header(tensors, 8 + len(data), metadata or {})
+
+
+def _place(item: tuple[str, TensorSpec]) -> tuple[int, int]:
+    return item[1].start, item[1].end
+
+
+def _parse(data: bytes) -> tuple[dict[str, TensorSpec], dict[str, str] | None]:
+    tensors: dict[str, TensorSpec] = {}
+    metadata: dict[str, str] | None = None
+    shapes: dict[tuple[int, ...], tuple[int, ...]] = {}  # layers repeat their shapes: keep one of each
+    for name, value in pairs(data, OBJECTS):
+        if name in tensors or (name == METADATA_KEY and metadata is not None):
+            raise HeaderRefusedError(f"its header has {_named(name)} twice")
+        if name == METADATA_KEY:
+            metadata = _metadata(value)
+        elif len(tensors) == MAX_TENSORS:
+            raise HeaderRefusedError(f"its header has more than {MAX_TENSORS} tensors")
+        else:
+            spec = _spec(name, value)
+            tensors[name] = TensorSpec(spec.dtype, shapes.setdefault(spec.shape, spec.shape), spec.start, spec.end)
+    return tensors, metadata
+
+
+def _metadata(value: bytes) -> dict[str, str]:
+    if len(value) > MAX_METADATA_BYTES:
+        raise HeaderRefusedError(f"its {METADATA_KEY} is larger than {MAX_METADATA_BYTES} bytes")
+    metadata: dict[str, str] = {}
+    for key, string in pairs(value, STRINGS):
+        if key in metadata:
+            raise HeaderRefusedError(f"its {METADATA_KEY} has {key[:_SHOWN]!a} twice")
+        metadata[key] = text(string)
+    return metadata
+
+
+def _spec(name: str, value: bytes) -> TensorSpec:
+    if not name or len(name) > MAX_NAME_LENGTH or not name.isprintable():
+        raise HeaderRefusedError(
+            f"{_named(name)} has a name that is empty, longer than {MAX_NAME_LENGTH} or not printable"
+        )
+    if len(value) > _MAX_ENTRY_BYTES or value.count(b'"') != _QUOTES:
+        raise HeaderRefusedError(f"{_named(name)} is described by more than a dtype, a shape and data_offsets")
+    try:
+        entry = msgspec.json.decode(value, type=_Entry)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        # What the parser says quotes the file: never more of it than a line, and nothing that a terminal would obey.
+        told = ascii(str(error)[:_SHOWN])[1:-1]
+        raise HeaderRefusedError(f"{_named(name)} is not described as the format asks: {told}") from error
+    if b"-" in value:
+        raise HeaderRefusedError(f"{_named(name)} has a negative number in its shape or data_offsets")
+    _check_extent(name, entry)
+    return TensorSpec(_INTERNED[entry.dtype], tuple(entry.shape), *entry.data_offsets)
+
+
+def _check_extent(name: str, entry: _Entry) -> None:
+    bits = BITS.get(entry.dtype)
+    if bits is None:
+        raise HeaderRefusedError(f"{_named(name)} has the dtype {entry.dtype[:32]!a}, which safetensors does not have")
+    start, end = entry.data_offsets
+    if max(start, end, *entry.shape) > _MAX_SIZE:
+        raise HeaderRefusedError(f"{_named(name)} has a number in its shape or data_offsets beyond {_MAX_SIZE}")
+    total = math.prod(entry.shape) * bits
+    if total % 8:
+        raise HeaderRefusedError(f"{_named(name)} does not fill whole bytes: {entry.dtype} {entry.shape}")
+    if end - start != total // 8:
+        raise HeaderRefusedError(
+            f"{_named(name)} is {entry.dtype} {entry.shape}, which takes {_count(total // 8)} bytes, "
+            f"and its data_offsets {start} to {end} hold {end - start}"
+        )
+
+
+def _check_places(tensors: Iterable[tuple[str, TensorSpec]]) -> int:
+    reached = 0
+    for name, spec in tensors:
+        if spec.start != reached:
+            what = "a hole" if spec.start > reached else "other tensors"
+            raise HeaderRefusedError(f"{_named(name)} begins at byte {spec.start} of the data, in or after {what}")
+        reached = spec.end
+    return reached
+
+
+def _check_size(expected: int, found: int) -> None:
+    if found < expected:
+        raise TornFileError(f"it has {found} of the {expected} bytes of data that its header describes")
+    if found > expected:
+        raise HeaderRefusedError(f"it has {found - expected} bytes after the last tensor that its header describes")
+
+
+def _named(name: str) -> str:
+    return f"tensor {name[:_SHOWN]!a}"
+
+
+def _count(number: int) -> str:
+    return str(number) if number <= _MAX_SIZE else f"more than {_MAX_SIZE}"

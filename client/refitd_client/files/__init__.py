@@ -1,0 +1,1 @@
+"""Files: opened without following links, synced, locked and mapped."""

@@ -1,0 +1,85 @@
+"""Opening files in folders that others write to: the one place where it is done.
+
+Whoever can write to a folder can put a FIFO, a socket, a device or a link where a file belongs. To open a FIFO waits
+until somebody writes to it, and a link leads anywhere. So nothing here waits, follows a link or gives anything but a
+plain file. A test (`tests/unit/test_plain_file.py`) sees that nothing else opens files.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from refitd_client.files.file_bytes import read_at
+
+_ALWAYS = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+class NotPlainError(OSError):
+    """There is something of that name, and it is no plain file."""
+
+
+def open_plain(
+    path: str | os.PathLike[str],
+    flags: int = os.O_RDONLY,
+    mode: int = 0o666,
+    *,
+    within: int | None = None,
+    follow: bool = False,
+) -> int:
+    """Open a plain file, and return its descriptor.
+
+    Args:
+        path: its path, or its name in the folder `within`.
+        flags: how it is opened, as `os.open` has them; what keeps it from waiting is added.
+        mode: a new file's, less what the umask takes.
+        within: a descriptor of the folder that it is in.
+        follow: whether `path` may be a link. Only what the operator or the caller's own user named may.
+
+    Raises:
+        NotPlainError: it is a FIFO, a socket, a device, a folder, or a link that is not to be followed.
+        OSError: it cannot be opened.
+    """
+    try:
+        fd = os.open(path, flags | _ALWAYS | (0 if follow else os.O_NOFOLLOW), mode, dir_fd=within)
+    except OSError as error:
+        if error.errno in {errno.ELOOP, errno.ENXIO, errno.EISDIR}:  # a link, a FIFO or socket, a folder
+            raise _not_plain(error.errno, path) from error
+        raise
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    raise _not_plain(errno.EINVAL, path)
+
+
+@contextmanager
+def plain_file(path: str | os.PathLike[str], *, within: int | None = None, follow: bool = False) -> Generator[int]:
+    """A descriptor for reading, as long as the context lasts; raises as `open_plain`."""
+    fd = open_plain(path, within=within, follow=follow)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def read_plain(path: Path, most: int, *, follow: bool = False) -> bytes:
+    """The first `most` bytes of a file, or all of it where it has fewer; raises as `open_plain`."""
+    with plain_file(path, follow=follow) as fd:
+        return read_at(fd, min(most, os.fstat(fd).st_size), 0)
+
+
+def open_folder(path: str | os.PathLike[str], *, within: int | None = None, follow: bool = False) -> int:
+    """Open a folder, and return its descriptor.
+
+    Raises:
+        NotADirectoryError: it is no folder, or a link that is not to be followed.
+        OSError: it cannot be opened.
+    """
+    return os.open(path, _FOLDER | (0 if follow else os.O_NOFOLLOW), dir_fd=within)
+
+
+def _not_plain(number: int, path: str | os.PathLike[str]) -> NotPlainError:
+    return NotPlainError(number, "it is a link, a FIFO, a folder or a device, and not a plain file", os.fspath(path))

@@ -1,0 +1,1 @@
+"""Publishing: from a trainer's weights to a version that the service knows."""

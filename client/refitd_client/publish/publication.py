@@ -1,0 +1,155 @@
+"""A version that was published, and the wait until it is served."""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from refitd_client.contract.states import Kind
+from refitd_client.contract.wire import Notice, WaitResult
+from refitd_client.errors import (
+    Fault,
+    NotFoundError,
+    ServiceError,
+    ServiceProblemError,
+    ServiceUnreachableError,
+    WaitTimeoutError,
+)
+from refitd_client.http.client import no_token, open_client
+from refitd_client.http.connection import Connection
+from refitd_client.http.routes import WaitFor
+from refitd_client.http.verdict import Served, judge
+from refitd_client.publish.background import Outcome
+
+if TYPE_CHECKING:
+    from refitd_client.transport.ipc.handing import Handed
+
+_PAUSE = 0.5  # seconds before a service that said "not now" is asked again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publication:
+    """A version on disk. It stands whatever became of the notice: the service finds it by itself, a little later.
+
+    `bytes` counts its files, `digest` is the manifest's. `timings` are milliseconds of `write` (copying, checking and
+    digesting), `sync` (added up over threads), `commit` and `notice`, of `stage` where the rest went on without the
+    trainer, of `compare` where a delta was wished for, and of `encode`, which puts one together. `notice_error` is why
+    the service does not know yet, None if it does. `begun` says so where a generation of the run begins with it, None
+    where the run goes on.
+
+    `kind` and `base` say whether it is a delta, and against which version. Where a delta was wished for, `why_full` is
+    the reason for a full version, and `density` the share of all elements that changed since the version before.
+    """
+
+    run: str
+    generation: int
+    step: int
+    path: Path
+    version_id: str
+    bytes: int
+    digest: str
+    timings: dict[str, float]
+    notice: Notice
+    kind: Kind = Kind.FULL
+    base: str | None = None
+    why_full: str | None = None
+    density: float | None = None
+    connection: Connection | None = None
+    notice_error: ServiceError | None = field(default=None, compare=False)
+    begun: str | None = None
+
+    def wait(self, timeout: float = 60.0, wait_for: WaitFor = "served") -> Served:
+        """Wait until engines serve the version, or until what `wait_for` says.
+
+        A service that is down is waited for; it is told of the version again when the notice was lost.
+
+        Args:
+            timeout: seconds.
+            wait_for: `served`; or `sealed`: the service has found it good; or `taken`: no engine copies it from this
+                trainer's memory any more, or will (after `handover=True`), so that the tensors may be changed.
+
+        Returns:
+            What was reached. Outcome `served` means that engines were proved to serve it; where they have gone on to a
+            newer one and its files are gone, the outcome is `superseded`, as it is where they never were on it.
+
+        Raises:
+            VersionRejectedError: the checkpoint is bad; the message has the reason.
+            VersionLostError: its files have changed or gone.
+            VersionFailedError: it is barred, as versions are that were rolled back from; or the service means other
+                content by it, as one of another root does.
+            EngineFailedError: engines did not take it.
+            WaitTimeoutError: the time is up; the rollout goes on. It names the engines that are late.
+            ServiceUnreachableError: the service was not there all the time, or none was given to the publisher.
+            ServiceProblemError: the service refuses the notice or the question.
+            ServiceError: the token file cannot be read.
+        """
+        ends = time.monotonic() + timeout
+        tell = self.notice_error is not None
+        while True:
+            left = max(0.0, ends - time.monotonic())
+            try:
+                return judge(self._ask(wait_for, left, tell=tell), timeout, self.digest)
+            except ServiceProblemError as error:
+                is_unknown = isinstance(error, NotFoundError)  # its journal was lost, or it has not scanned yet
+                if left <= 0 or not (is_unknown or error.fault is Fault.SERVICE):
+                    raise
+                tell = tell or is_unknown
+            time.sleep(min(_PAUSE, left))
+
+    async def wait_async(self, timeout: float = 60.0, wait_for: WaitFor = "served") -> Served:  # noqa: ASYNC109
+        """As `wait`, in a thread, for a trainer with an event loop. Cancelling leaves the thread to its timeout."""
+        return await asyncio.to_thread(self.wait, timeout, wait_for)
+
+    def _ask(self, wait_for: WaitFor, left: float, *, tell: bool) -> WaitResult:
+        if self.connection is None:
+            raise ServiceUnreachableError("the publisher was opened without service_url, so there is nobody to ask")
+        ends = time.monotonic() + left
+        try:
+            with open_client(self.connection, try_for=left) as client:
+                if tell:
+                    client.announce(self.notice)
+                return client.wait(self.version_id, wait_for, max(0.0, ends - time.monotonic()))
+        except (OSError, ValueError) as error:
+            raise no_token(error) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedPublication:
+    """A version whose bytes have left the trainer's tensors, and which is being committed in the background.
+
+    Nothing is visible under `path` yet, and nothing will be if the process is killed now. `handed` says which engines
+    have taken it from memory, where it was to be handed over; else it is None.
+    """
+
+    run: str
+    generation: int
+    step: int
+    path: Path
+    version_id: str
+    outcome: Outcome = field(repr=False, compare=False)
+    handed: "Handed | None" = None
+
+    def committed(self, timeout: float | None = None) -> Publication:
+        """Wait until it is on stable storage, and the service was told.
+
+        Args:
+            timeout: seconds; None waits for as long as it takes.
+
+        Raises:
+            WaitTimeoutError: the time is up; it goes on.
+            InvalidWeightsError, StorageError, ServiceProblemError: whatever `publish` would have raised.
+        """
+        try:
+            return self.outcome.get(timeout)
+        except TimeoutError:
+            raise WaitTimeoutError(f"{self.version_id} is not committed after {timeout:g} s; it goes on") from None
+
+    def wait(self, timeout: float = 60.0, wait_for: WaitFor = "served") -> Served:
+        """Wait until it is committed, and then as `Publication.wait` does. Raises what either raises."""
+        ends = time.monotonic() + timeout
+        return self.committed(timeout).wait(max(0.0, ends - time.monotonic()), wait_for)
+
+    async def wait_async(self, timeout: float = 60.0, wait_for: WaitFor = "served") -> Served:  # noqa: ASYNC109
+        """As `wait`, in a thread, for a trainer with an event loop. Cancelling leaves the thread to its timeout."""
+        return await asyncio.to_thread(self.wait, timeout, wait_for)

@@ -1,0 +1,339 @@
+"""The trainer's side: weights become a version on disk, whole or not at all, and the service is told.
+
+    <root>/<run>/.incoming-…/   model-0000i-of-0000N.safetensors, each synced
+                                model.safetensors.index.json, after the shards
+                                config.json, tokenizer files
+                                refit.json, the manifest: every file's size and digest; sync of the folder
+    <root>/<run>/.publisher.json   the generation and step, so that neither is ever used again
+    <root>/<run>/v000123/       by rename; sync of the parent; then the notice
+
+Whatever stops a trainer, and wherever: a version is there, complete and synced, or it is not there at all.
+
+Where the service hands the files of old versions back, `.incoming-…` is one of these slots and its shards are written
+in place: see `refitd_client.contract.slot`. With `block="staged"` the trainer goes on as soon as the tensors' bytes are
+in the files; the rest is done by one thread, in order.
+"""
+
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
+
+from refitd_client.contract.naming import Order, whole_step
+from refitd_client.delta.maker import DeltaMaker
+from refitd_client.delta.plan import DeltaRules
+from refitd_client.delta.served import ask_base
+from refitd_client.errors import RefitError
+from refitd_client.files.mapped import Mappings
+from refitd_client.http.connection import connect_to
+from refitd_client.http.handshake import newest_known
+from refitd_client.publish.attempt import Attempt, DeltaChoice
+from refitd_client.publish.background import Background, Outcome
+from refitd_client.publish.context import Means, check_engines
+from refitd_client.publish.publication import Publication, StagedPublication
+from refitd_client.publish.run_folder import RunFolder
+from refitd_client.publish.tracing import PublishTrace
+from refitd_client.tensors.casts import casts
+from refitd_client.tensors.names import Rename
+from refitd_client.transport.ipc import exporter
+from refitd_client.transport.ipc.handing import Handed
+from refitd_client.write.base_model import BaseModel
+from refitd_client.write.content import Reading
+from refitd_client.write.progress import Progress
+from refitd_client.write.reserve import Reserve
+
+if TYPE_CHECKING:
+    import torch
+
+    TrainerWeights = Mapping[str, Any] | torch.nn.Module | str | os.PathLike[str]
+
+_log = logging.getLogger("refitd_client")
+
+
+class WeightPublisher:
+    """Publishes the versions of one run. One at a time: the run stays locked until `close`, or the process ends.
+
+    >>> with WeightPublisher("/shared/weights", "exp/trial", "http://127.0.0.1:8700") as publisher:
+    ...     publisher.publish(model, step=123).wait()
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        run: str,
+        service_url: str | None = None,
+        *,
+        base_model: str | os.PathLike[str] | None = None,
+        token: str | None = None,
+        token_file: str | os.PathLike[str] | None = None,
+        max_shard_bytes: int | None = None,
+        check_finite: bool = True,
+        dtype: Any = None,
+        rename: Rename | None = None,
+        fingerprints: bool = False,
+        delta_rules: DeltaRules | None = None,
+        shadow: Literal["gpu", "stream"] = "stream",
+        compress_deltas: bool = False,
+        engines: Literal["mine"] | None = None,
+    ) -> None:
+        """Take a run.
+
+        Args:
+            root: the folder that the service watches; made if it is not there.
+            run: the run's name, such as `experiment/trial`.
+            service_url: whom to send notices; without it the service finds versions by watching the root.
+            base_model: a model's folder, whose configuration and tokenizer files go into each version, and whose
+                tensors' names decide which names of tied weights are written.
+            token: the bearer token; else `token_file`, `REFITD_TOKEN`, `REFITD_TOKEN_FILE`.
+            token_file: holds the token, and is read again for each request.
+            max_shard_bytes: tensors are cut into files of at most so many bytes; by default into about 16 files of
+                64 MB to 5 GB, which several threads write and digest.
+            check_finite: refuse tensors with NaN or infinity. Checkpoints in folders are left to the service to check.
+            dtype: publish floating-point tensors in this dtype (`torch.bfloat16`), or by the first matching pattern of
+                a mapping (`{"*.router.*": torch.float32, "*": torch.bfloat16}`) from published names to dtypes.
+                Checkpoints in folders keep theirs.
+            rename: published names for the trainer's, as a mapping or a function; None leaves a tensor out. Marks of
+                wrappers (`_fsdp_wrapped_module.`, `_orig_mod.`, DDP's `module.`) are taken off before.
+            fingerprints: have each full version's manifest name the tensors' fingerprints, which engines can be held
+                against. Computed on the GPU where tensors are there, else at about 1.5 GB/s a thread. With deltas they
+                are known, and named, in any case; of checkpoints in folders never.
+            delta_rules: when a delta is worth it, for `publish(..., delta="auto")`.
+            shadow: where the weights published last are kept, for deltas of tensors on a GPU: on the GPU (`gpu`, as
+                much memory again), or in host memory, from where they are streamed over the bus (`stream`).
+            compress_deltas: `gap` encoding and zstd make them half as large, for a slow network, and slower to make.
+            engines: with `mine` the service brings engines to this run while none follows it: those that follow no run,
+                and those of runs that are closed (`RefitClient.close_run`). Engines of a run that is not closed stay
+                there. Needs `service_url`.
+
+        Raises:
+            NameRefusedError: the run's name is no safe relative one.
+            RunBusyError: another publisher has the run.
+            PublishError: `base_model` is no model's folder, or the run's record is damaged.
+            StorageError: the run's folder cannot be made, read or locked.
+            ValueError: the URL, the token, a dtype, `shadow`, `engines` or `max_shard_bytes` cannot be one.
+        """
+        if max_shard_bytes is not None and max_shard_bytes <= 0:
+            raise ValueError(f"max_shard_bytes is {max_shard_bytes}; a shard takes at least one byte")
+        if shadow not in {"gpu", "stream"}:
+            raise ValueError(f"shadow is {shadow!r}: it is 'gpu' or 'stream'")
+        check_engines(engines, service_url)
+        reading = Reading(
+            base_model=BaseModel(Path(base_model)) if base_model is not None else None,
+            max_shard_bytes=max_shard_bytes,
+            check_finite=check_finite,
+            casts=casts(dtype),
+            rename=rename,
+            fingerprinted=fingerprints,
+        )
+        connection = None if service_url is None else connect_to(service_url, token=token, token_file=token_file)
+        self._folder = RunFolder(Path(root).absolute(), run)
+        deltas = DeltaMaker(
+            delta_rules or DeltaRules(),
+            partial(ask_base, connection, run),
+            Reserve(self._folder.path),
+            stream=shadow == "stream",
+            compress=compress_deltas,
+        )
+        self._turn = threading.Lock()
+        self._background = Background()
+        self._mappings = Mappings()
+        self._means = Means(
+            folder=self._folder,
+            reading=reading,
+            deltas=deltas,
+            mappings=self._mappings,
+            connection=connection,
+            engines=engines,
+        )
+        self._finalizer = weakref.finalize(self, _let_go, self._background.begun, self._means)
+        self._finalizer.atexit = False  # the end of the process gives everything back
+
+    def close(self) -> None:
+        """Finish what is under way, and let the run go. Publications stay usable.
+
+        Raises:
+            PublishError, ServiceProblemError: a publication failed in the background, and nobody has heard of it.
+        """
+        with self._turn:
+            try:
+                self._background.close()
+            finally:
+                self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self.close()
+        except RefitError as error:
+            if kind is None:
+                raise
+            _log.warning("a publication has failed as well: %s", error)  # what is being raised came first
+
+    def begins(self, step: int) -> str | None:
+        """Say, in a sentence, that publishing this step now would begin a generation of the run; None if it would not.
+
+        Raises:
+            StepConflictError, NameRefusedError: the step cannot be published.
+            PublishError: this publisher is closed.
+        """
+        with self._turn:
+            return self._folder.begun(self._placed(whole_step(step)))
+
+    @overload
+    def publish(
+        self,
+        weights: "TrainerWeights",
+        *,
+        step: int,
+        metadata: Mapping[str, str] | None = None,
+        allow_missing: bool = False,
+        allow_extra: bool = False,
+        progress: Callable[[Progress], None] | None = None,
+        delta: DeltaChoice = "never",
+        block: Literal["committed"] = "committed",
+    ) -> Publication: ...
+
+    @overload
+    def publish(
+        self,
+        weights: "TrainerWeights",
+        *,
+        step: int,
+        metadata: Mapping[str, str] | None = None,
+        allow_missing: bool = False,
+        allow_extra: bool = False,
+        progress: Callable[[Progress], None] | None = None,
+        delta: DeltaChoice = "never",
+        block: Literal["staged"],
+    ) -> StagedPublication: ...
+
+    @overload
+    def publish(
+        self,
+        weights: "TrainerWeights",
+        *,
+        step: int,
+        metadata: Mapping[str, str] | None = None,
+        allow_missing: bool = False,
+        allow_extra: bool = False,
+        progress: Callable[[Progress], None] | None = None,
+        handover: Literal[True],
+    ) -> StagedPublication: ...
+
+    def publish(
+        self,
+        weights: "TrainerWeights",
+        *,
+        step: int,
+        metadata: Mapping[str, str] | None = None,
+        allow_missing: bool = False,
+        allow_extra: bool = False,
+        progress: Callable[[Progress], None] | None = None,
+        delta: DeltaChoice = "never",
+        block: Literal["committed", "staged"] = "committed",
+        handover: bool = False,
+    ) -> Publication | StagedPublication:
+        """Write a version, commit it and tell the service. Returns when it is on stable storage.
+
+        With `block="staged"` it returns when the tensors may be changed; checks, digests, syncs, commit and notice go
+        on in a thread of the publisher's. What fails there is raised by the publication's `wait` or `committed`, or by
+        the next call, which waits for the end of the one before it; then nothing of the new step has been written.
+
+        A folder's files are cloned or copied, never linked: nothing that the trainer does to its own files or tensors
+        afterwards changes a version. A first step that is not above the last of the run begins a new generation, which
+        is logged as a warning. The last is the run's folder's, or the service's, which remembers what was deleted.
+
+        Args:
+            weights: a state dict of torch tensors or numpy arrays, an `nn.Module` (its parameters and persistent
+                buffers), or the path of a checkpoint's folder with `*.safetensors`.
+            step: the trainer's step, above the last that this publisher published.
+            metadata: texts for the manifest and the service.
+            allow_missing: the version may lack tensors of the engines' model: an engine keeps its old values of those.
+                Without it such a version is rejected.
+            allow_extra: the version may have tensors that the engines' model lacks. Without it such a version is
+                rejected.
+            progress: is called with how far writing is, in this thread.
+            delta: with `auto`, only what changed since the version that engines serve is written, where there is one,
+                and little changed; the publication's `why_full` says why not. Takes a copy of the weights. A delta is
+                staged like a full version.
+            block: `committed` or `staged`.
+            handover: engines on this host with refitd's plugin copy the tensors from where they are (docs/handover.md).
+                Returns when those have answered, 20 s at most, and the bytes are staged: the tensors may be changed.
+                What came of it is the publication's `handed`. Its files follow as with `staged`. After one whose files
+                could not be written the next goes by its files.
+
+        Raises:
+            InvalidWeightsError: the weights cannot be a version; the message names the tensor or file.
+            StepConflictError, NameRefusedError: the step cannot be published.
+            NoSpaceError, StorageError: the file system would not.
+            ServiceProblemError: the service refuses the notice, as for a wrong token. The version stands all the
+                same, and is the error's `publication`. A service that is down raises nothing: see `notice_error`.
+        """
+        step = whole_step(step)
+        if block not in {"committed", "staged"}:
+            raise ValueError(f"block is {block!r}: it is 'committed' or 'staged'")
+        if delta not in {"auto", "never"}:
+            raise ValueError(f"delta is {delta!r}: it is 'auto' or 'never'")
+        if handover and (delta != "never" or self._means.connection is None):
+            raise ValueError("handover=True goes with a service_url, and with delta='never'")
+        with self._turn:
+            self._background.settle()
+            order = self._placed(step)
+            self._mappings.prune()
+            trace = PublishTrace(self._folder.run, step)
+            attempt = Attempt(
+                means=self._means,
+                order=order,
+                metadata=trace.carrier | dict(metadata or {}),
+                allow_missing=allow_missing,
+                allow_extra=allow_extra,
+                trace=trace,
+                progress=progress,
+                delta=delta,
+                begun=self._folder.begun(order),
+            )
+            if handover:
+                return self._handed_over(attempt, weights)
+            if block == "staged":
+                return attempt.staged(self._background.begin(attempt.stage(weights)))
+            publication = attempt.write(weights)
+        return attempt.announce(publication)
+
+    def _placed(self, step: int) -> Order:
+        """The generation and step. The service may know of steps that a root which was emptied does not."""
+        if not self._folder.is_begun and (known := newest_known(self._means.connection, self._folder.run)) is not None:
+            self._folder.heard(known)
+        return self._folder.place(step)
+
+    def _handed_over(self, attempt: Attempt, weights: Any) -> StagedPublication:
+        if self._means.debt.due:
+            handed = Handed(reason="the files of what was handed over before were never written: these come first")
+            return attempt.staged(self._background.begin(attempt.stage(weights)), handed)
+        rest, handed = attempt.hand_over(weights)
+        return attempt.staged(self._background.begin(rest), handed)
+
+
+def _let_go(begun: list[Outcome], means: Means) -> None:
+    """Give everything back when the last publication has ended: until then it writes, and its step is not free."""
+    end = partial(_give_back, means)
+    if begun:
+        begun[-1].afterwards(end)
+    else:
+        end()
+
+
+def _give_back(means: Means) -> None:
+    if not means.folder.lock.held:  # a forked child's: what is registered is its parent's
+        return
+    try:
+        means.deltas.forget()
+        means.mappings.close()
+    finally:
+        exporter.end(means.folder.path)  # before the lock: the next one to export there voids what it finds
+        means.folder.lock.release()

@@ -1,0 +1,176 @@
+"""The ranks of a publication: rank 0 asks, each other rank answers, over a CPU process group (gloo).
+
+Everything goes between rank 0 and one other rank, never from all to all. So whoever waits knows for whom, an answer is
+due for every question, and after a failure the connections between rank 0 and the ranks that live are still in step:
+rank 0 hears all that can still be heard before it tells everybody how it ended.
+
+gloo reports a process that died at once. One that hangs is given up after the timeout; gloo then closes every
+connection of the group, so the rank group is broken and a new publisher has to be opened, as after a death.
+"""
+
+import pickle
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from refitd_client.errors import PublishError, RankLostError
+
+_LEAD_PATIENCE = 4.0  # times the timeout that others wait for rank 0, which may itself be waiting for a rank
+
+
+class RankGroup:
+    """This rank's connections. `rank` and `size` are those in the group."""
+
+    def __init__(self, process_group: Any, timeout: float) -> None:
+        """Join. Without a group it is all ranks, which make a group of their own for this: a collective call.
+
+        Raises:
+            PublishError: torch.distributed is not initialised, or the group cannot carry what is in host memory.
+        """
+        import torch
+        from torch import distributed
+
+        if not distributed.is_available() or not distributed.is_initialized():
+            raise PublishError(
+                "torch.distributed is not initialised: call init_process_group first, or use a WeightPublisher where "
+                "there is one process"
+            )
+        self._torch: Any = torch
+        self._distributed: Any = distributed
+        self._timeout = timeout
+        self._is_own = process_group is None
+        self._group: Any = self._made() if process_group is None else process_group
+        if "cpu:" not in self._distributed.get_backend_config(self._group):
+            raise PublishError(
+                "process_group carries GPU tensors only: pass one made with new_group(ranks, backend='gloo') on every "
+                "process, or none for all ranks"
+            )
+        self._ranks: list[int] = list(self._distributed.get_process_group_ranks(self._group))
+        self.rank: int = self._ranks.index(self._distributed.get_rank())
+        self.size = len(self._ranks)
+        self.broken: str | None = None
+
+    def close(self) -> None:
+        """Give up a group that was made for this."""
+        if self._is_own and self._group is not None and self._distributed.is_initialized():
+            self._distributed.destroy_process_group(self._group)
+        self._group = None
+
+    def require_whole(self) -> None:
+        """See that no rank was lost before.
+
+        Raises:
+            PublishError: one was, or the publisher is closed.
+        """
+        if self._group is None:
+            raise PublishError("this publisher is closed: open another")
+        if self.broken is not None:
+            raise PublishError(f"this publisher cannot be used any more ({self.broken}): open another on every rank")
+
+    def tell(self, message: Any) -> None:
+        """Send rank 0 an answer.
+
+        Raises:
+            RankLostError: rank 0 is gone.
+        """
+        try:
+            self._send(message, 0)
+        except RuntimeError as error:
+            raise self._lost_lead(error) from error
+
+    def hear(self) -> Any:
+        """What rank 0 says next.
+
+        Raises:
+            RankLostError: it is gone, or says nothing.
+        """
+        try:
+            return self._receive(self._expect(0), 0, self._timeout * _LEAD_PATIENCE)
+        except RuntimeError as error:
+            raise self._lost_lead(error) from error
+
+    def hear_all(self, own: Any, doing: str) -> list[Any]:
+        """The answers of all ranks, `own` as rank 0's. Only rank 0 calls it.
+
+        Raises:
+            RankLostError: a rank is gone or late with `doing`; those that live were heard, so that they are in step.
+        """
+        ends = time.monotonic() + self._timeout
+        answers: list[Any] = [own]
+        lost: dict[int, RuntimeError] = {}
+        for rank, expected in [(rank, self._expect_safely(rank)) for rank in range(1, self.size)]:
+            try:
+                if isinstance(expected, RuntimeError):
+                    raise expected
+                answers.append(self._receive(expected, rank, max(0.1, ends - time.monotonic())))
+            except RuntimeError as error:
+                lost[rank] = error
+        if lost:
+            raise self._lost(lost, doing)
+        return answers
+
+    def tell_all(self, messages: Sequence[Any]) -> None:
+        """Send each other rank its message, given by rank. Who is gone does not keep the others from theirs.
+
+        Raises:
+            RankLostError: somebody is.
+        """
+        lost: dict[int, RuntimeError] = {}
+        for rank in range(1, self.size):
+            try:
+                self._send(messages[rank], rank)
+            except RuntimeError as error:
+                lost[rank] = error
+        if lost:
+            raise self._lost(lost, "listen")
+
+    def _made(self) -> Any:
+        seconds = self._timeout * _LEAD_PATIENCE * 2  # each wait has its own, shorter one
+        return self._distributed.new_group(backend="gloo", timeout=timedelta(seconds=seconds))
+
+    def _send(self, message: Any, to: int) -> None:
+        data = bytearray(pickle.dumps(message))
+        length = self._torch.tensor([len(data)], dtype=self._torch.int64)
+        body = self._torch.frombuffer(data, dtype=self._torch.uint8)
+        self._distributed.send(length, dst=self._ranks[to], group=self._group)
+        self._distributed.send(body, dst=self._ranks[to], group=self._group)
+
+    def _expect(self, source: int) -> tuple[Any, Any]:
+        length = self._torch.zeros(1, dtype=self._torch.int64)
+        return length, self._distributed.irecv(length, src=self._ranks[source], group=self._group)
+
+    def _expect_safely(self, source: int) -> tuple[Any, Any] | RuntimeError:
+        try:
+            return self._expect(source)
+        except RuntimeError as error:
+            return error
+
+    def _receive(self, expected: tuple[Any, Any], source: int, timeout: float) -> Any:
+        length, work = expected
+        work.wait(timedelta(seconds=timeout))
+        body = self._torch.empty(int(length.item()), dtype=self._torch.uint8)
+        work = self._distributed.irecv(body, src=self._ranks[source], group=self._group)
+        work.wait(timedelta(seconds=max(timeout, 1.0)))
+        return pickle.loads(body.numpy().data)  # noqa: S301 from a rank of the same job, as torch's own collectives do
+
+    def _lost(self, lost: dict[int, RuntimeError], doing: str) -> RankLostError:
+        ranks = ", ".join(str(rank) for rank in lost)
+        first = next(iter(lost))
+        self.broken = f"rank {ranks} was lost"
+        return RankLostError(
+            f"rank {ranks} is gone, or did not {doing} within {self._timeout:g} s, so nothing was published "
+            f"({_first_line(lost[first])})",
+            rank=first,
+        )
+
+    def _lost_lead(self, error: RuntimeError) -> RankLostError:
+        self.broken = "rank 0 was lost"
+        return RankLostError(
+            f"rank 0 is gone, or gave up waiting for another rank, which its own error names ({_first_line(error)})",
+            rank=0,
+        )
+
+
+def _first_line(error: RuntimeError) -> str:
+    return (str(error).splitlines() or [""])[0]

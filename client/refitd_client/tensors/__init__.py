@@ -1,0 +1,1 @@
+"""Tensors as sources of bytes, whichever library they come from."""

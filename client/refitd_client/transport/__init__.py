@@ -1,0 +1,1 @@
+"""How weights get from the trainer's memory to an engine without a file."""

@@ -1,0 +1,181 @@
+"""An offer: which tensors a trainer exports, and where they lie. Plain data, authenticated; nothing is ever unpickled.
+
+    {"format": 2, "host": …, "boot": …, "pid": 4711, "life": "…", "tensors": [
+      {"name": "model.norm.weight", "dtype": "BF16", "shape": [1536],
+       "place": {"in": "device", "device": "GPU-…", "handle": "…64 bytes…", "serial": 17, "offset": 0}}, …]}
+    {"version": "exp~v000007", "fingerprints": "…8 bytes for each tensor, little-endian…"}
+    hmac-sha256:…64 hex digits, over all bytes of the lines above…
+
+(bytes in base64). The first line is the layout, and the same at each step as long as tensors stay where they are. It is
+in every offer, so that none depends on another; but a trainer writes it, and an engine reads it, once.
+
+Who opens memory for a stranger gives it away, so whoever does not have the secret is not read any further. A code
+proves who wrote an offer, not that it is still meant: `offer_file` says that.
+"""
+
+import hmac
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import TypeVar
+
+import msgspec
+
+from refitd_client.checkpoint.header import BITS
+from refitd_client.contract.naming import parse_version_id
+
+FORMAT = 2
+MAX_OFFER_BYTES = 64 * 2**20
+_MARK = b"\nhmac-sha256:"
+Allocation = tuple[bytes, int]
+"""Handle and number of a GPU's memory, as a place has them."""
+
+_Line = TypeVar("_Line", bound=msgspec.Struct)
+
+
+class OfferRefusedError(ValueError):
+    """An offer that is not taken. The message is a sentence."""
+
+
+class HostPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="in", tag="host"):
+    """In a file of shared memory (tmpfs): its path, and the offset of the first byte."""
+
+    path: str
+    offset: int
+
+
+class DevicePlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="in", tag="device"):
+    """On a GPU: its UUID, a handle of the allocation (CUipcMemHandle, 64 bytes), its number in the process (no other
+    allocation ever has it), the offset of the first byte in it.
+    """
+
+    device: str
+    handle: bytes
+    serial: int
+    offset: int
+
+    @property
+    def allocation(self) -> "Allocation":
+        """What it lies in."""
+        return self.handle, self.serial
+
+
+class OfferedTensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One tensor, contiguous, row-major. `dtype` as safetensors names it."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    place: HostPlace | DevicePlace
+
+    @property
+    def nbytes(self) -> int:
+        """Its bytes."""
+        return prod(self.shape) * BITS[self.dtype] // 8
+
+
+class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Where tensors lie: in the memory of process `pid` on `host` since `boot` (the kernel's boot id). `life` is drawn
+    anew by each process.
+    """
+
+    host: str
+    boot: str
+    pid: int
+    life: str
+    tensors: tuple[OfferedTensor, ...]
+    format: int = FORMAT
+
+
+class _Contents(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The second line."""
+
+    version: str
+    fingerprints: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """All tensors of a version. `fingerprints` are as manifests have them, in the layout's order; `line` is the layout
+    as the file has it.
+    """
+
+    version: str
+    layout: Layout
+    fingerprints: tuple[int, ...]
+    line: bytes = field(repr=False)
+
+    @property
+    def expected(self) -> dict[str, str]:
+        """The fingerprints by name, as manifests have them."""
+        numbers = zip(self.layout.tensors, self.fingerprints, strict=True)
+        return {tensor.name: f"{number:016x}" for tensor, number in numbers}
+
+
+def offer_with(layout: Layout, version: str, fingerprints: Sequence[int], line: bytes | None = None) -> Offer:
+    """An offer of a version. `line` is the layout's, where it is known: to write it takes longer than the rest."""
+    line = msgspec.json.encode(layout) if line is None else line
+    return Offer(version=version, layout=layout, fingerprints=tuple(fingerprints), line=line)
+
+
+def seal(offer: Offer, secret: bytes) -> bytes:
+    """The bytes of its file."""
+    numbers = struct.pack(f"<{len(offer.fingerprints)}Q", *offer.fingerprints)
+    body = b"\n".join((offer.line, msgspec.json.encode(_Contents(version=offer.version, fingerprints=numbers))))
+    return body + _MARK + _code(body, secret)
+
+
+def unseal(data: bytes, secret: bytes, known: Offer | None = None) -> Offer:
+    """Read an offer that anyone may have written. Where its layout is that of a `known` one, it is the same object.
+
+    Raises:
+        OfferRefusedError: it was not made with this secret, or is none.
+    """
+    body, mark, code = data.rpartition(_MARK)
+    if not mark or not hmac.compare_digest(code, _code(body, secret)):
+        raise OfferRefusedError("the offer was not made with this root's secret: is it damaged, or another root's?")
+    line, _, last = body.partition(b"\n")
+    layout = known.layout if known is not None and known.line == line else _layout(line)
+    contents = _decoded(last, _Contents)
+    if parse_version_id(contents.version) is None:
+        raise OfferRefusedError(f"the offer is of {contents.version[:100]!a}, which is no version")
+    if len(contents.fingerprints) != 8 * len(layout.tensors):
+        raise OfferRefusedError("the offer has not one fingerprint for each tensor")
+    numbers = struct.unpack(f"<{len(layout.tensors)}Q", contents.fingerprints)
+    return Offer(version=contents.version, layout=layout, fingerprints=numbers, line=line)
+
+
+def _layout(line: bytes) -> Layout:
+    """Read a layout, and look at every tensor of it."""
+    layout = _decoded(line, Layout)
+    if layout.format != FORMAT:
+        raise OfferRefusedError(f"the offer has format {layout.format}; this refitd reads format {FORMAT}")
+    names = [tensor.name for tensor in layout.tensors]
+    if len(set(names)) < len(names):
+        raise OfferRefusedError("the offer names a tensor twice")
+    for tensor in layout.tensors:
+        if (fault := _fault(tensor)) is not None:
+            raise OfferRefusedError(f"tensor {tensor.name[:100]!a}: {fault}")
+    return layout
+
+
+def _decoded(line: bytes, kind: type[_Line]) -> _Line:
+    try:
+        return msgspec.json.decode(line, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise OfferRefusedError(f"the offer cannot be read: {str(error)[:200]!a}") from error
+
+
+def _fault(tensor: OfferedTensor) -> str | None:
+    if tensor.dtype not in BITS:
+        return f"dtype {tensor.dtype[:20]!a} is unknown"
+    if any(size < 0 for size in tensor.shape) or tensor.place.offset < 0:
+        return "a size or an offset is negative"
+    if isinstance(tensor.place, DevicePlace) and len(tensor.place.handle) != 64:
+        return "its handle has not 64 bytes"
+    return None
+
+
+def _code(body: bytes, secret: bytes) -> bytes:
+    return hmac.digest(secret, body, "sha256").hex().encode()

@@ -1,0 +1,194 @@
+"""The file of an offer, and the lock on it: how a trainer exports its tensors and gets them back.
+
+    trainer    writes the file · … · empties and unlinks it, takes an exclusive flock: it has them back
+    engine     reads the file; later, in its pause: takes a shared flock, sees that the file is not empty, reads the
+               tensors, sees that the file is not empty yet and that the trainer lives, lets go
+
+Once the exclusive lock is held no engine reads any more, and none can begin: an empty file is not an offer, under
+whatever other name somebody kept it. A lock dies with its holder, so neither side waits for a process that is gone, and
+no service has to be there. What was read of a trainer that died (`exporter`) counts for nothing.
+"""
+
+import fcntl
+import os
+import secrets
+import stat
+import time
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from refitd_client.files.plain_file import open_plain
+from refitd_client.transport.ipc import exporter
+from refitd_client.transport.ipc.offer import MAX_OFFER_BYTES, Offer, OfferRefusedError, seal, unseal
+
+_LOOK_SECONDS = 0.0005
+_LOOKS_SLOWER = 0.02  # the longest time between two looks
+
+
+class ExportedTensors:
+    """An offer that was made. Use it as a context manager, or call `take_back`."""
+
+    def __init__(self, folder: Path, offer: Offer, secret: bytes) -> None:
+        """Write it into a run's folder. Nothing is synced: an offer does not outlive its process.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        exporter.begin(folder)
+        self.path = folder / f"{exporter.OFFERS}{secrets.token_hex(8)}"
+        made = folder / f".making{self.path.name}"
+        self._fd: int | None = open_plain(made, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o640)
+        try:
+            _write(self._fd, seal(offer, secret))
+            made.rename(self.path)
+        except BaseException:
+            made.unlink(missing_ok=True)
+            self._close()
+            raise
+
+    def take_back(self, within: float) -> bool:
+        """Withdraw it, and wait until no engine reads: True, and the tensors are the trainer's own again.
+
+        False when one still reads after `within` seconds: it copies, or hangs. Its copy fails the check of its
+        fingerprints if the tensors change now, and it is restored. Harmless when it was taken back before.
+        """
+        if self._fd is None:
+            return True
+        os.ftruncate(self._fd, 0)  # a reader that holds the lock has read it: it only sees that it is withdrawn
+        with suppress(FileNotFoundError):
+            self.path.unlink()
+        if not _alone(self._fd, within):
+            return False
+        self._close()
+        return True
+
+    def __enter__(self) -> "ExportedTensors":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.take_back(0.0)
+        self._close()
+
+    def _close(self) -> None:
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
+
+
+class ImportedTensors:
+    """An offer that was opened. Its tensors may be read while it is `held`, and at no other time. Close it."""
+
+    def __init__(self, path: Path, secret: bytes, known: Offer | None = None) -> None:
+        """Read it. The trainer is not held up by that. `known` as in `offer.unseal`.
+
+        Raises:
+            OfferRefusedError: it was withdrawn, or is none.
+            OSError: it is gone, or cannot be read.
+        """
+        self._folder = path.parent
+        self._fd: int | None = None
+        self._fd = open_plain(path)
+        try:
+            self.offer: Offer = unseal(_read_offer(self._fd, path.name), secret, known)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def is_exported(self) -> bool:
+        """Whether the trainer lives and stands by it. What was read while it did is what was offered."""
+        return self._fd is not None and os.fstat(self._fd).st_size > 0 and exporter.is_there(self._folder)
+
+    @contextmanager
+    def held(self) -> Generator[None]:
+        """Have the trainer wait for the end of this context: make it short.
+
+        Raises:
+            OfferRefusedError: it was withdrawn.
+        """
+        self.hold()
+        try:
+            yield
+        finally:
+            self.release()
+
+    def hold(self) -> None:
+        """Begin what `held` is.
+
+        Raises:
+            OfferRefusedError: it was withdrawn.
+        """
+        if self._fd is None:
+            raise OfferRefusedError("the offer is over")
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OfferRefusedError("the offer was withdrawn") from None
+        if not self.is_exported:  # emptied before the lock was there
+            self.release()
+            raise OfferRefusedError("the offer was withdrawn, or its trainer is gone")
+
+    def release(self) -> None:
+        """End what `hold` has begun. Harmless where nothing was."""
+        if self._fd is not None:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """Let go of the file as well."""
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+@contextmanager
+def imported(path: Path, secret: bytes) -> Generator[ImportedTensors]:
+    """Read an offer and hold it: `ImportedTensors` and `ImportedTensors.held`, which see."""
+    found = ImportedTensors(path, secret)
+    try:
+        with found.held():
+            yield found
+    finally:
+        found.close()
+
+
+def _read_offer(fd: int, name: str) -> bytes:
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_OFFER_BYTES:
+        raise OfferRefusedError(f"{name} is no offer: a plain file of at most {MAX_OFFER_BYTES} bytes is")
+    data = _read(fd, status.st_size)
+    if not data or len(data) < status.st_size:
+        raise OfferRefusedError("the offer was withdrawn")
+    return data
+
+
+def _alone(fd: int, within: float) -> bool:
+    """Take the exclusive lock. It is asked for again and again: a wait in the kernel has no deadline."""
+    deadline, pause = time.monotonic() + within, _LOOK_SECONDS
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(pause)
+            pause = min(2 * pause, _LOOKS_SLOWER)
+        else:
+            return True
+
+
+def _write(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _read(fd: int, size: int) -> bytes:
+    parts: list[bytes] = []
+    while size > 0 and (part := os.read(fd, size)):
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)

@@ -1,0 +1,120 @@
+"""Tensors in a file of shared memory: what a GPU's memory is by CUDA IPC, on the CPU. One file for all of them.
+
+The twin of `device`: the same offers, the same lock, the same transaction, and other addresses.
+"""
+
+import mmap
+import os
+import secrets
+import sys
+from collections.abc import Mapping, Set
+from math import prod
+from pathlib import Path
+from typing import Any
+from weakref import WeakSet
+
+from refitd_client.checkpoint.header import BITS
+from refitd_client.files.plain_file import open_plain
+from refitd_client.tensors.source import TORCH_NAMES
+from refitd_client.transport.ipc.offer import HostPlace
+
+_ALIGNED = 64
+_MADE: "WeakSet[SharedTensors]" = WeakSet()
+
+
+class NotSharedError(RuntimeError):
+    """A tensor lies in memory of this process alone."""
+
+
+class SharedTensors:
+    """Tensors allocated so that a trainer can export them. `specs` maps names to (dtype of safetensors, shape)."""
+
+    def __init__(self, specs: Mapping[str, tuple[str, tuple[int, ...]]], folder: Path = Path("/dev/shm")) -> None:  # noqa: S108 - a random name, made exclusively
+        self.places: dict[str, HostPlace] = {}
+        self.path = folder / f"refitd-{secrets.token_hex(8)}"
+        size = 0
+        for name, (dtype, shape) in specs.items():
+            self.places[name] = HostPlace(str(self.path), size)
+            size += -(-prod(shape) * BITS[dtype] // 8 // _ALIGNED) * _ALIGNED
+        fd = open_plain(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o640)
+        try:
+            os.ftruncate(fd, max(size, 1))
+            self._memory = mmap.mmap(fd, max(size, 1))
+        finally:
+            os.close(fd)
+        views = {name: (self.places[name].offset, *spec) for name, spec in specs.items()}
+        self.tensors = {name: view(self._memory, *each) for name, each in views.items()}
+        self._begin = int(view(self._memory, 0, "U8", (1,)).data_ptr())
+        _MADE.add(self)
+
+    def offset_of(self, address: int, nbytes: int) -> int | None:
+        """Where in the file a tensor begins; None where it lies elsewhere."""
+        offset = address - self._begin
+        return offset if 0 <= offset <= len(self._memory) - nbytes else None
+
+    def close(self) -> None:
+        """Take the file's name away. The memory goes when the last tensor does."""
+        self.path.unlink(missing_ok=True)
+        _MADE.discard(self)
+
+
+def place_of(tensor: Any) -> HostPlace:
+    """Where a tensor of `SharedTensors` lies, or a contiguous part of one.
+
+    Raises:
+        NotSharedError: it is none.
+    """
+    for made in _MADE:
+        if (offset := made.offset_of(int(tensor.data_ptr()), tensor.nbytes)) is not None:
+            return HostPlace(str(made.path), offset)
+    if not tensor.nbytes:
+        return HostPlace(os.devnull, 0)
+    raise NotSharedError("it lies in this process's own memory: what is exported is on a GPU, or in SharedTensors")
+
+
+def path_at(address: int) -> str | None:
+    """The file of the `SharedTensors` that an address is in; None where it is in none."""
+    return next((str(made.path) for made in _MADE if made.offset_of(address, 0) is not None), None)
+
+
+class HostMemory:
+    """Files of shared memory, opened once each, as the reader of an offer sees them."""
+
+    def __init__(self) -> None:
+        self._maps: dict[str, mmap.mmap] = {}
+
+    def tensor(self, place: HostPlace, dtype: str, shape: tuple[int, ...]) -> Any:
+        """A view of the tensor that lies there. What is written to it stays here.
+
+        Raises:
+            OSError: the file is gone, or may not be read. ValueError: it is shorter than the tensor.
+        """
+        if not prod(shape):
+            return sys.modules["torch"].empty(shape, dtype=getattr(sys.modules["torch"], TORCH_NAMES[dtype]))
+        if place.path not in self._maps:
+            fd = open_plain(place.path)
+            try:
+                self._maps[place.path] = mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)
+            finally:
+                os.close(fd)
+        return view(self._maps[place.path], place.offset, dtype, shape)
+
+    def keep(self, paths: Set[str]) -> None:
+        """Let go of all others. Their memory goes when the last view does."""
+        for path in self._maps.keys() - paths:
+            del self._maps[path]
+
+
+def view(memory: mmap.mmap, offset: int, dtype: str, shape: tuple[int, ...]) -> Any:
+    """A tensor in mapped memory.
+
+    Raises:
+        ValueError: it does not fit in.
+    """
+    torch: Any = sys.modules["torch"]
+    kind, count = getattr(torch, TORCH_NAMES[dtype]), prod(shape)
+    if offset + count * BITS[dtype] // 8 > len(memory):
+        raise ValueError(f"{count} elements of {dtype} from byte {offset} on are more than the file has")
+    if not count:
+        return torch.empty(shape, dtype=kind)
+    return torch.frombuffer(memory, dtype=kind, count=count, offset=offset).reshape(shape)

@@ -1,0 +1,183 @@
+"""One HTTP connection, with the deadlines that uvicorn does not have.
+
+A client owes two things: a request that it has begun (slow-loris sends it a byte at a time, or stops in the middle),
+and to take the answer that it asked for (one that never reads holds it in memory). Once a second every connection is
+asked what its client owes and since when; one that owes too long is cut off. `connection_slots.py` says how many there
+may be.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import h11
+import msgspec
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, RequestResponseCycle
+
+from refitd.api.connection_slots import ConnectionSlots, Taken, admission, peer_of
+from refitd.api.responses import response
+from refitd.problem import Kind, ProblemError
+
+_TOO_MANY = ProblemError(
+    Kind.TOO_MANY, "there are as many connections as the server takes: try again", {"Retry-After": "1"}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How much a client may ask of the service. Times are seconds.
+
+    `request`: for a whole request, head and body, from its first byte or the connection's beginning.
+    `reading`: in which something that was sent to it may lie unread. `idle`: between two requests.
+    `slots`: how many connections there may be. A process has 1024 file descriptors by default.
+    """
+
+    request: float = 20.0
+    reading: float = 60.0
+    idle: float = 15.0
+    slots: ConnectionSlots = field(default_factory=ConnectionSlots)
+
+
+class Connection(H11Protocol):
+    """uvicorn's HTTP/1.1, with deadlines, and a problem document where it has plain text."""
+
+    patience = Patience()
+    health: Collection[str] = ()
+    health_only = False
+    peer = ""
+    _request_since: float | None = None
+    _idle_since: float | None = None
+    _unread_since: float | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """Take a connection in, for health alone where there is no other slot, or turn it away."""
+        super().connection_made(transport)
+        self._request_since, self.peer = self.loop.time(), peer_of(self.client)
+        others = {id(each): each for each in cast("set[Connection]", self.connections) if each.is_open}
+        del others[id(self)]
+        taken = [each.taken for each in others.values()]
+        found = admission(self.peer, taken, self.patience.slots, self._request_since)
+        if found.closes is not None:
+            others[found.closes].make_room()
+        if not found.is_in:
+            self.make_room()
+        elif found.health_only:
+            self.health_only, self.app = True, _only(self.health, self.app)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes a slot: it is not on its way out."""
+        return not self.transport.is_closing()
+
+    @property
+    def taken(self) -> Taken:
+        """Its slot."""
+        cycle = cast("RequestResponseCycle | None", self.cycle)
+        waits_since = self._request_since
+        if waits_since is None and (cycle is None or cycle.response_complete):
+            waits_since = self._idle_since
+        return Taken(key=id(self), peer=self.peer, waits_since=waits_since, health_only=self.health_only)
+
+    def make_room(self) -> None:
+        """End it because there are too many connections. One between two requests closes without a word, which its
+        client would take for the answer to the next.
+        """
+        if self._request_since is None:
+            self.transport.close()
+        else:
+            self._say(_TOO_MANY)
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes in: of a request that begins, goes on, or is complete with them."""
+        if self.transport.is_closing():
+            return
+        super().data_received(data)
+        if self.conn.their_state not in {h11.IDLE, h11.SEND_BODY}:
+            self._request_since = None
+        elif self._request_since is None:
+            self._request_since = self.loop.time()
+
+    def on_response_complete(self) -> None:
+        """Go on to the next request, of which a part may be here already."""
+        super().on_response_complete()
+        self._idle_since = self.loop.time()
+        if self.conn.their_state is h11.SEND_BODY and self._request_since is None:
+            self._request_since = self.loop.time()
+
+    def shutdown(self) -> None:
+        """Begin the end. A stream has none of its own, and its reader resumes it: other answers are waited for."""
+        cycle = cast("RequestResponseCycle | None", self.cycle)
+        if cycle is None or cycle.response_complete or not cycle.response_started:
+            super().shutdown()
+        elif self.transport.get_write_buffer_size() > 0:
+            self.transport.abort()  # nobody reads it: there is nothing to wait for
+        else:
+            self._leave(cycle)
+            self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP/1.1, or has a head beyond h11's limit of 16 KiB."""
+        del msg
+        self._say(ProblemError(Kind.BAD_REQUEST, "this is no HTTP/1.1, or its head is larger than 16 KiB"))
+
+    def look(self, now: float) -> None:
+        """Cut the connection if its client owes something for too long. Called once a second."""
+        unread = self.transport.get_write_buffer_size() > 0
+        self._unread_since = (self._unread_since or now) if unread else None
+        if self._unread_since is not None and now - self._unread_since >= self.patience.reading:
+            self.transport.abort()
+        elif self._request_since is not None and now - self._request_since >= self.patience.request:
+            self._request_since = None
+            self._say(ProblemError(Kind.TOO_SLOW, f"a request has {self.patience.request:g} s to arrive in whole"))
+
+    def _say(self, problem: ProblemError) -> None:
+        """Answer without the application, where no answer has begun, and close."""
+        cycle = cast("RequestResponseCycle | None", self.cycle)
+        if cycle is not None and not cycle.response_complete:
+            self._leave(cycle)
+        if not self.transport.is_closing() and self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
+            self.transport.write(self._answer(problem))
+        self.transport.close()
+
+    def _leave(self, cycle: RequestResponseCycle) -> None:
+        """Tell the application that its client is gone. Whatever it says from here on goes nowhere."""
+        cycle.disconnected = True
+        cycle.message_event.set()
+
+    def _answer(self, problem: ProblemError) -> bytes:
+        body = msgspec.json.encode(problem.document())
+        headers = [
+            (b"content-type", b"application/problem+json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
+            *((name.encode(), value.encode()) for name, value in problem.headers.items()),
+        ]
+        status = problem.kind.status
+        head = h11.Response(status_code=status, headers=headers, reason=STATUS_PHRASES[status])
+        return b"".join(self.conn.send(part) for part in (head, h11.Data(data=body), h11.EndOfMessage()))
+
+
+def protocol(patience: Patience, health: Collection[str]) -> type[Connection]:
+    """The class of connections with this patience, for uvicorn, which makes them.
+
+    Args:
+        patience: what a client may ask of the server.
+        health: the paths that are answered also where all slots are taken.
+    """
+    return type("Connection", (Connection,), {"patience": patience, "health": health})
+
+
+def _only(paths: Collection[str], app: ASGIApp) -> ASGIApp:
+    """An application that answers these paths alone, and closes the connection behind each answer."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_and_close(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+            await send(message)
+
+        inner: ASGIApp = app if scope["path"] in paths else response(_TOO_MANY, scope["path"])
+        await inner(scope, receive, send_and_close)
+
+    return answer

@@ -1,0 +1,117 @@
+"""Routes of engines: the fleet."""
+
+from collections.abc import Sequence
+
+from fastapi import APIRouter, Response
+
+from refitd.api.context import Service, ServiceOf
+from refitd.api.meant import engine_meant
+from refitd.api.present import present_engine
+from refitd.engine.address import AddressRefusedError, check_url
+from refitd.engine.allow import host_of
+from refitd.engine.dialing import refused
+from refitd.policy.hosts import guard_of
+from refitd.policy.moving import move
+from refitd.problem import Kind, ProblemError
+from refitd.state.records import EngineRecord
+from refitd_client.contract.naming import NameRefusedError, check_run
+from refitd_client.contract.wire import Engine, Move, NewEngine, Page
+
+router = APIRouter(prefix="/v1/engines", tags=["engines"])
+
+
+@router.get("")
+async def list_engines(service: ServiceOf) -> Page[Engine]:
+    """All engines."""
+    return Page(items=[_present(service, engine_id) for engine_id in sorted(service.store.engines)])
+
+
+@router.post("", status_code=201)
+async def add_engine(engine: NewEngine, service: ServiceOf) -> Engine:
+    """Take an engine in: it is brought to its run's target at once. 403 where nobody allowed its host."""
+    await _check_host(service, engine.url)
+    engine_id = service.fleet.add(engine)
+    await service.store.durable()
+    return _present(service, engine_id)
+
+
+@router.post("/move")
+async def move_engines(order: Move, service: ServiceOf) -> Page[Engine]:
+    """Have engines follow another run from now on: all of them, or none where one cannot be moved.
+
+    They go on serving what they serve until they have loaded that run's target; a load that is under way comes to its
+    end. 409 where one follows a run that is not closed, unless `insist` says so: that run would lose it. The run need
+    not have published yet. A move outlives a restart of the service, and holds until the engines file, the settings or
+    another move name another run for the engine.
+    """
+    run = _checked_run(order.run)
+    meant = [engine_meant(name, service.store) for name in order.engines]
+    records = [_record(service, engine_id) for engine_id in meant]
+    _check_moves(service, run, records, insist=order.insist)
+    for record in records:
+        move(service.store, record, run)
+    await service.store.durable()
+    return Page(items=[_present(service, engine_id) for engine_id in meant])
+
+
+# An engine is named by its id or by its URL, which has slashes.
+@router.get("/{engine_id:path}")
+async def get_engine(engine_id: str, service: ServiceOf) -> Engine:
+    """One engine, by its id or its URL."""
+    return _present(service, engine_meant(engine_id, service.store))
+
+
+@router.delete("/{engine_id:path}", status_code=204, response_class=Response)
+async def remove_engine(engine_id: str, service: ServiceOf) -> None:
+    """Let go of an engine. What it serves it goes on serving."""
+    service.fleet.remove(engine_meant(engine_id, service.store))
+    await service.store.durable()
+
+
+@router.post("/{engine_id:path}/resync", status_code=202)
+async def resync(engine_id: str, service: ServiceOf) -> Engine:
+    """Load an engine again, whatever it claims to serve: now, or when it is reachable. This ends a quarantine."""
+    meant = engine_meant(engine_id, service.store)
+    service.fleet.resync(meant)
+    await service.store.durable()
+    return _present(service, meant)
+
+
+async def _check_host(service: Service, url: str) -> None:
+    try:
+        host = host_of(check_url(url))
+    except AddressRefusedError as error:
+        raise ProblemError(Kind.BAD_ENGINE_URL, str(error)) from error
+    if (reason := await refused(host, guard_of(service.settings.operator_hosts, service.store.engines))) is not None:
+        raise ProblemError(Kind.ENGINE_NOT_ALLOWED, reason)
+
+
+def _checked_run(run: str) -> str:
+    try:
+        return check_run(run)
+    except NameRefusedError as error:
+        raise ProblemError(Kind.BAD_NAME, str(error)) from error
+
+
+def _check_moves(service: Service, run: str, engines: Sequence[EngineRecord], *, insist: bool) -> None:
+    """A run that has not ended keeps its engines, unless somebody insists."""
+    closed = service.store.runs.closed
+    kept = [e for e in engines if e.run is not None and e.run != run and e.run not in closed]
+    if kept and not insist:
+        told = ", ".join(f"{engine.id} follows {engine.run}" for engine in kept)
+        raise ProblemError(
+            Kind.RUN_OPEN,
+            f"{told}, which is not closed and would lose it: close a run that has ended ('refitd runs close "
+            f"{kept[0].run}'), or insist ('refitd engines move --yes', 'insist' in the API)",
+        )
+
+
+def _record(service: Service, engine_id: str) -> EngineRecord:
+    record = service.store.engines.get(engine_id)
+    if record is None:
+        raise ProblemError(Kind.UNKNOWN_ENGINE, f"no engine {engine_id}: 'refitd engines' lists what there is")
+    return record
+
+
+def _present(service: Service, engine_id: str) -> Engine:
+    return present_engine(_record(service, engine_id), service.store, service.targets)

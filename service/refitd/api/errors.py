@@ -1,0 +1,70 @@
+"""Errors become problem documents (RFC 9457), whoever raised them."""
+
+import structlog
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.types import Scope
+
+from refitd.api.responses import response
+from refitd.observe.telemetry import Telemetry
+from refitd.problem import Kind, ProblemError
+from refitd.state.journal.journal import JournalError
+
+log = structlog.get_logger("refitd")
+
+_NOT_JSON = "send the body with content-type: application/json (curl -H 'content-type: application/json' -d '{…}')"
+_BY_STATUS = {404: Kind.NOT_FOUND, 405: Kind.METHOD_NOT_ALLOWED, 413: Kind.TOO_LARGE}
+
+
+def answer(error: ProblemError, scope: Scope) -> Response:
+    """The response for a problem, counted where the application has telemetry."""
+    telemetry: Telemetry | None = getattr(scope["app"].state, "telemetry", None)
+    if telemetry is not None:
+        telemetry.meters.refused(error.kind)
+    return response(error, scope["path"])
+
+
+def install(app: FastAPI) -> None:
+    """Make `app` answer every error with a problem document."""
+    app.add_exception_handler(ProblemError, _problem)
+    app.add_exception_handler(RequestValidationError, _validation)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(JournalError, _journal)
+    app.add_exception_handler(Exception, _bug)
+
+
+def _is_json(request: Request) -> bool:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
+
+
+async def _problem(request: Request, error: Exception) -> Response:
+    if not isinstance(error, ProblemError):
+        raise error
+    return answer(error, request.scope)
+
+
+async def _validation(request: Request, error: Exception) -> Response:
+    if not isinstance(error, RequestValidationError):
+        raise error
+    if not _is_json(request) and any(fault["loc"][:1] == ("body",) for fault in error.errors()):
+        return answer(ProblemError(Kind.BAD_REQUEST, _NOT_JSON), request.scope)
+    faults = "; ".join(f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}" for fault in error.errors())
+    return answer(ProblemError(Kind.BAD_REQUEST, faults), request.scope)
+
+
+async def _http(request: Request, error: Exception) -> Response:
+    if not isinstance(error, HTTPException):
+        raise error
+    kind = _BY_STATUS.get(error.status_code, Kind.BAD_REQUEST)
+    return answer(ProblemError(kind, str(error.detail), error.headers), request.scope)
+
+
+async def _journal(request: Request, error: Exception) -> Response:
+    return answer(ProblemError(Kind.DISK_FULL, f"{error}; it goes on by itself when there is room"), request.scope)
+
+
+async def _bug(request: Request, error: Exception) -> Response:
+    log.error("unexpected error", path=request.url.path, exc_info=error)
+    return answer(ProblemError(Kind.INTERNAL, "the service's log has the details"), request.scope)

@@ -1,0 +1,227 @@
+"""Why a run, a version or an engine is where it is, in sentences, the most important first.
+
+Reads records, asks nobody.
+"""
+
+from refitd.api.meaning import ended, engine_meaning, version_meaning
+from refitd.policy.binding import why_unbound
+from refitd.policy.contest import STOP_THE_OTHER, gives_up
+from refitd.policy.strategy import Strategy, has_given_up, released, why_waiting
+from refitd.rollout.targets import Targets
+from refitd.state.records import AttemptRecord, EngineRecord, RolloutRecord, Source
+from refitd.state.store import Store
+from refitd.state.version import VersionRecord
+from refitd_client.contract.states import EngineState, Kind, VersionState
+from refitd_client.contract.wire import Reclaimable, ReclaimPlan, RunGlance
+
+_SOURCES = {
+    Source.SETTINGS: "--engine",
+    Source.FILE: "the engines file",
+    Source.API: "who added it",
+    Source.DISCOVERED: "where it was found",
+}
+
+
+def explain_run(seen: RunGlance, target: str | None) -> list[str]:
+    """How a run stands, and what its target is, which is explained behind this."""
+    reasons = (reason if reason.endswith(".") else f"{reason}." for reason in seen.reasons)
+    lacks = f"It has no target: 'refitd versions --run {seen.run}' lists its versions."
+    aims = lacks if target is None else f"{target} is its target."
+    return [f"Run {seen.run} is {seen.standing}: {seen.headline}", *reasons, aims]
+
+
+def explain_version(
+    record: VersionRecord, store: Store, targets: Targets, plan: ReclaimPlan, waits_for: str | None = None
+) -> list[str]:
+    """What state a version is in and why, which engines serve it, whether it is kept.
+
+    Args:
+        record: the version.
+        store: what the service knows.
+        targets: what engines are to serve.
+        plan: what would be collected now.
+        waits_for: why no copy of a delta is being written now.
+    """
+    sentences = [f"{record.id} is {record.state}: {record.reason or version_meaning(record.state)}."]
+    if record.in_memory:
+        sentences.append(f"It was handed over from its trainer's memory. {_without_files(record, targets)}")
+    if record.barred and not record.was_never_served:
+        sentences.append("It was rolled back from: engines do not go to it again.")
+    if record.kind is Kind.DELTA:
+        sentences += _as_delta(record, targets, waits_for)
+    if record.state is VersionState.SEALED or record.in_memory:
+        sentences += _on_engines(record, store, targets)
+    for line in plan.items:
+        if line.version == record.id:
+            sentences += [f"It is {'kept' if line.keep else 'due to be deleted'}: {reason}." for reason in line.reasons]
+            sentences += _on_disk(line, plan)
+    return sentences
+
+
+def _on_disk(line: Reclaimable, plan: ReclaimPlan) -> list[str]:
+    """What its folder takes, and whether that counts."""
+    if not line.bytes:
+        return []
+    sentences = [f"Its folder takes {line.bytes:,} bytes."]
+    if line.foreign_bytes:
+        sentences.append(f"Of them {line.foreign_bytes:,} are not refitd's to delete, and count in no disk budget.")
+    if plan.disk_budget is not None:
+        budget = f"the disk budget of {plan.disk_budget:,} bytes"
+        sentences.append(f"All that is kept takes {plan.kept_bytes:,} of {budget}.")
+    return sentences
+
+
+def _without_files(record: VersionRecord, targets: Targets) -> str:
+    """What the lack of a durable copy means for who serves it."""
+    good = targets.of_run(record.run).last_good
+    leads = "no version, since none was good before" if good is None else good.id
+    lack = "It has no good files yet: until it has," if record.state.is_open else "It has no good files:"
+    return f"{lack} a restart of an engine or a rollback leads to {leads}."
+
+
+def _as_delta(record: VersionRecord, targets: Targets, waits_for: str | None) -> list[str]:
+    sentences = [f"It is a delta on {record.base}."]
+    path, refused = targets.carriage.path_of(record), targets.carriage.refused.get(record.id)
+    if path is not None:
+        sentences.append(f"Engines load it from {path}.")
+    elif refused is not None:
+        sentences.append(f"It cannot be carried out: {refused}. Publish a full version.")
+    elif waits_for is not None:
+        sentences.append(f"It waits for a copy that engines can load: {waits_for}.")
+    return sentences
+
+
+def _on_engines(record: VersionRecord, store: Store, targets: Targets) -> list[str]:
+    target = targets.of_run(record.run).target
+    engines = [engine for engine in store.engines.values() if engine.run == record.run]
+    sentences: list[str] = []
+    if target is not None and target.id != record.id:
+        sentences.append(f"The target of run {record.run} is {target.id}.")
+    if not engines:
+        sentences.append(_unfollowed(record.run, store))
+    rollout = store.rollouts.get(record.run)
+    if rollout is not None and rollout.version == record.id and rollout.reason is not None:
+        sentences.append(f"Its rollout is {rollout.state}: {rollout.reason}.")
+    if rollout is not None and rollout.paused_since is not None and target is not None and target.id == record.id:
+        sentences.append(_paused(rollout))
+    for engine in engines:
+        if engine.serving == record.id:
+            sentences.append(f"Engine {engine.id} {engine.serves('it')}.")
+        elif target is not None and target.id == record.id:
+            sentences.append(f"Engine {engine.id} does not serve it yet: {_where(engine)}.")
+    return sentences
+
+
+def _unfollowed(run: str, store: Store) -> str:
+    told = f"No engine follows run {run}"
+    return (
+        f"{told}, which is closed." if run in store.runs.closed else f"{told}: 'refitd explain {run}' says what to do."
+    )
+
+
+def explain_engine(engine: EngineRecord, store: Store, targets: Targets) -> list[str]:
+    """What an engine serves, what it should serve, and what it waits for."""
+    sentences = [f"{engine.id} is {engine.state}: {engine_meaning(engine.state)}."]
+    if engine.reload and engine.state in {EngineState.PROBING, EngineState.UNREACHABLE}:
+        sentences.append("A resync was asked for: it will be loaded again when it is reachable.")
+    if engine.run is None:
+        runs = set(store.runs_with_versions) - store.runs.closed.keys()
+        return _with_reason([*sentences, f"It follows no run: {why_unbound(runs)}."], engine, None)
+    target = targets.of_run(engine.run).target
+    sentences.append(_against(engine, engine.run, target))
+    sentences += _about_its_run(engine, store)
+    held = store.versions.get(engine.serving or "")
+    if held is not None and held.in_memory:
+        sentences.append(f"It has that from its trainer's memory. {_without_files(held, targets)}")
+    if target is not None and engine.serving != target.id:
+        sentences += _turn(engine, target, store, targets.strategy)
+    if not engine.known:
+        sentences.append("It is paused, and stays so until a full load was proved by its contents.")
+    if engine.resume_owed and engine.known:
+        sentences.append("It may still be paused: it is told to resume until it answers.")
+    sentences += _fought_over(engine)
+    if engine.failures:
+        failed = "1 attempt has" if engine.failures == 1 else f"{engine.failures} attempts in a row have"
+        sentences.append(f"{failed} failed; the next one waits a while.")
+    if engine.plugin is not None or engine.stock_reason is not None:
+        sentences.append(f"It {engine.how_it_loads}.")
+    if engine.last_attempt is not None:
+        sentences.append(_told(engine.last_attempt))
+    return _with_reason(sentences, engine, store.rollouts.get(engine.run))
+
+
+def _fought_over(engine: EngineRecord) -> list[str]:
+    """What is known of another writer, and what ends that."""
+    if engine.taken is not None or not engine.contests:
+        return []
+    times = "once" if engine.contests == 1 else f"{engine.contests} times"
+    counted = f"Another writer has changed its weights or its label {times} lately."
+    if gives_up(engine):
+        resync = f"then 'refitd engines resync {engine.id}'"
+        return [f"{counted} Nothing more is loaded into it: {STOP_THE_OTHER}, {resync}."]
+    again = "was loaded again since" if engine.contest is None else "is loaded again, after a longer wait each time"
+    return [f"{counted} It {again}: {STOP_THE_OTHER}."]
+
+
+def _about_its_run(engine: EngineRecord, store: Store) -> list[str]:
+    sentences: list[str] = []
+    if engine.moved:
+        named = "names no run" if engine.said is None else f"names run {engine.said}"
+        sentences.append(f"It was moved to run {engine.run}; {_SOURCES[engine.source]} {named}.")
+    if engine.run in store.runs.closed:
+        sentences.append(f"Run {engine.run} is closed: 'refitd engines move {engine.id} --run RUN' gives it another.")
+    return sentences
+
+
+def _with_reason(sentences: list[str], engine: EngineRecord, rollout: RolloutRecord | None) -> list[str]:
+    """Why its state is what it is, behind the state, unless another sentence has it."""
+    why = engine.reason
+    if why is None or any(why in each for each in sentences) or (rollout is not None and why == rollout.why_paused):
+        return sentences
+    return [sentences[0], f"The reason: {why}.", *sentences[1:]]
+
+
+def _against(engine: EngineRecord, run: str, target: VersionRecord | None) -> str:
+    """What an engine serves, held against what it should serve."""
+    serves = engine.serves(_contents(engine))
+    if target is None:
+        return f"It {serves}; run {run} has no target yet."
+    is_there = engine.serving == target.id
+    return f"It {serves}; " + (
+        f"that is the target of run {run}." if is_there else f"the target of run {run} is {target.id}."
+    )
+
+
+def _contents(engine: EngineRecord) -> str:
+    unproven = engine.of_others or "its start-up weights" if engine.known else "contents that nobody can vouch for"
+    return engine.serving or unproven
+
+
+def _told(attempt: AttemptRecord) -> str:
+    why = f": {attempt.reason}" if attempt.reason else ""
+    return f"Its last load, of {attempt.version}, began at {attempt.started_at} and {ended(attempt)}{why}."
+
+
+def _turn(engine: EngineRecord, target: VersionRecord, store: Store, strategy: Strategy) -> list[str]:
+    """What the strategy has it wait for."""
+    rollout, engines = store.rollouts.get(target.run), store.engines_of(target.run)
+    if rollout is not None and rollout.paused_since is not None:
+        return [_paused(rollout)]
+    if has_given_up(engine, target):
+        return [f"It has given {target.id} up after {engine.strikes[target.id]} loads: a resync tries it once more."]
+    if engine.id in released(strategy, target, rollout, engines):
+        return []
+    sentences = [f"It is not its turn yet: {why_waiting(strategy, target, engines)}."]
+    if rollout is not None and rollout.version == target.id and rollout.reason is not None:
+        sentences.append(f"The rollout is {rollout.state}: {rollout.reason}.")
+    return sentences
+
+
+def _paused(rollout: RolloutRecord) -> str:
+    return f"Rollouts of run {rollout.run} are paused since {rollout.paused_since}: 'refitd resume {rollout.run}'."
+
+
+def _where(engine: EngineRecord) -> str:
+    """What an engine does instead of serving a version."""
+    why = f" ({engine.reason})" if engine.reason else ""
+    return f"it is {engine.state}{why}, and {engine.serves(_contents(engine))}"

@@ -1,0 +1,153 @@
+"""Caps on what a request may send, before anything of it is parsed. uvicorn has none of its own.
+
+A body is taken in whole before a route hears of it: one that is too large or no JSON, or whose client went away in the
+middle, never reaches a route. The time that a client may take over all this is limited in `connection.py`.
+"""
+
+from dataclasses import dataclass
+
+import msgspec
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from refitd.api.errors import answer
+from refitd.problem import Kind, ProblemError
+
+MAX_BODY_BYTES = 2**20
+MAX_HEAD_BYTES = 16 * 2**10
+MAX_HEADERS = 100
+
+
+@dataclass(slots=True, kw_only=True)
+class Memory:
+    """The bytes that the bodies of all requests under way may take together, and those that they take."""
+
+    most: int
+    used: int = 0
+
+
+class RequestLimit:
+    """ASGI middleware that refuses heads and bodies beyond the limits, by what they declare or while they come in.
+
+    Args:
+        app: what is behind it.
+        most: bytes of a body.
+        is_read: whether a route reads the body as JSON; what is only passed on is not parsed here.
+        memory: what all bodies may take together, None where the number of connections is limit enough.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, most: int = MAX_BODY_BYTES, is_read: bool = True, memory: Memory | None = None
+    ) -> None:
+        self._app = app
+        self._most = most
+        self._is_read = is_read
+        self._memory = memory
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on with its whole body, or answer 413 or 431."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        taken = _Taken(self._most, self._memory)
+        try:
+            body = await self._taken_in(scope, receive, send, taken)
+            if body is not None:
+                await self._app(scope, _replayed(body, receive), send)
+        finally:
+            taken.give_back()
+
+    async def _taken_in(self, scope: Scope, receive: Receive, send: Send, taken: "_Taken") -> bytes | None:
+        """The whole body; None where the request has been answered, or its client went away before the body's end."""
+        try:
+            _check_head(scope)
+            body = await _body(scope, receive, taken)
+            if self._is_read:
+                _check_json(body or b"")
+        except ProblemError as problem:
+            await answer(problem, scope)(scope, receive, send)
+            return None
+        return body
+
+
+class _Taken:
+    """What one body takes of the memory for all of them."""
+
+    def __init__(self, most: int, memory: Memory | None) -> None:
+        self._most = most
+        self._memory = memory
+        self._size = 0
+
+    def check(self, size: int) -> None:
+        """Refuse a body that is declared with too many bytes."""
+        if size > self._most:
+            raise ProblemError(Kind.TOO_LARGE, f"a request body has at most {self._most} bytes")
+
+    def grow(self, size: int) -> None:
+        """Take so many bytes more, or refuse the request."""
+        self._size += size
+        if self._memory is not None:
+            self._memory.used += size
+        self.check(self._size)
+        if self._memory is not None and self._memory.used > self._memory.most:
+            detail = f"the bodies of all requests have {self._memory.most} bytes together: try again"
+            raise ProblemError(Kind.TOO_MANY, detail, {"Retry-After": "1"})
+
+    def give_back(self) -> None:
+        """The body is needed no more."""
+        if self._memory is not None:
+            self._memory.used -= self._size
+
+
+def _check_head(scope: Scope) -> None:
+    headers = scope["headers"]
+    size = len(scope.get("raw_path", b"")) + len(scope["query_string"])
+    size += sum(len(name) + len(value) + 4 for name, value in headers)
+    if size > MAX_HEAD_BYTES or len(headers) > MAX_HEADERS:
+        raise ProblemError(
+            Kind.HEAD_TOO_LARGE, f"address and headers have at most {MAX_HEAD_BYTES} bytes, in {MAX_HEADERS} headers"
+        )
+
+
+async def _body(scope: Scope, receive: Receive, taken: _Taken) -> bytes | None:
+    """The whole body; None where the client went away before its end."""
+    lengths = [value for name, value in scope["headers"] if name == b"content-length"]
+    chunked = any(name == b"transfer-encoding" for name, _ in scope["headers"])
+    if not chunked and not any(value.strip(b"0") for value in lengths):
+        return b""
+    taken.check(max((int(value) for value in lengths if value.isdigit()), default=0))
+    body, more = bytearray(), True
+    while more:
+        message = await receive()
+        if message["type"] != "http.request":
+            return None
+        part = message.get("body", b"")
+        taken.grow(len(part))
+        body += part
+        more = message.get("more_body", False)
+    return bytes(body)
+
+
+def _check_json(body: bytes) -> None:
+    """Refuse what is no JSON by the letter (RFC 8259).
+
+    Python's own parser lets through NaN, UTF-16 and halves of surrogate pairs, which no answer and no journal can hold.
+    """
+    try:
+        if body:
+            msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ProblemError(Kind.BAD_REQUEST, f"the body is no JSON: {error}") from error
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """Give the body once, and then whatever comes: the end of the connection."""
+    given = False
+
+    async def replay() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replay

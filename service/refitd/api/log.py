@@ -1,0 +1,115 @@
+"""Routes of the log: its pages, the event stream, and explanations."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Annotated
+
+import structlog
+from fastapi import APIRouter, Depends, Header, Query, Request
+from fastapi.responses import StreamingResponse
+
+from refitd.api.context import ServiceOf
+from refitd.api.explain import explain_engine, explain_run, explain_version
+from refitd.api.feed import Feed, FellBehindError
+from refitd.api.meant import engine_meant, meant
+from refitd.api.overview import glance_at, runs_of
+from refitd.api.streams import stream_slot
+from refitd.api.versions import find
+from refitd.policy.readiness import unknown
+from refitd.problem import Kind
+from refitd.state.journal import reads
+from refitd.state.journal.journal import JournalError
+from refitd.state.store import Store
+from refitd_client.contract.wire import Event, Explanation, Page, ReclaimPlan
+
+router = APIRouter(prefix="/v1", tags=["log"])
+log = structlog.get_logger("refitd")
+
+_NAMED = 5  # of what somebody may have meant
+_UNBUFFERED = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+
+
+@router.get("/log")
+async def list_events(
+    service: ServiceOf,
+    subject: str | None = None,
+    before: Annotated[int | None, Query(ge=0, le=2**63 - 1)] = None,
+    limit: Annotated[int, Query(ge=1, le=500)] = 50,
+) -> Page[Event]:
+    """The log of decisions, newest first. `subject` is the id of a version or an engine, `before` a `next_cursor`."""
+    await service.store.durable()
+    found = await asyncio.to_thread(
+        service.store.journal.read,
+        lambda connection: reads.read_log(connection, before=before, limit=limit + 1, subject=subject),
+    )
+    more = str(found[limit - 1].seq) if len(found) > limit else None
+    return Page(items=found[:limit], next_cursor=more)
+
+
+@router.get(
+    "/events",
+    response_class=StreamingResponse,
+    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
+    dependencies=[Depends(stream_slot)],
+)
+async def events(
+    service: ServiceOf,
+    request: Request,
+    last_event_id: Annotated[int | None, Header(ge=0)] = None,
+) -> StreamingResponse:
+    """The log as server-sent events: from behind Last-Event-ID, or from now on."""
+    position = service.store.last_event if last_event_id is None else last_event_id
+    if position > service.store.last_event:
+        position = 0  # of a journal that was lost since: all of this one is news
+    feed: Feed = request.app.state.feed
+    return StreamingResponse(_stream(feed, position), media_type="text/event-stream", headers=_UNBUFFERED)
+
+
+async def _stream(feed: Feed, position: int) -> AsyncIterator[bytes]:
+    try:
+        async for frame in feed.watch(position):
+            yield frame
+    except FellBehindError:
+        log.info("a watcher of the event stream was dropped: it takes events more slowly than they come")
+    except JournalError as error:
+        log.info("the event stream ends: nothing can be written down now", reason=str(error))
+
+
+@router.get("/explain/{subject:path}")  # a run's name, which is none of these, may have slashes
+async def explain(subject: str, service: ServiceOf) -> Explanation:
+    """Why a run, a version or an engine is where it is, in sentences.
+
+    A version can be named by its step or its folder alone where there is one of that name, an engine by its URL. Of a
+    run it is said how it stands, and then where its target is.
+    """
+    if engine := service.store.engines.get(engine_meant(subject, service.store)):
+        return Explanation(id=engine.id, sentences=explain_engine(engine, service.store, service.targets))
+    record = await service.store.find(subject)
+    if record is None:
+        candidates = meant(subject, service.store, service.targets)
+        if not candidates and subject in runs_of(service.store):
+            run = glance_at(service.store, service.targets, subject)
+            return Explanation(id=subject, sentences=explain_run(run, None))
+        if len(candidates) != 1:
+            raise unknown(service.store, Kind.UNKNOWN_ID, _unknown(subject, candidates, service.store))
+        record = await find(service, candidates[0])
+    waits_for = None if service.copier is None else service.copier.why_waiting(record)
+    plan, untold = ReclaimPlan(items=[], freed_bytes=0), list[str]()
+    try:
+        plan = await service.sweeper.plan()
+    except OSError as error:
+        untold = [f"Whether it is kept cannot be said now: the root cannot be worked on ({error})."]
+    sentences = [*explain_version(record, service.store, service.targets, plan, waits_for), *untold]
+    if subject == record.run:
+        sentences = [*explain_run(glance_at(service.store, service.targets, subject), record.id), *sentences]
+    return Explanation(id=record.id, sentences=sentences)
+
+
+def _unknown(subject: str, candidates: Sequence[str], store: Store) -> str:
+    """What to ask for in the place of something that is no one version and no engine."""
+    if candidates:
+        named = ", ".join(f"'refitd explain {id_}'" for id_ in candidates[:_NAMED])
+        more = f" and {len(candidates) - _NAMED} more" if len(candidates) > _NAMED else ""
+        return f"{subject} may be {len(candidates)} versions: {named}{more}"
+    lists = "'refitd runs', 'refitd versions' and 'refitd engines' list what there is"
+    return f"no run, version or engine has the name {subject!r}: {lists}"

@@ -1,0 +1,141 @@
+"""Metrics that are read off the store when somebody asks. Those that count what happens are in `refitd.observe`.
+
+No label grows without bound: runs are those that engines follow or that are not closed, engines those of the fleet;
+steps are values.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict
+from importlib.metadata import version as release_of
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from refitd.api.context import Service
+from refitd.api.health import faults_of
+from refitd.api.present import steps_behind
+from refitd.observe.unserved import Unserved
+from refitd_client.contract.states import EngineState, VersionState
+
+
+class StoreCollector(Collector):
+    """Turns what the service knows into metrics."""
+
+    def __init__(self, service: Service, unserved: Unserved) -> None:
+        self._service = service
+        self._store = service.store
+        self._targets = service.targets
+        self._unserved = unserved
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every metric as it is now."""
+        yield InfoMetricFamily("refitd_build", "The release that runs", value={"version": release_of("refitd")})
+        yield self._faults()
+        yield self._versions()
+        yield self._left_out()
+        yield from self._of_engines()
+        yield from self._each_engine()
+        yield from self._of_runs()
+        yield from self._bytes()
+        skipped = sum(engine.skipped for engine in self._store.engines.values())
+        yield CounterMetricFamily("refitd_skipped_versions", "Good versions that engines passed over", value=skipped)
+        yield CounterMetricFamily("refitd_events", "Entries in the log of decisions", value=self._store.last_event)
+
+    def _faults(self) -> Metric:
+        family = GaugeMetricFamily(
+            "refitd_fault", "1 while something is wrong with a part of the service", labels=["part"]
+        )
+        for part, fault in asdict(faults_of(self._store, self._store.journal.fault)).items():
+            family.add_metric([part], fault is not None)
+        return family
+
+    def _versions(self) -> Metric:
+        family = GaugeMetricFamily("refitd_versions", "Versions by state", labels=["state"])
+        counts = Counter(version.state for version in self._store.versions.values())
+        counts[VersionState.DELETED] = len(self._store.gone)
+        for state in VersionState:
+            family.add_metric([state.value], counts[state])
+        return family
+
+    def _left_out(self) -> Metric:
+        what = "Folders of the root that are not taken in yet, because too many versions wait for a verdict"
+        return GaugeMetricFamily("refitd_folders_left_out", what, value=self._store.faults.folders_left_out)
+
+    def _of_engines(self) -> Iterator[Metric]:
+        engines = self._store.engines.values()
+        family = GaugeMetricFamily("refitd_engines", "Engines by state", labels=["state"])
+        counts = Counter(engine.state for engine in engines)
+        for state in EngineState:
+            family.add_metric([state.value], counts[state])
+        yield family
+        unknown = sum(not engine.known for engine in engines)
+        yield GaugeMetricFamily(
+            "refitd_engines_unknown_contents", "Engines that stay paused: nobody knows what they hold", value=unknown
+        )
+
+    def _each_engine(self) -> Iterator[Metric]:
+        """By engine, so that an alert names it. Of states only the one that it is in: all would be ten-fold."""
+        labels = ["run", "engine"]
+        state = GaugeMetricFamily(
+            "refitd_engine_state", "1 for the state that an engine is in", labels=[*labels, "state"]
+        )
+        known = GaugeMetricFamily("refitd_engine_contents_known", "0 while nobody knows what it holds", labels=labels)
+        loader = GaugeMetricFamily(
+            "refitd_engine_through_loader",
+            "1 while the plugin of an engine loads tensors through SGLang's loader: all of them, or some",
+            labels=[*labels, "tensors"],
+        )
+        behind = GaugeMetricFamily(
+            "refitd_staleness_steps",
+            "The trainer's steps from what an engine serves to its run's target",
+            labels=labels,
+        )
+        contests = GaugeMetricFamily(
+            "refitd_engine_contests", "How often another writer has changed its weights or label lately", labels=labels
+        )
+        for engine in self._store.engines.values():
+            of = [engine.run or "", engine.id]
+            contests.add_metric(of, engine.contests)
+            state.add_metric([*of, engine.state.value], 1)
+            known.add_metric(of, engine.known)
+            slow = engine.through_loader is not None
+            loader.add_metric([*of, "all"], slow and engine.loads_whole)
+            loader.add_metric([*of, "some"], slow and not engine.loads_whole)
+            if (steps := steps_behind(engine, self._targets)) is not None:
+                behind.add_metric(of, steps)
+        yield from (state, known, contests, loader, behind)
+
+    def _of_runs(self) -> Iterator[Metric]:
+        target = GaugeMetricFamily("refitd_target_step", "Step that the run's engines should serve", labels=["run"])
+        waiting = GaugeMetricFamily(
+            "refitd_unserved_seconds", "Time for which the run's engines are on their way; 0 when there", labels=["run"]
+        )
+        paused = GaugeMetricFamily("refitd_rollouts_paused", "1 while an operator has paused the run", labels=["run"])
+        for run in sorted(self._store.runs.followed_since):
+            if (wanted := self._targets.of_run(run).target) is not None:
+                target.add_metric([run], wanted.order.step)
+            waiting.add_metric([run], self._unserved.seconds(run))
+            rollout = self._store.rollouts.get(run)
+            paused.add_metric([run], rollout is not None and rollout.paused_since is not None)
+        yield from (target, waiting, paused)
+        yield self._unfollowed()
+
+    def _unfollowed(self) -> Metric:
+        family = GaugeMetricFamily(
+            "refitd_run_unfollowed", "1 while no engine follows a run that is not closed", labels=["run"]
+        )
+        runs = self._store.runs
+        for run in sorted({version.run for version in self._store.versions.values()} - runs.closed.keys()):
+            family.add_metric([run], run not in runs.followed_since)
+        return family
+
+    def _bytes(self) -> Iterator[Metric]:
+        held = sum(version.bytes or 0 for version in self._store.versions.values())
+        yield GaugeMetricFamily("refitd_held_bytes", "Bytes of versions on disk", value=held)
+        family = GaugeMetricFamily(
+            "refitd_kept_bytes", "Bytes in the root by what they are kept for, as of the last sweep", labels=["why"]
+        )
+        for why, size in self._service.sweeper.kept.items():
+            family.add_metric([why.value], size)
+        yield family

@@ -1,0 +1,135 @@
+"""From the service's records to the wire types. Reads records, asks nobody."""
+
+from collections.abc import Iterable
+
+from refitd.rollout.targets import Targets
+from refitd.state.records import AttemptRecord, EngineRecord, RolloutRecord
+from refitd.state.store import Store
+from refitd.state.version import VersionRecord
+from refitd_client.contract.naming import parse_version_id
+from refitd_client.contract.states import EngineState, Kind, VersionState
+from refitd_client.contract.wire import Attempt, Engine, EngineOnVersion, Version
+
+_NOT_GOOD = frozenset({VersionState.REJECTED, VersionState.LOST})
+
+
+def present_version(
+    record: VersionRecord,
+    engines: Iterable[EngineRecord],
+    *,
+    place: int = 0,
+    rollout: RolloutRecord | None = None,
+    refused: str | None = None,
+    waits_for: str | None = None,
+) -> Version:
+    """A version with its place in lists and the engines of its run, whose newest rollout is `rollout`.
+
+    Of a delta also why it cannot be carried out, or what it waits for.
+    """
+    mine = [engine for engine in engines if engine.run == record.run]
+    return Version(
+        id=record.id,
+        run=record.run,
+        generation=record.order.generation,
+        step=record.order.step,
+        kind=record.kind,
+        state=record.state,
+        reason=record.reason or refused or waits_for,
+        base=record.base,
+        needs_full=refused is not None or (record.kind is Kind.DELTA and record.state in _NOT_GOOD),
+        path=record.path,
+        bytes=record.bytes,
+        digest=record.digest,
+        pinned=record.pinned,
+        barred=record.barred,
+        created_at=record.created_at,
+        in_memory=record.in_memory,
+        engines=[_on_version(engine, record, rollout) for engine in mine],
+        timings=record.timings,
+        metadata=record.metadata,
+        place=place,
+    )
+
+
+def _on_version(engine: EngineRecord, record: VersionRecord, rollout: RolloutRecord | None) -> EngineOnVersion:
+    return EngineOnVersion(
+        id=engine.id,
+        state=engine.state,
+        step=_step_of(record.run, engine.serving),
+        reason=_why(engine, rollout) or _why_not(engine, record),
+        serves=engine.known and engine.serving == record.id and engine.state is not EngineState.UNREACHABLE,
+    )
+
+
+def _why(engine: EngineRecord, rollout: RolloutRecord | None) -> str | None:
+    """Why an engine is where it is: what an operator has stopped goes before what it said itself."""
+    if engine.state is EngineState.BEHIND and rollout is not None and rollout.why_paused is not None:
+        return rollout.why_paused
+    return engine.reason
+
+
+def _why_not(engine: EngineRecord, record: VersionRecord) -> str | None:
+    """Why its last load of this very version did not come about, where nothing is wrong with the engine since."""
+    last = engine.last_attempt
+    return last.reason if last is not None and last.version == record.id and engine.serving != record.id else None
+
+
+def _step(version: str | None) -> int | None:
+    parsed = parse_version_id(version or "")
+    return None if parsed is None else parsed[1].step
+
+
+def _step_of(run: str, version: str | None) -> int | None:
+    """The step of a version of this run: those of other runs cannot be compared with its own."""
+    parsed = parse_version_id(version or "")
+    return parsed[1].step if parsed is not None and parsed[0] == run else None
+
+
+def steps_behind(engine: EngineRecord, targets: Targets) -> int | None:
+    """How many of the trainer's steps lie between what an engine serves and its run's target. See `Engine.behind`."""
+    target = targets.of_run(engine.run).target if engine.run else None
+    serving = parse_version_id(engine.serving or "")
+    if target is None or serving is None:
+        return None
+    if (serving[0], serving[1].generation) != (target.run, target.order.generation):
+        return None
+    return max(0, target.order.step - serving[1].step)
+
+
+def present_engine(record: EngineRecord, store: Store, targets: Targets) -> Engine:
+    """An engine."""
+    serving = store.versions.get(record.serving or "")
+    return Engine(
+        id=record.id,
+        url=record.url,
+        state=record.state,
+        run=record.run,
+        version=record.serving,
+        step=_step(record.serving),
+        behind=steps_behind(record, targets),
+        weight_version=record.weight_version,
+        reason=_why(record, store.rollouts.get(record.run or "")),
+        paused=not record.known or record.resume_owed,
+        last_attempt=None if record.last_attempt is None else present_attempt(record.last_attempt),
+        skipped=record.skipped,
+        plugin=record.plugin,
+        stock_reason=record.stock_reason,
+        through_loader=record.through_loader,
+        loads_whole=record.loads_whole,
+        in_memory=serving is not None and serving.in_memory,
+        known=record.known,
+        unreachable_since=store.away_since.get(record.id),
+        moved=record.moved,
+    )
+
+
+def present_attempt(record: AttemptRecord) -> Attempt:
+    """A try to bring an engine to a version."""
+    return Attempt(
+        engine=record.engine,
+        version=record.version,
+        started_at=record.started_at,
+        outcome=record.outcome,
+        reason=record.reason,
+        timings=record.timings,
+    )

@@ -1,0 +1,170 @@
+"""Routes of versions: the notice, lists, waiting, pins."""
+
+import asyncio
+from dataclasses import replace
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query, Response
+
+from refitd.api.context import Service, ServiceOf
+from refitd.api.cursor import decode_cursor, encode_cursor
+from refitd.api.present import present_attempt, present_version
+from refitd.policy.readiness import unknown
+from refitd.policy.served import is_proven, outcome_of
+from refitd.problem import Kind, ProblemError
+from refitd.state.journal import reads
+from refitd.state.version import VersionRecord
+from refitd_client.contract.states import VersionState, WaitOutcome
+from refitd_client.contract.wire import Attempt, Notice, Page, Version, WaitResult
+
+router = APIRouter(prefix="/v1", tags=["versions"])
+
+
+@router.post("/versions", status_code=202, responses={200: {"model": Version, "description": "It is known already"}})
+async def announce(notice: Notice, service: ServiceOf, response: Response) -> Version:
+    """ "Weights ready": take a version in. 202 when it is new, 200 when it is known, 409 when its content is other."""
+    record, new = await service.intake.take(notice)
+    response.status_code = 202 if new else 200
+    return presented(service, record)
+
+
+@router.get("/versions")
+async def list_versions(
+    service: ServiceOf,
+    run: str | None = None,
+    state: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=500)] = 50,
+    cursor: str | None = None,
+) -> Page[Version]:
+    """Versions, newest first: within one run by generation and step, across runs by when the service first saw them.
+
+    The order is that of (`place`, `generation`, `step`), the greatest first. `place` is the number of a version's first
+    sight. Where a later step of its run was seen before it, it has that one's place, so that it stands right behind it.
+    A place never changes. Whoever follows `next_cursor` to the end gets each version that was there at the beginning
+    once, whatever comes meanwhile.
+    """
+    wanted, before = _state(state), decode_cursor(cursor)
+
+    def query() -> list[VersionRecord]:
+        return service.store.journal.read(
+            lambda connection: reads.read_versions(connection, run=run, state=wanted, before=before, limit=limit + 1)
+        )
+
+    await service.store.durable()  # so that a reader sees what it has just been told
+    found = await asyncio.to_thread(query)
+    more = _cursor_behind(service, found[limit - 1]) if len(found) > limit else None
+    return Page(items=[presented(service, record) for record in found[:limit]], next_cursor=more)
+
+
+def _cursor_behind(service: Service, last: VersionRecord) -> str:
+    return encode_cursor(last, service.store.list_order.of(last.run, last.order))
+
+
+@router.get("/versions/{version_id}")
+async def get_version(version_id: str, service: ServiceOf) -> Version:
+    """One version."""
+    return presented(service, await find(service, version_id))
+
+
+@router.get("/versions/{version_id}/attempts")
+async def list_attempts(
+    version_id: str, service: ServiceOf, limit: Annotated[int, Query(ge=1, le=1000)] = 500
+) -> Page[Attempt]:
+    """How engines were brought to a version: each load with the time of its stages, in the order that they began."""
+    record = await find(service, version_id)
+    await service.store.durable()
+    found = await asyncio.to_thread(
+        service.store.journal.read,
+        lambda connection: reads.read_attempts(connection, version=record.id, limit=limit),
+    )
+    return Page(items=[present_attempt(attempt) for attempt in found])
+
+
+@router.get("/versions/{version_id}/wait")
+async def wait(
+    version_id: str,
+    service: ServiceOf,
+    wait_for: Annotated[Literal["served", "sealed", "taken"], Query(alias="for")] = "served",
+    seconds: Annotated[float, Query(alias="timeout", ge=0, le=300)] = 30.0,
+) -> WaitResult:
+    """Wait until a version is served (or sealed), has failed or was superseded; "pending" when the time is up.
+
+    "taken": until no engine copies it from its trainer's memory any more, or will.
+    """
+    deadline = service.store.clock.monotonic() + seconds
+    seen = service.store.changed.count
+    while True:
+        record = await find(service, version_id)
+        outcome = _outcome(service, record, WaitOutcome(wait_for))
+        left = deadline - service.store.clock.monotonic()
+        if outcome is not WaitOutcome.PENDING or left <= 0:
+            await service.store.durable()  # a trainer that hears "served" may delete what it wrote
+            return WaitResult(outcome=outcome, version=presented(service, record))
+        seen = await service.store.changed.wait_after(seen, within=left)
+
+
+@router.put("/versions/{version_id}/pin")
+async def pin(version_id: str, service: ServiceOf) -> Version:
+    """Keep a version until it is unpinned."""
+    return await _set_pin(service, version_id, pinned=True)
+
+
+@router.delete("/versions/{version_id}/pin")
+async def unpin(version_id: str, service: ServiceOf) -> Version:
+    """Leave a version to the keep rules again."""
+    return await _set_pin(service, version_id, pinned=False)
+
+
+def _outcome(service: Service, record: VersionRecord, wait_for: WaitOutcome) -> WaitOutcome:
+    store, targets = service.store, service.targets
+    target = targets.of_run(record.run).target
+    proven = target is not None and is_proven(target.id, store.engines_of(record.run), service.settings.quorum)
+    refused = targets.carriage.is_refused(record)
+    offered = targets.is_offered(record)
+    return outcome_of(record, target, wait_for, proven=proven, refused=refused, offered=offered)
+
+
+async def _set_pin(service: Service, version_id: str, *, pinned: bool) -> Version:
+    record = await find(service, version_id)
+    if record.state in {VersionState.DELETED, VersionState.RETIRED} and pinned:
+        raise ProblemError(Kind.VERSION_NOT_GOOD, f"{record.id} is {record.state}: it is too late to keep it")
+    if record.pinned is not pinned:
+        record = replace(record, pinned=pinned)
+        service.store.put_version(record, "pinned" if pinned else "unpinned")
+    await service.store.durable()
+    return presented(service, record)
+
+
+async def find(service: Service, version_id: str) -> VersionRecord:
+    """A version by its id, also one that was deleted.
+
+    Raises:
+        ProblemError: there is none, or the service cannot know yet.
+    """
+    record = await service.store.find(version_id)
+    if record is None:
+        detail = f"no version {version_id}: 'refitd versions' lists what there is"
+        raise unknown(service.store, Kind.UNKNOWN_VERSION, detail)
+    return record
+
+
+def presented(service: Service, record: VersionRecord) -> Version:
+    """A version as the API shows it."""
+    store, copier = service.store, service.copier
+    return present_version(
+        record,
+        store.engines.values(),
+        place=store.list_order.of(record.run, record.order),
+        rollout=store.rollouts.get(record.run),
+        refused=service.targets.carriage.refused.get(record.id),
+        waits_for=None if copier is None else copier.why_waiting(record),
+    )
+
+
+def _state(state: str | None) -> VersionState | None:
+    if state is None:
+        return None
+    try:
+        return VersionState(state.upper())
+    except ValueError:
+        raise ProblemError(Kind.BAD_REQUEST, f"state {state!r} is none of {', '.join(VersionState)}") from None

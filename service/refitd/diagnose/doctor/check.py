@@ -1,0 +1,144 @@
+"""The whole of doctor: look, ask, judge."""
+
+import asyncio
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from refitd.diagnose.doctor.door import ask_service, judge_door, stranger_at_door
+from refitd.diagnose.doctor.engines import Asked, ask_engines, judge_engine, judge_names
+from refitd.diagnose.doctor.finding import Check, Finding, Verdict
+from refitd.diagnose.doctor.gpus import gpus_of, judge_gpus, look_at_gpus
+from refitd.diagnose.doctor.hub import judge_hub
+from refitd.diagnose.doctor.libraries import judge_releases, nccl_of
+from refitd.diagnose.doctor.nccl import judge_nccl
+from refitd.diagnose.doctor.nonce import Nonce, RootUnusableError, probed
+from refitd.diagnose.doctor.places import ask_places, judge_places
+from refitd.diagnose.doctor.processes import LocalProcess, environment_of, family_of, is_running, local_process
+from refitd.diagnose.doctor.root_facts import look_at_root
+from refitd.diagnose.doctor.root_verdicts import judge_root
+from refitd.diagnose.doctor.service import judge_service, judge_settings
+from refitd.diagnose.doctor.sharing import judge_sharing, sighting
+from refitd.diagnose.doctor.told import ask_of_engines, ask_of_faults, judge_faults, judge_told
+from refitd.diagnose.fsck.facts import JournalFacts
+from refitd.diagnose.fsck.held import still
+from refitd.diagnose.fsck.journal_facts import read_journal
+from refitd.diagnose.fsck.roster import roster_of
+from refitd.discovery.memory import Named
+from refitd.engine.http import NoReply
+from refitd.engine.port import Unreached
+from refitd.settings import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The answer: findings, those that keep a job from running among them."""
+
+    root: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def failed(self) -> bool:
+        """Whether something has to be mended first."""
+        return any(finding.verdict is Verdict.FAILED for finding in self.findings)
+
+
+async def check(settings: Settings, *, nccl: bool, trainer: int | None) -> Report:
+    """Check everything. `nccl`: a broadcast is planned. `trainer` is the trainer's process on this host, if known.
+
+    Raises:
+        OSError, ValueError: the engines file, the token file or the lock cannot be used, or there is no such process.
+    """
+    if trainer is not None and not is_running(trainer):
+        raise ValueError(f"--trainer-pid {trainer}: there is no such process on this host")
+    root = settings.root.resolve()
+    try:
+        with probed(root) as nonce:
+            findings = await _check(settings, root, nonce, nccl=nccl, trainer=trainer)
+    except RootUnusableError as error:
+        unusable = Finding(check=Check.ROOT, subject=str(root), verdict=Verdict.FAILED, text=str(error), fix=error.fix)
+        findings = [unusable, *await _without_root(settings)]
+    return Report(root=str(root), findings=tuple(findings))
+
+
+async def _check(settings: Settings, root: Path, nonce: Nonce, *, nccl: bool, trainer: int | None) -> list[Finding]:
+    facts = await asyncio.to_thread(look_at_root, root, nonce, None if settings.lora else settings.base_model)
+    with still(root) as running:
+        pass  # no longer: a service that starts while the lock is held is refused
+    journal = await asyncio.to_thread(read_journal, settings.state_folder, root)
+    answers = await ask_places(settings)
+    found = {url for answer in answers if isinstance(answer, Named) for url in answer.urls}
+    asked = await ask_engines(roster_of(settings, journal.engines, found))
+    processes = {one.name: await asyncio.to_thread(local_process, one.spec.url) for one in asked}
+    findings = [*judge_root(facts, settings), *judge_service(settings, journal, running)]
+    told = await _at_door(settings, running)
+    findings += [*told, *judge_places(answers)]
+    findings += [] if any(finding.check is Check.ENGINES for finding in told) else _none(asked)
+    findings += judge_names(asked)
+    for one in asked:
+        findings += await asyncio.to_thread(_of_engine, nonce, one, processes[one.name], journal)
+    findings += await asyncio.to_thread(_of_gpus, processes, trainer)
+    if nccl:
+        findings += await asyncio.to_thread(lambda: list(_of_nccl(processes, trainer)))
+    return findings
+
+
+async def _at_door(settings: Settings, running: str | None) -> list[Finding]:
+    """What the service that runs on this root answers: whether it takes the token, and what it says of its engines."""
+    stranger = await asyncio.to_thread(stranger_at_door, settings, running)
+    if stranger is not None or running is None:
+        return [] if stranger is None else [stranger]
+    reply = await ask_service(settings)
+    door = judge_door(settings, reply)
+    if isinstance(reply, NoReply) or door.check is Check.LOCK:
+        return [door]
+    engines = await ask_of_engines(settings)
+    if isinstance(engines, Finding):
+        return [door, engines]
+    faults = await ask_of_faults(settings)
+    return [door, *judge_told(engines), *([faults] if isinstance(faults, Finding) else judge_faults(faults))]
+
+
+async def _without_root(settings: Settings) -> list[Finding]:
+    """What can be said all the same: whether engines are there, and can be driven."""
+    asked = await ask_engines(roster_of(settings, {}, set()))
+    return [
+        *judge_settings(settings),
+        *_none(asked),
+        *judge_names(asked),
+        *(each for one in asked for each in judge_engine(one)),
+    ]
+
+
+def _of_engine(nonce: Nonce, asked: Asked, process: LocalProcess | None, journal: JournalFacts) -> list[Finding]:
+    if isinstance(asked.seen, Unreached):
+        return list(judge_engine(asked))
+    found = sighting(nonce, asked, process, journal.engines.get(asked.name))
+    return [*judge_engine(asked), judge_sharing(asked, nonce, found), judge_hub(asked.name, process)]
+
+
+def _of_gpus(processes: Mapping[str, LocalProcess | None], trainer: int | None) -> list[Finding]:
+    used = {name: [] if one is None else gpus_of(family_of(one.pid)) for name, one in processes.items()}
+    if trainer is not None:
+        used["trainer"] = gpus_of(family_of(trainer))
+    return list(judge_gpus(look_at_gpus(), used))
+
+
+def _of_nccl(processes: Mapping[str, LocalProcess | None], trainer: int | None) -> Iterator[Finding]:
+    """The trainer's variables, or else this shell's, from which it would be started; and the engines'."""
+    if trainer is None:
+        yield from judge_nccl("this shell", dict(os.environ), is_sglang=False)
+    else:
+        yield from judge_nccl("trainer", environment_of(trainer), is_sglang=False)
+    for name, process in processes.items():
+        yield from judge_nccl(name, None if process is None else process.environment, is_sglang=True)
+    pids = {name: process.pid for name, process in processes.items() if process is not None}
+    pids |= {} if trainer is None else {"trainer": trainer}
+    yield from judge_releases({name: nccl_of(pid) for name, pid in pids.items()})
+
+
+def _none(asked: list[Asked]) -> Iterator[Finding]:
+    if not asked:
+        text, fix = "nobody named an engine", "--engine URL, --engines-file or --discover"
+        yield Finding(check=Check.ENGINES, subject="service", verdict=Verdict.WARNING, text=text, fix=fix)

@@ -1,0 +1,92 @@
+"""What can be known before the start of settings that name files and engines: whether they can work at all.
+
+`Settings` refuses what contradicts itself. What needs a look at the disk is here, so that only a start looks.
+"""
+
+from collections.abc import Callable, Collection
+from contextlib import suppress
+
+from refitd.engine.address import engine_id
+from refitd.engine.engines_file import EnginesFileError, read_engines
+from refitd.settings import Settings
+from refitd_client.checkpoint.opening import CONFIG_NAME
+from refitd_client.validation.reference import ReferenceRefusedError, read_reference
+
+
+def check_start(settings: Settings) -> None:
+    """Look at what the settings name, as the service will.
+
+    Raises:
+        ValueError: the engines file or the base model cannot be used; one line for each.
+    """
+    if faults := faults_of(settings):
+        raise ValueError("\n".join(faults))
+
+
+def faults_of(settings: Settings) -> list[str]:
+    """What a start would be refused for."""
+    checks: tuple[Callable[[Settings], str | None], ...] = (_engines_file, _refused_keys, _base_model)
+    return [fault for check in checks if (fault := check(settings)) is not None]
+
+
+def stranger(settings: Settings, known: Collection[str]) -> str | None:
+    """That the canary is no engine that anybody named, None where it is one. `known` are those that the API named."""
+    if settings.canary is None:
+        return None
+    names = {*known, *(engine_id(url) for url in settings.engines)}
+    if settings.engines_file is not None:
+        with suppress(EnginesFileError):
+            names |= {spec.id or engine_id(spec.url) for spec in read_engines(settings.engines_file)}
+    if settings.canary in names:
+        return None
+    return f"no engine is called {settings.canary} (--canary), but {', '.join(sorted(names)) or 'there are none yet'}"
+
+
+def _engines_file(settings: Settings) -> str | None:
+    try:
+        if settings.engines_file is not None:
+            read_engines(settings.engines_file)
+    except EnginesFileError as error:
+        return f"--engines-file (REFITD_ENGINES_FILE): {error}"
+    return None
+
+
+def _refused_keys(settings: Settings) -> str | None:
+    told = None if settings.insecure else keys_without_token(settings)
+    return f"{told}: set --token-file (REFITD_TOKEN_FILE), or --insecure where every user may" if told else None
+
+
+def keys_without_token(settings: Settings) -> str | None:
+    """Without a token every user of the machine could have engines loaded with keys that only the service may read."""
+    if settings.wants_token:
+        return None
+    keys = "--engine-key-file" if settings.engine_key_file is not None else "--engine-admin-key-file"
+    if settings.engine_key_file is None and settings.engine_admin_key_file is None:
+        if not _file_has_keys(settings):
+            return None
+        keys = "a key in --engines-file"
+    return (
+        f"engines have keys ({keys}) and this service has no token, so any user of this machine can have it change them"
+    )
+
+
+def _file_has_keys(settings: Settings) -> bool:
+    if settings.engines_file is None:
+        return False
+    with suppress(EnginesFileError):
+        specs = read_engines(settings.engines_file)
+        return any(spec.api_key_file is not None or spec.admin_key_file is not None for spec in specs)
+    return False
+
+
+def _base_model(settings: Settings) -> str | None:
+    path = settings.base_model
+    if path is None:
+        return None
+    try:
+        read_reference(path)
+    except (OSError, ReferenceRefusedError) as error:
+        return f"--base-model (REFITD_BASE_MODEL): {error}"
+    if not (path / CONFIG_NAME).is_file():
+        return f"--base-model (REFITD_BASE_MODEL): {path} has no {CONFIG_NAME}: name the folder of a whole model"
+    return None

@@ -1,0 +1,1 @@
+"""Full checkpoints that the service writes from a base and deltas, for engines that cannot take deltas."""

@@ -1,0 +1,173 @@
+"""One trace for each version (OpenTelemetry). `refitd_client.publish.tracing` draws it and begins it, here is the rest.
+
+Most of what happens is known only when it is over: for how long a version was seen and validated, and the stages of an
+engine's load. Such spans are made then, with the times that they had. A version's own span begins at its first sight,
+and is opened when it is known which trace it belongs to: the notice says so or, for one that was found, the manifest.
+
+It ends when the version is served, or will not be. Engines that are late, and repairs, are put beneath it all the same;
+after a restart of the service, beneath the trainer's span.
+"""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, Status, StatusCode, TraceFlags, Tracer
+
+from refitd.engine.port import Outcome, Stage
+from refitd.state.copy import COPY_STAGE
+from refitd.state.observer import SilentObserver
+from refitd.state.records import AttemptRecord, RolloutRecord
+from refitd.state.store import Store
+from refitd.state.version import VersionRecord
+from refitd_client.contract.states import RolloutState, VersionState
+from refitd_client.publish.tracing import TRACEPARENT
+
+_OVER = frozenset({VersionState.REJECTED, VersionState.LOST, VersionState.RETIRED, VersionState.DELETED})
+_PASSED_OVER = frozenset({RolloutState.SUPERSEDED, RolloutState.ABORTED, RolloutState.ROLLED_BACK})
+_STAGES = {Stage.LOAD: "load-weights"}  # beside refitd.load, which is all of it
+_MS = 1_000_000  # nanoseconds
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A version of which a span is open, or will be; `context` is what its parts are put beneath."""
+
+    since: int
+    span: Span | None = None
+    context: Context | None = None
+
+
+class Traces(SilentObserver):
+    """Makes spans of what the store tells. Times are of the wall clock, as traces of several hosts want them."""
+
+    def __init__(self, tracer: Tracer, store: Store) -> None:
+        """Trace what happens from here on."""
+        self._tracer = tracer
+        self._store = store
+        self._seen: dict[str, _Seen] = {}
+        self._loads: dict[str, Span] = {}
+
+    def version_changed(self, before: VersionRecord | None, after: VersionRecord) -> None:
+        """See `Observer`."""
+        if before is None:
+            self._seen[after.id] = _Seen(time.time_ns())
+        seen = self._seen.get(after.id)
+        if seen is None:
+            return  # it is from before the service started
+        if seen.context is None and (after.noticed or not after.state.is_open):
+            self._open(seen, after)
+        if before is not None and "validate" not in before.timings and "validate" in after.timings:
+            self._verdict(seen, after)
+        if before is not None and COPY_STAGE not in before.timings and COPY_STAGE in after.timings:
+            now = time.time_ns()
+            self._part(COPY_STAGE, seen.context, now - int(after.timings[COPY_STAGE] * _MS), now)
+        if after.served_at is not None or after.barred or after.state in _OVER:
+            self._close(seen, after)
+        if after.state is VersionState.DELETED:
+            del self._seen[after.id]
+
+    def _open(self, seen: _Seen, version: VersionRecord) -> None:
+        parent = parent_of(version)
+        published = int(version.timings.get("publish", 0.0) * _MS) if parent is None else 0
+        seen.span = self._tracer.start_span(
+            "refitd.version", parent, attributes=_facts(version), start_time=seen.since - published
+        )
+        seen.context = trace.set_span_in_context(seen.span)
+        if published:  # a trainer that does not trace has said how long it took all the same
+            self._part("publish", seen.context, seen.since - published, seen.since)
+
+    def _verdict(self, seen: _Seen, version: VersionRecord) -> None:
+        now = time.time_ns()
+        begun = now - int(version.timings["validate"] * _MS)
+        self._part("seen", seen.context, seen.since, begun)
+        self._part("validate", seen.context, begun, now)
+
+    def _close(self, seen: _Seen, version: VersionRecord) -> None:
+        span, seen.span = seen.span, None
+        if span is None:
+            return
+        served = version.served_at is not None
+        span.set_attributes(_facts(version) | {"refitd.outcome": "served" if served else version.state.value.lower()})
+        if not served:
+            span.set_status(Status(StatusCode.ERROR, version.reason))
+        span.end()
+
+    def close(self) -> None:
+        """The service stops: what is on its way goes on under the next one, and is told as far as it went."""
+        for span in [*self._loads.values(), *(seen.span for seen in self._seen.values() if seen.span is not None)]:
+            span.set_attribute("refitd.outcome", "the service was stopped")
+            span.end()
+        self._loads.clear()
+        self._seen.clear()
+
+    def rollout_changed(self, rollout: RolloutRecord) -> None:
+        """See `Observer`."""
+        seen = self._seen.get(rollout.version)
+        if seen is None or seen.span is None:
+            return
+        seen.span.add_event(f"rollout {rollout.state.value}", {"refitd.rollout": rollout.number})
+        if rollout.state in _PASSED_OVER:
+            seen.span.set_attribute("refitd.outcome", rollout.state.value.lower())
+            seen.span.end()
+            seen.span = None
+
+    def attempt_changed(self, attempt: AttemptRecord) -> None:
+        """See `Observer`."""
+        if attempt.outcome is None:
+            facts = {"refitd.engine": attempt.engine, "refitd.version": attempt.version, "refitd.attempt": attempt.id}
+            self._loads[attempt.id] = self._tracer.start_span(
+                "refitd.load", self._context_of(attempt.version), kind=trace.SpanKind.CLIENT, attributes=facts
+            )
+        elif (span := self._loads.pop(attempt.id, None)) is not None:
+            self._stages(span, attempt)
+            span.set_attribute("refitd.outcome", attempt.outcome.lower())
+            if attempt.outcome != Outcome.ACK.name:
+                span.set_status(Status(StatusCode.ERROR, attempt.reason))
+            span.end()
+
+    def _context_of(self, version: str) -> Context | None:
+        seen = self._seen.get(version)
+        if seen is not None and seen.context is not None:
+            return seen.context
+        record = self._store.versions.get(version)
+        return None if record is None else parent_of(record)
+
+    def _stages(self, load: Span, attempt: AttemptRecord) -> None:
+        """They came one after the other, and the last one has just ended."""
+        context, end = trace.set_span_in_context(load), time.time_ns()
+        for stage in reversed(Stage):
+            if stage.value in attempt.timings:
+                begun = end - int(attempt.timings[stage.value] * _MS)
+                self._part(_STAGES.get(stage, stage.value), context, begun, end)
+                end = begun
+
+    def _part(self, name: str, context: Context | None, begun: int, end: int) -> None:
+        self._tracer.start_span(f"refitd.{name}", context, start_time=begun).end(end)
+
+
+def parent_of(version: VersionRecord) -> Context | None:
+    """The trainer's span, as the version's metadata name it; None where they name nothing that could be one."""
+    parts = version.metadata.get(TRACEPARENT, "").split("-")
+    if len(parts) != 4 or parts[0] != "00" or [len(part) for part in parts[1:]] != [32, 16, 2]:
+        return None
+    try:
+        trace_id, span_id, flags = (int(part, 16) for part in parts[1:])
+    except ValueError:
+        return None
+    context = SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(flags))
+    return trace.set_span_in_context(NonRecordingSpan(context)) if context.is_valid else None
+
+
+def _facts(version: VersionRecord) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "refitd.version": version.id,
+        "refitd.run": version.run,
+        "refitd.step": version.order.step,
+        "refitd.kind": version.kind.value,
+        "refitd.bytes": version.bytes,
+        "refitd.reason": version.code,
+    }
+    return {name: value for name, value in facts.items() if value is not None}

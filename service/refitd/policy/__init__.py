@@ -1,0 +1,1 @@
+"""Every decision of the service. Pure: records in, decisions out; nothing here does I/O."""

@@ -1,0 +1,132 @@
+"""Another writer: an engine whose weights have changed, neither by this service nor by a restart. Pure.
+
+    restarted       another process answers, by what the server tells of itself; or it was away, and names the model
+                    that it was started with. It is brought to the target at once
+    another writer  the process is the same, or it names a model that no start gives it. It is loaded again at once the
+                    first time, then after a wait, and after the last try not at all: two services that both insist
+                    would pause the engine for ever
+    unexplained     the server tells nothing of its process, and names its start-up model. Once in a while that counts
+                    as a restart, again within `CALM_PROBES` as another writer
+
+What SGLang tells of its process: a random seed, drawn anew at each start unless the operator gives one, and from 0.5.23
+on the time that each part of its start took, which no second start takes to the microsecond.
+"""
+
+from dataclasses import replace
+from enum import Enum, auto
+
+from refitd.engine.port import Reached
+from refitd.state.records import EngineRecord
+from refitd_client.contract.states import EngineState
+
+WAITS = (0.0, 5.0, 30.0)  # probe intervals before each load against another writer; after these, none
+CALM_PROBES = 300.0  # probe intervals without another change, after which earlier ones are forgotten
+
+STOP_THE_OTHER = (
+    "stop the other writer (another refitd with this engine, or a trainer or a script that updates it)"  # what to do
+)
+_AWAY = frozenset({EngineState.PROBING, EngineState.UNREACHABLE})
+
+
+class Cause(Enum):
+    """Why an engine does not serve what it was proved to serve."""
+
+    RESTARTED = auto()
+    ANOTHER_WRITER = auto()
+    UNEXPLAINED = auto()
+
+
+def cause_of(engine: EngineRecord, seen: Reached) -> Cause:
+    """Decide. `engine` is the record before the probe that saw the change."""
+    same = seen.process.is_as(engine.process)
+    if same is False:
+        return Cause.RESTARTED
+    startup = seen.startup_path or engine.startup_path
+    if startup is not None and seen.model_path != startup:
+        return Cause.ANOTHER_WRITER
+    # A seed that the operator gives is the same after a restart.
+    if engine.state in _AWAY and (same is None or seen.process.started is None):
+        return Cause.RESTARTED
+    return Cause.UNEXPLAINED if same is None else Cause.ANOTHER_WRITER
+
+
+def changed(before: EngineRecord, engine: EngineRecord, seen: Reached, path: str | None, now: float) -> EngineRecord:
+    """The record of an engine that was seen to serve something else than it was proved to serve.
+
+    Args:
+        before: the record before the probe.
+        engine: the same with what the probe saw.
+        seen: what the probe saw.
+        path: what the engine was expected to name, None where nobody knows.
+        now: of the monotonic clock, in seconds.
+    """
+    cause, was = cause_of(before, seen), before.serving or before.model_path
+    engine = replace(engine, serving=None, beneath=None, wants_full=False, failures=0)
+    serves = f"serves {seen.model_path} as {seen.weight_version!r} and no longer {was}"
+    if cause is Cause.RESTARTED:
+        return replace(engine, reason=f"{serves}: it was restarted", contest=None, contests=0, contested_at=None)
+    if cause is Cause.UNEXPLAINED and before.contested_at is None:
+        reason = f"{serves}: it was restarted, as far as can be told: the server tells nothing of its process"
+        return replace(engine, reason=reason, contested_at=now)
+    contest = _told(seen, path, cause)
+    return replace(engine, reason=contest, contest=contest, contests=before.contests + 1, contested_at=now)
+
+
+def still_changed(before: EngineRecord, engine: EngineRecord, seen: Reached) -> EngineRecord:
+    """The record of an engine that was not loaded since another writer changed it: it may have been restarted, or
+    changed once more.
+    """
+    is_renamed = (before.model_path, before.weight_version) != (seen.model_path, seen.weight_version)
+    if not is_renamed and seen.process.is_as(before.process) is not False:
+        return engine
+    if (cause := cause_of(before, seen)) is Cause.RESTARTED:
+        reason = f"serves {seen.model_path} as {seen.weight_version!r}: it was restarted"
+        return replace(engine, reason=reason, contest=None, contests=0, contested_at=None)
+    return replace(engine, contest=_told(seen, None, cause))
+
+
+def refused(engine: EngineRecord, reason: str, now: float) -> EngineRecord:
+    """The record of an engine that is led by another service, and refuses this one's loads by that service's name."""
+    return replace(engine, contest=reason, contests=max(engine.contests + 1, 2), contested_at=now)
+
+
+def calmed(engine: EngineRecord, now: float, interval: float) -> EngineRecord:
+    """The record of an engine that serves what it should: changes by another writer are forgotten after a while."""
+    if engine.contested_at is None or now - engine.contested_at < CALM_PROBES * interval:
+        return engine
+    return replace(engine, contests=0, contested_at=None)
+
+
+def held(engine: EngineRecord, now: float, interval: float) -> EngineRecord:
+    """The same engine, CONTESTED where nothing is to be loaded into it now."""
+    if engine.taken is not None:
+        return replace(engine, state=EngineState.CONTESTED, reason=engine.taken)
+    if engine.contest is None or not engine.known:
+        return engine
+    if gives_up(engine):
+        reason = f"{engine.contest}; nothing more is loaded: {STOP_THE_OTHER}, then 'refitd engines resync {engine.id}'"
+        return replace(engine, state=EngineState.CONTESTED, reason=reason)
+    waited = now - (engine.contested_at or now)
+    nothing_to_load = engine.state is EngineState.IN_SYNC
+    if nothing_to_load or waited < WAITS[max(engine.contests, 1) - 1] * interval:
+        return replace(engine, state=EngineState.CONTESTED, reason=f"{engine.contest}: {STOP_THE_OTHER}")
+    return engine
+
+
+def gives_up(engine: EngineRecord) -> bool:
+    """Whether nothing is loaded into it any more, until it is restarted or a resync is asked for."""
+    return engine.contest is not None and engine.contests > len(WAITS)
+
+
+def forgiven(engine: EngineRecord) -> EngineRecord:
+    """The record of an engine that an operator wants to be loaded all the same."""
+    return replace(engine, contest=None, contests=0, contested_at=None)
+
+
+def _told(seen: Reached, path: str | None, cause: Cause) -> str:
+    what = f"{seen.model_path} as {seen.weight_version!r}"
+    if seen.model_path == path:
+        return f"another writer has set its label: it names {what}"
+    if cause is Cause.UNEXPLAINED:
+        return f"another writer loads {what}, or it restarts again and again: the server tells nothing of its process"
+    return f"another writer loads {what}"

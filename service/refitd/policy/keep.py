@@ -1,0 +1,385 @@
+"""What to keep, what to delete, and why. Pure: versions, leases and rules in, one verdict for each version out.
+
+The rules, the strongest first. A version that no rule keeps is dropped.
+
+    1  A listing that failed or is empty keeps everything: a vanished mount must not look like a reason to delete. So
+       does a journal that is being rebuilt: nobody knows what it knew of readers.
+    2  Versions without a verdict yet (ANNOUNCED, SETTLING, VALIDATING, UNKNOWN) stay, and those not under the root.
+       A trainer's own folder (`refitd_client/validation/conventions.py`) stays as long as its trainer leaves it there.
+       Of a run that is closed an UNKNOWN one goes, unless it is newer than all that are good or UNKNOWN: it may be all
+       that is left of a training that no engine followed.
+    3  A lease or a pin keeps. The last good version of a run has a lease. The newest SEALED of a run keeps itself.
+    4  The newest `last` SEALED of a run, and those whose step divides by `every`, stay, unless the run was restarted
+       at or before their step: the newer generation replaces them. What was rolled back from is none of the newest.
+       So does what a rollback would go to, however many came after it that no engine served; but not with `last` 1.
+       Of a run that is closed neither stays: it ends with its newest good version.
+    5  REJECTED and LOST are evidence: they stay for `rejected_for` seconds. A folder that nothing proves to be a
+       version's stays for good (`policy/holdings.py`).
+    6  What a kept version needs stays with it: the base of a delta, and whatever has its folder in, around or on it.
+    7  Over the disk budget, what only 4 and 5 keep goes, until the rest fits: first evidence, then every Nth, then the
+       last ones, each oldest first, then what a rollback would go to. The newest piece of evidence of each run is the
+       last evidence to go. What a rollback would go to stays while a version of its run is ANNOUNCED, SETTLING or
+       VALIDATING: it may turn out bad, and goes itself then. If it still does not fit, the verdicts say so. Every byte
+       that refitd may delete takes of the budget. Copies for deltas, what publishers are writing and the trash are not
+       given up for it; slots are, before any version (`policy/spare_slots.py`).
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum, auto
+from itertools import groupby
+from typing import assert_never
+
+from refitd.policy.leases import Lease
+from refitd.policy.needs import Need, needs_of
+from refitd.policy.readiness import Withheld
+from refitd.policy.target import last_good, last_good_before
+from refitd.policy.weights import Weight, Weights, weigh
+from refitd.root.handle import parts_below
+from refitd.root.scan import Listing, ListingFailed
+from refitd.state.version import VersionRecord
+from refitd.text import spoken
+from refitd_client.contract.states import VersionState
+from refitd_client.validation.conventions import is_foreign
+
+SPARED = "its folder is its trainer's own: refitd deletes it only with --reclaim-foreign (REFITD_RECLAIM_FOREIGN)"
+_NO_MORE = "and nothing else may go"
+EVIDENCE = frozenset({VersionState.REJECTED, VersionState.LOST})
+_AWAITED = frozenset({VersionState.ANNOUNCED, VersionState.SETTLING, VersionState.VALIDATING})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepRules:
+    """What stays besides what somebody needs. `last` is at least 1, `every` 0 means none.
+
+    `disk_budget` is in bytes, `rejected_for` in seconds. `foreign`: trainers' own folders go like the rest.
+    """
+
+    last: int = 3
+    every: int = 0
+    disk_budget: int | None = None
+    rejected_for: float = 86400.0
+    foreign: bool = False
+
+    def spares(self, version: VersionRecord) -> bool:
+        """Whether a version's folder is its trainer's to delete."""
+        return not self.foreign and is_foreign(version.path)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What happens to a version. There is always a reason, the most important first."""
+
+    record: VersionRecord
+    keep: bool
+    reasons: tuple[str, ...]
+
+
+class _Rank(IntEnum):
+    """What the disk budget gives up first is first."""
+
+    OLD_EVIDENCE = auto()
+    NEWEST_EVIDENCE = auto()
+    EVERY = auto()
+    LAST = auto()
+    ROLLBACK = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """A version that only a rule keeps. Wishes of a low rank are given up first."""
+
+    rank: _Rank
+    record: VersionRecord
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Budget:
+    """What versions may take: `limit` bytes less those that other things take `beside` them, by what they are."""
+
+    limit: int | None
+    beside: Mapping[str, int]
+
+    def excess(self, used: int) -> tuple[str, ...]:
+        """A sentence when the versions that are kept take more, else nothing."""
+        total = used + sum(self.beside.values())
+        if self.limit is None or total <= self.limit:
+            return ()
+        shares = "".join(f", {what} {size:,} of them" for what, size in self.beside.items() if size)
+        return (f"all that is kept takes {total:,} bytes{shares}, over the disk budget of {self.limit:,}, {_NO_MORE}",)
+
+
+Reasons = dict[str, list[str]]
+_NOTHING = Weight(bytes=0)
+
+
+def keep(
+    versions: Sequence[VersionRecord],
+    leases: Mapping[str, Sequence[Lease]],
+    rules: KeepRules,
+    *,
+    listing: Listing | ListingFailed | Withheld,
+    ages: Mapping[str, float],
+    weights: Weights | None = None,
+    beside: Mapping[str, int] | None = None,
+    closed: Collection[str] = (),
+) -> list[Verdict]:
+    """Decide about all versions of a root at once, in the order given.
+
+    Args:
+        versions: all of them.
+        leases: who needs them, by their ids.
+        rules: what stays besides.
+        listing: what lies in the root.
+        ages: for how many seconds (of the monotonic clock) a REJECTED or LOST version is known to be that; one that it
+            does not name is new.
+        weights: what versions take on disk, by their ids; one that it does not name counts as nothing. None: what
+            their records say.
+        beside: the bytes that other things in the root take of the disk budget, by what they are.
+        closed: the runs that have ended.
+    """
+    if (doubt := _doubt(listing)) is not None:
+        return [Verdict(version, keep=True, reasons=(doubt,)) for version in versions]
+    weights = weigh(versions, {}, rules.spares) if weights is None else weights
+    there = {found.path for found in listing.found} if isinstance(listing, Listing) else set[str]()
+    ended = _ended(versions, closed, there)
+    unproven = _unproven(versions, weights, ended)
+    proven = [version for version in versions if version.id not in unproven]
+    firm = _firm(versions, leases, unproven, closed, ended)
+    _spare(firm, versions, rules, there)
+    wishes = sorted(
+        [*_evidence(proven, rules, ages), *_wishes(proven, rules, closed)],
+        key=lambda wish: (wish.rank, wish.record.order, wish.record.run),
+    )
+    awaited = {version.run for version in versions if version.state in _AWAITED}
+    for wish in wishes:
+        if wish.rank is _Rank.ROLLBACK and wish.record.run in awaited:
+            firm.setdefault(wish.record.id, []).append(wish.reason)
+    budget = _Budget(rules.disk_budget, beside or {})
+    kept, given_up = _fit(versions, firm, wishes, budget, weights)
+    excess = budget.excess(_used(kept, weights))
+    superseded = _superseded(versions)
+    verdicts: list[Verdict] = []
+    for version in versions:
+        if version.id in kept:
+            verdicts.append(Verdict(version, keep=True, reasons=(*kept[version.id], *excess)))
+        else:
+            why = given_up.get(version.id) or [_why_dropped(version, rules, superseded, closed)]
+            verdicts.append(Verdict(version, keep=False, reasons=tuple(why)))
+    return verdicts
+
+
+def _doubt(listing: Listing | ListingFailed | Withheld) -> str | None:
+    match listing:
+        case Withheld(reason):
+            return f"{reason}: nothing is deleted"
+        case ListingFailed(reason):
+            return f"the root could not be listed ({reason}): nothing is deleted"
+        case Listing() if not listing.found:
+            return "the listing of the root is empty: it may be unmounted, so nothing is deleted"
+        case Listing():
+            return None
+        case _:
+            assert_never(listing)
+
+
+def _firm(
+    versions: Sequence[VersionRecord],
+    leases: Mapping[str, Sequence[Lease]],
+    unproven: Mapping[str, str],
+    closed: Collection[str],
+    ended: Collection[str],
+) -> Reasons:
+    """Rules 2 and 3, and what nothing proves to be a version: what no budget can drop."""
+    firm: Reasons = {}
+    for version in versions:
+        reasons = [str(lease) for lease in leases.get(version.id, ())]
+        if version.id in unproven:
+            reasons.append(unproven[version.id])
+        if version.pinned:
+            reasons.append("pinned")
+        if version.id not in ended and (unready := _unready(version, closed)) is not None:
+            reasons.append(unready)
+        if parts_below(version.path) is None:
+            reasons.append(f"its path {version.path!r} is not under the root: only what lies there is ever deleted")
+        if reasons:
+            firm[version.id] = reasons
+    for newest in _newest(versions, lambda version: version.state is VersionState.SEALED):
+        firm.setdefault(newest.id, []).append(_newest_reason(newest))
+    return firm
+
+
+def _ended(versions: Sequence[VersionRecord], closed: Collection[str], there: Collection[str]) -> set[str]:
+    """The UNKNOWN versions of closed runs that go by rule 2. One without a folder is none that is newer."""
+    unknown = [version for version in versions if version.run in closed and version.state is VersionState.UNKNOWN]
+    newest = _newest(
+        versions,
+        lambda version: (
+            version.state is VersionState.SEALED or (version.state is VersionState.UNKNOWN and version.path in there)
+        ),
+    )
+    return {version.id for version in unknown} - {version.id for version in newest}
+
+
+def _unproven(versions: Sequence[VersionRecord], weights: Weights, ended: Collection[str]) -> dict[str, str]:
+    """Folders of versions that would go and may be anybody's, and why. Of a RETIRED one only the rest may be left."""
+    refusals = {
+        version.id: weights.get(version.id, _NOTHING).refusal
+        for version in versions
+        if version.state in EVIDENCE or version.id in ended
+    }
+    return {version: refusal for version, refusal in refusals.items() if refusal is not None}
+
+
+def _spare(firm: Reasons, versions: Sequence[VersionRecord], rules: KeepRules, there: Collection[str]) -> None:
+    for version in versions:
+        if version.path in there and rules.spares(version):
+            firm.setdefault(version.id, []).append(SPARED)
+
+
+def _newest_reason(version: VersionRecord) -> str:
+    if version.barred:
+        return f"newest version on disk of run {version.run}, though it was rolled back from"
+    return f"newest good version of run {version.run}"
+
+
+def _unready(version: VersionRecord, closed: Collection[str]) -> str | None:
+    """Rule 2, by state: why nothing can be said about the version yet."""
+    match version.state:
+        case VersionState.ANNOUNCED | VersionState.SETTLING | VersionState.VALIDATING:
+            return f"{version.state}: nobody knows yet whether it is good"
+        case VersionState.UNKNOWN:
+            stays = "none of its run is newer" if version.run in closed else "is tried again"
+            return f"UNKNOWN: it has no verdict yet, and {stays}"
+        case VersionState.DELETED:
+            return "DELETED: nothing is left of it"
+        case VersionState.SEALED | VersionState.RETIRED | VersionState.REJECTED | VersionState.LOST:
+            return None
+        case _:
+            assert_never(version.state)
+
+
+def _evidence(versions: Sequence[VersionRecord], rules: KeepRules, ages: Mapping[str, float]) -> Iterator[_Wish]:
+    """Rule 5."""
+    for _, group in _by_run(version for version in versions if _is_evidence(version, rules, ages)):
+        for version in group:
+            rank = _Rank.NEWEST_EVIDENCE if version is group[0] else _Rank.OLD_EVIDENCE
+            yield _Wish(rank, version, _evidence_reason(version, rules, ages))
+
+
+def _wishes(versions: Sequence[VersionRecord], rules: KeepRules, closed: Collection[str]) -> Iterator[_Wish]:
+    """Rule 4."""
+    superseded = _superseded(versions)
+    sealed = [v for v in versions if v.state is VersionState.SEALED and v.id not in superseded]
+    for version in sealed:
+        if rules.every and version.order.step % rules.every == 0:
+            yield _Wish(_Rank.EVERY, version, f"its step divides by {rules.every}")
+    for run, group in _by_run(v for v in sealed if not v.barred and v.run not in closed):
+        for version in group[: rules.last]:
+            yield _Wish(_Rank.LAST, version, f"one of the newest {rules.last} good versions of run {run}")
+    if rules.last > 1:
+        for run, group in _by_run(version for version in versions if version.run not in closed):
+            if (back := _where_back(group)) is not None:
+                reason = f"engines of run {run} served it before the current one: a rollback goes to it"
+                yield _Wish(_Rank.ROLLBACK, back, reason)
+
+
+def _where_back(versions: Sequence[VersionRecord]) -> VersionRecord | None:
+    """What engines of a run served before what they serve now. What they serve now has a lease."""
+    current = last_good(versions)
+    return None if current is None else last_good_before(versions, current)
+
+
+def _fit(
+    versions: Sequence[VersionRecord], firm: Reasons, wishes: Sequence[_Wish], budget: _Budget, weights: Weights
+) -> tuple[Reasons, Reasons]:
+    """Rules 6 and 7: what is kept, and which wishes were given up for the budget."""
+    needs = needs_of(versions)
+
+    def fits(count: int) -> bool:
+        return not budget.excess(_used(_with_needs(firm, wishes[count:], needs), weights))
+
+    # Giving up one wish more never keeps more, so the first count that fits can be searched for by halves.
+    first = bisect_left(range(len(wishes)), True, key=fits)
+    kept = _with_needs(firm, wishes[first:], needs)
+    were: Reasons = {}
+    for wish in reversed(wishes[:first]):
+        were.setdefault(wish.record.id, []).append(wish.reason)
+    return kept, {version: [_given_up(budget, reasons)] for version, reasons in were.items()}
+
+
+def _given_up(budget: _Budget, reasons: Sequence[str]) -> str:
+    because = "; and because: ".join(reasons)
+    return f"given up for the disk budget of {budget.limit:,} bytes; it was kept because: {because}"
+
+
+def _with_needs(firm: Reasons, wishes: Sequence[_Wish], needs: Mapping[str, Sequence[Need]]) -> Reasons:
+    kept = {version: list(reasons) for version, reasons in firm.items()}
+    for wish in reversed(wishes):
+        reasons = kept.setdefault(wish.record.id, [])
+        if wish.reason not in reasons:
+            reasons.append(wish.reason)
+    queue = list(kept)
+    while queue:
+        for need in needs.get(queue.pop(), ()):
+            if need.version not in kept:
+                kept[need.version] = [need.reason]
+                queue.append(need.version)
+    return kept
+
+
+def _used(kept: Iterable[str], weights: Weights) -> int:
+    return sum(weights.get(version, _NOTHING).counted for version in kept)
+
+
+def _superseded(versions: Iterable[VersionRecord]) -> set[str]:
+    """Versions at or after the step at which a newer generation of their run has a good version."""
+    sealed = [version for version in versions if version.state is VersionState.SEALED]
+    starts: dict[tuple[str, int], int] = {}
+    for version in sealed:
+        key = (version.run, version.order.generation)
+        starts[key] = min(version.order.step, starts.get(key, version.order.step))
+    return {
+        version.id
+        for version in sealed
+        for (run, generation), start in starts.items()
+        if run == version.run and generation > version.order.generation and start <= version.order.step
+    }
+
+
+def _newest(versions: Iterable[VersionRecord], chosen: Callable[[VersionRecord], bool]) -> Iterator[VersionRecord]:
+    for _, group in _by_run(version for version in versions if chosen(version)):
+        yield group[0]
+
+
+def _by_run(versions: Iterable[VersionRecord]) -> Iterator[tuple[str, list[VersionRecord]]]:
+    """The versions of each run, newest first."""
+    ordered = sorted(versions, key=lambda version: (version.run, version.order), reverse=True)
+    for run, group in groupby(ordered, key=lambda version: version.run):
+        yield run, list(group)
+
+
+def _is_evidence(version: VersionRecord, rules: KeepRules, ages: Mapping[str, float]) -> bool:
+    return version.state in EVIDENCE and ages.get(version.id, 0.0) < rules.rejected_for
+
+
+def _evidence_reason(version: VersionRecord, rules: KeepRules, ages: Mapping[str, float]) -> str:
+    left = rules.rejected_for - ages.get(version.id, 0.0)
+    unless = "" if rules.disk_budget is None else " unless the disk budget wants it"
+    return f"it is evidence of why it was {version.state}, and stays for another {spoken(left)}{unless}"
+
+
+def _why_dropped(version: VersionRecord, rules: KeepRules, superseded: Collection[str], closed: Collection[str]) -> str:
+    if version.state in EVIDENCE:
+        return f"{version.state} more than {spoken(rules.rejected_for)} ago, and nobody needs it"
+    if version.state is VersionState.RETIRED:
+        return "RETIRED: nobody needs it"
+    if version.barred:
+        return f"run {version.run} was rolled back from it, and nobody needs it"
+    if version.id in superseded:
+        return f"run {version.run} was restarted at or before step {version.order.step}, and nobody needs it"
+    if version.run in closed:
+        return f"run {version.run} is closed, and nobody needs it"
+    return f"not one of the newest {rules.last} good versions of run {version.run}, and nobody needs it"

@@ -1,0 +1,178 @@
+"""What to do next with one engine. Pure and level-triggered: what is and what should be in, one action out.
+
+It never asks how things came to be as they are, so a restart, a lost reply or a missed event all end in the same place.
+One action at a time for each engine; the newest target is looked at again before each.
+"""
+
+from dataclasses import dataclass
+from typing import assert_never
+
+from refitd.policy.contest import gives_up
+from refitd.state.records import EngineRecord
+from refitd.state.version import VersionRecord
+from refitd_client.contract.states import EngineState
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Ask the engine what it serves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Let an engine with known contents generate."""
+
+
+@dataclass(frozen=True, slots=True)
+class RefitTo:
+    """Bring the engine to a version: by its files, or from its trainer's memory by the file of an offer."""
+
+    version: VersionRecord
+    offer: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LookAhead:
+    """Have the engine make a version (its id) ready that is still being checked, while it serves."""
+
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class LookAway:
+    """Have it close what it made ready: no load will come of that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """Nothing to do before `until` (monotonic seconds) unless something changes."""
+
+    until: float
+
+
+Action = Probe | Resume | RefitTo | LookAhead | LookAway | Rest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agenda:
+    """When what may be done again (monotonic seconds). `failed` is the version whose load failed last, `ahead` the one
+    that the engine was asked to make ready before its load.
+    """
+
+    probe_at: float = 0.0
+    retry_at: float = 0.0
+    resume_at: float = 0.0
+    failed: str | None = None
+    ahead: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goals:
+    """What an engine could be brought to: the run's target, and for repairs the last good version.
+
+    `wanted` is the target unless its files are lost, `loadable` is that unless it waits for a copy; `last_served` is
+    the last good version, though it may wait for a copy; `serving` is what the engine serves. `recorded` names those of
+    them whose fingerprint is on record for the engine's configuration. `offered` is a version that this engine can have
+    from its trainer's memory now, and the offer's file; `coming` the id of one that is still being checked, for those
+    that are to make it ready meanwhile.
+    """
+
+    target: VersionRecord | None = None
+    wanted: VersionRecord | None = None
+    loadable: VersionRecord | None = None
+    last_good: VersionRecord | None = None
+    last_served: VersionRecord | None = None
+    serving: VersionRecord | None = None
+    recorded: frozenset[str] = frozenset()
+    offered: RefitTo | None = None
+    coming: str | None = None
+
+
+def next_action(engine: EngineRecord, goals: Goals, agenda: Agenda, now: float) -> Action:
+    """Decide."""
+    match engine.state:
+        case EngineState.PROBING | EngineState.UNREACHABLE | EngineState.QUARANTINED:
+            return _probe_or_rest(agenda.probe_at, agenda, now)
+        case EngineState.CONTESTED:
+            owes = engine.resume_owed and engine.known and now >= agenda.resume_at
+            return Resume() if owes else _probe_or_rest(agenda.probe_at, agenda, now)
+        case EngineState.TAINTED if engine.taken is not None or gives_up(engine):
+            return _probe_or_rest(agenda.probe_at, agenda, now)
+        case EngineState.TAINTED:
+            return _refit_or_rest(repair_with(engine, goals), agenda, now)
+        case (
+            EngineState.IN_SYNC | EngineState.BEHIND | EngineState.NACKED | EngineState.UPDATING | EngineState.VERIFYING
+        ):
+            if goals.offered is not None:
+                return goals.offered  # a trainer waits for it
+            version = _wanted(engine, goals)
+            if engine.resume_owed and now >= agenda.resume_at and (version is None or _must_wait(version, agenda, now)):
+                return Resume()  # whatever it waits for, it generates meanwhile
+            return _look(version, goals, agenda) or _refit_or_rest(version, agenda, now)
+        case _:
+            assert_never(engine.state)
+
+
+def stays(engine: EngineRecord, goals: Goals) -> bool:
+    """Whether an engine is at rest, and loads nothing until its goals change."""
+    match engine.state:
+        case EngineState.PROBING | EngineState.UPDATING | EngineState.VERIFYING:
+            return False
+        case EngineState.TAINTED:
+            return repair_with(engine, goals) is None
+        case _:
+            return goals.offered is None and _wanted(engine, goals) is None
+
+
+def _wanted(engine: EngineRecord, goals: Goals) -> VersionRecord | None:
+    """What an engine with known contents is brought to, None where it stays: never back, but for a rollback."""
+    if goals.loadable is None or goals.target is None or engine.serving in {goals.target.id, goals.loadable.id}:
+        return None
+    serving = goals.serving
+    if serving is not None and not serving.barred and serving.run == goals.loadable.run:
+        return None if serving.order > goals.loadable.order else goals.loadable
+    return goals.loadable
+
+
+def repair_with(engine: EngineRecord, goals: Goals) -> VersionRecord | None:
+    """What an engine with unknown contents is brought to.
+
+    After a load that failed its contents count as proved only against a fingerprint on record, and records come only
+    from clean loads. So the target if it has one; else the last good version if that has one; else the target, which
+    makes the first record.
+
+    Where no load has failed, and the service has only stopped in the middle of one, the load to the target is as good
+    as a clean one: it is held against what the engine held before. By way of the last good version the engine would
+    answer from an older step meanwhile. A version that has left unknown contents here before is no such target.
+    """
+    if goals.loadable is not None and engine.held is not None and goals.loadable.id not in engine.strikes:
+        return goals.loadable
+    for version in (goals.loadable, goals.last_good):
+        if version is not None and version.id in goals.recorded:
+            return version
+    return goals.loadable or goals.last_good
+
+
+def _look(wanted: VersionRecord | None, goals: Goals, agenda: Agenda) -> LookAhead | LookAway | None:
+    """What is to be loaded now comes first."""
+    if wanted is not None or goals.coming == agenda.ahead:
+        return None
+    return LookAway() if goals.coming is None else LookAhead(goals.coming)
+
+
+def _refit_or_rest(version: VersionRecord | None, agenda: Agenda, now: float) -> Action:
+    if version is None:
+        return _probe_or_rest(agenda.probe_at, agenda, now)
+    if _must_wait(version, agenda, now):
+        return _probe_or_rest(agenda.retry_at, agenda, now)
+    return RefitTo(version)
+
+
+def _must_wait(version: VersionRecord, agenda: Agenda, now: float) -> bool:
+    return agenda.failed == version.id and now < agenda.retry_at
+
+
+def _probe_or_rest(until: float, agenda: Agenda, now: float) -> Action:
+    if now >= agenda.probe_at:
+        return Probe()
+    return Rest(min(until, agenda.probe_at) if until > now else agenda.probe_at)

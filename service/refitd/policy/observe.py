@@ -1,0 +1,181 @@
+"""What a probe or a refit says about an engine. Pure: the record before and what was seen in, the record after out."""
+
+from dataclasses import dataclass, replace
+
+from refitd.engine.port import Outcome, Process, Reached, Refit, Unreached
+from refitd.policy.contest import calmed, changed, forgiven, held, refused, still_changed
+from refitd.state.records import EngineRecord
+from refitd_client.contract.states import EngineState
+
+QUARANTINE_AFTER = 4  # loads in a row that left unknown contents: the first, and three repairs
+REMEMBERED_STRIKES = 8  # versions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What an engine says of itself while it serves a version: the path as it sees it, and its label."""
+
+    path: str
+    label: str
+
+
+def after_probe(
+    engine: EngineRecord,
+    seen: Reached | Unreached,
+    expected: Expected | None,
+    target: str | None,
+    now: float,
+    *,
+    interval: float = 2.0,
+    twin: str | None = None,
+) -> EngineRecord:
+    """The record after a probe.
+
+    Args:
+        engine: the record before it.
+        seen: what it saw.
+        expected: what belongs to `engine.serving`.
+        target: the id of the version that the engine should serve.
+        now: of the monotonic clock, in seconds.
+        interval: seconds from one probe to the next.
+        twin: which other entry names the same server and is the one that loads it; None where there is none.
+    """
+    if isinstance(seen, Unreached):
+        since = engine.unreachable_since if engine.unreachable_since is not None else now
+        return replace(engine, state=EngineState.UNREACHABLE, reason=seen.reason, unreachable_since=since)
+    before, moved = engine, engine.model_path not in {None, seen.model_path}
+    was_away = engine.known and engine.state in {EngineState.PROBING, EngineState.UNREACHABLE}
+    engine = replace(
+        engine,
+        reason=None if was_away else engine.reason,
+        unreachable_since=None,
+        weight_version=seen.weight_version,
+        model_path=seen.model_path,
+        named_before=None,
+        configuration=seen.configuration,
+        startup_path=seen.startup_path or engine.startup_path,
+        plugin=seen.plugin,
+        takes_offers=seen.takes_offers,
+        stock_reason=seen.stock_reason,
+        process=_process(engine.process, seen.process),
+        address=seen.address,
+        taken=twin or seen.led_by,
+        through_loader=None if seen.loader is None else seen.loader.reason,
+        loads_whole=seen.loader is not None and seen.loader.whole,
+    )
+    if not engine.known:
+        return _still_tainted(engine, moved=moved)
+    if engine.serving is not None and (expected is None or not _as_expected(seen, expected)):
+        engine = changed(before, engine, seen, None if expected is None else expected.path, now)
+    elif engine.contest is not None:
+        engine = still_changed(before, engine, seen)
+    elif before.serving is None and _is_renamed(before, seen):  # it was never loaded by this service, and has changed
+        engine = changed(before, engine, seen, before.model_path, now)
+    else:
+        engine = calmed(engine, now, interval)
+    return held(standing(engine, target), now, interval)
+
+
+def _process(known: Process, told: Process) -> Process:
+    """What is known of the process now: one that tells less for a moment is the one that told more."""
+    if told.is_as(known) is False:
+        return told
+    return Process(seed=known.seed if told.seed is None else told.seed, started=told.started or known.started)
+
+
+def _is_renamed(engine: EngineRecord, seen: Reached) -> bool:
+    """Whether it names something else than at the last probe, if there was one."""
+    named = (engine.model_path, engine.weight_version)
+    return engine.model_path is not None and named != (seen.model_path, seen.weight_version)
+
+
+def _as_expected(seen: Reached, expected: Expected) -> bool:
+    return (seen.model_path, seen.weight_version) == (expected.path, expected.label)
+
+
+def _still_tainted(engine: EngineRecord, *, moved: bool) -> EngineRecord:
+    """Contents stay unknown. One that was given up is tried again when something has happened to it: it was away, or
+    it names another model than before. That it names its start-up model proves nothing: a failed load changes no name.
+    """
+    if engine.state is EngineState.QUARANTINED and not moved:
+        return engine
+    if engine.state in {EngineState.QUARANTINED, EngineState.UNREACHABLE}:
+        return forgiven(replace(engine, state=EngineState.TAINTED, taints=0))
+    return replace(engine, state=EngineState.TAINTED)
+
+
+def standing(engine: EngineRecord, target: str | None) -> EngineRecord:
+    """Put an engine with known contents where it stands towards the target."""
+    if engine.run is None:
+        return replace(engine, state=EngineState.IN_SYNC)  # the controller says why
+    if target is None or (engine.serving == target and not engine.reload):
+        return replace(engine, state=EngineState.IN_SYNC, reason=None if engine.serving else "no version to serve yet")
+    if engine.state is EngineState.NACKED:
+        return engine
+    return replace(engine, state=EngineState.BEHIND)
+
+
+def after_refit(engine: EngineRecord, version: str, refit: Refit, now: float) -> EngineRecord:
+    """The record after a refit to `version`."""
+    failed = replace(engine, failures=engine.failures + 1, reason=refit.reason)
+    match refit.outcome:
+        case Outcome.ACK:
+            return replace(
+                engine,
+                # Who does not hear that it may go on may be gone: another process would be told to go on in its place.
+                state=EngineState.IN_SYNC if refit.resumed else EngineState.PROBING,
+                serving=version,
+                held=None,
+                known=True,
+                reload=False,
+                contest=None,
+                named_before=None,
+                unproven=(),  # loads do not overlap in a server: one that was proved to end proves the earlier ones too
+                resume_owed=not refit.resumed,
+                failures=0,
+                taints=0,
+                strikes={name: count for name, count in engine.strikes.items() if name != version},
+                reason=None,
+                unreachable_since=None,
+            )
+        case Outcome.NACK if refit.led:
+            engine = refused(engine, refit.reason or "another service leads it", now)
+            state = EngineState.CONTESTED if engine.known else EngineState.TAINTED
+            return replace(engine, state=state, reason=refit.reason, resume_owed=engine.known and not refit.resumed)
+        case Outcome.NACK if refit.needs_full:
+            owed = not refit.resumed
+            return replace(engine, state=EngineState.BEHIND, wants_full=True, reason=refit.reason, resume_owed=owed)
+        case Outcome.NACK:
+            return replace(failed, state=EngineState.NACKED, resume_owed=not refit.resumed)
+        case Outcome.TAINTED:
+            taints = engine.taints + 1
+            return replace(
+                failed,
+                state=EngineState.QUARANTINED if taints >= QUARANTINE_AFTER else EngineState.TAINTED,
+                serving=None,
+                held=None,
+                known=False,
+                resume_owed=False,
+                beneath=None,
+                model_path=None,  # nor is it known which model it names from now on: this one or that before
+                named_before=engine.model_path or engine.named_before,
+                weight_version=None,
+                taints=taints,
+                strikes=engine.strikes if refit.overwritten else _struck(engine.strikes, version),
+                unproven=(*(each for each in engine.unproven if each != version), version),
+            )
+        case Outcome.UNREACHABLE:
+            since = engine.unreachable_since if engine.unreachable_since is not None else now
+            return replace(
+                failed,
+                state=EngineState.UNREACHABLE,
+                unreachable_since=since,
+                # "Resumed" may mean that nothing was sent: that pays no older debt.
+                resume_owed=engine.known and (engine.resume_owed or not refit.resumed),
+            )
+
+
+def _struck(strikes: dict[str, int], version: str) -> dict[str, int]:
+    """One more against a version; the newest few are remembered."""
+    others = [(name, count) for name, count in strikes.items() if name != version]
+    return dict([*others[-REMEMBERED_STRIKES + 1 :], (version, strikes.get(version, 0) + 1)])

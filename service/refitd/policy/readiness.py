@@ -1,0 +1,128 @@
+"""Whether the service knows yet which versions and engines there are, and what it says until then. Pure.
+
+Before the root was listed the service knows only what its journal says. What a lost journal knew of readers is gone
+with it: until the root was listed and every engine asked, any version may be the one that an engine serves, reads or
+would be brought back to, so nothing is collected. The first answer of an engine also proves that no load is under way
+that the lost journal knew of: a server answers how it was started from the loop that loads.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from refitd.clock import Clock
+from refitd.policy.leases import DEAD_AFTER, EngineView
+from refitd.problem import Kind, ProblemError
+from refitd.state.faults import InputFaults
+from refitd.state.journal.origin import Origin
+from refitd.state.records import EngineRecord
+from refitd.text import spoken
+from refitd_client.contract.states import EngineState
+
+_AGAIN = {"Retry-After": "1"}  # seconds; listing a root takes less
+
+
+class Known(Protocol):
+    """What the service knows; `refitd.state.store.Store`."""
+
+    @property
+    def clock(self) -> Clock:
+        """Says how long an engine has been away."""
+        ...
+
+    @property
+    def origin(self) -> Origin:
+        """How the journal began."""
+        ...
+
+    @property
+    def faults(self) -> InputFaults:
+        """What cannot be read."""
+        ...
+
+    @property
+    def engines(self) -> Mapping[str, EngineRecord]:
+        """By their ids."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Withheld:
+    """Nothing is collected now, whatever lies in the root; `reason` is a sentence."""
+
+    reason: str
+
+
+def waits_for(known: Known) -> str | None:
+    """What the rebuild of the journal still waits for; None where nothing is to be rebuilt, or nothing is missing."""
+    if known.origin.rebuilt:
+        return None
+    now = known.clock.monotonic()
+    engines = [_view(engine, now) for engine in known.engines.values()]
+    return unfinished(engines, root_fault=known.faults.root, fleet_fault=known.faults.fleet)
+
+
+def _view(engine: EngineRecord, now: float) -> EngineView:
+    away = 0.0 if engine.unreachable_since is None else now - engine.unreachable_since
+    return EngineView(id=engine.id, run=engine.run, state=engine.state, unreachable_for=away)
+
+
+def unfinished(
+    engines: Iterable[EngineView], *, root_fault: str | None, fleet_fault: str | None, dead_after: float = DEAD_AFTER
+) -> str | None:
+    """What the rebuild still waits for, None when it waits for nothing.
+
+    Args:
+        engines: all engines that are named.
+        root_fault: why the root cannot be listed.
+        fleet_fault: why it is not known which engines there are.
+        dead_after: seconds after which an engine that cannot be reached counts as dead.
+    """
+    if root_fault is not None:
+        return root_fault
+    if fleet_fault is not None:
+        return fleet_fault
+    waits = (_waits_for(engine, dead_after) for engine in engines)
+    return next((reason for reason in waits if reason is not None), None)
+
+
+def _waits_for(engine: EngineView, dead_after: float) -> str | None:
+    if engine.state is EngineState.PROBING:
+        return f"engine {engine.id} has not answered yet"
+    if engine.state is EngineState.UNREACHABLE and engine.unreachable_for < dead_after:
+        left = dead_after - engine.unreachable_for
+        return f"engine {engine.id} cannot be reached: it counts as dead in {spoken(left)}, or take it out of the fleet"
+    return None
+
+
+def why_rebuilding(known: Known) -> str | None:
+    """That a lost journal is being rebuilt, and what for; None where none was lost, or it is rebuilt."""
+    if known.origin.rebuilt or not known.origin.lost:
+        return None
+    return f"the journal was lost and is being rebuilt: {waits_for(known) or 'it is about to be done'}"
+
+
+def why_not_ready(known: Known) -> str | None:
+    """Why the service cannot say yet which versions there are; None where it can.
+
+    A journal that is lost also knew of versions that no listing finds: those that were announced with a path of their
+    own.
+    """
+    return known.faults.root or why_rebuilding(known)
+
+
+def unknown(known: Known, kind: Kind, detail: str) -> ProblemError:
+    """The problem to raise for a version or a run that the service does not know.
+
+    Args:
+        known: what the service knows.
+        kind: the problem where there is none.
+        detail: what to say then.
+    """
+    why = why_not_ready(known)
+    return ProblemError(kind, detail) if why is None else not_ready(why)
+
+
+def not_ready(why: str) -> ProblemError:
+    """The problem to raise while the service cannot know yet. Clients wait and ask again."""
+    return ProblemError(Kind.NOT_READY, why, _AGAIN)

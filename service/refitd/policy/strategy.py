@@ -1,0 +1,178 @@
+"""Which engines may go to the target now, and what becomes of the others when one breaks. Pure.
+
+    all       every engine at once. One that breaks is repaired beside the others: they go on.
+    rolling   at most `max_unavailable` engines out of service at a time, in the order of their names. One that breaks
+              takes a place until it is repaired, restarted or removed: the others wait.
+    canary    one engine first, and a check. If either fails the version is barred and the canary goes back to the last
+              good one: the others return, or rather never left.
+
+An engine that may not go yet stays on, or is brought to, the last good version, so that the fleet is never on a mix
+that nobody ordered. One that cannot be reached takes no place: it serves nobody, and a dead engine holds up nobody.
+Nor does one that another writer loads weights into: as long as it is left alone it is not waited for.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import assert_never
+
+from refitd.state.records import CheckState, EngineRecord, RolloutRecord
+from refitd.state.version import VersionRecord
+from refitd_client.contract.states import EngineState, RolloutState
+
+GIVE_UP_AFTER = 3  # refusals of a canary, failures for which a newer version is kept waiting, strikes of a version
+CANARY_STRIKES = 2
+
+_OUT_OF_SERVICE = frozenset({EngineState.UPDATING, EngineState.VERIFYING, EngineState.TAINTED, EngineState.QUARANTINED})
+_AWAY = frozenset({EngineState.PROBING, EngineState.UNREACHABLE, EngineState.CONTESTED})
+
+
+class StrategyName(StrEnum):
+    """How a version goes to the engines of its run."""
+
+    ALL = "all"
+    ROLLING = "rolling"
+    CANARY = "canary"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strategy:
+    """The operator's choice. `canary` is an engine's id, None for the first by name."""
+
+    name: StrategyName = StrategyName.ALL
+    max_unavailable: int = 1
+    canary: str | None = None
+
+
+def released(
+    strategy: Strategy,
+    target: VersionRecord,
+    rollout: RolloutRecord | None,
+    engines: Sequence[EngineRecord],
+    loadable: VersionRecord | None = None,
+) -> frozenset[str]:
+    """The ids of the engines of a run that may be brought to its target now, or to `loadable` where that is lost."""
+    match strategy.name:
+        case StrategyName.ALL:
+            return frozenset(engine.id for engine in engines)
+        case StrategyName.ROLLING:
+            there = {version.id for version in (target, loadable) if version is not None}
+            return _in_turn(strategy.max_unavailable, there, engines)
+        case StrategyName.CANARY:
+            # What was served once needs no check: it is where a failed check returns to.
+            if target.served_at is not None or _checked(rollout, target) is CheckState.PASSED:
+                return frozenset(engine.id for engine in engines)
+            canary = canary_of(strategy, target, engines)
+            return frozenset() if canary is None else frozenset({canary.id})
+        case _:
+            assert_never(strategy.name)
+
+
+def _in_turn(places: int, goals: Collection[str], engines: Sequence[EngineRecord]) -> frozenset[str]:
+    """Who is out of service has a place; what is left goes to those that wait, in the order of their names.
+
+    It depends on nothing but what is true now, so engines that ask one after the other get the same answer.
+    """
+    out = {engine.id for engine in engines if engine.state in _OUT_OF_SERVICE}
+    there = {engine.id for engine in engines if engine.to_load.serving in goals}
+    waiting = sorted(e.id for e in engines if e.id not in out | there and e.state not in _AWAY)
+    return frozenset(out | there | set(waiting[: max(places - len(out), 0)]))
+
+
+def canary_of(strategy: Strategy, target: VersionRecord, engines: Iterable[EngineRecord]) -> EngineRecord | None:
+    """The engine that goes first: the named one, else one that is there already, else the first by name."""
+    able = [e for e in engines if e.state not in _AWAY and e.state is not EngineState.QUARANTINED]
+    named = [engine for engine in able if engine.id == strategy.canary]
+    return min(named or able, key=lambda engine: (not _went(engine, target), engine.id), default=None)
+
+
+def _went(engine: EngineRecord, target: VersionRecord) -> bool:
+    return engine.last_attempt is not None and engine.last_attempt.version == target.id
+
+
+def fault_found(
+    strategy: Strategy, target: VersionRecord, rollout: RolloutRecord, engines: Sequence[EngineRecord]
+) -> str | None:
+    """Why the target is to be barred, None where it is not: its canary broke, refused it for good or failed the check;
+    or, where there is no canary, no engine came through a load of it.
+    """
+    if target.served_at is not None:
+        return None
+    if strategy.name is not StrategyName.CANARY:
+        return _given_up_by_all(target, engines)
+    if _checked(rollout, target) is CheckState.FAILED:
+        return rollout.reason
+    faults = (_load_fault(engine, target) for engine in engines if _went(engine, target))
+    return next((fault for fault in faults if fault is not None), None)
+
+
+def _given_up_by_all(target: VersionRecord, engines: Sequence[EngineRecord]) -> str | None:
+    able = [engine for engine in engines if engine.state not in _AWAY]
+    if not able or not all(has_given_up(engine, target) for engine in able):
+        return None
+    return f"no engine came through a load of it: {', '.join(sorted(engine.id for engine in able))}"
+
+
+def has_given_up(engine: EngineRecord, version: VersionRecord) -> bool:
+    """Whether this engine is not brought to the version again: its loads have left unknown contents too often."""
+    return _struck_out(engine, version.id)
+
+
+def _struck_out(engine: EngineRecord, version: str) -> bool:
+    return engine.strikes.get(version, 0) >= GIVE_UP_AFTER
+
+
+def _load_fault(canary: EngineRecord, target: VersionRecord) -> str | None:
+    """Once may be the network, or the engine."""
+    if canary.strikes.get(target.id, 0) >= CANARY_STRIKES:
+        return f"the canary {canary.id} did not survive it: {canary.reason or 'its contents were unknown twice'}"
+    if canary.state is EngineState.NACKED and canary.failures >= GIVE_UP_AFTER:
+        return f"the canary {canary.id} refused it {canary.failures} times: {canary.reason}"
+    return None
+
+
+def is_through(strategy: Strategy, target: VersionRecord, rollout: RolloutRecord) -> bool:
+    """Whether nothing but the engines' loads is waited for: no check of a canary is outstanding."""
+    if strategy.name is not StrategyName.CANARY or target.served_at is not None:
+        return True
+    return _checked(rollout, target) is CheckState.PASSED
+
+
+def awaits_check(
+    strategy: Strategy, target: VersionRecord, rollout: RolloutRecord | None, engines: Sequence[EngineRecord]
+) -> EngineRecord | None:
+    """The canary, once it serves the target and nobody has checked yet."""
+    if strategy.name is not StrategyName.CANARY or target.served_at is not None:
+        return None
+    if _checked(rollout, target) is not CheckState.PENDING:
+        return None
+    canary = canary_of(strategy, target, engines)
+    return canary if canary is not None and canary.known and canary.serving == target.id else None
+
+
+def _checked(rollout: RolloutRecord | None, target: VersionRecord) -> CheckState | None:
+    return rollout.check if rollout is not None and rollout.version == target.id else None
+
+
+def finished_first(strategy: Strategy, rollout: RolloutRecord | None, engines: Iterable[EngineRecord]) -> str | None:
+    """The version whose rollout comes to its end before a newer one starts, so that a fast trainer cannot starve it.
+
+    One that an engine fails again and again, or has given up, is not waited for: a newer version may be what mends it.
+    """
+    if strategy.name is StrategyName.ALL or rollout is None or rollout.state is not RolloutState.ROLLING:
+        return None
+    engines = list(engines)
+    if not engines:
+        return None  # those that it was on its way to follow another run now
+    reached = [engine for engine in engines if engine.state not in _AWAY]
+    stuck = any(each.failures >= GIVE_UP_AFTER or _struck_out(each, rollout.version) for each in reached)
+    return None if stuck else rollout.version
+
+
+def why_waiting(strategy: Strategy, target: VersionRecord, engines: Sequence[EngineRecord]) -> str:
+    """What an engine that is not released waits for, as the end of a sentence."""
+    if strategy.name is StrategyName.CANARY:
+        canary = canary_of(strategy, target, engines)
+        return "no engine can be the canary" if canary is None else f"the canary {canary.id} goes first and is checked"
+    out = sorted(f"{engine.id} ({engine.state})" for engine in engines if engine.state in _OUT_OF_SERVICE)
+    return f"at most {strategy.max_unavailable} may be out of service, and {', '.join(out) or 'others'} are first"

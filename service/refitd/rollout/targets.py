@@ -1,0 +1,191 @@
+"""What each run's engines are to serve now. Remembered, and computed again when a change in the store can change it."""
+
+from dataclasses import replace
+
+from refitd.policy.coming import looks_ahead
+from refitd.policy.goals import goals_of_engine, goals_of_run, in_place, on_the_way
+from refitd.policy.loadable import Carriage
+from refitd.policy.next_action import Goals, RefitTo
+from refitd.policy.offers import Offer, offered_to, takers
+from refitd.policy.strategy import Strategy, StrategyName
+from refitd.state.notifier import Notifier
+from refitd.state.observer import SilentObserver
+from refitd.state.records import EngineRecord, RolloutRecord
+from refitd.state.store import Store
+from refitd.state.version import VersionRecord
+from refitd_client.contract.states import VersionState
+
+_ALL = Strategy()
+
+_GOALS = frozenset({VersionState.SEALED, VersionState.LOST})
+
+
+class Targets(SilentObserver):
+    """The goals of runs and engines, as the strategy, the versions, the engines and the rollouts make them.
+
+    What copies hold is read off the disk at each start and is not in the journal, nor is what trainers offer from their
+    memory: both are known here alone.
+
+    Attributes:
+        strategy: how versions go to the engines of their run.
+        changed: notified when a run's target, an engine's run or the set of engines changes.
+        carriage: which deltas engines find in a copy, or why not.
+        copying: ids of the versions that a copy is being made from.
+    """
+
+    def __init__(self, store: Store, strategy: Strategy = _ALL) -> None:
+        """Observe the store before all other observers, since these ask for goals."""
+        self.strategy = strategy
+        self.changed = Notifier()
+        self.copying: frozenset[str] = frozenset()
+        self._carried: dict[str, str] = {}
+        self._refused: dict[str, str] = {}
+        self.carriage = Carriage(self._carried, self._refused)
+        self._store = store
+        self._offers: dict[str, Offer] = {}
+        self._goals: dict[str, Goals] = {}
+        self._paused = {rollout.run: rollout.paused_since is not None for rollout in store.rollouts.values()}
+        store.observe(self, first=True)
+
+    def of_run(self, run: str) -> Goals:
+        """What the run's engines are to serve. Every engine's task asks at every turn, so it is remembered."""
+        if run not in self._goals:
+            known = self._store.versions_of(run)
+            looked_at = [*known[:1], *(version for version in known[1:] if _may_be_aimed_at(version))]
+            self._goals[run] = goals_of_run(
+                self.strategy, self._store.rollouts.get(run), looked_at, self._store.engines_of(run), self.carriage
+            )
+        return self._goals[run]
+
+    def of_engine(self, engine: EngineRecord) -> Goals:
+        """What one engine is to serve now."""
+        if engine.run is None:
+            return Goals()
+        store = self._store
+        rollout, engines = store.rollouts.get(engine.run), store.engines_of(engine.run)
+        goals = in_place(self.of_run(engine.run), engine, store.versions)
+        goals = goals_of_engine(goals, engine, self.strategy, rollout, engines)
+        goals = on_the_way(goals, engine, store.versions)
+        if not self._looks_ahead(engine, goals.coming, rollout):
+            goals = replace(goals, coming=None)
+        goals = replace(goals, serving=store.versions.get(engine.serving or ""))
+        offer = offered_to(engine, self._offers.get(engine.run), store.versions)
+        return goals if offer is None else replace(goals, offered=RefitTo(store.versions[offer.version], offer.path))
+
+    def _looks_ahead(self, engine: EngineRecord, coming: str | None, rollout: RolloutRecord | None) -> bool:
+        versions = self._store.versions
+        version = versions.get(coming or "")
+        return version is not None and looks_ahead(engine, version, versions, self.strategy, paused=_is_paused(rollout))
+
+    def carry(self, version: VersionRecord, path: str) -> None:
+        """A copy at `path` holds a delta: engines may go there."""
+        if self._carried.get(version.id) != path:
+            self._carried[version.id] = path
+            self._refused.pop(version.id, None)
+            self._carriage_changed(version.run)
+            self._store.say("version", version.id, f"can be loaded from {path}")
+
+    def let_go(self, version: str, run: str) -> None:
+        """No copy holds a version any more, or will in a moment: from here on no engine begins to load it."""
+        if self._carried.pop(version, None) is not None:
+            self._carriage_changed(run)
+
+    def refuse(self, version: VersionRecord, reason: str) -> None:
+        """A delta cannot be carried out: engines stay on what they have until another version comes."""
+        if self._refused.get(version.id) != reason:
+            self._refused[version.id] = reason
+            self._carriage_changed(version.run)
+            text = f"cannot be carried out: {reason}"
+            self._store.say("version", version.id, text, state=version.state.value)
+
+    def _carriage_changed(self, run: str) -> None:
+        self._aim(run)
+        self._store.changed.notify()
+
+    def copy_from(self, versions: frozenset[str]) -> None:
+        """Copies are being made from these versions, and from no others."""
+        self.copying = versions
+
+    def offer(self, version: VersionRecord, path: str) -> None:
+        """A trainer on some engine's host has a version in memory, as the file at `path` says. It waits for answers."""
+        known = self._offers.get(version.run)
+        if known is not None and known.version == version.id:
+            return  # engines that have answered are not asked again
+        paused = _is_paused(self._store.rollouts.get(version.run))
+        waiting = takers(self.strategy, self._store.engines_of(version.run), paused=paused)
+        self._offers[version.run] = Offer(version=version.id, path=path, waiting=waiting)
+        self.changed.notify()
+
+    def is_offered(self, version: VersionRecord) -> bool:
+        """Whether an engine may yet take a version from its trainer's memory."""
+        offer, store = self._offers.get(version.run), self._store
+        if offer is None or offer.version != version.id:
+            return False
+        return any(offered_to(engine, offer, store.versions) is not None for engine in store.engines_of(version.run))
+
+    def answered(self, engine: EngineRecord, version: VersionRecord) -> None:
+        """An engine has taken what was offered, or has not and will not."""
+        offer = self._offers.get(version.run)
+        if offer is not None and offer.version == version.id:
+            self._offers[version.run] = offer.answered(engine.id)
+            self._store.changed.notify()
+
+    def version_changed(self, before: VersionRecord | None, after: VersionRecord) -> None:
+        """Look at the run's goals again, where the version can be one."""
+        if after.state is VersionState.DELETED:
+            self._refused.pop(after.id, None)
+        known = before is not None
+        if not known or _may_be_aimed_at(before) or _may_be_aimed_at(after) or self._looks_at_newest(after.run):
+            self._aim(after.run)
+
+    def engine_changed(self, before: EngineRecord | None, after: EngineRecord) -> None:
+        """Look at the goals of the run that the engine follows again, and of the one that it has left."""
+        if before is None or before.run != after.run:
+            left = None if before is None else before.run
+            self._take_turns(left)
+            self._aim(left)
+            self.changed.notify()
+        self._take_turns(after.run)
+        if before is None or (before.run, before.serving, before.known) != (after.run, after.serving, after.known):
+            self._aim(after.run)  # what engines hold stays the target when its files are lost
+
+    def engine_dropped(self, engine: EngineRecord) -> None:
+        """Look at the goals of its run again."""
+        self._take_turns(engine.run)
+        self._aim(engine.run)
+        self.changed.notify()
+
+    def rollout_changed(self, rollout: RolloutRecord) -> None:
+        """The next engine may go, or none may while an operator has paused the run's rollouts."""
+        self._take_turns(rollout.run)
+        if self._paused.get(rollout.run, False) is not _is_paused(rollout):
+            self._paused[rollout.run] = _is_paused(rollout)
+            self.changed.notify()
+
+    def _looks_at_newest(self, run: str) -> bool:
+        """Whether an engine of a run looks at its newest version before that has a verdict."""
+        return any(engine.plugin is not None for engine in self._store.engines_of(run))
+
+    def _aim(self, run: str | None) -> None:
+        """Look at a run's goals again, and notify if they have changed."""
+        if run is not None:
+            before = self._goals.pop(run, None)
+            if before is None or before != self.of_run(run):
+                self.changed.notify()
+
+    def _take_turns(self, run: str | None) -> None:
+        """Where engines go one after the other, each step of one is news to the others of its run."""
+        if self.strategy.name is not StrategyName.ALL:
+            self._aim(run)
+            self.changed.notify()
+
+
+def _is_paused(rollout: RolloutRecord | None) -> bool:
+    return rollout is not None and rollout.paused_since is not None
+
+
+def _may_be_aimed_at(version: VersionRecord) -> bool:
+    """Whether engines may serve it, or go there. What was found bad, or has no verdict, changes no goal of a run, but
+    for what was handed over from its trainer's memory.
+    """
+    return version.state in _GOALS or version.handed

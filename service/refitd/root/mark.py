@@ -1,0 +1,143 @@
+"""Which root a root is: `.refitd/id` in it holds a random name, and the journal of its service knows that name.
+
+A file system that is not mounted leaves an ordinary, empty folder in its place, in which everything seems to be gone.
+The name is not there, or is another's, and that tells the two apart, also at a start. Meanwhile what the journal knows
+is believed: no version is lost, none deleted, none taken in. When the file system is there, it all goes on by itself.
+
+A root in memory (tmpfs) is empty after a reboot, and its file system mounted all the same: then the versions are gone.
+"""
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+from refitd.root.file_systems import Mount, mount_of
+from refitd.root.state_folder import VOLATILE
+from refitd_client.contract.naming import ROOT_NAME, SERVICE_FOLDER
+from refitd_client.files.durable import replace_file
+from refitd_client.files.plain_file import read_plain
+
+_LONGEST = 64  # bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RootMark:
+    """The root that a journal is about: its name, and where the file system was mounted that holds it."""
+
+    name: str
+    mount: str
+
+
+def recognise(known: RootMark | None, found: str | None, here: Mount, *, has_versions: bool) -> str | None:
+    """The name that the root is to have, None for a new one. `known` is what the journal says, `found` what it has now.
+
+    A journal without versions has nothing to lose, and takes the root as it is.
+    """
+    if known is None or found == known.name or not has_versions:
+        return found
+    was_emptied = found is None and here.point == known.mount and here.kind in VOLATILE
+    return None if was_emptied else known.name
+
+
+def mark_root(root: Path, known: RootMark | None, *, has_versions: bool, mounts: str) -> RootMark | None:
+    """The mark to go by from now on; a root that has none is given one. None where it cannot be written. Blocks.
+
+    `mounts` is the text of /proc/self/mounts.
+    """
+    with suppress(OSError):  # a full disk at the first start: looked at and tried again at the next
+        here = mount_of(root, mounts)
+        found = _read(root)
+        name = recognise(known, found, here, has_versions=has_versions)
+        if known is not None and name == known.name != found:
+            return known  # a stranger: it is waited for
+        return RootMark(name=name or _write(root), mount=here.point)
+    return known
+
+
+def _read(root: Path) -> str | None:
+    try:
+        return read_plain(root / SERVICE_FOLDER / ROOT_NAME, _LONGEST).decode(errors="replace").strip()
+    except FileNotFoundError:
+        return None
+
+
+def _write(root: Path) -> str:
+    name = uuid4().hex
+    _name(root / SERVICE_FOLDER, name)
+    return name
+
+
+def _name(own: Path, name: str) -> None:
+    replace_file(own / ROOT_NAME, f"{name}\n".encode(), by=own / f"{ROOT_NAME}-{name}")
+
+
+class RootRefusedError(Exception):
+    """A folder is not taken for the root of a journal; the message says why."""
+
+
+def adopt(root: Path, mark: RootMark) -> bool:
+    """Give a folder the name that a journal knows, at somebody's word; whether it had to be given. Blocks.
+
+    Raises:
+        RootRefusedError: it is no folder, or has a name of its own: that is another service's root.
+        OSError: it cannot be written.
+    """
+    if not root.is_dir():
+        raise RootRefusedError(f"{root} is no folder: mount its file system, or create it")
+    found, own = _read(root), root / SERVICE_FOLDER
+    if found == mark.name:
+        return False
+    if found is not None:
+        raise RootRefusedError(
+            f"{root} is another service's root, with a name of its own: give that service's --state, or take "
+            f"{own / ROOT_NAME} away first if it is no one's any more"
+        )
+    own.mkdir(mode=0o770, exist_ok=True)
+    _name(own, mark.name)
+    return True
+
+
+class RootGuard:
+    """Says whether what lies at the root's path now is the root that the journal is about. For any thread.
+
+    `own` takes what is there into possession, and says why it cannot: after an absence it may be another file system
+    than the one that was locked at the start.
+    """
+
+    def __init__(self, root: Path, mark: RootMark | None = None, own: Callable[[], str | None] = lambda: None) -> None:
+        self._root = root
+        self._mark = mark
+        self._own = own
+        self._is_owned = False
+        self._turn = threading.Lock()
+
+    def __call__(self) -> str | None:
+        """Why it is not, in a sentence that says what to do; None where it is."""
+        with self._turn:
+            fault = self._stranger() or (None if self._is_owned else self._own())
+            self._is_owned = fault is None
+            return fault
+
+    def _stranger(self) -> str | None:
+        own = self._root / SERVICE_FOLDER
+        if self._mark is None:
+            return None if own.is_dir() else f"{self._root} has lost its {SERVICE_FOLDER} folder: {_ADVICE}"
+        try:
+            found = _read(self._root)
+        except OSError as error:
+            return f"{own / ROOT_NAME} cannot be read: {error.strerror}"
+        if found == self._mark.name:
+            return None
+        what = f"has no {SERVICE_FOLDER}/{ROOT_NAME}" if found is None else "is another root"
+        first = "" if found is None else f"take {own / ROOT_NAME} away, and "
+        return (
+            f"{self._root} {what}: {_ADVICE}. Nothing is lost or deleted meanwhile. If it is the right one all the "
+            f"same, or what was in it is gone for good, {first}run 'refitd adopt --root {self._root}' (with the "
+            "service's --state, if it has one)"
+        )
+
+
+_ADVICE = "its file system may be unmounted; mount it, and this goes on by itself"

@@ -1,0 +1,103 @@
+"""One service owns a root and a state folder: the locks that say so, and the root's checks at start."""
+
+import fcntl
+import os
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from refitd_client.contract.naming import SERVICE_FOLDER, TRASH
+from refitd_client.files.plain_file import open_plain
+
+
+class StartRefusedError(Exception):
+    """The service cannot start; the message says why and what to do."""
+
+
+class Hold:
+    """The lock of a root. It goes with the process, however it ends."""
+
+    def __init__(self, root: Path) -> None:
+        """Lock it, or raise StartRefusedError or OSError."""
+        self._path = root / SERVICE_FOLDER / "lock"
+        self._what = f"owns {root}: stop it, or give this one a root of its own"
+        self._handle = _locked(self._path, 0o660, self._what)
+
+    def renew(self) -> str | None:
+        """Lock what lies at the root's path now, if that is another file system than before; why it cannot be."""
+        try:
+            if self._path.exists() and os.path.samestat(self._path.stat(), os.fstat(self._handle)):
+                return None
+            handle = _locked(self._path, 0o660, self._what)
+        except (OSError, StartRefusedError) as error:
+            return f"the root cannot be locked: {error}"
+        self.release()
+        self._handle = handle
+        return None
+
+    def release(self) -> None:
+        """Give it back."""
+        os.close(self._handle)
+
+
+@contextmanager
+def owned(root: Path) -> Generator[Hold]:
+    """Own `root` as long as the context lasts.
+
+    Raises:
+        StartRefusedError: the root is no folder, cannot be written, or another service owns it.
+    """
+    if not root.is_dir():
+        raise StartRefusedError(f"the root {root} is no folder: create it, or name another with --root")
+    folder = root / SERVICE_FOLDER
+    try:
+        folder.mkdir(exist_ok=True, mode=0o770)
+        hold = Hold(root)
+    except OSError as error:
+        raise StartRefusedError(f"the service needs to write its folder in the root: {error}") from error
+    with suppress(OSError):  # made while there is room: on a full disk it is what makes room
+        (folder / TRASH).mkdir(exist_ok=True, mode=0o700)
+    try:
+        yield hold
+    finally:
+        hold.release()
+
+
+@contextmanager
+def state_owned(folder: Path) -> Generator[None]:
+    """Own the state folder, too: two services of two roots would write into one journal.
+
+    Raises:
+        StartRefusedError: it cannot be made or written, or another service owns it.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle = _locked(folder / "lock", 0o600, f"keeps its journal in {folder}: name another folder with --state")
+    except OSError as error:
+        raise StartRefusedError(f"the service needs to write its state folder: {error}") from error
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
+def _locked(path: Path, mode: int, what: str) -> int:
+    """A handle that holds the lock in a file; raises StartRefusedError where another process holds it, or OSError."""
+    handle = open_plain(path, os.O_RDWR | os.O_CREAT, mode)
+    try:
+        _lock(handle, what)
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+def _lock(handle: int, what: str) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        owner = os.pread(handle, 64, 0).decode(errors="replace").strip() or "unknown"
+        raise StartRefusedError(f"another refitd (pid {owner}) {what}") from error
+    with suppress(OSError):  # on a full disk nobody can read who owns it: the lock holds, and collecting makes room
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)

@@ -1,0 +1,221 @@
+"""In what condition a journal is. It is opened for reading only: nothing that could be evidence is changed.
+
+One of an older schema is read as it will be when a service has started on it: as a copy in memory that took the steps.
+"""
+
+import sqlite3
+from collections.abc import Callable, Generator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar, cast
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DatabaseError
+
+from refitd.state.delivery import DeliveryRecord
+from refitd.state.journal.migrate import MigrationError, is_older, migrated_copy, schema_of
+from refitd.state.journal.origin import Origin
+from refitd.state.journal.packing import RecordDamagedError, unpack
+from refitd.state.journal.reads import read_fingerprints, read_origin, read_places
+from refitd.state.journal.schema import (
+    SCHEMA_VERSION,
+    attempts,
+    deliveries,
+    engines,
+    events,
+    metadata,
+    rollouts,
+    runs,
+    versions,
+)
+from refitd.state.records import AttemptRecord, EngineRecord, RolloutRecord, RunRecord
+from refitd.state.version import VersionRecord
+from refitd_client.contract.wire import Event
+
+_ROLLBACK = "-journal"  # there only while a journal is made: until it is in WAL mode
+SIDE_FILES = ("-wal", "-shm", _ROLLBACK)  # SQLite's own, beside the journal: https://sqlite.org/wal.html
+
+# The last is what SQLite says where a statement does not fit the file: a column that is gone, an unknown file format.
+_CORRUPT = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT, sqlite3.SQLITE_ERROR})
+_LOCKED_SECONDS = 5.0
+RecordT = TypeVar("RecordT")
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """There is none, or one that was never used. `leftovers` says that files of an earlier one lie there."""
+
+    leftovers: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sound:
+    """It can be read to its end. `schema` is that on disk; the next start brings an older one to this refitd's."""
+
+    origin: Origin
+    schema: int = SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Corrupt:
+    """It is not what was written."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Newer:
+    """A later refitd wrote it."""
+
+    schema: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """Nobody can say: it is locked, may not be read, or its disk fails. That proves nothing about what is in it."""
+
+    reason: str
+
+
+Condition = Missing | Sound | Corrupt | Newer | Unreadable
+
+
+def examine_journal(path: Path, *, thorough: bool) -> Condition:
+    """Look at the journal at `path`. `thorough` also checks indexes and decodes what no start reads (the event log)."""
+    try:
+        if not path.exists() or path.stat().st_size == 0 or path.with_name(path.name + _ROLLBACK).exists():
+            return Missing(leftovers=any(path.with_name(path.name + side).exists() for side in SIDE_FILES))
+        with _as_it_lies(path) as connection:
+            return _examine(connection, thorough=thorough)
+    except (RecordDamagedError, UnicodeDecodeError) as error:  # SQLite's own texts may be what is damaged
+        return Corrupt(str(error))
+    except MigrationError as error:  # by no fault of the journal's, which is needed when the steps are mended
+        return Unreadable(str(error))
+    except DatabaseError as error:
+        return _condition_of(error.orig)
+    except (OSError, sqlite3.DatabaseError) as error:
+        return _condition_of(error)
+
+
+@contextmanager
+def reading(path: Path) -> Generator[sa.Connection]:
+    """A connection that cannot change the journal, to be read by this refitd's schema.
+
+    Raises:
+        sqlalchemy.exc.DatabaseError: it cannot be opened.
+    """
+    with _as_it_lies(path) as connection, _as_it_will_be(connection, schema_of(connection)) as readable:
+        yield readable
+
+
+@contextmanager
+def _as_it_will_be(connection: sa.Connection, schema: int) -> Generator[sa.Connection]:
+    if not is_older(schema):
+        yield connection
+        return
+    with migrated_copy(cast("sqlite3.Connection", connection.connection.dbapi_connection), schema) as copy:
+        yield copy
+
+
+@contextmanager
+def _as_it_lies(path: Path) -> Generator[sa.Connection]:
+
+    def connect() -> sqlite3.Connection:
+        # In a folder that may not be written, a journal that nobody has open can only be read as one that stands still.
+        alone = not any(path.with_name(path.name + side).exists() for side in SIDE_FILES)
+        try:
+            return _connect(path, "mode=ro")
+        except sqlite3.OperationalError:
+            if not alone:
+                raise
+            return _connect(path, "mode=ro&immutable=1")
+
+    engine = sa.create_engine("sqlite://", creator=connect, poolclass=sa.NullPool)
+    with engine.connect() as connection:
+        yield connection
+
+
+def _connect(path: Path, mode: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, timeout=_LOCKED_SECONDS)
+    try:
+        with closing(connection.execute("PRAGMA schema_version")) as cursor:
+            cursor.fetchone()  # opening reads nothing yet: this does
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _examine(connection: sa.Connection, *, thorough: bool) -> Condition:
+    schema = schema_of(connection)
+    if schema > SCHEMA_VERSION:
+        return Newer(schema)
+    check = "integrity_check" if thorough else "quick_check"
+    faults = [row[0] for row in connection.exec_driver_sql(f"PRAGMA {check}(3)")]
+    if faults != ["ok"]:
+        return Corrupt("; ".join(faults))
+    with _as_it_will_be(connection, schema) as readable:
+        return _contents(readable, schema, thorough=thorough)
+
+
+def _contents(connection: sa.Connection, schema: int, *, thorough: bool) -> Condition:
+    schema_rows = connection.exec_driver_sql("SELECT type, name, tbl_name, sql FROM sqlite_master").all()
+    tables = {name for type_, name, *_ in schema_rows if type_ == "table"}
+    origin = read_origin(connection) if "origin" in tables else None
+    if origin is None:
+        return _without_origin(connection, tables, schema)
+    if missing := set(metadata.tables) - tables:
+        return Corrupt(f"it has no table {', '.join(sorted(missing))}")
+    _read_all(connection, thorough=thorough)
+    return Sound(origin, schema)
+
+
+def _without_origin(connection: sa.Connection, tables: set[str], schema: int) -> Condition:
+    """A kill while a journal is made leaves empty tables; anything else has lost its beginning."""
+    if foreign := tables - set(metadata.tables):
+        return Corrupt(f"it is no journal of refitd: it has a table {min(foreign)}")
+    for table in tables:
+        if connection.execute(sa.select(metadata.tables[table]).limit(1)).first() is not None:
+            return Corrupt("its first record is gone")
+    return Missing(leftovers=is_older(schema))  # tables of an older schema are no beginning for this one
+
+
+def _read_all(connection: sa.Connection, *, thorough: bool) -> None:
+    """Decode every record, and hold its key against the column that it is found by.
+
+    Raises:
+        RecordDamagedError: one is not what was written.
+    """
+    _read(connection, versions.c.id, versions.c.record, VersionRecord, lambda record: record.id)
+    _read(connection, versions.c.state, versions.c.record, VersionRecord, lambda record: record.state.value)
+    _read(connection, engines.c.id, engines.c.record, EngineRecord, lambda record: record.id)
+    _read(connection, rollouts.c.number, rollouts.c.record, RolloutRecord, lambda record: record.number)
+    _read(connection, runs.c.run, runs.c.record, RunRecord, lambda record: record.run)
+    _read(connection, attempts.c.outcome, attempts.c.record, AttemptRecord, lambda record: record.outcome)
+    _read(connection, deliveries.c.id, deliveries.c.record, DeliveryRecord, lambda record: record.id)
+    read_places(connection)
+    read_fingerprints(connection)
+    if thorough:
+        _read(connection, events.c.seq, events.c.record, Event, lambda record: record.seq)
+
+
+def _read(
+    connection: sa.Connection,
+    column: sa.Column[object],
+    record: sa.Column[bytes],
+    kind: type[RecordT],
+    key_of: Callable[[RecordT], object],
+) -> None:
+    for key, row in connection.execute(sa.select(column, record)):
+        found = key_of(unpack(row, kind))
+        if found != key:
+            raise RecordDamagedError(f"a record of {kind.__name__} says {found!r} where its row says {key!r}")
+
+
+def _condition_of(error: BaseException | None) -> Corrupt | Unreadable:
+    code = getattr(error, "sqlite_errorcode", None)
+    # Extended codes have the primary one in their low byte. What has no code could be read, but not decoded.
+    undecodable = code is None and isinstance(error, sqlite3.Error)
+    damaged = undecodable or (code is not None and code & 0xFF in _CORRUPT)
+    return Corrupt(str(error)) if damaged else Unreadable(str(error))

@@ -1,0 +1,152 @@
+"""What can be asked of the journal. Each function takes a connection, so that a caller can ask several in one go.
+
+Each raises RecordDamagedError where a record is not what was written.
+"""
+
+from collections.abc import Iterator
+
+import sqlalchemy as sa
+
+from refitd.state.delivery import DeliveryRecord
+from refitd.state.journal.origin import Origin
+from refitd.state.journal.packing import RecordDamagedError, unpack
+from refitd.state.journal.schema import (
+    attempts,
+    deliveries,
+    engines,
+    events,
+    fingerprints,
+    origin,
+    rollouts,
+    runs,
+    versions,
+)
+from refitd.state.list_order import Row
+from refitd.state.records import AttemptRecord, EngineRecord, RolloutRecord, RunRecord
+from refitd.state.version import VersionRecord
+from refitd_client.contract.states import DeliveryState, VersionState
+from refitd_client.contract.wire import Event
+
+
+def read_versions(
+    connection: sa.Connection,
+    *,
+    run: str | None = None,
+    state: VersionState | None = None,
+    before: tuple[int, int, int] | None = None,
+    limit: int | None = None,
+) -> list[VersionRecord]:
+    """Versions, newest first; `before` is the (place, generation, step) that the last page ended with."""
+    parts = (versions.c.place, versions.c.generation, versions.c.step)
+    key = sa.tuple_(*parts)
+    query = sa.select(versions.c.record).order_by(*(part.desc() for part in parts))
+    if run is not None:
+        query = query.where(versions.c.run == run)
+    if state is not None:
+        query = query.where(versions.c.state == state.value)
+    if before is not None:
+        query = query.where(key < sa.tuple_(*(sa.literal(part) for part in before)))
+    return [unpack(row, VersionRecord) for row in connection.scalars(query.limit(limit))]
+
+
+def read_places(connection: sa.Connection) -> list[tuple[str, Row]]:
+    """The place of each version in lists, with its run, generation and step."""
+    rows = connection.execute(sa.select(versions.c.run, versions.c.generation, versions.c.step, versions.c.place))
+    found = [(run, (generation, step, place)) for run, generation, step, place in rows]
+    if not all(isinstance(number, int) for _, row in found for number in row):
+        raise RecordDamagedError("a row of VersionRecord is damaged: its place is no number")
+    return found
+
+
+def read_version(connection: sa.Connection, version_id: str) -> VersionRecord | None:
+    """One version."""
+    row = connection.scalar(sa.select(versions.c.record).where(versions.c.id == version_id))
+    return None if row is None else unpack(row, VersionRecord)
+
+
+def read_events(connection: sa.Connection, *, after: int, limit: int, subject: str | None = None) -> list[Event]:
+    """The log behind `after`, oldest first."""
+    query = sa.select(events.c.record).where(events.c.seq > after).order_by(events.c.seq).limit(limit)
+    if subject is not None:
+        query = query.where(events.c.subject == subject)
+    return [unpack(row, Event) for row in connection.scalars(query)]
+
+
+def read_log(connection: sa.Connection, *, before: int | None, limit: int, subject: str | None = None) -> list[Event]:
+    """The log, newest first: what came before event `before`, or the newest."""
+    query = sa.select(events.c.record).order_by(events.c.seq.desc()).limit(limit)
+    if before is not None:
+        query = query.where(events.c.seq < before)
+    if subject is not None:
+        query = query.where(events.c.subject == subject)
+    return [unpack(row, Event) for row in connection.scalars(query)]
+
+
+def read_last_event(connection: sa.Connection) -> int:
+    """The number of the newest event, 0 where there is none."""
+    return connection.scalar(sa.select(sa.func.max(events.c.seq))) or 0
+
+
+def read_engines(connection: sa.Connection) -> list[EngineRecord]:
+    """All engines that the service knew when it last wrote."""
+    return [engine for engine in _engines(connection) if not engine.removed]
+
+
+def read_removed_engines(connection: sa.Connection) -> list[EngineRecord]:
+    """What must stay known of engines that are named no more; each one's id is its address."""
+    return [engine for engine in _engines(connection) if engine.removed]
+
+
+def _engines(connection: sa.Connection) -> Iterator[EngineRecord]:
+    return (unpack(row, EngineRecord) for row in connection.scalars(sa.select(engines.c.record)))
+
+
+def read_open_attempts(connection: sa.Connection) -> list[AttemptRecord]:
+    """Attempts without an outcome: each belonged to a process that died in the middle."""
+    query = sa.select(attempts.c.record).where(attempts.c.outcome.is_(None))
+    return [unpack(row, AttemptRecord) for row in connection.scalars(query)]
+
+
+def read_attempts(connection: sa.Connection, *, version: str, limit: int) -> list[AttemptRecord]:
+    """The newest attempts to bring engines to a version, the oldest of them first."""
+    rowid = sa.literal_column("rowid", sa.Integer)  # a row is written when its attempt begins, and keeps its place
+    query = sa.select(attempts.c.record).where(attempts.c.version == version).order_by(rowid.desc()).limit(limit)
+    return [unpack(row, AttemptRecord) for row in reversed(connection.scalars(query).all())]
+
+
+def read_fingerprints(connection: sa.Connection) -> list[tuple[str, str, str]]:
+    """What clean loads gave, as (version, configuration, fingerprint)."""
+    rows = connection.execute(sa.select(fingerprints))
+    return [(row.version, row.configuration, row.fingerprint) for row in rows]
+
+
+def read_rollouts(connection: sa.Connection) -> list[RolloutRecord]:
+    """The newest rollout of each run."""
+    newest = sa.select(sa.func.max(rollouts.c.number)).group_by(rollouts.c.run)
+    query = sa.select(rollouts.c.record).where(rollouts.c.number.in_(newest))
+    return [unpack(row, RolloutRecord) for row in connection.scalars(query)]
+
+
+def read_runs(connection: sa.Connection) -> list[RunRecord]:
+    """The runs of which more is known than their versions."""
+    return [unpack(row, RunRecord) for row in connection.scalars(sa.select(runs.c.record))]
+
+
+def read_waiting_deliveries(connection: sa.Connection) -> list[DeliveryRecord]:
+    """Webhooks that are not over, the oldest first."""
+    query = sa.select(deliveries.c.record).where(deliveries.c.state == DeliveryState.WAITING.value)
+    return [unpack(row, DeliveryRecord) for row in connection.scalars(query.order_by(deliveries.c.number))]
+
+
+def read_deliveries(connection: sa.Connection, *, before: int | None, limit: int) -> list[tuple[int, DeliveryRecord]]:
+    """Webhooks by number, the newest first: those before number `before`, or the newest."""
+    query = sa.select(deliveries.c.number, deliveries.c.record).order_by(deliveries.c.number.desc()).limit(limit)
+    if before is not None:
+        query = query.where(deliveries.c.number < before)
+    return [(row.number, unpack(row.record, DeliveryRecord)) for row in connection.execute(query)]
+
+
+def read_origin(connection: sa.Connection) -> Origin | None:
+    """How the journal began; None in one that was never used."""
+    row = connection.scalar(sa.select(origin.c.record))
+    return None if row is None else unpack(row, Origin)

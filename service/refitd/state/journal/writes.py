@@ -1,0 +1,133 @@
+"""What can be written to the journal, one statement each."""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import UpdateBase
+from sqlalchemy.dialects.sqlite import insert
+
+from refitd.state.delivery import DeliveryRecord
+from refitd.state.journal.origin import Origin
+from refitd.state.journal.packing import pack
+from refitd.state.journal.schema import (
+    attempts,
+    deliveries,
+    engines,
+    events,
+    fingerprints,
+    origin,
+    rollouts,
+    runs,
+    versions,
+)
+from refitd.state.records import AttemptRecord, EngineRecord, RolloutRecord, RunRecord
+from refitd.state.version import VersionRecord
+from refitd_client.contract.states import DeliveryState
+from refitd_client.contract.wire import Event
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """One statement with its values. Statements are made once: making one takes longer than running it."""
+
+    statement: UpdateBase
+    values: dict[str, Any]
+
+
+@cache
+def _upsert_into(table: sa.Table) -> UpdateBase:
+    statement = insert(table)
+    others = {column.name: statement.excluded[column.name] for column in table.columns if not column.primary_key}
+    return statement.on_conflict_do_update(index_elements=list(table.primary_key), set_=others)
+
+
+def _upsert(table: sa.Table, **values: Any) -> Write:
+    return Write(_upsert_into(table), values)
+
+
+_DROP_ENGINE = sa.delete(engines).where(engines.c.id == sa.bindparam("engine_id"))
+_FIRST_FINGERPRINT = insert(fingerprints).on_conflict_do_nothing()
+
+
+def put_version(record: VersionRecord, place: int) -> Write:
+    """Write a version as it is now, with its place in lists."""
+    return _upsert(
+        versions,
+        id=record.id,
+        run=record.run,
+        generation=record.order.generation,
+        step=record.order.step,
+        state=record.state.value,
+        record=pack(record),
+        place=place,
+    )
+
+
+def put_engine(record: EngineRecord) -> Write:
+    """Write an engine as it is now."""
+    return _upsert(engines, id=record.id, record=pack(record))
+
+
+def drop_engine(engine_id: str) -> Write:
+    """Forget an engine."""
+    return Write(_DROP_ENGINE, {"engine_id": engine_id})
+
+
+def put_attempt(record: AttemptRecord) -> Write:
+    """Write an attempt as it is now: first open, later closed."""
+    return _upsert(
+        attempts,
+        id=record.id,
+        engine=record.engine,
+        version=record.version,
+        outcome=record.outcome,
+        record=pack(record),
+    )
+
+
+def put_fingerprint(version: str, configuration: str, fingerprint: str) -> Write:
+    """Record what a clean load of a version gave. The first record stays."""
+    values = {"version": version, "configuration": configuration, "fingerprint": fingerprint}
+    return Write(_FIRST_FINGERPRINT, values)
+
+
+def put_rollout(record: RolloutRecord) -> Write:
+    """Write a rollout as it is now."""
+    return _upsert(rollouts, number=record.number, run=record.run, version=record.version, record=pack(record))
+
+
+def put_run(record: RunRecord) -> Write:
+    """Write what is known of a run."""
+    return _upsert(runs, run=record.run, record=pack(record))
+
+
+def put_event(record: Event) -> Write:
+    """Add to the log."""
+    return _upsert(events, seq=record.seq, subject=record.subject, record=pack(record))
+
+
+_NEW_DELIVERY = insert(deliveries)
+_PUT_DELIVERY = _NEW_DELIVERY.on_conflict_do_update(
+    index_elements=[deliveries.c.id],
+    set_={"state": _NEW_DELIVERY.excluded.state, "record": _NEW_DELIVERY.excluded.record},
+)
+_OVER = deliveries.c.state != DeliveryState.WAITING.value
+_NEWEST = sa.select(deliveries.c.number).where(_OVER).order_by(deliveries.c.number.desc()).limit(sa.bindparam("kept"))
+_DROP_DELIVERIES = sa.delete(deliveries).where(_OVER, deliveries.c.number.not_in(_NEWEST))
+
+
+def put_delivery(record: DeliveryRecord) -> Write:
+    """Write a webhook as it is now."""
+    return Write(_PUT_DELIVERY, {"id": record.id, "state": record.state.value, "record": pack(record)})
+
+
+def drop_deliveries(kept: int) -> Write:
+    """Forget webhooks that are over, but for the newest."""
+    return Write(_DROP_DELIVERIES, {"kept": kept})
+
+
+def put_origin(record: Origin) -> Write:
+    """Write how the journal began, and whether it is rebuilt."""
+    return _upsert(origin, id=1, record=pack(record))

@@ -1,0 +1,39 @@
+"""Wakes the tasks that wait for a change. It carries no message: each looks at the state again."""
+
+import asyncio
+from contextlib import suppress
+
+
+class Notifier:
+    """Notifications are counted, so that one between a look and the wait for the next is not lost.
+
+    >>> seen = notifier.count
+    >>> look()
+    >>> seen = await notifier.wait_after(seen, within=2.0)
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._waiting: dict[asyncio.Future[None], None] = {}  # in order: the first that waits is woken first
+
+    def notify(self) -> None:
+        """Wake every task that waits. Call it on the event loop's thread."""
+        self.count += 1
+        waiting, self._waiting = self._waiting, {}
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+    async def wait_after(self, seen: int, within: float | None = None) -> int:
+        """Wait until there were more notifications than `seen`, at most `within` seconds; return the new count."""
+        if self.count == seen and (within is None or within > 0):
+            future = asyncio.get_running_loop().create_future()
+            self._waiting[future] = None
+            try:
+                # Not wait_for: up to Python 3.11 it swallows a cancellation that comes together with the notification.
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(within):
+                        await future
+            finally:
+                self._waiting.pop(future, None)
+        return self.count

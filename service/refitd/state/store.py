@@ -1,0 +1,401 @@
+"""What is true now: versions, engines and rollouts in memory, each change written to the journal in the same order.
+
+A change takes effect in memory at once and is durable a moment later; `durable()` waits for that. A caller that is
+about to act on the world outside (answer a notice, call an engine, delete a file) waits first.
+Everything happens on the event loop's thread.
+"""
+
+import asyncio
+import uuid
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+import structlog
+
+from refitd.clock import Clock
+from refitd.root.mark import RootMark
+from refitd.state.faults import InputFaults
+from refitd.state.journal import reads, writes
+from refitd.state.journal.journal import Journal
+from refitd.state.journal.origin import NEW
+from refitd.state.list_order import ListOrder
+from refitd.state.notifier import Notifier
+from refitd.state.observer import Observer
+from refitd.state.records import AttemptRecord, EngineRecord, RolloutRecord
+from refitd.state.removed import given_back, in_mid_load, left_behind
+from refitd.state.runs import Runs
+from refitd.state.version import VersionRecord
+from refitd.state.version_index import VersionIndex
+from refitd_client.contract.states import EngineState, RolloutState, VersionState
+from refitd_client.contract.wire import Event
+
+# States that somebody may want to be woken for.
+_GRAVE = frozenset(
+    {
+        VersionState.REJECTED,
+        VersionState.LOST,
+        EngineState.NACKED,
+        EngineState.TAINTED,
+        EngineState.QUARANTINED,
+        EngineState.CONTESTED,
+        EngineState.UNREACHABLE,
+    }
+)
+
+log = structlog.get_logger("refitd")
+
+
+class Store:
+    """The service's memory. Other parts read it and call its methods; only these change it.
+
+    Attributes:
+        changed: notified of each change.
+        models_changed: notified when an engine says which model it was started with, or follows another run.
+        clock: the service's clock.
+        journal: where changes are written.
+        index: finds versions by run and path.
+        versions: all versions but the deleted, by id.
+        open: those of `versions` that have no verdict yet.
+        gone: ids of the deleted versions.
+        list_order: where each version stands in lists.
+        engines: the engines that are named, by id.
+        removed: what stays known of addresses where no engine is named any more.
+        away_since: since when (RFC 3339, for people) each UNREACHABLE engine does not answer.
+        rollouts: the newest rollout of each run.
+        runs: which runs have ended, and since when engines follow them.
+        loading: the open attempt of each engine.
+        faults: why the root or the list of engines cannot be read, or what lies in the root is too much.
+        origin: how the journal began, and whether it is being rebuilt.
+    """
+
+    def __init__(self, journal: Journal, clock: Clock) -> None:
+        """Read back what the journal knows. Blocks; call it before serving."""
+        self.changed = Notifier()
+        self.models_changed = Notifier()
+        self._observers: list[Observer] = []
+        self.clock = clock
+        self.journal = journal
+        self.index = VersionIndex()
+        self.versions, self.open = self.index.all, self.index.open
+        self.list_order = ListOrder()
+        self.gone: set[str] = set()
+        self.engines: dict[str, EngineRecord] = {}
+        self.removed: dict[str, EngineRecord] = {}
+        self.away_since: dict[str, str] = {}
+        self.rollouts: dict[str, RolloutRecord] = {}
+        self.runs = Runs()
+        self.loading: dict[str, AttemptRecord] = {}
+        self.faults = InputFaults()
+        self.origin = journal.read(reads.read_origin) or NEW
+        self._first_seen: dict[str, float] = {}
+        self._fingerprints: dict[tuple[str, str], str] = {}
+        self._seq = journal.read(reads.read_last_event)
+        self._rollout_number = 0
+        self._read_back()
+
+    def _read_back_versions(self) -> None:
+        for version in self.journal.read(reads.read_versions):
+            if version.state is VersionState.DELETED:
+                self.gone.add(version.id)
+            else:
+                self.index.keep(version)
+        for name, row in self.journal.read(reads.read_places):
+            self.list_order.remember(name, row)
+        for run in self.journal.read(reads.read_runs):
+            self.runs.remember(run)
+
+    def _read_back(self) -> None:
+        self._read_back_versions()
+        for version_id, configuration, fingerprint in self.journal.read(reads.read_fingerprints):
+            if version_id in self.versions:
+                self._fingerprints[version_id, configuration] = fingerprint
+        for rollout in self.journal.read(reads.read_rollouts):
+            self.rollouts[rollout.run] = rollout
+            self._rollout_number = max(self._rollout_number, rollout.number)
+        for engine in self.journal.read(reads.read_engines):
+            # Clocks of another boot mean nothing here, and what the engine does now nobody knows yet.
+            self.engines[engine.id] = replace(
+                engine,
+                state=EngineState.PROBING,
+                unreachable_since=None,
+                resume_owed=True,
+                contested_at=None if engine.contested_at is None else self.clock.monotonic(),
+            )
+        self.runs.count(self.engines.values(), self.clock.monotonic())
+        for engine in self.journal.read(reads.read_removed_engines):
+            self.removed[engine.url] = replace(engine, unreachable_since=self.clock.monotonic())
+        for attempt in self.journal.read(reads.read_open_attempts):
+            self._taint(attempt)
+        if self.origin.cause is not None and self._seq == 0:
+            self.say("journal", "journal", f"rebuilding: {self.origin.cause}")
+
+    def _taint(self, attempt: AttemptRecord) -> None:
+        """Close an attempt whose process died: nobody saw how the load ended, so the contents are unknown."""
+        reason = f"the service stopped in the middle of loading {attempt.version}"
+        closed = replace(attempt, outcome="TAINTED", reason=reason)
+        self.journal.append(writes.put_attempt(closed))
+        if engine := self.engines.get(attempt.engine):
+            self.put_engine(
+                replace(
+                    engine,
+                    state=EngineState.TAINTED,
+                    known=False,
+                    serving=None,
+                    held=engine.serving or engine.held,
+                    unproven=(*engine.unproven, attempt.version),
+                    reason=reason,
+                    last_attempt=closed,
+                ),
+                f"TAINTED: {reason}",
+            )
+
+    def observe(self, *observers: Observer, first: bool = False) -> None:
+        """Have observers told of each change from here on, in the order that they were added.
+
+        Args:
+            observers: the observers.
+            first: tell them before those that were added already.
+        """
+        at = 0 if first else len(self._observers)
+        self._observers[at:at] = observers
+
+    async def durable(self) -> None:
+        """Wait until every change so far is on disk.
+
+        Raises:
+            JournalError: it cannot be written just now.
+        """
+        await self.journal.durable()
+
+    def put_version(self, record: VersionRecord, text: str | None = None) -> None:
+        """Take a version as it is now; `text` says in the log what happened to it."""
+        before = self.versions.get(record.id)
+        self.journal.append(writes.put_version(record, self.list_order.of(record.run, record.order)))
+        if before is None:
+            self._first_seen[record.id] = self.clock.monotonic()
+            if self._is_news(record):
+                self.reopen_run(record.run, f"{record.id} came")
+        if record.state is VersionState.DELETED:
+            self._first_seen.pop(record.id, None)
+            self.index.drop(record)
+            self.gone.add(record.id)
+            for key in [key for key in self._fingerprints if key[0] == record.id]:
+                del self._fingerprints[key]
+        else:
+            self.index.keep(record)
+        for observer in self._observers:
+            observer.version_changed(before, record)
+        if text is not None:
+            self.say("version", record.id, text, state=record.state.value, step=record.order.step, run=record.run)
+        self.changed.notify()
+
+    def _is_news(self, record: VersionRecord) -> bool:
+        """Whether a version that came says that its run goes on. A folder that waited to be taken in does not."""
+        newest = self.index.newest_of(record.run)
+        waited = record.run in self.faults.runs_left_out and newest is not None and record.order < newest
+        return record.noticed or not waited
+
+    def since_seen(self, version: str) -> float | None:
+        """Milliseconds since a version came to be known; None where that was before the service started."""
+        seen = self._first_seen.get(version)
+        return None if seen is None else (self.clock.monotonic() - seen) * 1000
+
+    def engines_of(self, run: str) -> list[EngineRecord]:
+        """The engines that follow a run."""
+        return [engine for engine in self.engines.values() if engine.run == run]
+
+    async def find(self, version: str) -> VersionRecord | None:
+        """A version by its id, also one that was deleted.
+
+        Raises:
+            JournalError: the journal cannot be written just now, so that it may not hold the version's end yet.
+        """
+        if version in self.gone:
+            await self.durable()
+            return await asyncio.to_thread(
+                self.journal.read, lambda connection: reads.read_version(connection, version)
+            )
+        return self.versions.get(version)
+
+    def versions_of(self, run: str) -> list[VersionRecord]:
+        """The versions of a run, newest first."""
+        return self.index.of_run(run)
+
+    @property
+    def runs_with_versions(self) -> Collection[str]:
+        """The runs that a version is known of."""
+        return self.index.runs
+
+    def put_engine(self, record: EngineRecord, text: str | None = None) -> None:
+        """Take an engine as it is now."""
+        before = self.engines.get(record.id)
+        if before == record:
+            return
+        if before is None or (before.run, before.startup_path) != (record.run, record.startup_path):
+            self.models_changed.notify()
+        self.engines[record.id] = record
+        if before is None or before.run != record.run:
+            self.runs.count(self.engines.values(), self.clock.monotonic())
+        if record.state is not EngineState.UNREACHABLE:
+            self.away_since.pop(record.id, None)
+        elif record.id not in self.away_since:
+            self.away_since[record.id] = self.clock.now()
+        for observer in self._observers:
+            observer.engine_changed(before, record)
+        self.journal.append(writes.put_engine(record))
+        if before is None and record.url in self.removed:  # whose knowledge of the address the record has taken over
+            self._forget(record.url)
+        if text is not None:
+            self.say("engine", record.id, text, state=record.state.value)
+        self.changed.notify()
+
+    def drop_engine(self, engine_id: str) -> None:
+        """Forget an engine, and with it the leases that it held, but for those of loads that nobody saw the end of."""
+        engine = self.engines.pop(engine_id, None)
+        if engine is None:
+            return
+        self.runs.count(self.engines.values(), self.clock.monotonic())
+        self.away_since.pop(engine_id, None)
+        attempt = self.loading.get(engine_id)
+        self.leave(engine if attempt is None else in_mid_load(engine, attempt.version))
+        for observer in self._observers:
+            observer.engine_dropped(engine)
+        self.journal.append(writes.drop_engine(engine_id))
+        self.say("engine", engine_id, "removed")
+        self.changed.notify()
+
+    def leave(self, engine: EngineRecord) -> None:
+        """Take what is known of an engine that is named no more: it outlives that where it may do harm otherwise."""
+        left = left_behind(engine, self.clock.monotonic())
+        heir = next((each for each in self.engines.values() if each.url == engine.url), None)
+        if heir is not None:
+            if left is not None:  # named anew meanwhile, by another name
+                self.put_engine(replace(given_back(heir, left), state=EngineState.TAINTED), f"TAINTED: {left.reason}")
+        elif left is not None:
+            self.removed[engine.url] = left
+            self.journal.append(writes.put_engine(left))
+        elif engine.url in self.removed:
+            self._forget(engine.url)
+        self.changed.notify()
+
+    def _forget(self, address: str) -> None:
+        del self.removed[address]
+        self.journal.append(writes.drop_engine(address))
+
+    def open_attempt(self, engine: str, version: str) -> AttemptRecord:
+        """Write the intent to load. Await `durable()` before the first call to the engine."""
+        attempt = AttemptRecord(id=uuid.uuid4().hex, engine=engine, version=version, started_at=self.clock.now())
+        self.journal.append(writes.put_attempt(attempt))
+        self.loading[engine] = attempt
+        for observer in self._observers:
+            observer.attempt_changed(attempt)
+        return attempt
+
+    def close_attempt(self, attempt: AttemptRecord) -> None:
+        """Write how an attempt ended."""
+        self.journal.append(writes.put_attempt(attempt))
+        self.loading.pop(attempt.engine, None)
+        for observer in self._observers:
+            observer.attempt_changed(attempt)
+        self.changed.notify()
+
+    def fingerprint(self, version: str, configuration: str) -> str | None:
+        """What a clean load of the version gave on an engine of this configuration."""
+        return self._fingerprints.get((version, configuration))
+
+    def record_fingerprint(self, version: str, configuration: str, fingerprint: str) -> None:
+        """Remember what a clean load gave. The first record of a version stays."""
+        self._fingerprints.setdefault((version, configuration), fingerprint)
+        self.journal.append(writes.put_fingerprint(version, configuration, fingerprint))
+
+    def start_rollout(self, run: str, version: str, cause: str) -> RolloutRecord:
+        """Begin the way of a version to the engines of its run."""
+        self._rollout_number += 1
+        before = self.rollouts.get(run)
+        rollout = RolloutRecord(
+            number=self._rollout_number,
+            run=run,
+            version=version,
+            cause=cause,
+            started_at=self.clock.now(),
+            paused_since=None if before is None else before.paused_since,
+        )
+        self.put_rollout(rollout, f"rollout {rollout.number} to {version}: {cause}")
+        return rollout
+
+    def put_rollout(self, record: RolloutRecord, text: str) -> None:
+        """Take the newest rollout of a run as it is now."""
+        self.rollouts[record.run] = record
+        self.journal.append(writes.put_rollout(record))
+        for observer in self._observers:
+            observer.rollout_changed(record)
+        self.say("rollout", record.version, text, number=record.number, state=record.state.value)
+        self.changed.notify()
+
+    def end_rollout(self, record: RolloutRecord, state: RolloutState) -> None:
+        """Close a rollout that a newer one replaces."""
+        self.put_rollout(replace(record, state=state), f"rollout {record.number} to {record.version} is {state}")
+
+    def pause_rollouts(self, record: RolloutRecord, *, paused: bool) -> None:
+        """Let the run of `record`, its newest rollout, go no further than the last good version; or let it go on."""
+        if paused is (record.paused_since is not None):
+            return
+        since = self.clock.now() if paused else None
+        text = f"rollouts of run {record.run} {'are paused' if paused else 'go on'}"
+        self.put_rollout(replace(record, paused_since=since), text)
+
+    def close_run(self, run: str) -> None:
+        """Somebody says that a run has ended."""
+        if run not in self.runs.closed:
+            self.runs.closed[run] = self.clock.now()
+            self._put_run(run, f"run {run} is closed")
+
+    def reopen_run(self, run: str, why: str) -> None:
+        """A run goes on after all; nothing where it is not closed."""
+        if self.runs.closed.pop(run, None) is not None:
+            self._put_run(run, f"run {run} is open again: {why}")
+
+    def _put_run(self, run: str, text: str) -> None:
+        self.journal.append(writes.put_run(self.runs.record_of(run)))
+        self.say("run", run, text, closed=run in self.runs.closed)
+        self.changed.notify()
+
+    def rebuilt(self) -> None:
+        """The root was listed and every engine asked: what a lost journal knew is known again, as far as it can be."""
+        self.origin = replace(self.origin, rebuilt=True)
+        self.journal.append(writes.put_origin(self.origin))
+        self.say("journal", "journal", "rebuilt: the root was listed and every engine asked; collecting begins")
+
+    def is_about(self, root: RootMark | None) -> None:
+        """Remember which root this is about."""
+        if root != self.origin.root:
+            self.origin = replace(self.origin, root=root)
+            self.journal.append(writes.put_origin(self.origin))
+
+    def say(self, kind: str, subject: str, text: str, **data: Any) -> None:
+        """Add to the log of decisions, which is also the event stream."""
+        self._seq += 1
+        event = Event(seq=self._seq, at=self.clock.now(), kind=kind, subject=subject, text=text, data=data)
+        self.journal.append(writes.put_event(event))
+        tell = log.warning if data.get("state") in _GRAVE else log.info
+        tell(text, kind=kind, subject=subject, **_named(kind, subject, data), **data)
+        for observer in self._observers:
+            observer.decided(event)
+        self.changed.notify()
+
+    @property
+    def last_event(self) -> int:
+        """The number of the newest event."""
+        return self._seq
+
+
+def _named(kind: str, subject: str, data: dict[str, Any]) -> dict[str, Any]:
+    """What a line of the log is about, under the names that the tasks' own lines have it under."""
+    match kind:
+        case "version" | "engine":
+            return {kind: subject}
+        case "rollout":
+            return {"version": subject, "rollout": data["number"]}
+        case _:
+            return {}

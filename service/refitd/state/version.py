@@ -1,0 +1,78 @@
+"""What the service knows of one version: a frozen record, replaced whenever something about it changes."""
+
+from dataclasses import dataclass, field
+
+from refitd_client.checkpoint.fault import Code
+from refitd_client.contract.naming import Order, version_id
+from refitd_client.contract.states import Kind, VersionState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionRecord:
+    """One version. `path` is relative to the root; `signature` sums up names, sizes and times of its files at sealing.
+
+    `inventory` is the digest of tensor names, shapes and dtypes; `digest` that of all bytes, `weights`
+    that of the weight files, `shards` that of their names and sizes, `fingerprints` that of its tensors' fingerprints
+    where its manifest has them. All are None until known; a delta has neither `weights` nor `shards`.
+    `kind` and `base` (a version's id) are the notice's, and without one the manifest's once it was read.
+    `owned` says that refitd's own publisher wrote it (it has a manifest). `served_at` is when it was first proven on
+    every reachable engine of its run, None before: the newest such version is the last good one. `code` is for programs
+    what `reason` is for people, where validation has REJECTED it. `handed`: it was offered to engines from its
+    trainer's memory, before its files were there. `unended` counts the validations that began and did not end, because
+    the service died meanwhile; it is written down before each begins. `bad_for` are the seconds for which it has been
+    REJECTED or LOST while the service ran, as far as they are written down.
+    """
+
+    run: str
+    order: Order
+    path: str
+    state: VersionState
+    created_at: str
+    kind: Kind = Kind.FULL
+    base: str | None = None
+    reason: str | None = None
+    code: Code | None = None
+    bytes: int | None = None
+    digest: str | None = None
+    weights: str | None = None
+    shards: str | None = None
+    inventory: str | None = None
+    fingerprints: str | None = None
+    signature: str | None = None
+    owned: bool = False
+    noticed: bool = False
+    handed: bool = False
+    unended: int = 0
+    bad_for: float = 0.0
+    pinned: bool = False
+    barred: bool = False
+    served_at: str | None = None
+    allow_missing: bool = False
+    allow_extra: bool = False
+    metadata: dict[str, str] = field(default_factory=dict[str, str])
+    timings: dict[str, float] = field(default_factory=dict[str, float])
+
+    @property
+    def id(self) -> str:
+        """The id on the wire and in the journal."""
+        return version_id(self.run, self.order)
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether it was handed over from its trainer's memory, and has no good files yet, or never will."""
+        return self.handed and (self.state.is_open or self.state is VersionState.REJECTED)
+
+    @property
+    def was_never_served(self) -> bool:
+        """Whether it was rejected before any engine served it: nothing can be rolled back from it."""
+        return self.state is VersionState.REJECTED and self.served_at is None
+
+    def differs_in_weights(self, other: "VersionRecord") -> bool:
+        """Whether it is proved that the two hold other tensors: files that are cut the same way and not the same, or
+        other fingerprints.
+
+        Two ways to cut the same tensors into files, or another chat template, prove nothing.
+        """
+        if self.fingerprints is not None and other.fingerprints is not None:
+            return self.fingerprints != other.fingerprints
+        return self.shards is not None and self.shards == other.shards and self.weights != other.weights

@@ -1,0 +1,92 @@
+"""A plan as what people paste: SGLang's flags, environment lines, and keys of an AReaL configuration. Pure."""
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+
+from refitd_plan.allocation import Parallel
+from refitd_plan.changes import Change
+from refitd_plan.job import Job
+from refitd_plan.transport import Transport
+
+AREAL_KEYS: Mapping[str, str] = {
+    "nodes": "cluster.n_nodes",
+    "gpus_per_node": "cluster.n_gpus_per_node",
+    "gradient_checkpointing": "actor.gradient_checkpointing",
+    "micro_batch_tokens": "actor.mb_spec.max_tokens_per_mb",
+    "mem_fraction_static": "sglang.mem_fraction_static",
+    "context_length": "sglang.context_length",
+    "running_requests": "sglang.max_running_requests",
+    "attention_backend": "sglang.attention_backend",
+    "samples": "gconfig.n_samples",
+    "max_new_tokens": "gconfig.max_new_tokens",
+    "batch_size": "train_dataset.batch_size",
+    "prompt_tokens": "train_dataset.max_length",
+    "concurrent_rollouts": "rollout.max_concurrent_rollouts",
+}
+"""Where AReaL keeps a plan's settings (`areal/api/cli_args.py`). Expandable segments are a variable, no key."""
+
+
+def sglang_flags(parallel: Parallel, job: Job, fraction: float | None) -> list[str]:
+    """The flags of each engine's server. `fraction` is None where no memory was planned."""
+    flags: dict[str, object] = {"--tp-size": parallel.t}
+    if parallel.p > 1:
+        flags["--pp-size"] = parallel.p
+    if fraction is not None:
+        flags["--mem-fraction-static"] = f"{fraction:g}"
+    flags["--context-length"] = job.context_length
+    flags["--max-running-requests"] = job.running_requests
+    flags["--max-total-tokens"] = job.max_total_tokens
+    flags["--kv-cache-dtype"] = "fp8_e5m2" if job.kv_cache_bytes == 1 else None
+    flags["--attention-backend"] = job.attention_backend.value
+    if job.lora_rank is not None:
+        flags["--max-lora-rank"] = job.lora_rank
+        flags["--lora-target-modules"] = "all"
+    said = [word for name, value in flags.items() if value is not None for word in (name, str(value))]
+    switches = [(job.lora_rank is not None, "--enable-lora"), (not job.cuda_graphs, "--disable-cuda-graph")]
+    return [*said, *(name for is_on, name in switches if is_on)]
+
+
+def environment_lines(environment: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+    """Lines for a shell, under a comment that says whose they are."""
+    for whose, variables in environment.items():
+        if variables:
+            yield f"# {whose}"
+            yield from (f"export {name}={value}" for name, value in sorted(variables.items()))
+
+
+def areal_patch(transport: Transport, made: Sequence[Change]) -> dict[str, object]:
+    """Keys of an AReaL configuration that differ, nested as in its YAML."""
+    mode = "xccl" if transport in {Transport.NCCL, Transport.GLOO} else "disk"
+    patch: dict[str, object] = {}
+    _set(patch, "actor.weight_update_mode", mode)
+    for change in made:
+        if (key := AREAL_KEYS.get(change.setting)) is not None:
+            _set(patch, key, change.value)
+    return patch
+
+
+def with_keys(patch: Mapping[str, object], keys: Mapping[str, object]) -> Mapping[str, object]:
+    """The patch with more of AReaL's keys, which are dotted."""
+    more = copy.deepcopy(dict(patch))
+    for key, value in keys.items():
+        _set(more, key, value)
+    return more
+
+
+def areal_yaml(patch: Mapping[str, object], depth: int = 0) -> str:
+    """The patch as YAML. Its values are numbers, words, true and false."""
+    lines: list[str] = []
+    for key, value in patch.items():
+        indent = "  " * depth
+        if isinstance(value, dict):
+            lines += [f"{indent}{key}:", areal_yaml(value, depth + 1)]  # pyright: ignore[reportUnknownArgumentType]
+        else:
+            lines.append(f"{indent}{key}: {str(value).lower() if isinstance(value, bool) else value}")
+    return "\n".join(lines)
+
+
+def _set(tree: dict[str, object], path: str, value: object) -> None:
+    *parents, last = path.split(".")
+    for name in parents:
+        tree = tree.setdefault(name, {})  # pyright: ignore[reportAssignmentType]
+    tree[last] = value

@@ -1,0 +1,87 @@
+"""A plan, as it is given to people and machines. JSON of it is the answer of `refitd plan --json`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from refitd_plan.transport import Transport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """One way for the weights. `hinders`: why it cannot be gone, None where it can. `carried_out`: refitd does it."""
+
+    transport: Transport
+    chosen: bool
+    hinders: str | None
+    carried_out: bool
+    costs: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedProcess:
+    """One process on one GPU. Sizes are in GiB; `parts` sums up to `total`."""
+
+    process: str
+    role: str
+    gpu: int
+    total: float
+    parts: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedChange:
+    """One change to a setting, and the GiB that it saves over all processes (or on the host), after those before it."""
+
+    setting: str
+    value: object
+    saves: float
+    costs: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedMemory:
+    """The memory of each process at its peak.
+
+    `changes` make it fit, in order: none where it fits, None where no set of them does. `after` is what each process
+    takes with them. `kv_tokens` is what an engine's KV cache holds, `kv_wanted` what all its requests need at their
+    longest: where that is more, some wait. `host` is what a root in host memory (tmpfs) takes, in GiB; it counts in
+    `fits`, `faults` and `changes` where `host_has` says what there is.
+    `sources` names, by role and part, where each formula is from.
+    """
+
+    fits: bool
+    faults: tuple[str, ...]
+    processes: tuple[PlannedProcess, ...]
+    changes: tuple[PlannedChange, ...] | None
+    after: tuple[PlannedProcess, ...]
+    kv_tokens: int
+    kv_wanted: int
+    host: float
+    host_has: float | None
+    sources: Mapping[str, Mapping[str, str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How weights go, whether everything fits, and what to set.
+
+    `update_group` is the world size that a broadcast would have: the ranks that generate, and one that trains.
+    `meanwhile` is what refitd carries out today where `transport` is not one of these; None where it is.
+    `costs_of` says what the costs of all `ways` were measured on, and how a version of this job compares.
+    `memory` is None where no model was given. `advice` is what the environment needs and no variable does.
+    """
+
+    allocation: str
+    transport: Transport
+    rule: str
+    reason: str
+    update_group: int
+    meanwhile: Transport | None
+    ways: tuple[Way, ...]
+    costs_of: str
+    memory: PlannedMemory | None
+    sglang_flags: tuple[str, ...]
+    environment: Mapping[str, Mapping[str, str]]
+    advice: tuple[str, ...]
+    areal: Mapping[str, object]
+    assumptions: tuple[str, ...]

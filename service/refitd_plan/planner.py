@@ -1,0 +1,203 @@
+"""`plan()`: from an allocation, a machine, a model and settings to a plan.
+
+Its only I/O is to read the configuration that is named, and to ask the driver for what nobody said.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from refitd_client.errors import PlanRefusedError
+from refitd_plan.allocation import Allocation, Role, of_counts
+from refitd_plan.config import model_of, read_model
+from refitd_plan.costs import COSTS, measured
+from refitd_plan.fit import assumed_of_memory, fit, planned_memory, version_bytes
+from refitd_plan.given import job_of
+from refitd_plan.grammar import parse
+from refitd_plan.host import check_host
+from refitd_plan.job import Job
+from refitd_plan.machine import Gpu, Machine, machine_for
+from refitd_plan.model import Model
+from refitd_plan.nvml import read_gpus
+from refitd_plan.outputs import areal_patch, sglang_flags
+from refitd_plan.placement import Placement, place
+from refitd_plan.plan import Plan, Way
+from refitd_plan.rules import Choice, choose
+from refitd_plan.situation import Situation
+from refitd_plan.surroundings import has_plugin
+from refitd_plan.transport import Transport, carried_out, hinders, hinders_handover
+from refitd_plan.variables import advice, environment
+
+ModelSource = str | os.PathLike[str] | Mapping[str, Any]
+
+
+def plan(
+    allocation: str | None = None,
+    *,
+    engine_gpus: int | None = None,
+    trainer_gpus: int | None = None,
+    engine_tp: int = 1,
+    shared: bool = False,
+    gpus_per_node: int | None = None,
+    gpu_memory: float | None = None,
+    nodes: int | None = None,
+    host_memory: float | None = None,
+    gpus: Sequence[Gpu] | None = None,
+    shared_files: bool = True,
+    plugin: bool | None = None,
+    areal: bool = False,
+    model: ModelSource | None = None,
+    **settings: Any,
+) -> Plan:
+    """Plan how weights go from trainer to engines, and whether both fit on their GPUs.
+
+    >>> refitd_client.plan("sglang.d1p1t1+d1p1t1", gpus_per_node=1, gpu_memory=44.42, model="/models/qwen2.5-0.5b")
+
+    Args:
+        allocation: an AReaL allocation string, of 2025 or of today; or else the counts that follow.
+        engine_gpus: GPUs that generate, all engines together.
+        trainer_gpus: GPUs that train (FSDP).
+        engine_tp: GPUs of one engine (tensor parallelism).
+        shared: trainer and engines get the same GPUs.
+        gpus_per_node: GPUs of a node; else those that the driver names.
+        gpu_memory: what programs can have of one GPU, in GiB; else what the driver says.
+        nodes: nodes of the job (1).
+        host_memory: GiB of the host's memory, where the root is on a tmpfs: what lies there has to fit as well.
+        gpus: the GPUs of a node, with their UUIDs, in place of what the driver says.
+        shared_files: whether trainer and engines see the same root.
+        plugin: whether refitd is installed in SGLang's environment; else whether this one has both.
+        areal: the trainer is AReaL, which hands refitd the folders that it has written (`refitd areal`).
+        model: a model's folder, or its configuration. Without it no memory is planned.
+        settings: of trainer and engine: the fields of `refitd_plan.job.Job`.
+
+    Raises:
+        PlanRefusedError: what was given contradicts itself, the machine or the model's files, or does not suffice.
+    """
+    wanted = _allocation(allocation, engine_gpus, trainer_gpus, engine_tp, shared=shared)
+    machine, of_machine = machine_for(
+        gpus_per_node=gpus_per_node,
+        gpu_memory=gpu_memory,
+        nodes=nodes,
+        shared_files=shared_files,
+        read=read_gpus if gpus is None else lambda: gpus,
+    )
+    job, of_job = job_of(settings)
+    placement = place(wanted, machine)
+    now = _situation(wanted, placement, machine, job, plugin=has_plugin() if plugin is None else plugin, areal=areal)
+    choice = choose(now)
+    check_host(host_memory, machine.nodes)
+    shape, of_model = _model(model)
+    assumptions = [*_of_placement(wanted, placement, machine), *of_machine, *of_model]
+    if plugin is None and not now.plugin and hinders_handover(replace(now, plugin=True)) is None:
+        assumptions.append("SGLang has no plugin of refitd's: the two are not together in this environment (--plugin)")
+    if choice.transport is Transport.HANDOVER:
+        assumptions.append("the service goes by --strategy all: engines that go in turns get the files")
+    if shape is not None:
+        assumptions += [*of_job, *assumed_of_memory(choice.transport, host_memory)]
+    return _plan(wanted, placement, machine, job, now, choice, shape, host_memory, assumptions)
+
+
+def _plan(
+    wanted: Allocation,
+    placement: Placement,
+    machine: Machine,
+    job: Job,
+    now: Situation,
+    choice: Choice,
+    shape: Model | None,
+    host_has: float | None,
+    assumptions: Sequence[str],
+) -> Plan:
+    found = None if shape is None else fit(shape, placement, machine, job, choice.transport)
+    then = job if found is None else found.job
+    fraction = job.mem_fraction_static if found is None else found.then.fraction
+    return Plan(
+        allocation=wanted.text,
+        transport=choice.transport,
+        rule=choice.rule,
+        reason=choice.reason,
+        update_group=now.group,
+        meanwhile=_meanwhile(choice.transport, now),
+        ways=tuple(_way(transport, choice, now) for transport in Transport),
+        costs_of=measured(None if shape is None else version_bytes(shape, job)),
+        memory=None if found is None else planned_memory(found, host_has),
+        sglang_flags=tuple(sglang_flags(wanted.of(Role.GENERATION)[0].parallel, then, fraction)),
+        environment=environment(choice.transport, expandable_segments=then.expandable_segments),
+        advice=advice(choice.transport),
+        areal=areal_patch(choice.transport, () if found is None else found.changes or ()),
+        assumptions=tuple(assumptions),
+    )
+
+
+def _allocation(
+    text: str | None, engine_gpus: int | None, trainer_gpus: int | None, engine_tp: int, *, shared: bool
+) -> Allocation:
+    if text is not None:
+        if engine_gpus is not None or trainer_gpus is not None:
+            raise PlanRefusedError("an allocation string and counts of GPUs say the same thing twice: give one of them")
+        return parse(text)
+    if engine_gpus is None or trainer_gpus is None:
+        raise PlanRefusedError(
+            "nobody said who gets GPUs: give an allocation (sglang:d1|fsdp:d1), or --engine-gpus and --trainer-gpus"
+        )
+    return of_counts(engine_gpus, trainer_gpus, engine_tp=engine_tp, shared=shared)
+
+
+def _model(source: ModelSource | None) -> tuple[Model | None, list[str]]:
+    if source is None:
+        return None, ["no model was given: memory is not planned"]
+    if isinstance(source, Mapping):
+        return model_of(source)
+    return read_model(Path(source))
+
+
+def _situation(
+    wanted: Allocation, placement: Placement, machine: Machine, job: Job, *, plugin: bool, areal: bool
+) -> Situation:
+    if job.lora_rank is not None and not machine.shared_files:
+        raise PlanRefusedError(
+            "adapters reach SGLang by files alone, and the engines do not see the trainer's files: share a folder"
+        )
+    ranks = placement.ranks
+    return Situation(
+        group=wanted.generation_world + 1,
+        doubled=placement.doubled,
+        colocated=wanted.colocated,
+        devices=len({rank.device for rank in ranks}),
+        nodes=len({rank.gpu // len(machine.gpus) for rank in ranks}),
+        whole=wanted.of(Role.TRAINING)[0].parallel.world == 1,
+        shared_files=machine.shared_files,
+        lora=job.lora_rank is not None,
+        expandable_segments=job.expandable_segments,
+        plugin=plugin,
+        areal=areal,
+    )
+
+
+def _of_placement(wanted: Allocation, placement: Placement, machine: Machine) -> list[str]:
+    if not placement.wrapped:
+        return []
+    return [
+        f"{wanted.text} asks for {wanted.world} GPUs and there are {machine.count}: "
+        "the rest begins again at the first, as AReaL's local launcher does"
+    ]
+
+
+def _meanwhile(transport: Transport, now: Situation) -> Transport | None:
+    """The best that refitd does itself, where it does not do what is best; None where that is nothing."""
+    if carried_out(transport, now):
+        return None
+    own = (Transport.DISK_DELTA, Transport.DISK)
+    return next((way for way in own if carried_out(way, now)), None)
+
+
+def _way(transport: Transport, choice: Choice, now: Situation) -> Way:
+    return Way(
+        transport=transport,
+        chosen=transport is choice.transport,
+        hinders=hinders(transport, now),
+        carried_out=carried_out(transport, now),
+        costs=COSTS[transport],
+    )

@@ -1,0 +1,196 @@
+"""A delta on disk: looked at, checked and read, whole, before anything is written.
+
+Its folder is opened beneath the root and no link is followed, as for full versions. The file is read and not mapped:
+what is checked is what is applied. docs/delta-format.md says what it holds.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refitd_client.checkpoint.fault import shown
+from refitd_client.checkpoint.inventory import Reference
+from refitd_client.checkpoint.opening import ChangedError, FileStat, Folder, OpeningRefusedError
+from refitd_client.contract.manifest import MAX_MANIFEST_BYTES, Manifest, ManifestRefusedError, parse_manifest
+from refitd_client.contract.naming import DELTA_NAME, MANIFEST_NAME, version_id
+from refitd_client.contract.states import Kind
+from refitd_client.delta import Delta, DeltaFile, DeltaRefusedError, parse_delta
+from refitd_client.delta.nonfinite import nonfinite_in
+from refitd_client.delta.reader import MAX_BYTES, check_memory
+from refitd_client.validation.delta import Base
+from refitd_client.validation.whole_file import read_whole
+from refitd_plugin.kept import KeptDelta
+from refitd_plugin.layout import LaidOutDelta, Placements, lay
+from refitd_plugin.source import SourceRefusedError, VersionPlace
+
+_COUNT = (MANIFEST_NAME, DELTA_NAME)
+Allocate = Callable[[int], NDArray[np.uint8]]
+
+
+def _new_memory(size: int) -> NDArray[np.uint8]:
+    return np.empty(size, np.uint8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaChanges:
+    """A delta, in memory. `files` is what its files looked like from outside; `kept` outlives what is in memory.
+
+    `results` are the fingerprints that it promises of the tensors that it changes; `delta` is there where this process
+    has parsed it, and `laid` where it was laid out by `placements` already; it stays what it is as long as the `lease`
+    lives.
+    """
+
+    place: VersionPlace
+    manifest: Manifest
+    files: tuple[FileStat, ...]
+    kept: KeptDelta = field(repr=False)
+    results: Mapping[str, int] = field(repr=False)
+    nbytes: int
+    delta: Delta | None = field(default=None, repr=False)
+    placements: Placements | None = field(default=None, repr=False)
+    laid: LaidOutDelta | None = field(default=None, repr=False)
+    lease: object = field(default=None, repr=False)
+
+    @property
+    def base(self) -> str:
+        """The id of the version that it leads from."""
+        return self.kept.base
+
+    @property
+    def label(self) -> str:
+        """The id of the version that it leads to."""
+        return self.kept.label
+
+    @property
+    def digest(self) -> str:
+        """Equal for equal versions."""
+        return self.manifest.digest
+
+    def read(self) -> Delta:
+        """What changes. Raises as `KeptDelta.read`."""
+        return self.kept.read() if self.delta is None else self.delta
+
+    def is_unchanged(self) -> bool:
+        """Whether the folder still looks as it did. Cheap."""
+        try:
+            with Folder(self.place.root, self.place.path) as folder:
+                listing = folder.list()
+        except (OSError, OpeningRefusedError):
+            return False
+        return tuple(listing.get(name) for name in _COUNT) == self.files
+
+
+def is_delta(path: str) -> bool:
+    """Whether a version's folder holds changes in place of tensors."""
+    return (Path(path) / DELTA_NAME).is_file()
+
+
+def most_memory(reference: Reference | None) -> int:
+    """Bytes of memory that a delta may take in an engine that was started on a model, where that is known.
+
+    A delta changes each element once. Twice of that: a version may have wider types than the model, before casts.
+    """
+    return MAX_BYTES if reference is None else 2 * Base("", reference.inventory, {}).most_bytes
+
+
+def open_changes(
+    place: VersionPlace,
+    *,
+    check_bytes: bool,
+    allocate: Allocate = _new_memory,
+    placements: Placements | None = None,
+    most: int = MAX_BYTES,
+) -> DeltaChanges:
+    """Look at a delta, check it, read it, and lay it out.
+
+    Args:
+        place: where its folder is.
+        check_bytes: whether to look for values that are NaN or infinite.
+        allocate: gives the memory for so many bytes of it. It is asked when the header was found good.
+        placements: where its tensors lie in the model, to lay it out by.
+        most: bytes of memory that it may take.
+
+    Raises:
+        SourceRefusedError: it is none that may be applied to anything, or not along `placements`.
+        FullNeededError: `placements` are none for it.
+        OSError: it cannot be read.
+    """
+    try:
+        with Folder(place.root, place.path) as folder:
+            listing = folder.list()
+            files = {name: listing[name] for name in _COUNT}
+            manifest = parse_manifest(bytes(_read(folder, MANIFEST_NAME, files, MAX_MANIFEST_BYTES, _new_memory)[0]))
+            _check_head(folder, files, most)
+            data, digest = _read(folder, DELTA_NAME, files, files[DELTA_NAME].size, allocate)
+            delta = _checked(manifest, data, digest, place)
+            with folder.open(DELTA_NAME, files[DELTA_NAME]) as fd:
+                kept = KeptDelta(fd, place, delta.base, delta.version)
+    except KeyError as error:
+        raise SourceRefusedError(f"{place.folder} has no {error.args[0]}") from error
+    except (OpeningRefusedError, ChangedError, ManifestRefusedError) as error:
+        raise SourceRefusedError(f"{place.folder}: {error}") from error
+    if check_bytes:
+        _check_finite(delta)
+    return DeltaChanges(
+        place=place,
+        manifest=manifest,
+        files=tuple(files.values()),
+        kept=kept,
+        results={name: change.result for name, change in delta.changes.items()},
+        nbytes=sum(change.indices.nbytes + change.values.nbytes for change in delta.changes.values()),
+        delta=delta,
+        placements=placements,
+        laid=None if placements is None else lay(delta.changes, placements),
+    )
+
+
+def _check_head(folder: Folder, files: dict[str, FileStat], most: int) -> None:
+    """See how much memory a delta takes, before it takes any: a file with holes takes no room on its disk."""
+    try:
+        with folder.open(DELTA_NAME, files[DELTA_NAME]) as fd:
+            check_memory(DeltaFile(fd).head, most)
+    except DeltaRefusedError as error:
+        raise SourceRefusedError(f"{DELTA_NAME} is no delta to be used: {error}") from error
+
+
+def _read(
+    folder: Folder, name: str, files: dict[str, FileStat], limit: int, allocate: Allocate
+) -> tuple[memoryview, str]:
+    """The whole of a file, and its digest."""
+    if files[name].size > limit:
+        raise SourceRefusedError(f"{name} has {files[name].size} bytes; at most {limit} are read")
+    data = allocate(files[name].size)
+    with folder.open(name, files[name]) as fd:
+        return data.data, read_whole(fd, data)
+
+
+def _checked(manifest: Manifest, data: memoryview, digest: str, place: VersionPlace) -> Delta:
+    """Hold file, manifest and delta against each other."""
+    if manifest.kind is not Kind.DELTA:
+        raise SourceRefusedError(f"{place.folder} holds changes, and its manifest says kind {manifest.kind.value}")
+    said = manifest.files.get(DELTA_NAME)
+    if said is None or said.size != len(data) or said.digest != digest:
+        raise SourceRefusedError(f"{DELTA_NAME} is not what refit.json says it is: its bytes were damaged")
+    try:
+        delta = parse_delta(data, digested=True)
+    except DeltaRefusedError as error:
+        raise SourceRefusedError(f"{DELTA_NAME} is no delta to be used: {error}") from error
+    if (delta.base, delta.version) != (manifest.base, version_id(manifest.run, manifest.order)):
+        raise SourceRefusedError(
+            f"{DELTA_NAME} leads from {shown(delta.base)} to {shown(delta.version)}, and refit.json says otherwise"
+        )
+    for name, change in delta.changes.items():
+        if manifest.fingerprints and manifest.fingerprints.get(name) != f"{change.result:016x}":
+            raise SourceRefusedError(f"refit.json has another fingerprint for tensor {shown(name)} than {DELTA_NAME}")
+    return delta
+
+
+def _check_finite(delta: Delta) -> None:
+    for name, count in nonfinite_in(delta.changes).items():
+        raise SourceRefusedError(
+            f"tensor {shown(name)} gets {count} non-finite values (NaN or infinity): the trainer has diverged "
+            "[non-finite]"
+        )

@@ -1,0 +1,159 @@
+"""A socket in the root, one for each rank, where the service meets the plugin: `<root>/.refitd/engines/<name>.sock`.
+
+SGLang's HTTP routes run in the loop that computes tokens, so what may take long (reading a version) is asked for here,
+and a thread of the plugin does it while the engine serves. One line of JSON is one request, one line one reply:
+
+    {"do": "hello"}                                    who is there: versions, rank, process, model, what is served
+    {"do": "prepare", "path": "run/v000123", …}        check that version and keep it for the update that will name it
+    {"do": "prepare", "path": …, "offer": …}           the same of a version in a trainer's memory
+    {"do": "contents"}                                 a digest of what is in memory now
+    {"do": "forget"}                                   close what was prepared
+    {"do": "lead", "owner": {…}, "seconds": 30}        updates from other roots are refused for so long
+
+Everything is bounded: the length of a line, the number of connections, how long one may be silent. Nothing is
+unpickled, nothing runs in SGLang's threads, and whatever goes wrong here, the engine serves on without a channel.
+"""
+
+import logging
+import os
+import secrets
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from refitd_client.contract.naming import SERVICE_FOLDER
+from refitd_client.contract.plugin import ENGINES_FOLDER, MAX_LINE, Request, socket_name
+from refitd_client.files.plain_file import open_folder
+from refitd_plugin.turns import short_turns
+
+logger = logging.getLogger("refitd_plugin")
+
+MAX_CONNECTIONS = 8
+SILENT_SECONDS = 60.0
+_RETRY_SECONDS = 2.0
+_BEGIN_SECONDS = 1.0
+_CREDENTIALS = struct.Struct("3i")
+
+
+Reply = dict[str, Any]
+Handler = Callable[[Request], Reply]
+
+
+class Channel:
+    """Listens in a thread of its own until the process ends. `rank` is part of the socket's name."""
+
+    def __init__(self, root: Path, rank: int, handle: Handler) -> None:
+        self.root = root
+        self.name = socket_name(rank, os.getpid(), secrets.token_hex(4))
+        self._handle = handle
+        self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
+
+    def open(self) -> None:
+        """Start to listen, now or as soon as the root has the service's folder."""
+        threading.Thread(target=self._run, name="refitd-channel", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self._listen()
+            except FileNotFoundError:  # the service has not made its folder yet, or the root is not mounted yet
+                time.sleep(_RETRY_SECONDS)
+            except Exception as error:
+                logger.warning("refitd has no channel in %s: %s", self.root, error)
+                return
+
+    def _listen(self) -> None:
+        folder = _engines_folder(self.root)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            try:
+                listener.bind(f"/proc/self/fd/{folder}/{self.name}")  # a socket's own path may have 107 bytes only
+                os.chmod(self.name, 0o660, dir_fd=folder)
+                listener.listen(MAX_CONNECTIONS)
+                while True:
+                    self._accept(listener)
+            finally:
+                with suppress(OSError):
+                    os.unlink(self.name, dir_fd=folder)
+                os.close(folder)
+
+    def _accept(self, listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        if not self._slots.acquire(blocking=False):
+            connection.close()
+            return
+        begun = threading.Event()
+        serve = threading.Thread(target=self._serve, args=(connection, begun), name="refitd-channel-line", daemon=True)
+        with short_turns():  # until that thread has its own: else it waits for its first turn as long as it takes
+            serve.start()
+            begun.wait(_BEGIN_SECONDS)
+
+    def _serve(self, connection: socket.socket, begun: threading.Event) -> None:
+        try:
+            connection.settimeout(SILENT_SECONDS)
+            with connection, connection.makefile("rb") as lines:
+                with short_turns():  # whoever connects has something to say
+                    begun.set()
+                    more = self._reply(connection, lines)
+                while more:
+                    more = self._reply(connection, lines)
+        except OSError:
+            pass  # it went away, or was silent for too long
+        except Exception:
+            logger.warning("refitd's channel lost a connection", exc_info=True)
+        finally:
+            begun.set()
+            self._slots.release()
+
+    def _reply(self, connection: socket.socket, lines: BufferedReader) -> bool:
+        """One request and its reply; whether there may be another."""
+        line = lines.readline(MAX_LINE + 1)
+        if line:
+            connection.sendall(msgspec.json.encode(self._answer(line, _peer(connection))) + b"\n")
+        return 0 < len(line) <= MAX_LINE  # the rest of a longer one would be taken for a request
+
+    def _answer(self, line: bytes, peer: int) -> Reply:
+        if len(line) > MAX_LINE:
+            return refused(f"a line has at most {MAX_LINE} bytes")
+        try:
+            request = msgspec.structs.replace(msgspec.json.decode(line, type=Request), peer=peer)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            return refused(f"not a request: {error}")
+        try:
+            return self._handle(request)
+        except Exception as error:
+            logger.warning("refitd could not answer %s", request.do, exc_info=True)
+            return refused(f"{type(error).__name__}: {error}")
+
+
+def _peer(connection: socket.socket) -> int:
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return _CREDENTIALS.unpack(raw)[0]
+
+
+def refused(reason: str) -> Reply:
+    """A reply that says no."""
+    return {"ok": False, "reason": reason[:1000]}
+
+
+def _engines_folder(root: Path) -> int:
+    """A descriptor of `<root>/.refitd/engines`, made if only that last part is missing. Links are not followed."""
+    top = open_folder(root, follow=True)
+    try:
+        service = open_folder(SERVICE_FOLDER, within=top)
+    finally:
+        os.close(top)
+    try:
+        with suppress(FileExistsError):
+            os.mkdir(ENGINES_FOLDER, 0o770, dir_fd=service)
+            os.chmod(ENGINES_FOLDER, 0o770, dir_fd=service)  # noqa: S103 - the group shares it, whatever the umask
+        return open_folder(ENGINES_FOLDER, within=service)
+    finally:
+        os.close(service)

@@ -1,0 +1,189 @@
+"""How the copies of a replay reach the device: what is to be done in the pause, made ready before it.
+
+    in host memory      the copies of the plan as they are
+    registered files    one order to the driver for each move, along the current stream
+    other files         through two pinned buffers, one being filled by all cores while the other is copied
+
+To make ready is a matter of numbers alone. A thread that calls torch beside SGLang's loop waits for the interpreter at
+each call, and some thousand calls would take seconds.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import torch
+
+from refitd_client.lanes import in_lanes, lanes_for
+from refitd_plugin import driver
+from refitd_plugin.copies import PlanCopy
+from refitd_plugin.moves import MemoryMove, joined, move_of
+from refitd_plugin.overlap import Overlap
+from refitd_plugin.spans import Span
+
+_BUFFER_BYTES = 32 * 2**20  # bytes of a pinned buffer
+_SHARE = 2**21  # bytes that are worth a thread
+
+Step = Callable[[], object]
+Order = Callable[[MemoryMove, int, int], None]
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class CopyWatch:
+    """What is fingerprinted beside the copies: the model's tensors by name, and further ones after them."""
+
+    overlap: Overlap
+    names: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class CopySchedule:
+    """Steps that begin copies, in this order. `keeps` is what must live as long as they do. With `watch` what is copied
+    is fingerprinted meanwhile.
+    """
+
+    steps: Sequence[Step]
+    keeps: object = None
+    watch: CopyWatch | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MoveTable:
+    """A plan's copies for files of one layout: moves by file, their sources counted from its begin; and the others."""
+
+    headers: Mapping[str, Any]
+    moves: Mapping[str, Sequence[MemoryMove]]
+    rest: Sequence[PlanCopy]
+
+    @property
+    def writes(self) -> list[tuple[int, Span]]:
+        """Bytes and place of what each step writes, in their order."""
+        moves = [(move.nbytes, move.span) for moves in self.moves.values() for move in moves]
+        return moves + [(copy.target.nbytes, (copy.begin, copy.end)) for copy in self.rest]
+
+
+def table_of(copies: Iterable[PlanCopy], headers: Mapping[str, Any]) -> MoveTable:
+    """Where the plan's copies have their sources in files with these headers."""
+    places = {
+        name: (file, header.data_start + spec.start)
+        for file, header in headers.items()
+        for name, spec in header.tensors.items()
+    }
+    moves: dict[str, list[MemoryMove]] = {file: [] for file in headers}
+    rest: list[PlanCopy] = []
+    for copy in copies:
+        file, begin = places[copy.name]
+        move = move_of(copy.target, copy.strides, begin + copy.offset * copy.target.element_size())
+        if move is None:
+            rest.append(copy)
+        else:
+            moves[file].append(move)
+    return MoveTable(headers, {file: joined(some) for file, some in moves.items()}, rest)
+
+
+def plain(pairs: Iterable[Pair]) -> CopySchedule:
+    """Copies between tensors in host memory."""
+    return CopySchedule([partial(target.copy_, source, non_blocking=True) for target, source in pairs])
+
+
+def registered(
+    table: MoveTable,
+    files: Mapping[str, Any],
+    device: Any,
+    tensors: Callable[[], Mapping[str, Any]],
+    watch: CopyWatch | None = None,
+    order: Order = driver.to_device,
+) -> CopySchedule:
+    """Copies from registered `files` to a device. `tensors` gives the same from memory that stays: for the others.
+
+    `order` is the driver's call: `driver.between_devices` where "files" are memory of a device.
+    """
+    tensors = cache(tensors)
+    begin = partial(_begin, device, order)
+    steps: list[Step] = [
+        partial(begin, move, files[file].address) for file, moves in table.moves.items() for move in moves
+    ]
+    steps += [partial(_copy, copy, tensors) for copy in table.rest]
+    return CopySchedule(steps, files, watch)
+
+
+def buffered(pairs: Callable[[], Iterable[Pair]]) -> CopySchedule:
+    """Copies to a device from memory that the driver does not know."""
+
+    def carry() -> None:
+        buffers = _PinnedBuffers()
+        for target, source in pairs():
+            buffers.carry(target, source)
+
+    return CopySchedule([carry])
+
+
+def _copy(copy: PlanCopy, tensors: Callable[[], Mapping[str, Any]]) -> None:
+    copy.target.copy_(copy.source(tensors()), non_blocking=True)
+
+
+def _begin(device: Any, order: Order, move: MemoryMove, file: int) -> None:
+    """Order a move from the file that lies at address `file` along the stream that is current."""
+    with torch.cuda.device(device):
+        order(move, file, torch.cuda.current_stream().cuda_stream)
+
+
+class _PinnedBuffers:
+    """Two pinned buffers, made when they are first needed."""
+
+    def __init__(self) -> None:
+        self._buffers: list[Any] = []
+        self._events: list[Any] = [None, None]
+        self._used = 0
+
+    def carry(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Copy a tensor, in parts that fit."""
+        rows = max(1, _BUFFER_BYTES // max(1, source[:1].nbytes)) if source.dim() else 1
+        if source.dim() == 0 or source.shape[0] <= rows:
+            self._part(target, source)
+            return
+        for at in range(0, source.shape[0], rows):
+            self._part(target[at : at + rows], source[at : at + rows])
+
+    def _part(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        if source.nbytes > _BUFFER_BYTES:  # one row that is larger than a buffer
+            target.copy_(source)
+            return
+        buffer = self._buffer(source.nbytes)
+        there = buffer.view(source.dtype).view(source.shape)
+        _fill(there, source)
+        target.copy_(there, non_blocking=True)
+        self._events[0] = torch.cuda.current_stream(target.device).record_event()
+
+    def _buffer(self, nbytes: int) -> torch.Tensor:
+        """Some of a buffer, the other one if this one is full."""
+        if not self._buffers:
+            self._buffers = [torch.empty(_BUFFER_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        begin = -(-self._used // 16) * 16
+        if begin + nbytes > _BUFFER_BYTES:
+            self._buffers.reverse()
+            self._events.reverse()
+            if self._events[0] is not None:
+                self._events[0].synchronize()
+            begin = 0
+        self._used = begin + nbytes
+        return self._buffers[0][begin : begin + nbytes]
+
+
+def _fill(there: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy within host memory, on as many cores as that is worth."""
+    lanes = min(lanes_for(64), max(1, source.nbytes // _SHARE), source.shape[0] if source.dim() else 1)
+    if lanes == 1:
+        there.copy_(source)
+        return
+    parts = zip(there.tensor_split(lanes), source.tensor_split(lanes), strict=True)
+    in_lanes([_copying(one, other) for one, other in parts], lanes=lanes)
+
+
+def _copying(there: torch.Tensor, source: torch.Tensor) -> Callable[[Any], None]:
+    def job(_: Any) -> None:
+        there.copy_(source)
+
+    return job

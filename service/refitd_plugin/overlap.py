@@ -1,0 +1,106 @@
+"""Fingerprints beside the copies: while the bus is busy with one part of a model, the processors look at another.
+
+The copies are made in parts. What a part overwrites is fingerprinted before it, for what has to be put back if the
+update fails, and what is written for the last time in it is fingerprinted after it: that is what is served.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from refitd_client.fingerprint.batch import Batch, Begun
+from refitd_plugin.spans import Span
+
+PARTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class OverlapPart:
+    """Some of the writes by number, and of the watched tensors those that no earlier part writes, and no later one."""
+
+    writes: Sequence[int]
+    first: Sequence[int]
+    last: Sequence[int]
+
+
+def parts_of(writes: Sequence[tuple[int, Span]], watched: Sequence[Span], count: int = PARTS) -> list[OverlapPart]:
+    """Share writes, given as (bytes, stretch of memory), out into parts of about the same size, in their order. Pure.
+
+    Watched stretches that nothing writes belong to the first part.
+    """
+    total = sum(size for size, _ in writes)
+    numbers: list[list[int]] = [[] for _ in range(count)]
+    done = 0
+    for number, (size, _) in enumerate(writes):
+        numbers[min(count - 1, done * count // max(total, 1))].append(number)
+        done += size
+    part_of = {number: part for part, some in enumerate(numbers) for number in some}
+    touched = [[part_of[number] for number in _touching(span, writes)] or [0] for span in watched]
+    return [
+        OverlapPart(
+            some,
+            [number for number, parts in enumerate(touched) if min(parts) == part],
+            [number for number, parts in enumerate(touched) if max(parts) == part],
+        )
+        for part, some in enumerate(numbers)
+    ]
+
+
+def _touching(span: Span, writes: Sequence[tuple[int, Span]]) -> Iterable[int]:
+    return (number for number, (_, (begin, end)) in enumerate(writes) if begin < span[1] and span[0] < end)
+
+
+class Overlap:
+    """Tensors of one GPU that are watched while parts are written. Used again for each version."""
+
+    def __init__(self, parts: Sequence[OverlapPart], watched: Sequence[torch.Tensor]) -> None:
+        """Tensors and parts stay as they are."""
+        self.parts = parts
+        self._count = len(watched)
+        self._device = watched[0].device
+        self._streams = [torch.cuda.Stream(self._device) for _ in range(2)]  # each has memory of its own: no new ones
+        self._first = [Batch([watched[number] for number in part.first]) for part in parts]
+        self._last = [Batch([watched[number] for number in part.last]) for part in parts]
+
+    def run(self, steps: Sequence[Callable[[], object]], seen: "SeenContents") -> None:
+        """Write all parts along the current stream; `steps` are the writes.
+
+        What was there before is in `seen` whatever happens, and what is there now when this returns.
+        """
+        with torch.cuda.device(self._device):
+            current = torch.cuda.current_stream()
+            early, late = self._streams
+            early.wait_stream(current)
+            before: list[Begun] = []
+            after: list[Begun] = []
+            try:
+                for part, first, last in zip(self.parts, self._first, self._last, strict=True):
+                    with torch.cuda.stream(early):
+                        before.append(first.begin())
+                    current.wait_stream(early)
+                    for number in part.writes:
+                        steps[number]()
+                    late.wait_stream(current)
+                    with torch.cuda.stream(late):
+                        after.append(last.begin())
+            finally:
+                torch.cuda.synchronize(self._device)
+                before += [batch.begin() for batch in self._first[len(before) :]]  # these are not written yet
+                seen.before = self._gathered([part.first for part in self.parts], self._first, before)
+            seen.after = self._gathered([part.last for part in self.parts], self._last, after)
+
+    def _gathered(self, places: Sequence[Sequence[int]], batches: Sequence[Batch], begun: Sequence[Begun]) -> list[int]:
+        found = [0] * self._count
+        for some, batch, each in zip(places, batches, begun, strict=True):
+            for place, number in zip(some, batch.end(each), strict=True):
+                found[place] = number
+        return found
+
+
+@dataclass(slots=True)
+class SeenContents:
+    """The fingerprints of watched tensors, in their order; None where they were not taken."""
+
+    before: list[int] | None = None
+    after: list[int] | None = None

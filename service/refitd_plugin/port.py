@@ -1,0 +1,107 @@
+"""What the plugin asks of the engine whose process it is in. An engine's hook implements this, and passes it in.
+
+The hook wraps the function by which its engine updates weights from files. It makes an `UpdateCall` of each call that
+it wants the plugin to carry out; whatever the engine does around a load, it goes on doing in that function.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from refitd_plugin.stages import Stages
+from refitd_plugin.tensor_feed import TensorFeed
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateCall:
+    """One call of the engine's function that updates weights.
+
+    `original` is that function, to be called with a path and a load format; it returns whether the load went well and a
+    message. `observable` is False where a load within this call must not be recorded: the engine captures CUDA graphs
+    in the same call.
+    """
+
+    path: str
+    load_format: str
+    original: Callable[[str, str], tuple[bool, str]]
+    observable: bool = True
+    stages: Stages = field(default_factory=Stages)
+
+
+class EngineProcess(Protocol):
+    """One rank of an engine: its model, how it was started, and how its loads are given tensors."""
+
+    @property
+    def name(self) -> str:
+        """The engine's name in a handshake, as `sglang`."""
+        ...
+
+    @property
+    def release(self) -> str:
+        """The installed release of the engine."""
+        ...
+
+    @property
+    def port(self) -> int | None:
+        """The port that its HTTP server listens on."""
+        ...
+
+    @property
+    def seed(self) -> int | None:
+        """The server's random seed. With the port it says which server this rank belongs to."""
+        ...
+
+    @property
+    def rank(self) -> int:
+        """Which of the tensor-parallel ranks it is."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """How many tensor-parallel ranks there are."""
+        ...
+
+    @property
+    def dp_rank(self) -> int | None:
+        """Which of the data-parallel ranks it is, where there are several."""
+        ...
+
+    @property
+    def model(self) -> Any:
+        """The torch module. Its `load_weights` takes an iterator of (name, tensor)."""
+        ...
+
+    @property
+    def model_path(self) -> str:
+        """The folder of what the engine serves, as the engine has it. An update changes it before it loads."""
+        ...
+
+    @property
+    def revision(self) -> str | None:
+        """The revision on the hub that the server was started with, where it was given one."""
+        ...
+
+    @property
+    def may_release(self) -> bool:
+        """Whether the weights' memory may be taken away between updates."""
+        ...
+
+    def set_model_path(self, path: str) -> None:
+        """Record again what the engine served before an update that was refused or undone."""
+        ...
+
+    def aside(self) -> str | None:
+        """Why updates of this engine are left to the engine itself; None where the plugin carries them out."""
+        ...
+
+    def loaded_once(self) -> str | None:
+        """Why no weights can be loaded into the model again; None where they can, as far as can be seen."""
+        ...
+
+    def feeding(self, feed: TensorFeed) -> AbstractContextManager[None]:
+        """While the context lasts, loads in this thread iterate over `feed.tensors()` in place of files.
+
+        Whatever a load leaves behind in the process when it raises (torch's default dtype, say) is put back at the end.
+        """
+        ...

@@ -1,0 +1,16 @@
+"""Reading versions ahead, in a process beside each rank: the engine's loop never waits, and Python lets one thread run.
+
+A thread that reads a version beside that loop waits for the interpreter at every step, some thousands of times. So the
+prefetch worker reads: it looks at the folder, checks names, shapes, dtypes and digests, lays a delta out for the model,
+and sends a message and open files. The rank's thread maps them, which are a few steps.
+
+    messages       what rank and prefetch worker say to each other
+    framed_socket  a socket between them that carries messages and open files
+    buffers        memory that both see: a delta's indices and values
+    process        the process: `python -m refitd_plugin.prefetch`; it imports neither torch nor an engine
+    reading        what it does with an order
+    worker         the process as the rank sees it: begun, asked, stopped, begun again when it is lost
+    findings       a message and open files as what the rank's thread would have found by itself
+
+The worker ends when its rank does. Without one the thread reads.
+"""

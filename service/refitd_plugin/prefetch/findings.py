@@ -1,0 +1,148 @@
+"""A prefetch worker's reply and its files, as what the rank's thread would have found by itself: a few steps."""
+
+import mmap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+from weakref import WeakValueDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refitd_client.checkpoint.inventory import Inventory, inventory_of
+from refitd_client.checkpoint.strict_header import Header
+from refitd_client.contract.naming import version_id
+from refitd_client.validation.evidence import Structure
+from refitd_plugin.changes import DeltaChanges
+from refitd_plugin.held import HeldFiles, close_all
+from refitd_plugin.kept import KeptDelta
+from refitd_plugin.layout import COLUMNS, LaidOutDelta, PieceGroup, Placements
+from refitd_plugin.prefetch import messages
+from refitd_plugin.source import VersionPlace, VersionSource
+
+
+class InMemory(Protocol):
+    """A file in memory: `bytes` is a buffer of it, as long as the object lives."""
+
+    bytes: Any
+
+
+Mapper = Callable[[int, int], InMemory]
+"""Maps a file of some size, for reading."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownHeaders:
+    """The headers of a version's files. The next one mostly has the same."""
+
+    name: str
+    headers: Mapping[str, Header]
+    inventory: Inventory
+
+
+class BufferLease:
+    """Keeps buffers from being written again as long as somebody has it."""
+
+    def __init__(self, buffers: Mapping[int, InMemory]) -> None:
+        """`buffers` are their mappings by number."""
+        self.buffers = buffers
+
+
+class MappedBuffers:
+    """A prefetch worker's buffers, as its rank has mapped them."""
+
+    def __init__(self, mapper: Mapper) -> None:
+        """None yet. `mapper` may register them with a device as well."""
+        self._mapper = mapper
+        self._mapped: dict[int, InMemory] = {}
+        self._leases: WeakValueDictionary[int, BufferLease] = WeakValueDictionary()
+
+    @property
+    def busy(self) -> list[int]:
+        """Those that are still used."""
+        return list(self._leases)
+
+    def forget(self) -> None:
+        """Another prefetch worker has others."""
+        self._mapped, self._leases = {}, WeakValueDictionary()
+
+    def take(self, reply: messages.DeltaFound, files: Sequence[int]) -> BufferLease:
+        """Map those that a delta lies in. `files` stay the caller's."""
+        self._mapped = {number: buffer for number, buffer in self._mapped.items() if number in reply.kept}
+        for (number, size), fd in zip(reply.buffers, files, strict=True):
+            if number not in self._mapped:
+                self._mapped[number] = self._mapper(fd, size)
+        lease = BufferLease({number: self._mapped[number] for number, _ in reply.buffers})
+        for number in lease.buffers:
+            self._leases[number] = lease
+        return lease
+
+
+class PlainBuffer:
+    """One where there is no device. It is a `Mapper` itself."""
+
+    def __init__(self, fd: int, size: int) -> None:
+        self.bytes: Any = mmap.mmap(fd, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+
+
+def layout_of(reply: messages.FullFound, known: KnownHeaders | None) -> KnownHeaders:
+    """The headers of what was found."""
+    if reply.headers is None:
+        if known is None or known.name != reply.layout:
+            raise ValueError("a prefetch worker left out headers that are not known")
+        return known
+    return KnownHeaders(reply.layout, reply.headers, inventory_of(reply.headers))
+
+
+def whole(place: VersionPlace, reply: messages.FullFound, files: Sequence[int], layout: KnownHeaders) -> VersionSource:
+    """A full version. It takes the files over."""
+    held = HeldFiles(dict(zip(reply.names, files, strict=True)))
+    seen = Structure(
+        path=place.path,
+        signature=reply.signature,
+        files=reply.files,
+        manifest=reply.manifest,
+        has_manifest=reply.manifest is not None,
+        headers=layout.headers,
+        inventory=layout.inventory,
+    )
+    maps = {name: mmap.mmap(fd, reply.files[name].size, access=mmap.ACCESS_COPY) for name, fd in held.files.items()}
+    return VersionSource(place=place, structure=seen, inventory=reply.inventory, maps=maps, held=held)
+
+
+def delta(
+    place: VersionPlace,
+    reply: messages.DeltaFound,
+    files: Sequence[int],
+    buffers: MappedBuffers,
+    placements: Placements | None,
+) -> DeltaChanges:
+    """A delta. It takes the files over."""
+    manifest, (file, *_) = reply.manifest, files
+    try:
+        kept = KeptDelta(file, place, manifest.base or "", version_id(manifest.run, manifest.order))
+        lease = buffers.take(reply, files[1:])
+        groups = [_group(each, lease) for each in reply.groups]
+    finally:
+        close_all(files)
+    is_laid = bool(reply.along) and placements is not None
+    return DeltaChanges(
+        place=place,
+        manifest=manifest,
+        files=tuple(reply.files),
+        kept=kept,
+        results=reply.results,
+        nbytes=reply.nbytes,
+        placements=placements if is_laid else None,
+        laid=LaidOutDelta(reply.names, reply.whole, groups) if is_laid else None,
+        lease=lease,
+    )
+
+
+def _group(group: messages.PlacedGroup, lease: BufferLease) -> PieceGroup:
+    table = np.frombuffer(group.table, np.int64).reshape(-1, COLUMNS)
+    return PieceGroup(_array(group.indices, lease), _array(group.values, lease), table)
+
+
+def _array(array: messages.BufferArray, lease: BufferLease) -> NDArray[Any]:
+    return np.frombuffer(lease.buffers[array.buffer].bytes, np.dtype(array.dtype), array.count, array.begin)

@@ -1,0 +1,66 @@
+"""The plugin in one rank's process: its engine, or why updates are left to the engine's own code, and its channel."""
+
+import logging
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from refitd_client.contract.answer import Answer, UpdateOutcome
+from refitd_client.contract.naming import SERVICE_FOLDER
+from refitd_plugin import ranks
+from refitd_plugin.channel import Channel
+from refitd_plugin.engine import RankEngine
+from refitd_plugin.port import EngineProcess, UpdateCall
+from refitd_plugin.requests import RequestHandler
+from refitd_plugin.settings import PluginSettings
+from refitd_plugin.source import place_of
+
+logger = logging.getLogger("refitd_plugin")
+
+
+def plugin_release() -> str:
+    """The installed release of refitd."""
+    try:
+        return version("refitd")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+class RankPlugin:
+    """One rank's. `engine` is None where updates are the engine's own, and `aside` says why."""
+
+    def __init__(self, process: EngineProcess, settings: PluginSettings) -> None:
+        """Open the channel, where the settings name the root. Otherwise the first update does."""
+        self._process, self._settings = process, settings
+        self._channel: Channel | None = None
+        self.aside = process.aside()
+        self.engine: RankEngine | None = None
+        store = ranks.default_store() if self.aside is None and process.size > 1 else None
+        if self.aside is None and process.size > 1 and store is None:
+            self.aside = "the ranks have no store to speak through"
+        if self.aside is None:
+            others = ranks.Ranks(store, process.rank, process.size, settings.wait)
+            self.engine = RankEngine(process, others, root=settings.root, check_bytes=settings.check_bytes)
+        self._open_channel(settings.root)
+
+    def update(self, engine: RankEngine, call: UpdateCall) -> Answer:
+        """Carry out one update. Never raises."""
+        try:
+            place = place_of(call.path, self._settings.root)
+            self._open_channel(place.root if (place.root / SERVICE_FOLDER).is_dir() else None)
+            answer = engine.update(call)
+        except Exception as error:  # a bug, or a store that is gone: say what is known, and let the engine live
+            logger.exception("refitd failed in an update")
+            outcome = UpdateOutcome.UNKNOWN if engine.touched else UpdateOutcome.REFUSED
+            answer = Answer(outcome=outcome, reason=f"{type(error).__name__}: {error}")
+        logger.info("refitd: %s", answer.told)
+        return replace(answer, plugin=plugin_release())
+
+    def _open_channel(self, root: Path | None) -> None:
+        """Open it once, when the root is known."""
+        if self._channel is None and root is not None:
+            if self.engine is not None:
+                self.engine.root = root
+            handler = RequestHandler(root, self._process, self.engine, self.aside, plugin_release())
+            self._channel = Channel(root, self._process.rank, handler.handle)
+            self._channel.open()

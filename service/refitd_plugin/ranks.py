@@ -1,0 +1,101 @@
+"""How the ranks of an engine hear of each other: through the key-value store that torch.distributed began with.
+
+A rank writes its report and reads those of all others. The first to know what follows writes that down too, and
+what is written down first is what everyone does, also a rank that waited too long and gave up: so no two ranks ever do
+different things. Nothing is unpickled, no collective is begun that a missing rank could hang, and SGLang's own groups
+are left alone.
+"""
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Protocol
+
+import msgspec
+
+from refitd_client.contract.answer import UpdateOutcome
+from refitd_plugin.transaction import Decision, RankReport, Reports
+
+_KEPT = 3  # rounds whose keys stay
+
+
+class KeyValueStore(Protocol):
+    """What is used of `torch.distributed.Store`."""
+
+    def set(self, key: str, value: str, /) -> Any: ...
+    def get(self, key: str, /) -> bytes: ...
+    def wait(self, keys: list[str], timeout: timedelta, /) -> None: ...
+    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes: ...
+    def delete_key(self, key: str, /) -> Any: ...
+
+
+class Ranks:
+    """The ranks of one engine, as seen by one of them. Each calls the same methods in the same order."""
+
+    def __init__(self, store: KeyValueStore | None, rank: int, size: int, wait: float, prefix: str = "refitd") -> None:
+        if store is None and size > 1:
+            raise ValueError("several ranks need a store to speak through")
+        self._store, self._wait, self._prefix = store, wait, prefix
+        self.rank, self.size = rank, size
+        self._round = 0
+
+    def begin(self) -> None:
+        """A new update. All ranks count alike, since SGLang gives each request to each of them."""
+        self._round += 1
+        if self._store is not None and self._round > _KEPT:
+            self._forget(self._round - _KEPT)
+
+    def decide(self, phase: str, mine: RankReport, decide: Callable[[Reports], Decision]) -> tuple[Decision, Reports]:
+        """Tell the others and hear them; what all do next, and what was heard.
+
+        Raises:
+            Exception: the store is gone (torch raises several kinds).
+        """
+        reports = self._exchange(phase, mine)
+        decision = decide(reports)
+        if self._store is not None and self.size > 1:
+            text = msgspec.json.encode(decision).decode()
+            decision = msgspec.json.decode(self._store.compare_set(self._key(phase, "next"), "", text), type=Decision)
+        return decision, reports
+
+    def outcome(self, phase: str, mine: RankReport, judge: Callable[[Reports], UpdateOutcome]) -> UpdateOutcome:
+        """Tell the others how it ended, and hear from them.
+
+        Raises:
+            Exception: the store is gone.
+        """
+        return judge(self._exchange(phase, mine))
+
+    def _exchange(self, phase: str, mine: RankReport) -> Reports:
+        if self._store is None or self.size == 1:
+            return [mine]
+        self._store.set(self._key(phase, self.rank), msgspec.json.encode(mine).decode())
+        deadline = time.monotonic() + self._wait
+        return [mine if rank == self.rank else self._hear(phase, rank, deadline) for rank in range(self.size)]
+
+    def _hear(self, phase: str, rank: int, deadline: float) -> RankReport | None:
+        key = self._key(phase, rank)
+        try:
+            self._store.wait([key], timedelta(seconds=max(deadline - time.monotonic(), 0.001)))  # type: ignore[union-attr]
+            return msgspec.json.decode(self._store.get(key), type=RankReport)  # type: ignore[union-attr]
+        except (RuntimeError, msgspec.MsgspecError):  # torch's DistStoreError is one
+            return None
+
+    def _key(self, phase: str, who: int | str) -> str:
+        return f"{self._prefix}/{self._round}/{phase}/{who}"
+
+    def _forget(self, number: int) -> None:
+        keys = [f"{self._prefix}/{number}/{phase}/{self.rank}" for phase in ("prepare", "commit", "restore")]
+        if self.rank == 0:
+            keys += [f"{self._prefix}/{number}/{phase}/next" for phase in ("prepare", "commit")]
+        for key in keys:
+            self._store.delete_key(key)  # type: ignore[union-attr]
+
+
+def default_store() -> KeyValueStore | None:
+    """The store of this process's default group; None where there is none."""
+    from torch.distributed import distributed_c10d
+
+    if not distributed_c10d.is_initialized():
+        return None
+    return distributed_c10d._get_default_store()  # noqa: SLF001 - torch offers no other way to the store of a group

@@ -1,0 +1,183 @@
+"""Watches one load: which bytes of the checkpoint went where in the model, and what was not a plain copy.
+
+While `model.load_weights` runs, torch's dispatcher shows every operation. A `copy_` whose source lies in the memory
+of the checkpoint and whose destination lies in the model's is a copy that can be repeated. Everything else that happens
+to a tensor of the checkpoint (a sum, a cast, `.item()`) makes it one that has to go through the loader each time. So
+does reading it again in the model: something is derived from it, which a copy would leave stale. Where threads are
+started nothing is repeated, since the dispatcher shows only what its own thread does.
+
+On a GPU a loader may move a tensor to the device before it copies it; such a tensor is followed as the same one.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from refitd_plugin.copies import PlanCopy, layout_of
+from refitd_plugin.old import Old, copies_into, is_onto_itself
+from refitd_plugin.spans import Covered, NamedSpans, Span, stretches
+from refitd_plugin.threads import Threads
+
+_MOVES = {"aten::_to_copy", "aten::clone", "aten::_pin_memory", "aten::pin_memory"}
+_FILLS = {"aten::fill_", "aten::zero_"}
+_READS_OLD = "the loader reads weights that it has not loaded"
+
+
+class Recorder(TorchDispatchMode):
+    """Use it as a context around a load. Afterwards: `copies` in their order, `computing` (names of tensors that are
+    not only copied), `written` (stretches of the model that are no copies), and `whole`: why nothing can be repeated.
+    """
+
+    def __init__(self, checkpoint: Mapping[str, torch.Tensor], model: Iterable[torch.Tensor]) -> None:
+        super().__init__()
+        self.copies: list[PlanCopy] = []
+        self.computing: set[str] = set()
+        self.written: list[Span] = []
+        self.whole: str | None = None
+        self._dtypes = {name: tensor.dtype for name, tensor in checkpoint.items()}
+        self._checkpoint = NamedSpans(_span(tensor, name) for name, tensor in checkpoint.items())
+        self._model = Covered(_storage(tensor) for tensor in model)
+        self._moved: dict[int, tuple[StorageWeakRef, str, int]] = {}
+        self._old = Old(self.copies, self.written, self.computing)
+        self._threads = Threads(lambda: self.give_up("the loader works in threads"))
+
+    def __enter__(self) -> "Recorder":
+        self._threads.begin()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._threads.end()
+        super().__exit__(*error)
+        if self._old.stays:
+            self.give_up(_READS_OLD)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        try:
+            self._see(func, args, kwargs, result)
+        except Exception as error:  # the load goes on: that it cannot be repeated is no fault of it
+            self.give_up(f"{func} could not be followed: {type(error).__name__}: {error}")
+        return result
+
+    def give_up(self, reason: str) -> None:
+        """Nothing of this load can be repeated. The first reason stays."""
+        self.whole = self.whole or reason
+
+    def _see(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        schema = func._schema  # noqa: SLF001 - what a torch operator is and does is nowhere else
+        if schema.name == "aten::copy_":
+            self._copy(args[0], args[1])
+            return
+        if _is_view(schema):
+            return
+        if schema.name in _MOVES and self._move(args[0], result):
+            return
+        for argument, value in _arguments(schema, args, kwargs):
+            is_write = argument.alias_info is not None and argument.alias_info.is_write
+            for tensor in _tensors(value):
+                self._touched(schema.name, tensor, is_write=is_write)
+
+    def _touched(self, name: str, tensor: torch.Tensor, *, is_write: bool) -> None:
+        if (found := self._origin(tensor)) is not None:
+            self.computing.add(found[0])
+        elif self._old.is_twin(tensor):
+            self.give_up(_READS_OLD)
+        elif self._is_model(tensor):
+            if not (is_write and name in _FILLS):
+                self._read(tensor)
+            if is_write:
+                self._wrote(tensor)
+
+    def _copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        if is_onto_itself(target, source) or self._old.is_moved_back(target, source):
+            return
+        origin = self._origin(source)
+        if not self._is_model(target):
+            self._touched("aten::copy_", target, is_write=True)
+            self._touched("aten::copy_", source, is_write=False)
+        elif origin is not None and self._is_plain(origin[0], target, source):
+            name, offset = origin
+            self.copies.append(PlanCopy(name, offset, tuple(source.shape), source.stride(), target.detach()))
+        elif self._old.is_twin(source) or (origin is None and self._is_model(source) and self._old.is_in(source)):
+            self._old.copied_to(target)
+        else:
+            self._touched("aten::copy_", source, is_write=False)
+            self._wrote(target)
+
+    def _wrote(self, tensor: torch.Tensor) -> None:
+        self.written += stretches(*layout_of(tensor))
+
+    def _read(self, tensor: torch.Tensor) -> None:
+        """Something is derived from weights: what they came from goes through the loader each time, to derive it again.
+
+        Where they did not come from this load, nobody can say what else would have to be done again.
+        """
+        if self._old.is_in(tensor):
+            self.give_up(_READS_OLD)
+        read = Covered(stretches(*layout_of(tensor)))
+        self.computing |= {copy.name for copy in copies_into(read, self.copies)}
+
+    def _is_plain(self, name: str, target: torch.Tensor, source: torch.Tensor) -> bool:
+        same = target.dtype == source.dtype == self._dtypes[name] and target.shape == source.shape
+        return same and not (source.is_neg() or source.is_conj())
+
+    def _move(self, source: torch.Tensor, result: Any) -> bool:
+        """Whether a tensor of the checkpoint, or old contents, got a twin, bit for bit, which stands for it."""
+        origin = self._origin(source)
+        plain = isinstance(result, torch.Tensor) and result.dtype == source.dtype
+        if plain and self._is_model(source) and self._old.is_in(source):
+            self._old.moved(source, result)
+            return True
+        if origin is None or not plain or not (source.is_contiguous() and result.is_contiguous()):
+            return False
+        storage = result.untyped_storage()
+        self._moved[storage.data_ptr()] = (StorageWeakRef(storage), origin[0], origin[1] - int(result.storage_offset()))
+        return True
+
+    def _origin(self, tensor: torch.Tensor) -> tuple[str, int] | None:
+        """Which tensor of the checkpoint this one is a view of, and from which of its elements on."""
+        if tensor.numel() == 0:
+            return None
+        moved = self._moved.get(tensor.untyped_storage().data_ptr())
+        if moved is not None and not moved[0].expired():
+            return moved[1], moved[2] + int(tensor.storage_offset())
+        found = self._checkpoint.at(tensor.data_ptr()) if tensor.device.type == "cpu" else None
+        if found is None:
+            return None
+        return found[0], (tensor.data_ptr() - found[1]) // tensor.element_size()
+
+    def _is_model(self, tensor: torch.Tensor) -> bool:
+        return self._model.touches(*_storage(tensor))
+
+
+def _span(tensor: torch.Tensor, name: str) -> tuple[int, int, str]:
+    return tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.element_size(), name
+
+
+def _storage(tensor: torch.Tensor) -> Span:
+    storage = tensor.untyped_storage()
+    return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+
+
+def _is_view(schema: Any) -> bool:
+    """It gives another view of its argument, and neither reads nor writes."""
+    returned = [each.alias_info for each in schema.returns]
+    return bool(returned) and all(info is not None and not info.is_write for info in returned)
+
+
+def _arguments(schema: Any, args: Any, kwargs: Any) -> Iterable[tuple[Any, Any]]:
+    yield from zip(schema.arguments, args, strict=False)
+    by_name = {argument.name: argument for argument in schema.arguments}
+    yield from ((by_name[name], value) for name, value in kwargs.items() if name in by_name)
+
+
+def _tensors(value: Any) -> Iterable[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _tensors(each)

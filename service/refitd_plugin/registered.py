@@ -1,0 +1,126 @@
+"""Files of versions that stay mapped and registered with the CUDA driver, so that a GPU reads them without a detour.
+
+Registering takes 80 ms a gigabyte. A slot's file keeps its inode when its slot is written again, so it is registered
+once. A registration ends when its file is deleted or was not read for some versions, and nobody holds it any more.
+
+Only tmpfs: there the pages of a file are its memory, and what the trainer writes to them is there for the GPU. Mapped
+for reading, wherever the driver registers such memory: an engine can write to no version.
+"""
+
+import ctypes
+import logging
+import mmap
+import os
+import threading
+from contextlib import suppress
+from typing import Any
+from weakref import finalize
+
+import numpy as np
+
+from refitd_client.files.mapped import is_tmpfs
+from refitd_client.write.pinning import PORTABLE, READ_ONLY, pin, unpin
+
+logger = logging.getLogger("refitd_plugin")
+
+_KEPT = 8  # versions
+_BLOCK = 512  # bytes of a unit of st_blocks
+_Key = tuple[int, int, int]
+
+
+class Registered:
+    """One file. It is unregistered and unmapped when nobody has this object any more."""
+
+    def __init__(self, fd: int, size: int, device: int) -> None:
+        """Map and register a file that is open for reading.
+
+        Raises:
+            OSError: the driver will not, as with too small a limit of locked memory; or it cannot be mapped.
+        """
+        self._fd = os.dup(fd)  # keeps the inode's number from being given to another file
+        try:
+            memory, self.address = _mapped(self._fd, size, device)
+        except BaseException:
+            os.close(self._fd)
+            raise
+        self.bytes: Any = (ctypes.c_uint8 * size).from_address(self.address)
+        finalize(self, _let_go, memory, self._fd, self.address, device)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the file has no name any more."""
+        return os.fstat(self._fd).st_nlink == 0
+
+
+class Registry:
+    """All files that one rank has registered. `of` may be called in any thread."""
+
+    def __init__(self) -> None:
+        self._files: dict[_Key, tuple[Registered, int]] = {}
+        self._in_memory: dict[int, bool] = {}
+        self._refused = False
+        self._turn = threading.Lock()
+        self._version = 0
+
+    def begin(self) -> None:
+        """Another version: what was deleted, or not read for long, is let go of."""
+        with self._turn:
+            self._version += 1
+            self._files = {
+                key: (file, last)
+                for key, (file, last) in self._files.items()
+                if not file.is_gone and self._version - last < _KEPT
+            }
+
+    def of(self, fd: int, device: int) -> Registered | None:
+        """An open file, registered; None where it cannot be. Says once why."""
+        status = os.fstat(fd)
+        is_whole = status.st_blocks * _BLOCK >= status.st_size > 0  # a hole is a page that is not there
+        if self._refused or not is_whole or not self._is_in_memory(status.st_dev):
+            return None
+        key = status.st_dev, status.st_ino, status.st_size
+        with self._turn:
+            try:
+                file = self._files[key][0] if key in self._files else Registered(fd, status.st_size, device)
+            except OSError as error:
+                self._refused = True
+                logger.warning("refitd cannot register files, they go through pinned buffers: %s", error)
+                return None
+            self._files[key] = file, self._version
+            return file
+
+    def _is_in_memory(self, device: int) -> bool:
+        if device not in self._in_memory:
+            self._in_memory[device] = is_tmpfs(device)
+        return self._in_memory[device]
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+
+def _mapped(fd: int, size: int, device: int) -> tuple[mmap.mmap, int]:
+    """Mapped for reading; where the driver registers no such memory, and the file may be written, for writing."""
+    try:
+        return _registered(fd, size, mmap.PROT_READ, device, PORTABLE | READ_ONLY)
+    except OSError:
+        writable = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            return _registered(writable, size, mmap.PROT_READ | mmap.PROT_WRITE, device, PORTABLE)
+        finally:
+            os.close(writable)
+
+
+def _registered(fd: int, size: int, prot: int, device: int, flags: int) -> tuple[mmap.mmap, int]:
+    memory = mmap.mmap(fd, size, flags=mmap.MAP_SHARED, prot=prot)  # registering populates it
+    address = int(np.frombuffer(memory, np.uint8).ctypes.data)
+    if error := pin(address, size, device, flags):
+        memory.close()
+        raise OSError(f"the CUDA driver did not register {size} bytes (error {error})")
+    return memory, address
+
+
+def _let_go(memory: mmap.mmap, fd: int, address: int, device: int) -> None:
+    unpin(address, device)
+    with suppress(BufferError):  # somebody still looks at it, and unmaps it by letting go of it
+        memory.close()
+    os.close(fd)

@@ -1,0 +1,206 @@
+"""A version on disk: looked at as strictly as the service does, checked, and mapped.
+
+The folder is opened beneath the root, and no link is followed. What was opened stays open: a version that is deleted
+afterwards can still be read to its end, and put back. Mappings are private, so a loader may work in place on what it
+is given without touching the file.
+"""
+
+import mmap
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING, Any
+
+from refitd_client.checkpoint.inventory import Reference
+from refitd_client.checkpoint.opening import ChangedError, Folder, OpeningRefusedError
+from refitd_client.contract.naming import MANIFEST_NAME, SERVICE_FOLDER, version_id
+from refitd_client.validation.evidence import Structure
+from refitd_client.validation.examine import examine, signature, structure
+from refitd_client.validation.validate import Invalid, Options, Unknown, judge, validate
+from refitd_plugin.held import HeldFiles, close_all
+
+if TYPE_CHECKING:
+    from refitd_plugin.copy_schedule import Order
+    from refitd_plugin.registered import Registered, Registry
+
+_TORCH = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn", "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2": "float8_e5m2",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz", "F8_E8M0": "float8_e8m0fnu",
+    "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
+    "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool",
+}  # fmt: skip
+
+
+class SourceRefusedError(Exception):
+    """A version that is not loaded. The message is a sentence that says why."""
+
+
+class FullNeededError(SourceRefusedError):
+    """A delta that cannot be applied to what is in memory, and nothing is wrong with either: a full version can."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionPlace:
+    """A folder as root and path beneath it."""
+
+    root: Path
+    path: str
+
+    @property
+    def folder(self) -> Path:
+        """The folder itself."""
+        return self.root / self.path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionSource:
+    """A version, held open. `inventory` is the digest of names, shapes and dtypes; `held` its weight files, where this
+    process was given them open.
+    """
+
+    place: VersionPlace
+    structure: Structure
+    inventory: str
+    maps: Mapping[str, mmap.mmap] = field(repr=False)
+    held: HeldFiles | None = field(default=None, repr=False)
+
+    @property
+    def digest(self) -> str:
+        """Equal for equal versions: what its manifest says of all files, or what its files look like."""
+        manifest = self.structure.manifest
+        return self.structure.signature if manifest is None else manifest.digest
+
+    @property
+    def label(self) -> str:
+        """The id of the version, or its folder."""
+        manifest = self.structure.manifest
+        return str(self.place.folder) if manifest is None else version_id(manifest.run, manifest.order)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its weight files."""
+        return sum(len(each) for each in self.maps.values())
+
+    @property
+    def order(self) -> "Order":
+        """The driver's call that copies from where its bytes are to a GPU."""
+        from refitd_plugin import driver
+
+        return driver.to_device
+
+    def is_unchanged(self) -> bool:
+        """Whether the folder still looks as it did. Cheap."""
+        try:
+            return signature(self.place.root, self.place.path) == self.structure.signature
+        except (OSError, OpeningRefusedError):
+            return False
+
+    def registered(self, registry: "Registry", device: int) -> "dict[str, Registered] | None":
+        """Its weight files, registered for a GPU; None where one cannot be, or is not what was mapped any more."""
+        held = self.held or self._opened()
+        if held is None:
+            return None
+        found: dict[str, Any] = {}
+        for name, fd in held.files.items():
+            if (file := registry.of(fd, device)) is None:
+                return None
+            found[name] = file
+        return found
+
+    def _opened(self) -> HeldFiles | None:
+        files: dict[str, int] = {}
+        try:
+            with Folder(self.place.root, self.place.path) as folder:
+                for name in self.maps:
+                    with folder.open(name, self.structure.files[name]) as fd:
+                        files[name] = os.dup(fd)
+        except (OSError, OpeningRefusedError, ChangedError):
+            close_all(files.values())
+            return None
+        return HeldFiles(files)
+
+    def tensors(self) -> dict[str, Any]:
+        """Its tensors by name, as views into the mapped files, in the order of the files."""
+        import torch
+
+        found: dict[str, Any] = {}
+        for file, header in self.structure.headers.items():
+            for name, spec in header.tensors.items():
+                dtype = getattr(torch, _TORCH[spec.dtype])
+                count = (spec.end - spec.start) // dtype.itemsize
+                found[name] = (
+                    torch.frombuffer(
+                        self.maps[file], dtype=dtype, count=count, offset=header.data_start + spec.start
+                    ).reshape(spec.shape)
+                    if count
+                    else torch.empty(spec.shape, dtype=dtype)
+                )
+        return found
+
+
+def place_of(path: str, root: Path | None) -> VersionPlace:
+    """Where a folder is: beneath `root`, else beneath the nearest folder above it that is a root, else by itself."""
+    folder = Path(path).absolute()
+    for above in ([root] if root is not None else []) + _roots(folder):
+        if above != folder and folder.is_relative_to(above):
+            return VersionPlace(above, str(folder.relative_to(above)))
+    return VersionPlace(folder.parent, folder.name)
+
+
+def _roots(folder: Path) -> list[Path]:
+    return [above for above in folder.parents if (above / SERVICE_FOLDER).is_dir()][:1]
+
+
+def is_version(path: str) -> bool:
+    """Whether refitd published this folder."""
+    return (Path(path) / MANIFEST_NAME).is_file()
+
+
+def open_version(
+    place: VersionPlace, reference: Reference | None, options: Options, *, check_bytes: bool, stop: Event | None = None
+) -> VersionSource:
+    """Look at a version, check it, and map it. `stop` ends the reading of its bytes.
+
+    Raises:
+        SourceRefusedError: it is not one to load into the model that `reference` describes, or it changes meanwhile.
+        ReadingStoppedError: `stop` was set.
+        OSError: it cannot be read.
+    """
+    source = mapped(place)
+    verdict = judge(source.structure, reference, options)
+    if verdict is None and check_bytes:
+        read = validate(examine(place.root, place.path, reference, options, stop=stop), reference, options)
+        verdict = read if isinstance(read, (Invalid, Unknown)) else None
+    if verdict is not None:
+        raise SourceRefusedError(f"{verdict.reason} [{verdict.code.value}]")
+    if check_bytes and not source.is_unchanged():  # between the look, the mapping and the reading
+        raise SourceRefusedError(f"{place.folder} changed while it was looked at")
+    return source
+
+
+def mapped(place: VersionPlace) -> VersionSource:
+    """Look at a folder and map its weight files. Whether it is any good, its `structure` says.
+
+    Raises:
+        SourceRefusedError: a file is no longer what the look saw, or of a dtype that torch does not have.
+        OSError: it cannot be read.
+    """
+    seen = structure(place.root, place.path)
+    for name, tensor in seen.inventory.tensors.items():
+        if tensor.dtype not in _TORCH:
+            raise SourceRefusedError(f"tensor {name} has dtype {tensor.dtype}, which torch cannot hold")
+    try:
+        with Folder(place.root, place.path) as folder:
+            maps = {name: _map(folder, seen, name) for name in seen.headers}
+            return VersionSource(place=place, structure=seen, inventory=seen.inventory.digest, maps=maps)
+    except (OpeningRefusedError, ChangedError) as error:
+        raise SourceRefusedError(str(error)) from error
+
+
+def _map(folder: Folder, seen: Structure, name: str) -> mmap.mmap:
+    expected = seen.files[name]
+    with folder.open(name, expected) as fd:
+        return mmap.mmap(fd, expected.size, access=mmap.ACCESS_COPY)

@@ -1,0 +1,123 @@
+"""One rank of SGLang as the plugin sees it: its model, its server's arguments, and how its loads are given tensors."""
+
+import importlib.metadata
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from refitd_plugin.tensor_feed import TensorFeed
+from refitd_sglang.feeding import feeding
+from refitd_sglang.quantised import loaded_once
+
+_NO_DRAFT = {None, "", "NGRAM"}  # speculation without a model of its own
+
+
+@dataclass(frozen=True, slots=True)
+class SglangProcess:
+    """`EngineProcess` of one rank, whichever object of SGLang has the function that is wrapped.
+
+    `updater` is that object; `loader` is SGLang's class that reads files.
+    """
+
+    updater: Any
+    loader: type
+
+    @property
+    def name(self) -> str:
+        """See `EngineProcess`."""
+        return "sglang"
+
+    @property
+    def release(self) -> str:
+        """See `EngineProcess`."""
+        return sglang_version()
+
+    @property
+    def port(self) -> int | None:
+        """See `EngineProcess`."""
+        return getattr(self._args, "port", None)
+
+    @property
+    def seed(self) -> int | None:
+        """See `EngineProcess`. Drawn anew at each start where none is given.
+
+        0.5.23 and newer keep what was decided beside what was given.
+        """
+        decided = getattr(self._args, "resolved_dict", None)
+        found = getattr(self._args, "random_seed", None) if decided is None else decided().get("random_seed")
+        return found if isinstance(found, int) else None
+
+    @property
+    def rank(self) -> int:
+        """See `EngineProcess`."""
+        return int(self.updater.tp_rank)
+
+    @property
+    def size(self) -> int:
+        """See `EngineProcess`."""
+        return int(getattr(self._args, "tp_size", 1) or 1)
+
+    @property
+    def dp_rank(self) -> int | None:
+        """See `EngineProcess`."""
+        return getattr(runner_of(self.updater), "dp_rank", None)
+
+    @property
+    def model(self) -> Any:
+        """See `EngineProcess`."""
+        return runner_of(self.updater).model
+
+    @property
+    def model_path(self) -> str:
+        """See `EngineProcess`."""
+        return str(self.updater.model_config.model_path)
+
+    @property
+    def revision(self) -> str | None:
+        """See `EngineProcess`."""
+        return getattr(self.updater.model_config, "revision", None)
+
+    @property
+    def may_release(self) -> bool:
+        """See `EngineProcess`: with `--enable-memory-saver`."""
+        return bool(getattr(self._args, "enable_memory_saver", False))
+
+    def set_model_path(self, path: str) -> None:
+        """See `EngineProcess`."""
+        self.updater.model_config.model_path = path
+
+    def aside(self) -> str | None:
+        """See `EngineProcess`."""
+        if (getattr(self._args, "pp_size", 1) or 1) > 1:
+            return "pipeline parallelism: SGLang updates one stage after the other, and no stage can wait for the next"
+        algorithm = getattr(self._args, "speculative_algorithm", None)
+        if algorithm not in _NO_DRAFT or getattr(runner_of(self.updater), "is_draft_worker", False):
+            return f"speculative decoding ({algorithm}): target and draft model are updated one after the other"
+        return None
+
+    def loaded_once(self) -> str | None:
+        """See `EngineProcess`."""
+        return loaded_once(self.model, self.updater.model_config)
+
+    def feeding(self, feed: TensorFeed) -> AbstractContextManager[None]:
+        """See `EngineProcess`."""
+        return feeding(self.loader, feed)
+
+    @property
+    def _args(self) -> Any:
+        """The server's arguments."""
+        return runner_of(self.updater).server_args
+
+
+def runner_of(updater: Any) -> Any:
+    """SGLang's ModelRunner of the object that has the wrapped function. One for each model."""
+    found = getattr(updater, "get_model_runner", None)
+    return updater if found is None else found()
+
+
+def sglang_version() -> str:
+    """The installed release."""
+    try:
+        return importlib.metadata.version("sglang")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,45 @@
+"""A trainer that exports the weights of a small model from shared memory: what a GPU's memory is, on the CPU."""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from refitd_client.tensors.source import DTYPES
+from refitd_client.transport.ipc import exporter
+from refitd_client.transport.ipc.making import offer_of
+from refitd_client.transport.ipc.offer_file import ExportedTensors
+from refitd_client.transport.ipc.secret import make_secret, read_secret
+from refitd_client.transport.ipc.shared import SharedTensors
+
+Weights = dict[str, torch.Tensor]
+
+
+def shared(weights: Weights, folder: Path) -> SharedTensors:
+    """The same tensors where they can be exported."""
+    specs = {
+        name: (DTYPES[str(tensor.dtype).removeprefix("torch.")], tuple(tensor.shape))
+        for name, tensor in weights.items()
+    }
+    made = SharedTensors(specs, folder)
+    fill(made, weights)
+    return made
+
+
+def fill(made: SharedTensors, weights: Weights) -> None:
+    """The next step's."""
+    for name, tensor in weights.items():
+        made.tensors[name].copy_(tensor)
+
+
+@contextmanager
+def exporting(root: Path, step: int, made: SharedTensors, run: str = "run") -> Generator[ExportedTensors]:
+    """An offer of a version. At the end of the context the trainer exports no more, as if it had gone."""
+    make_secret(root)
+    folder = root / run
+    folder.mkdir(parents=True, exist_ok=True)
+    version = f"{run.replace('/', '~')}~v{step:06d}"
+    with ExportedTensors(folder, offer_of(version, made.tensors), read_secret(root)) as exported:
+        yield exported
+    exporter.end(folder)

@@ -93,6 +93,12 @@ class TestRuns:
         page = answer("runs", "--url", service.url, kind=Page[RunGlance])
         assert page.items == service.runs
 
+    def test_a_run_that_is_troubled_is_listed_with_the_reason(self, service: StandIn) -> None:
+        why = "Step 3 is REJECTED: model.safetensors is torn"
+        service.runs = [make_run(standing=Standing.TROUBLED, trouble=why, reasons=[why])]
+        shown = " ".join(refitd("runs", "--url", service.url).stdout.split())
+        assert f"All 2 engines serve step 2, the newest. {why}" in shown
+
     def test_nobody_is_asked_what_a_script_closes(self, service: StandIn) -> None:
         refused = refitd("runs", "close", "exp", "--url", service.url)
         assert refused.exit_code == 2

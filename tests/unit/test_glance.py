@@ -57,6 +57,15 @@ def test_an_engine_that_another_writer_has_changed_lately_is_trouble_though_it_i
     ]
 
 
+def test_a_run_that_is_troubled_says_why_in_one_sentence_and_no_other_does() -> None:
+    bad = version(3, state=VersionState.REJECTED, reason="a torn file")
+    away = engine("late", serving="run~v000001", state=EngineState.UNREACHABLE, reason="timed out")
+    assert glance(seen(HERE, versions=[bad, version(2)])).trouble == "Step 3 is REJECTED: a torn file"
+    assert glance(seen([*HERE, away], versions=[bad, version(2)])).trouble == "late is UNREACHABLE: timed out"
+    assert glance(seen(HERE)).trouble is None
+    assert glance(seen([], versions=[bad, version(2)])).trouble is None, "it is UNFOLLOWED"
+
+
 def test_two_hundred_engines_in_one_state_are_one_sentence() -> None:
     away = [engine(f"gpu-{i:03d}", state=EngineState.UNREACHABLE, reason="timed out") for i in range(200)]
     assert glance(seen(away)).reasons == ["gpu-000, gpu-001, gpu-002 and 197 more are UNREACHABLE: timed out"]

@@ -254,9 +254,9 @@ class RunGlance:
     """A run at a glance: are its engines on the newest version, and if not, why not.
 
     `headline` answers that in a sentence, `reasons` say why not, the most important first; a program reads
-    `standing`. `target` is the version that engines should serve, `newest` the one that was
-    published last, whatever became of it. `engines` are counted by state. `paused_since` is None while rollouts go on,
-    `closed_at` while the run is not closed.
+    `standing`. `trouble` is the first of the reasons why it is TROUBLED, None where it is not. `target` is the version
+    that engines should serve, `newest` the one that was published last, whatever became of it. `engines` are counted
+    by state. `paused_since` is None while rollouts go on, `closed_at` while the run is not closed.
     """
 
     run: str
@@ -272,6 +272,7 @@ class RunGlance:
     engines: dict[EngineState, int]
     in_sync: int
     closed_at: str | None = None
+    trouble: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

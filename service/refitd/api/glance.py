@@ -51,9 +51,10 @@ def glance(seen: Seen) -> RunGlance:
     there = [engine for engine in seen.engines if _is_there(engine, seen.target)]
     trouble, waiting = _trouble(seen, newest), _waiting(seen, newest)
     paused = seen.rollout.paused_since if seen.rollout is not None else None
+    standing = _standing(seen, newest, bool(trouble), len(there))
     return RunGlance(
         run=seen.run,
-        standing=_standing(seen, newest, bool(trouble), len(there)),
+        standing=standing,
         headline=_headline(seen, newest, len(there)),
         reasons=[*_unfollowed(seen), *trouble, *waiting],
         target=None if seen.target is None else seen.target.id,
@@ -65,6 +66,7 @@ def glance(seen: Seen) -> RunGlance:
         engines=dict(Counter(engine.state for engine in seen.engines)),
         in_sync=len(there),
         closed_at=seen.closed_at,
+        trouble=trouble[0] if standing is Standing.TROUBLED else None,
     )
 
 

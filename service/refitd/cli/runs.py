@@ -102,9 +102,9 @@ def runs_table(runs: list[RunGlance]) -> Table:
 
 
 def _why(run: RunGlance) -> str:
-    """How it stands in a sentence; of a run that no engine follows, what to do as well."""
-    remedy = run.reasons[:1] if run.standing is Standing.UNFOLLOWED else []
-    return " ".join([run.headline, *remedy])
+    """How it stands in a sentence; of a run that no engine follows what to do as well, of one in trouble why."""
+    more = run.reasons[:1] if run.standing is Standing.UNFOLLOWED else [run.trouble or ""]
+    return " ".join([run.headline, *more]).rstrip()
 
 
 def _step(step: int | None) -> str:

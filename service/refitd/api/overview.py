@@ -83,7 +83,7 @@ def glance_at(store: Store, targets: Targets, run: str) -> RunGlance:
         Seen(
             run=run,
             target=targets.of_run(run).target,
-            versions=store.versions_of(run),
+            versions=[version.as_judged for version in store.published_of(run)],
             engines=engines,
             rollout=store.rollouts.get(run),
             strategy=targets.strategy,

@@ -54,7 +54,7 @@ class _Way:
 async def _way(service: Service, order: Rollback) -> _Way:
     goal = None if order.to is None else await _named(service, order.run, order.to)
     # Nothing is awaited from here on: what is decided is still true where it is done.
-    versions = service.store.versions_of(order.run)
+    versions = service.store.published_of(order.run)
     if not versions:
         raise unknown(service.store, Kind.UNKNOWN_RUN, f"no version of run {order.run} is known")
     current = service.targets.of_run(order.run).target

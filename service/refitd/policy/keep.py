@@ -38,14 +38,13 @@ from refitd.policy.target import last_good, last_good_before
 from refitd.policy.weights import Weight, Weights, weigh
 from refitd.root.handle import parts_below
 from refitd.root.scan import Listing, ListingFailed
-from refitd.state.version import VersionRecord
+from refitd.state.version import EVIDENCE, VersionRecord
 from refitd.text import spoken
 from refitd_client.contract.states import VersionState
 from refitd_client.validation.conventions import is_foreign
 
 SPARED = "its folder is its trainer's own: refitd deletes it only with --reclaim-foreign (REFITD_RECLAIM_FOREIGN)"
 _NO_MORE = "and nothing else may go"
-EVIDENCE = frozenset({VersionState.REJECTED, VersionState.LOST})
 _AWAITED = frozenset({VersionState.ANNOUNCED, VersionState.SETTLING, VersionState.VALIDATING})
 
 

@@ -6,10 +6,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 
-from refitd.policy.keep import EVIDENCE
 from refitd.policy.leases import Lease, LeaseKind
 from refitd.policy.lines import TRASH_PATH
-from refitd.state.version import VersionRecord
+from refitd.state.version import EVIDENCE, VersionRecord
 from refitd_client.contract.naming import INCOMING_PREFIX, SERVICE_FOLDER
 from refitd_client.contract.slot import SLOTS
 from refitd_client.contract.states import VersionState

@@ -7,7 +7,6 @@ from dataclasses import replace
 import structlog
 
 from refitd.catalog.files import Files
-from refitd.policy.keep import EVIDENCE
 from refitd.policy.leases import EngineView, Load, RunView, Views
 from refitd.policy.readiness import Withheld, waits_for
 from refitd.policy.target import last_good
@@ -19,7 +18,7 @@ from refitd.root.scan import Found, Listing, ListingFailed
 from refitd.state.journal.journal import JournalError
 from refitd.state.records import EngineRecord
 from refitd.state.store import Store
-from refitd.state.version import VersionRecord
+from refitd.state.version import EVIDENCE, VersionRecord
 from refitd_client.contract.naming import version_folder
 from refitd_client.contract.states import EngineState, RolloutState, VersionState
 
@@ -149,7 +148,14 @@ class StoreBooks:
         # The files of what was not good go, and why it was not stays known.
         was_bad = record.state in EVIDENCE | {VersionState.UNKNOWN} and record.reason is not None
         reason = f"{why}; it was {record.state}: {record.reason}" if was_bad else why
-        self._store.put_version(replace(record, state=VersionState.RETIRED, reason=reason), f"retired: {why}")
+        retired = replace(
+            record,
+            state=VersionState.RETIRED,
+            reason=reason,
+            state_before=record.state,
+            reason_before=record.reason,
+        )
+        self._store.put_version(retired, f"retired: {why}")
 
     def deleted(self, record: VersionRecord) -> None:
         """See `refitd.reclaim.sweep.Books`."""

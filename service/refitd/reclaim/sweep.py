@@ -25,7 +25,7 @@ from typing import Protocol
 
 from refitd.clock import Clock
 from refitd.policy.holdings import Holdings
-from refitd.policy.keep import EVIDENCE, SPARED, KeepRules, Verdict, keep
+from refitd.policy.keep import SPARED, KeepRules, Verdict, keep
 from refitd.policy.kept import Kept, bytes_by_reason
 from refitd.policy.leases import Views, leases
 from refitd.policy.lines import (
@@ -48,7 +48,7 @@ from refitd.reclaim.recycler import Recycler, slot_line
 from refitd.root.leftovers import Incoming
 from refitd.root.outcome import Discarded, Gone, Refused
 from refitd.root.scan import Listing, ListingFailed
-from refitd.state.version import VersionRecord
+from refitd.state.version import EVIDENCE, VersionRecord
 from refitd_client.contract.naming import version_id
 from refitd_client.contract.states import VersionState
 from refitd_client.contract.wire import Reclaimable, ReclaimPlan

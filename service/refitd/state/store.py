@@ -98,6 +98,7 @@ class Store:
         for version in self.journal.read(reads.read_versions):
             if version.state is VersionState.DELETED:
                 self.gone.add(version.id)
+                self.index.drop(version)
             else:
                 self.index.keep(version)
         for name, row in self.journal.read(reads.read_places):
@@ -171,6 +172,9 @@ class Store:
     def put_version(self, record: VersionRecord, text: str | None = None) -> None:
         """Take a version as it is now; `text` says in the log what happened to it."""
         before = self.versions.get(record.id)
+        evidence = self.index.deleted_evidence.get(record.run)
+        if evidence is not None and evidence.id == record.id:
+            before = evidence
         self.journal.append(writes.put_version(record, self.list_order.of(record.run, record.order)))
         if before is None:
             self._first_seen[record.id] = self.clock.monotonic()
@@ -221,6 +225,15 @@ class Store:
     def versions_of(self, run: str) -> list[VersionRecord]:
         """The versions of a run, newest first."""
         return self.index.of_run(run)
+
+    def published_of(self, run: str) -> list[VersionRecord]:
+        """What the trainer of a run has published, newest first: `versions_of`, and the newest deleted evidence if it
+        is newer than all of them.
+        """
+        versions, evidence = self.versions_of(run), self.index.deleted_evidence.get(run)
+        if evidence is None or (versions and versions[0].order >= evidence.order):
+            return versions
+        return [evidence, *versions]
 
     @property
     def runs_with_versions(self) -> Collection[str]:

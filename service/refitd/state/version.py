@@ -1,10 +1,12 @@
 """What the service knows of one version: a frozen record, replaced whenever something about it changes."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from refitd_client.checkpoint.fault import Code
 from refitd_client.contract.naming import Order, version_id
 from refitd_client.contract.states import Kind, VersionState
+
+EVIDENCE = frozenset({VersionState.REJECTED, VersionState.LOST})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +22,8 @@ class VersionRecord:
     what `reason` is for people, where validation has REJECTED it. `handed`: it was offered to engines from its
     trainer's memory, before its files were there. `unended` counts the validations that began and did not end, because
     the service died meanwhile; it is written down before each begins. `bad_for` are the seconds for which it has been
-    REJECTED or LOST while the service ran, as far as they are written down.
+    REJECTED or LOST while the service ran, as far as they are written down. `state_before` and `reason_before` are the
+    state and the reason that it had before it was RETIRED, None until then.
     """
 
     run: str
@@ -44,6 +47,8 @@ class VersionRecord:
     handed: bool = False
     unended: int = 0
     bad_for: float = 0.0
+    state_before: VersionState | None = None
+    reason_before: str | None = None
     pinned: bool = False
     barred: bool = False
     served_at: str | None = None
@@ -66,6 +71,19 @@ class VersionRecord:
     def was_never_served(self) -> bool:
         """Whether it was rejected before any engine served it: nothing can be rolled back from it."""
         return self.state is VersionState.REJECTED and self.served_at is None
+
+    @property
+    def is_deleted_evidence(self) -> bool:
+        """Whether it was REJECTED or LOST, and its files are deleted or about to be."""
+        is_over = self.state in {VersionState.RETIRED, VersionState.DELETED}
+        return is_over and self.state_before in EVIDENCE
+
+    @property
+    def as_judged(self) -> "VersionRecord":
+        """The version with its last verdict: deleted evidence as it was before."""
+        if not self.is_deleted_evidence or self.state_before is None:
+            return self
+        return replace(self, state=self.state_before, reason=self.reason_before)
 
     def differs_in_weights(self, other: "VersionRecord") -> bool:
         """Whether it is proved that the two hold other tensors: files that are cut the same way and not the same, or

@@ -8,12 +8,17 @@ from refitd_client.contract.naming import Order
 
 
 class VersionIndex:
-    """`all` holds them by id, `open` those of them without a verdict. Both are changed here alone."""
+    """`all` holds them by id, `open` those of them without a verdict. Both are changed here alone.
+
+    `deleted_evidence` is the newest version of each run that was REJECTED or LOST and is DELETED: how a run stands does
+    not change because files are deleted.
+    """
 
     def __init__(self) -> None:
         """None yet."""
         self.all: dict[str, VersionRecord] = {}
         self.open: dict[str, VersionRecord] = {}
+        self.deleted_evidence: dict[str, VersionRecord] = {}
         self._by_run: dict[str, dict[str, VersionRecord]] = {}
         self._in_order: dict[str, list[VersionRecord]] = {}
         self._newest: dict[str, Order] = {}
@@ -34,7 +39,10 @@ class VersionIndex:
             self.open.pop(record.id, None)
 
     def drop(self, record: VersionRecord) -> None:
-        """Forget a version. Harmless where it is not known."""
+        """Take a version that is deleted. Harmless where it is not known."""
+        newest = self.deleted_evidence.get(record.run, record)
+        if record.is_deleted_evidence and record.order >= newest.order:
+            self.deleted_evidence[record.run] = record
         if (before := self.all.pop(record.id, None)) is not None:
             self._paths[before.path] -= 1
             self._newest.pop(record.run, None)

@@ -10,8 +10,10 @@ from refitd.engine.port import UNTOLD, Coming, Loader, Offered, Outcome, Reached
 class SimulatedEngine:
     """Serves a path and a label. `script` holds the outcomes of coming refits; ACK when it is empty."""
 
+    base = "/base"  # the model that it is started with
+
     def __init__(self) -> None:
-        self.path = "/base"
+        self.path = self.base
         self.label = "default"
         self.paused = False
         self.down = False
@@ -42,7 +44,7 @@ class SimulatedEngine:
             weight_version=self.label,
             server_version="0.5.23",
             configuration="simulated" if self.plugin is None else "simulated refitd",
-            startup_path="/base",
+            startup_path=self.base,
             takes_offers=self.takes_offers,
             loader=self.loader,
             plugin=self.plugin,
@@ -93,4 +95,4 @@ class SimulatedEngine:
 
     def restart(self) -> None:
         """A new process on its start-up weights."""
-        self.path, self.label, self.paused, self.contents, self.down = "/base", "default", False, None, False
+        self.path, self.label, self.paused, self.contents, self.down = self.base, "default", False, None, False

@@ -12,8 +12,9 @@ from refitd.catalog import arrivals
 from refitd.reclaim import sweep
 from refitd_client.contract.naming import MANIFEST_NAME
 from refitd_client.contract.states import VersionState
-from support.checkpoints import Tensors, publish, tensors
+from support.checkpoints import Tensors, publish, tensors, write_model
 from support.services import Stage, serving
+from support.simulated_engine import SimulatedEngine
 
 LAST_SHARD = "model-00002-of-00002.safetensors"
 
@@ -91,7 +92,7 @@ async def test_seven_bad_checkpoints_do_not_outgrow_the_budget_and_the_oldest_go
         explained = (await stage.http.get("/v1/explain/run~v000007")).json()["sentences"]
         assert any("Its folder takes" in sentence for sentence in explained)
         deleted = (await stage.http.get("/v1/versions/run~v000002")).json()
-        assert "given up for the disk budget" in deleted["reason"]
+        assert deleted["reason"].startswith("evidence: the disk budget of ")
         assert "non-finite" in deleted["reason"], "why it was bad stays known"
 
 
@@ -109,7 +110,7 @@ async def test_what_engines_serve_stays_under_any_budget_and_why_evidence_was_re
         assert any("over the disk budget" in reason for item in done["items"] for reason in item["reasons"])
         for step in (2, 3):
             deleted = (await stage.http.get(f"/v1/versions/run~v{step:06d}")).json()
-            assert "it was REJECTED: " in deleted["reason"]
+            assert "has no room for it; it was REJECTED: " in deleted["reason"]
 
 
 async def test_a_bad_version_takes_the_room_of_bad_ones_and_never_of_what_a_rollback_goes_to(tmp_path: Path) -> None:
@@ -177,6 +178,25 @@ async def test_a_rollback_is_also_one_from_a_rejected_version_whose_evidence_was
         assert (await run_now(stage))["standing"] == "ROLLED_BACK"
         await reject(stage, 4, bad(4))
         assert (await run_now(stage))["standing"] == "TROUBLED"
+
+
+async def test_versions_without_a_verdict_of_another_run_do_not_cost_a_run_what_a_rollback_goes_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No engine follows the other run, so there is no model to hold its versions against."""
+    monkeypatch.setattr(SimulatedEngine, "base", str(tmp_path / "base"))
+    good = size(publish(tmp_path / "measure", "run", 1, tensors(1)))
+    write_model(tmp_path / "base")
+    async with serving(tmp_path, base_model=None, run="run", disk_budget=3 * good + good // 2) as stage:
+        await stage.served(1)
+        await stage.served(2)
+        for step in (1, 2, 3):
+            publish(stage.root, "other", step, tensors(10 + step))
+            await stage.until(f"other~v{step:06d}", lambda version: version.state is VersionState.UNKNOWN)
+        done = await swept(stage)
+        assert on_disk(stage) == ["v000001", "v000002"]
+        assert done["kept_bytes"] > done["disk_budget"]
+        assert any("over the disk budget" in reason for item in done["items"] for reason in item["reasons"])
 
 
 async def test_a_version_whose_files_cannot_be_opened_counts_as_well(tmp_path: Path) -> None:

@@ -228,7 +228,7 @@ def test_the_disk_budget_drops_the_least_worthy_first(budget: int | None, expect
     for verdict in verdicts:
         over = budget is not None and 10 * len(expected) > budget
         assert any("nothing else may go" in reason for reason in verdict.reasons) == (over and verdict.keep)
-        assert verdict.keep or any("given up for the disk budget" in reason for reason in verdict.reasons)
+        assert verdict.keep or any("the disk budget of" in reason for reason in verdict.reasons)
 
 
 def test_copies_take_of_the_disk_budget_and_what_is_over_it_says_so() -> None:
@@ -259,6 +259,38 @@ def test_a_version_without_a_verdict_costs_no_run_what_a_rollback_goes_to(state:
     assert kept_steps(decide(newer, KeepRules(disk_budget=29))) == [6, 7]
     elsewhere = [*good, version(7, state, run="other")]
     assert kept_steps(decide(elsewhere, KeepRules(disk_budget=29))) == [6, 7], "it is of another run"
+
+
+@pytest.mark.parametrize("state", OPEN)
+def test_a_version_without_a_verdict_of_any_run_costs_a_run_that_engines_follow_no_rollback(
+    state: VersionState,
+) -> None:
+    """2 is what a rollback goes to, 6 is served; the other run has no verdicts."""
+    good = [version(2, served_at="t"), version(6, served_at="t")]
+    versions = [*good, version(7, state, run="other"), version(8, state, run="other")]
+
+    def kept(budget: int, *followed: str) -> list[int]:
+        rules = KeepRules(last=2, disk_budget=budget)
+        return kept_steps(keep(versions, {}, rules, listing=LISTED, ages={}, followed=followed))
+
+    assert kept(40, "exp") == kept(29, "exp") == kept(20, "exp") == [2, 6, 7, 8]
+    assert kept(19, "exp") == [6, 7, 8], "good versions alone do not fit"
+    assert kept(39) == kept(39, "other") == [6, 7, 8], "no engine follows the run"
+
+
+def test_what_a_rollback_of_a_run_that_no_engine_follows_goes_to_goes_first() -> None:
+    """The followed run's is the older one."""
+    versions = [version(step, run=run, served_at="t") for step, run in ((1, "a"), (2, "a"), (3, "b"), (4, "b"))]
+    rules = KeepRules(last=2, disk_budget=30)
+    assert kept_steps(keep(versions, {}, rules, listing=LISTED, ages={}, followed={"a"})) == [1, 2, 4]
+    assert kept_steps(keep(versions, {}, rules, listing=LISTED, ages={}, followed={"a", "b"})) == [2, 3, 4]
+
+
+def test_of_evidence_that_the_budget_takes_one_short_sentence_says_so() -> None:
+    versions = [version(1, REJECTED), version(2, LOST), version(3)]
+    verdicts = decide(versions, KeepRules(disk_budget=10))
+    assert verdicts[0].reasons == ("evidence: the disk budget of 10 bytes has no room for it",)
+    assert verdicts[1].reasons == ("evidence: the disk budget of 10 bytes has no room for it",)
 
 
 def test_the_budget_is_named_once_with_all_that_a_version_was_kept_for() -> None:

@@ -17,11 +17,13 @@ The rules, the strongest first. A version that no rule keeps is dropped.
        version's stays for good (`policy/holdings.py`).
     6  What a kept version needs stays with it: the base of a delta, and whatever has its folder in, around or on it.
     7  Over the disk budget, what only 4 and 5 keep goes, until the rest fits: first evidence, then every Nth, then the
-       last ones, each oldest first, then what a rollback would go to. The newest piece of evidence of each run is the
-       last evidence to go. What a rollback would go to stays while a version of its run is ANNOUNCED, SETTLING or
-       VALIDATING: it may turn out bad, and goes itself then. If it still does not fit, the verdicts say so. Every byte
-       that refitd may delete takes of the budget. Copies for deltas, what publishers are writing and the trash are not
-       given up for it; slots are, before any version (`policy/spare_slots.py`).
+       last ones, each oldest first, then what a rollback would go to, of runs that no engine follows before the others.
+       The newest piece of evidence of each run is the last evidence to go. What a rollback would go to stays while a
+       version of its run is ANNOUNCED, SETTLING or VALIDATING: it may turn out bad, and goes itself then. Of a run that
+       engines follow it never goes for the bytes of versions without a verdict, of whatever run: they may be bad, or
+       wait for engines for ever. If it still does not fit, the verdicts say so. Every byte that refitd may delete takes
+       of the budget. Copies for deltas, what publishers are writing and the trash are not given up for it; slots are,
+       before any version (`policy/spare_slots.py`).
 """
 
 from bisect import bisect_left
@@ -82,6 +84,7 @@ class _Rank(IntEnum):
     NEWEST_EVIDENCE = auto()
     EVERY = auto()
     LAST = auto()
+    UNFOLLOWED_ROLLBACK = auto()
     ROLLBACK = auto()
 
 
@@ -124,6 +127,7 @@ def keep(
     weights: Weights | None = None,
     beside: Mapping[str, int] | None = None,
     closed: Collection[str] = (),
+    followed: Collection[str] = (),
 ) -> list[Verdict]:
     """Decide about all versions of a root at once, in the order given.
 
@@ -138,6 +142,7 @@ def keep(
             their records say.
         beside: the bytes that other things in the root take of the disk budget, by what they are.
         closed: the runs that have ended.
+        followed: the runs that engines follow.
     """
     if (doubt := _doubt(listing)) is not None:
         return [Verdict(version, keep=True, reasons=(doubt,)) for version in versions]
@@ -149,15 +154,16 @@ def keep(
     firm = _firm(versions, leases, unproven, closed, ended)
     _spare(firm, versions, rules, there)
     wishes = sorted(
-        [*_evidence(proven, rules, ages), *_wishes(proven, rules, closed)],
+        [*_evidence(proven, rules, ages), *_wishes(proven, rules, closed, followed)],
         key=lambda wish: (wish.rank, wish.record.order, wish.record.run),
     )
     awaited = {version.run for version in versions if version.state in _AWAITED}
     for wish in wishes:
-        if wish.rank is _Rank.ROLLBACK and wish.record.run in awaited:
+        if wish.rank >= _Rank.UNFOLLOWED_ROLLBACK and wish.record.run in awaited:
             firm.setdefault(wish.record.id, []).append(wish.reason)
     budget = _Budget(rules.disk_budget, beside or {})
-    kept, given_up = _fit(versions, firm, wishes, budget, weights)
+    undecided = _used((v.id for v in versions if v.state.is_open and v.id in firm), weights)
+    kept, given_up = _fit(needs_of(versions), firm, wishes, budget, weights, undecided)
     excess = budget.excess(_used(kept, weights))
     superseded = _superseded(versions)
     verdicts: list[Verdict] = []
@@ -268,7 +274,9 @@ def _evidence(versions: Sequence[VersionRecord], rules: KeepRules, ages: Mapping
             yield _Wish(rank, version, _evidence_reason(version, rules, ages))
 
 
-def _wishes(versions: Sequence[VersionRecord], rules: KeepRules, closed: Collection[str]) -> Iterator[_Wish]:
+def _wishes(
+    versions: Sequence[VersionRecord], rules: KeepRules, closed: Collection[str], followed: Collection[str]
+) -> Iterator[_Wish]:
     """Rule 4."""
     superseded = _superseded(versions)
     sealed = [v for v in versions if v.state is VersionState.SEALED and v.id not in superseded]
@@ -282,7 +290,7 @@ def _wishes(versions: Sequence[VersionRecord], rules: KeepRules, closed: Collect
         for run, group in _by_run(version for version in versions if version.run not in closed):
             if (back := _where_back(group)) is not None:
                 reason = f"engines of run {run} served it before the current one: a rollback goes to it"
-                yield _Wish(_Rank.ROLLBACK, back, reason)
+                yield _Wish(_Rank.ROLLBACK if run in followed else _Rank.UNFOLLOWED_ROLLBACK, back, reason)
 
 
 def _where_back(versions: Sequence[VersionRecord]) -> VersionRecord | None:
@@ -292,26 +300,41 @@ def _where_back(versions: Sequence[VersionRecord]) -> VersionRecord | None:
 
 
 def _fit(
-    versions: Sequence[VersionRecord], firm: Reasons, wishes: Sequence[_Wish], budget: _Budget, weights: Weights
+    needs: Mapping[str, Sequence[Need]],
+    firm: Reasons,
+    wishes: Sequence[_Wish],
+    budget: _Budget,
+    weights: Weights,
+    undecided: int,
 ) -> tuple[Reasons, Reasons]:
-    """Rules 6 and 7: what is kept, and which wishes were given up for the budget."""
-    needs = needs_of(versions)
+    """Rules 6 and 7: what is kept, and which wishes were given up for the budget.
+
+    Args:
+        needs: what each version needs.
+        firm: what stays whatever the budget is.
+        wishes: what the rules want besides, the first to go first.
+        budget: what all may take.
+        weights: what each version takes.
+        undecided: the bytes of versions without a verdict.
+    """
+    lesser = sum(wish.rank < _Rank.ROLLBACK for wish in wishes)
 
     def fits(count: int) -> bool:
-        return not budget.excess(_used(_with_needs(firm, wishes[count:], needs), weights))
+        used = _used(_with_needs(firm, wishes[count:], needs), weights)
+        return not budget.excess(used - undecided if count >= lesser else used)
 
     # Giving up one wish more never keeps more, so the first count that fits can be searched for by halves.
     first = bisect_left(range(len(wishes)), True, key=fits)
     kept = _with_needs(firm, wishes[first:], needs)
-    were: Reasons = {}
+    limit, why = f"the disk budget of {budget.limit or 0:,} bytes", dict[str, list[str]]()
     for wish in reversed(wishes[:first]):
-        were.setdefault(wish.record.id, []).append(wish.reason)
-    return kept, {version: [_given_up(budget, reasons)] for version, reasons in were.items()}
-
-
-def _given_up(budget: _Budget, reasons: Sequence[str]) -> str:
-    because = "; and because: ".join(reasons)
-    return f"given up for the disk budget of {budget.limit:,} bytes; it was kept because: {because}"
+        if wish.rank <= _Rank.NEWEST_EVIDENCE:  # one wish a version: no other rule keeps evidence
+            why[wish.record.id] = [f"evidence: {limit} has no room for it"]
+        elif (reasons := why.get(wish.record.id)) is None:
+            why[wish.record.id] = [f"given up for {limit}; it was kept because: {wish.reason}"]
+        else:
+            reasons[0] += f"; and because: {wish.reason}"
+    return kept, why
 
 
 def _with_needs(firm: Reasons, wishes: Sequence[_Wish], needs: Mapping[str, Sequence[Need]]) -> Reasons:

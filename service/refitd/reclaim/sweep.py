@@ -280,6 +280,7 @@ class Sweeper:
             weights=seen.weights,
             beside=self._beside(seen),
             closed=views.closed,
+            followed={engine.run for engine in views.engines if engine.run is not None and not engine.is_removed},
         )
 
     def _over_budget(self, done: ReclaimPlan) -> str | None:

@@ -17,9 +17,9 @@ from pydantic import SecretStr
 from watchdog.observers import Observer
 from watchdog.observers.api import BaseObserver
 
-from refitd.diagnose.doctor import hub
+from refitd.diagnose.doctor import engines, hub
 from refitd.diagnose.doctor.door import ask_service, judge_door
-from refitd.diagnose.doctor.engines import Asked, judge_engine, skew_of
+from refitd.diagnose.doctor.engines import Asked, judge_engine, judge_start_up_model, skew_of
 from refitd.diagnose.doctor.finding import Check, Finding, Verdict
 from refitd.diagnose.doctor.gpus import judge_gpus
 from refitd.diagnose.doctor.libraries import judge_releases, version_of
@@ -297,6 +297,24 @@ def test_what_was_found_of_the_plugin_is_said(
     found = {each.check: each for each in judge_engine(asked)}[Check.PLUGIN]
     assert (found.verdict, said in found.text) == (verdict, True)
     assert plugin_answers(asked) is (plugin is not None)
+
+
+def test_a_start_up_model_that_cannot_be_read_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = write_model(tmp_path / "base")
+    asked = Asked(name="a", spec=SPEC, root="/", seen=replace(SEEN, startup_path=str(base)))
+    assert [found.verdict for found in judge_start_up_model(asked)] == [Verdict.OK]
+    elsewhere = replace(asked, seen=replace(SEEN, startup_path="Qwen/Qwen3-0.6B"))
+    assert [found.verdict for found in judge_start_up_model(elsewhere)] == [Verdict.WARNING]
+    denied = PermissionError(errno.EACCES, "Permission denied", str(base))
+
+    def read(_: Path) -> None:
+        raise denied
+
+    monkeypatch.setattr(engines, "read_reference", read)
+    (found,) = judge_start_up_model(asked)
+    assert found.verdict is Verdict.FAILED
+    assert f"user id {os.geteuid()} cannot read {base}" in found.text
+    assert "--base-model" in (found.fix or "")
 
 
 def test_what_serve_would_refuse_is_found(job: list[str], tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The model that checkpoints are held against, as the operator may have it on disk."""
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -53,6 +54,21 @@ def test_the_config_says_whether_the_head_is_tied_else_the_tensors_do(
     else:
         (folder / "config.json").write_text(json.dumps(config))
     assert read_reference(folder).tied is tied
+
+
+def test_a_folder_that_cannot_be_looked_at_is_an_error_and_not_a_missing_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, stat = one_file(tmp_path / "base", model()), Path.stat
+
+    def denied(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        if path == folder:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return stat(path, follow_symlinks=follow_symlinks)
+
+    monkeypatch.setattr(Path, "stat", denied)
+    with pytest.raises(PermissionError):
+        read_reference(folder)
 
 
 def test_a_name_on_a_hub_is_refused_with_the_setting() -> None:

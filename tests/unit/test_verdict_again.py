@@ -1,15 +1,24 @@
 """Verdicts that depend on more than the files: taken again when what they depended on may have changed."""
 
+import errno
+import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from refitd.catalog import references
+from refitd.catalog.references import NoReference, References
+from refitd.clock import SystemClock
+from refitd.state.journal.journal import Journal
 from refitd.state.journal.packing import pack, unpack
 from refitd.state.observer import SilentObserver
+from refitd.state.store import Store
 from refitd.state.version import VersionRecord
 from refitd_client.checkpoint.fault import Code
+from refitd_client.checkpoint.inventory import Reference
 from refitd_client.contract.states import EngineState, VersionState
 from refitd_client.validation.evidence import Evidence
 from support.catalogs import watching
@@ -52,6 +61,48 @@ async def test_what_was_rejected_for_want_of_a_model_is_rejected_again_while_the
         await stage.until(ID, lambda record: record.state.is_open)
         await stage.rejected(ID)
         assert stage.engines["a"].loads == []
+
+
+@pytest.mark.parametrize("cause", [PermissionError(errno.EACCES, "Permission denied"), OSError(errno.EIO, "I/O error")])
+async def test_a_base_model_that_cannot_be_read_rejects_nothing_and_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cause: OSError
+) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr(references, "read_reference", _raising(cause))
+        async with serving(tmp_path) as stage:
+            publish(stage.root, "run", 1, tensors(1))
+            await stage.until(ID, lambda record: record.state is VersionState.UNKNOWN)
+            reason = stage.store.versions[ID].reason or ""
+            assert f"base model {tmp_path / 'base'} cannot be read now" in reason
+            assert isinstance(cause, PermissionError) == (f"user id {os.geteuid()}" in reason)
+            broken.undo()
+            await stage.until(ID, lambda record: record.served_at is not None)
+
+
+async def test_a_start_up_model_that_cannot_be_read_rejects_nothing_where_one_that_is_not_here_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(tmp_path / "state")
+    store = Store(journal, SystemClock())
+    store.put_engine(engine("a", run="run", startup_path=str(tmp_path / "elsewhere")))
+    found = await References(store, None).of("run")
+    assert isinstance(found, NoReference)
+    assert found.final
+    store.put_engine(engine("b", run="run", startup_path=str(write_model(tmp_path / "base"))))
+    with monkeypatch.context() as broken:
+        broken.setattr(references, "read_reference", _raising(PermissionError(errno.EACCES, "Permission denied")))
+        found = await References(store, None).of("run")
+        assert isinstance(found, NoReference)
+        assert not found.final
+    assert isinstance(await References(store, None).of("run"), Reference), "one engine's model is enough"
+    journal.close()
+
+
+def _raising(error: OSError) -> Callable[[Path], Reference]:
+    def read(_: Path) -> Reference:
+        raise error
+
+    return read
 
 
 async def test_what_was_rejected_for_its_files_stays_rejected_at_the_next_start(tmp_path: Path) -> None:

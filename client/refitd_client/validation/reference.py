@@ -4,7 +4,9 @@ The operator named it, or the engine was started with it, so links are followed 
 them). What is read is checked as strictly as a checkpoint.
 """
 
+import errno
 import os
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -43,7 +45,7 @@ def read_reference(path: Path) -> Reference:
         ReferenceRefusedError: it is no folder, or no model in safetensors that a loader would accept.
         OSError: something in it cannot be read.
     """
-    if not path.is_dir():
+    if not _is_folder(path):
         raise ReferenceRefusedError(
             f"{path} is not a folder on this machine: set --base-model (REFITD_BASE_MODEL) to the local folder "
             "of the model that the engines serve, not to its name on a hub"
@@ -53,6 +55,18 @@ def read_reference(path: Path) -> Reference:
     except (HeaderRefusedError, IndexRefusedError) as error:
         raise ReferenceRefusedError(f"the base model in {path} cannot be used: {error}") from error
     return Reference(inventory, _tied(path, inventory), str(path))
+
+
+def _is_folder(path: Path) -> bool:
+    """Whether a folder is there. Raises OSError where that cannot be found out, which `Path.is_dir` may hide."""
+    try:
+        return stat.S_ISDIR(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
+    except OSError as error:
+        if error.errno in {errno.ELOOP, errno.ENAMETOOLONG}:
+            return False
+        raise
 
 
 def _inventory(path: Path) -> Inventory:

@@ -1,5 +1,6 @@
 """Which model a run's checkpoints are held against: the operator's base model, else what the engines started with."""
 
+import os
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,10 +37,14 @@ class References:
             return await self._reference(self._base_model)
         engines = [engine for engine in self._store.engines.values() if engine.run in {run, None}]
         paths = sorted({engine.startup_path for engine in engines if engine.startup_path is not None})
+        unreadable: NoReference | None = None
         for path in paths:
             found = await self._reference(Path(path))
-            if isinstance(found, Reference) or not found.final:
+            if isinstance(found, Reference):
                 return found
+            unreadable = unreadable if found.final else found
+        if unreadable is not None:
+            return unreadable
         if not engines and self._store.engines:
             return NoReference(
                 f"no engine follows run {run}, so there is no model to hold it against: 'refitd engines move ID --run "
@@ -60,6 +65,18 @@ class References:
                 self._read[path] = await self._threads.run(what, partial(read_reference, path), within=LISTING_SECONDS)
             except RootHangsError as error:
                 return NoReference(f"the base model {path} cannot be read now: {error}", final=False)
-            except (OSError, ReferenceRefusedError) as error:
+            except FileNotFoundError as error:
+                return NoReference(f"the base model {path} is not whole: {error}; {_SETTING}", final=True)
+            except OSError as error:  # permissions and I/O errors say nothing about the version
+                return NoReference(f"the base model {path} cannot be read now: {_unread(error)}", final=False)
+            except ReferenceRefusedError as error:
                 return NoReference(f"the base model {path} cannot be read: {error}; {_SETTING}", final=True)
         return self._read[path]
+
+
+def _unread(error: OSError) -> str:
+    """Why the service could not read the model, and what to do."""
+    if not isinstance(error, PermissionError):
+        return f"{error}; it is tried again"
+    user = f"the service runs as user id {os.geteuid()}"
+    return f"{error}; {user}: let it read the folder and its files, or {_SETTING}. It is tried again"

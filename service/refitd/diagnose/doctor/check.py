@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from refitd.diagnose.doctor.door import ask_service, judge_door, stranger_at_door
-from refitd.diagnose.doctor.engines import Asked, ask_engines, judge_engine, judge_names
+from refitd.diagnose.doctor.engines import Asked, ask_engines, judge_engine, judge_names, judge_start_up_model
 from refitd.diagnose.doctor.finding import Check, Finding, Verdict
 from refitd.diagnose.doctor.gpus import gpus_of, judge_gpus, look_at_gpus
 from refitd.diagnose.doctor.hub import judge_hub
@@ -78,6 +78,8 @@ async def _check(settings: Settings, root: Path, nonce: Nonce, *, nccl: bool, tr
     findings += judge_names(asked)
     for one in asked:
         findings += await asyncio.to_thread(_of_engine, nonce, one, processes[one.name], journal)
+        if settings.base_model is None:
+            findings += await asyncio.to_thread(list, judge_start_up_model(one))
     findings += await asyncio.to_thread(_of_gpus, processes, trainer)
     if nccl:
         findings += await asyncio.to_thread(lambda: list(_of_nccl(processes, trainer)))

@@ -5,10 +5,12 @@ refuses the request as incomplete (400 or 422). Nothing is paused and nothing is
 """
 
 import asyncio
+import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from pathlib import Path
 
 from refitd.diagnose.doctor.finding import Check, Finding, Verdict, good
 from refitd.diagnose.fsck.roster import Roster
@@ -18,6 +20,7 @@ from refitd.engine.http import Lost, NoReply, Reply, Transport
 from refitd.engine.plugin.rank_group import NOBODY
 from refitd.engine.port import Reached, Unreached
 from refitd.policy.twins import is_one_server
+from refitd_client.validation.reference import ReferenceRefusedError, read_reference
 
 CALL_SECONDS = 5.0
 SKEW_SECONDS = 5.0  # a Date header has whole seconds, and the call takes its time
@@ -88,6 +91,25 @@ def judge_engine(asked: Asked) -> Iterator[Finding]:
     if asked.change is not None:
         yield _changes(asked.name, asked.change)
     yield _clock(asked.name, asked.skew)
+
+
+def judge_start_up_model(asked: Asked) -> Iterator[Finding]:
+    """Whether versions can be held against the model that the engine was started with. Reads the model's headers."""
+    path = asked.seen.startup_path if isinstance(asked.seen, Reached) else None
+    if path is None:
+        return
+    fix = "name the same model in a folder that the service's user can read: --base-model DIR"
+    try:
+        read_reference(Path(path))
+    except (FileNotFoundError, ReferenceRefusedError) as error:
+        verdict, text = Verdict.WARNING, f"without --base-model versions are rejected: {error}"
+    except OSError as error:
+        verdict = Verdict.FAILED
+        text = f"without --base-model no version has a verdict: user id {os.geteuid()} cannot read {path}: {error}"
+    else:
+        yield good(Check.START_UP_MODEL, asked.name, f"versions are held against {path}")
+        return
+    yield Finding(check=Check.START_UP_MODEL, subject=asked.name, verdict=verdict, text=text, fix=fix)
 
 
 def judge_names(asked: Sequence[Asked]) -> Iterator[Finding]:

@@ -32,6 +32,7 @@ class Check(StrEnum):
     PLUGIN = "plugin"
     SHARED_FILES = "shared-files"
     HUB = "hub"
+    START_UP_MODEL = "start-up-model"
     GPUS = "gpus"
     NCCL = "nccl"
 

@@ -1,6 +1,7 @@
 """Deltas on engines that know none: a real trainer, the whole service, engines that load what lies in the folder."""
 
 import asyncio
+import os
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -48,6 +49,11 @@ async def served(stage: Stage, trainer: Trainer) -> Kind:
     publication = await trainer.follow()
     await stage.until(publication.version_id, lambda record: record.served_at is not None)
     return publication.kind
+
+
+async def log_of(stage: Stage) -> list[str]:
+    """What `refitd log` shows."""
+    return [event["text"] for event in (await stage.http.get("/v1/log", params={"limit": 500})).json()["items"]]
 
 
 @asynccontextmanager
@@ -205,6 +211,29 @@ async def test_a_service_that_comes_back_believes_the_copies_that_it_left_and_no
     async with serving(tmp_path) as stage:
         await stage.until("run~v000003", lambda _: stage.engines["a"].label == "3")
         assert same(in_folder(stage.engines["a"].path), weights)
+        changed = [text for text in await log_of(stage) if "changed by somebody else" in text]
+        assert changed == [
+            f"its copy in {Path(left).relative_to(stage.root)} was changed by somebody else: "
+            "it is written anew before an engine loads it"
+        ]
+
+
+async def test_damage_that_only_the_digests_of_a_copy_show_is_in_the_log(tmp_path: Path) -> None:
+    async with followed(tmp_path) as (stage, trainer):
+        for _ in range(3):
+            await served(stage, trainer)
+        reads = stage.engines["a"].path
+        copies = (stage.root / ".refitd/copies/run").iterdir()
+        (spare,) = [path for path in copies if path.is_dir() and str(path) != reads]
+        shard = next(spare.glob("*.safetensors"))
+        times = shard.stat()
+        flip_a_byte(spare)
+        os.utime(shard, ns=(times.st_atime_ns, times.st_mtime_ns))
+        await served(stage, trainer)
+        assert same(in_folder(stage.engines["a"].path), trainer.weights)
+        (text,) = [text for text in await log_of(stage) if "is not what it was when it was checked" in text]
+        assert text.startswith(shard.name)
+        assert text.endswith("the copy of run~v000004 is made from others than run~v000002")
 
 
 async def test_a_delta_whose_copy_was_changed_is_made_from_the_full_version_at_once(tmp_path: Path) -> None:
@@ -219,8 +248,7 @@ async def test_a_delta_whose_copy_was_changed_is_made_from_the_full_version_at_o
         flip_a_byte(spare)
         await served(stage, trainer)
         assert same(in_folder(stage.engines["a"].path), trainer.weights)
-        log = [event["text"] for event in (await stage.http.get("/v1/log", params={"limit": 500})).json()["items"]]
-        assert [text for text in log if "not those that were checked" in text] == [
+        assert [text for text in await log_of(stage) if "not those that were checked" in text] == [
             f"the files in .refitd/copies/run/{spare.name} are not those that were checked: "
             "the copy of run~v000004 is made from others"
         ]

@@ -112,7 +112,7 @@ class Copier:
     async def _is_unchanged(self, copy: Copy) -> bool:
         found = await self._folders.signature(copy)
         if (found is None or isinstance(found, str)) and found != copy.signature:
-            log.warning("a copy was changed by somebody else: it is written anew", copy=copy.path)
+            self._say_changed(copy, copy.holds)
             if self._copies.get(copy.name) == copy:
                 self._forget(copy)
         return found == copy.signature
@@ -125,9 +125,17 @@ class Copier:
             log.warning("the copies cannot be listed", error=str(error))
             return False
         self._copies = {copy.name: copy for copy in found}
+        for copy in found:
+            if copy.holds is None:  # its note names a version, and its files are not those that were written
+                self._say_changed(copy, copy.read_as)
         self._is_surveyed = True
         self._carry_all()
         return True
+
+    def _say_changed(self, copy: Copy, version: str | None) -> None:
+        if version is not None:
+            text = f"its copy in {copy.path} was changed by somebody else: it is written anew before an engine loads it"
+            self._store.say("version", version, text)
 
     def _carry_all(self) -> None:
         """Whatever a copy holds can be loaded from it."""

@@ -2,8 +2,6 @@
 
 from collections.abc import Callable, Iterable
 
-import structlog
-
 from refitd.policy.materialize import Decision, Ready, Write
 from refitd.rollout.targets import Targets
 from refitd.state.store import Store
@@ -12,8 +10,6 @@ from refitd_client.contract.states import VersionState
 
 FIRST_SECONDS = 10.0
 LONGEST_SECONDS = 60.0
-
-log = structlog.get_logger("refitd")
 
 
 class Refusals:
@@ -35,7 +31,7 @@ class Refusals:
         """What came out was not what the delta promises: it is made from something else."""
         source = order.source.id if isinstance(order.source, VersionRecord) else order.source.holds or ""
         self._misfits.setdefault(target.id, set()).add(source)
-        log.warning("deltas do not lead where they say", version=target.id, source=source, reason=reason)
+        self._store.say("version", target.id, f"{reason}: the copy of {target.id} is made from others than {source}")
 
     def wait(self, target: VersionRecord, reason: str) -> None:
         """It goes on by itself."""

@@ -1,14 +1,23 @@
 """The watch of AReaL's record: each checkpoint becomes a version once, whatever fails in between."""
 
+import asyncio
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+from structlog.testing import capture_logs
 
+from refitd.areal import updates
 from refitd.areal.record import RecordWatch
 from refitd.areal.updates import Updates
+from refitd_client.contract.states import WaitOutcome
+from refitd_client.contract.wire import EngineOnVersion, Version
 from refitd_client.errors import UnauthorizedError
+from refitd_client.http.verdict import Served
+from refitd_client.publish.publication import Publication
 from support.checkpoints import tensors, write_model
 from support.published import versions
 from support.scripted_server import problem, serve
@@ -106,3 +115,47 @@ async def test_a_notice_that_is_refused_is_the_cause_that_areal_hears_each_time(
     assert place.versions == ["v000003"]
     with pytest.raises(UnauthorizedError):
         (await place.updates.hold(folder)).wait(1.0)
+
+
+async def test_an_update_and_a_failure_are_one_line_of_the_log_for_all_engines_together(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AReaL tells every engine's facade of the same folder."""
+    folder = write_model(place.weights / "weight_update_v3")
+    with capture_logs() as lines:
+        await asyncio.gather(*(place.updates.serve(folder) for _ in range(3)))
+    (line,) = lines
+    assert line["log_level"] == "error"
+    assert "401" in line.pop("error")
+    assert line.pop("seconds") >= 0
+    told = {"run": RUN, "path": str(folder), "version": "exp~trial~v000003", "outcome": "failed"}
+    assert {name: line[name] for name in told} == told
+
+    two = [cast("EngineOnVersion", engine) for engine in ("a", "b")]
+    served = Served(outcome=WaitOutcome.SERVED, engines=two, version=cast("Version", None))
+    monkeypatch.setattr(Publication, "wait", lambda *_: served)
+    with capture_logs() as lines:
+        await asyncio.gather(*(place.updates.serve(folder) for _ in range(3)))
+    (line,) = lines
+    told |= {"log_level": "info", "engines": 2, "outcome": "served"}
+    assert {name: line[name] for name in told} == told
+
+
+async def test_a_checkpoint_that_cannot_be_read_is_named_in_the_answer_and_in_the_log(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_model(place.weights / "weight_update_v3")
+    stat = os.stat
+
+    def denied(path: Any, **more: Any) -> os.stat_result:
+        if path == folder:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return stat(path, **more)
+
+    monkeypatch.setattr(updates.os, "stat", denied)
+    with capture_logs() as lines:
+        said = await place.updates.serve(folder)
+    assert said is not None
+    assert said.startswith(f"{folder} cannot be read: Permission denied")
+    assert f"user id {os.geteuid()}" in said
+    assert [line["error"] for line in lines] == [said]

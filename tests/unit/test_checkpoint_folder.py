@@ -1,11 +1,14 @@
 """A checkpoint's folder, taken as data."""
 
+import errno
 import os
+import re
 from pathlib import Path
 
 import pytest
 
-from refitd.areal.checkpoint_folder import CheckpointRefusedError, place_of, plain_files_of
+from refitd.areal.checkpoint_folder import CheckpointRefusedError, place_of, plain_files_of, unreadable
+from refitd_client.checkpoint.opening import FileStat, Folder
 
 
 @pytest.fixture
@@ -57,3 +60,33 @@ def test_no_descriptor_stays_open(folder: Path, tmp_path: Path) -> None:
 def test_a_folder_is_taken_from_beneath_the_root_alone(path: str) -> None:
     with pytest.raises(CheckpointRefusedError, match="--checkpoints"):
         place_of(Path(path), Path("/root"))
+
+
+def test_what_cannot_be_read_is_named_with_the_user_who_cannot_and_what_to_do(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = Folder.open
+
+    def denied(self: Folder, name: str, expected: FileStat) -> object:
+        if name == "model.safetensors":
+            raise PermissionError(errno.EACCES, "Permission denied", name)
+        return opened(self, name, expected)
+
+    monkeypatch.setattr(Folder, "open", denied)
+    shard = re.escape(str(folder / "model.safetensors"))
+    with (
+        pytest.raises(
+            CheckpointRefusedError, match=f"{shard} cannot be read: Permission .*user id {os.geteuid()}.*chmod"
+        ),
+        plain_files_of(folder, tmp_path / "root"),
+    ):
+        pass
+
+
+def test_the_folder_above_that_is_closed_is_the_one_that_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, _: path != folder.parent)
+    error = PermissionError(errno.EACCES, "Permission denied", str(folder))
+    assert str(unreadable(folder, error)).startswith(f"{folder.parent} cannot be read")
+    assert str(unreadable(folder, OSError(errno.EIO, "I/O error"))) == f"{folder} cannot be read: I/O error"

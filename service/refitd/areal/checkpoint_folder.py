@@ -7,6 +7,7 @@ folder of our own, in which each name leads to the descriptor that was opened: n
 other path, can be read through it.
 """
 
+import os
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -29,21 +30,37 @@ def plain_files_of(path: Path, root: Path) -> Generator[Path]:
         root: the folder that checkpoints lie in. It may be a link itself: the operator named it.
 
     Raises:
-        CheckpointRefusedError: the folder is not beneath the root, or holds a link or a special file.
-        OSError: it cannot be read.
+        CheckpointRefusedError: the folder is not beneath the root, holds a link or a special file, or cannot be read.
     """
-    place = place_of(path, root)
+    place, read = place_of(path, root), path
     with ExitStack() as stack:
+        view = Path(stack.enter_context(TemporaryDirectory(prefix="refitd-areal-")))
+        opened: dict[str, int] = {}
         try:
             folder = stack.enter_context(Folder(root, place))
-            view = Path(stack.enter_context(TemporaryDirectory(prefix="refitd-areal-")))
             for name, file in folder.list().items():
                 if file.kind != S_IFDIR:
-                    opened = stack.enter_context(folder.open(name, file))
-                    (view / name).symlink_to(f"/proc/self/fd/{opened}")
+                    read = path / name
+                    opened[name] = stack.enter_context(folder.open(name, file))
         except (OpeningRefusedError, ChangedError) as error:
             raise CheckpointRefusedError(f"{path} is not taken: {error}") from error
+        except OSError as error:
+            raise unreadable(read, error) from error
+        for name, descriptor in opened.items():
+            (view / name).symlink_to(f"/proc/self/fd/{descriptor}")
         yield view
+
+
+def unreadable(path: Path, error: OSError) -> CheckpointRefusedError:
+    """Return the error that says which file or folder of a checkpoint cannot be read, as which user, and what to do."""
+    if not isinstance(error, PermissionError):
+        return CheckpointRefusedError(f"{path} cannot be read: {error.strerror}")
+    closed = next((above for above in reversed(path.parents) if not os.access(above, os.X_OK)), path)
+    return CheckpointRefusedError(
+        f"{closed} cannot be read: {error.strerror}. 'refitd areal' runs as user id {os.geteuid()}, group id "
+        f"{os.getegid()}: give the trainer and it a common group and let the group read what the trainer saves "
+        "(umask 027 in the trainer, or chmod -R g+rX), or run it as the trainer's user"
+    )
 
 
 def place_of(path: Path, root: Path) -> str:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import structlog
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -49,6 +50,8 @@ AGAIN_SECONDS = 0.5
 MAX_GENERATE_BYTES = 32 * 2**20  # a prompt may hold images
 MEMORY = Memory(most=2**30)  # for the bodies of all facades of the process
 
+log = structlog.get_logger("refitd")
+
 
 class Facade:
     """The facade of one engine. `api_key` and `admin_key` are files with the engine's keys, as refitd has them.
@@ -59,6 +62,7 @@ class Facade:
     def __init__(
         self, engine: str, updates: Updates, *, api_key: Path | None, admin_key: Path | None, tokens: FacadeTokens
     ) -> None:
+        self._url = engine
         self._updates = updates
         self._gate = Gate(engine, lambda: updates.under_way > 0)
         self._changes = Key(admin_key or api_key)
@@ -108,6 +112,7 @@ class Facade:
                 await self._abort()
         except (httpx.HTTPError, KeyRefusedError, TimeoutError) as error:
             self._gate.open()  # the trainer hears that nothing is paused, and so nothing is
+            log.error("AReaL's pause failed", engine=self._url, error=str(error) or "requests still run")
             return JSONResponse({"message": f"not paused: {error or 'requests still run'}"}, status_code=503)
         return JSONResponse({"message": "Generation paused successfully.", "status": "ok"})
 

@@ -10,10 +10,14 @@ Folders are taken from beneath one folder alone, and links in them are not follo
 import asyncio
 import os
 import re
+import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from refitd.areal.checkpoint_folder import place_of, plain_files_of
+import structlog
+
+from refitd.areal.checkpoint_folder import place_of, plain_files_of, unreadable
 from refitd_client import RefitError, ServiceError, WeightPublisher
 from refitd_client.contract.manifest import MAX_MANIFEST_BYTES, ManifestRefusedError, parse_manifest
 from refitd_client.contract.naming import MANIFEST_NAME, version_folder
@@ -25,6 +29,8 @@ from refitd_client.publish.publication import Publication
 
 _FOLDER = re.compile(r"weight_update_v(\d{1,13})")
 Folder = tuple[str, int, int]
+
+log = structlog.get_logger("refitd")
 
 
 class Updates:
@@ -53,6 +59,7 @@ class Updates:
         self._newest: int | None = None
         self._done: dict[Folder, Publication] = {}
         self.under_way = 0
+        self._logged: object = None
 
     def open(self) -> None:
         """Take the run, before the first checkpoint comes, and see that the service can be spoken to.
@@ -69,16 +76,33 @@ class Updates:
         return self._publisher
 
     async def serve(self, path: Path) -> str | None:
-        """Publish a folder, once however often it is told of, and wait until engines serve it; why they do not."""
+        """Publish a folder, once however often it is told of, and wait until engines serve it; why they do not.
+
+        The outcome is logged once for all engines whose calls overlap.
+        """
         self.under_way += 1
+        began, version = time.monotonic(), None
         try:
             publication = await self.hold(path)
-            await publication.wait_async(self._timeout)
+            version = publication.version_id
+            served = await publication.wait_async(self._timeout)
+            self._log(path, version, began, engines=len(served.engines), outcome=served.outcome.value)
         except (RefitError, OSError, ValueError) as error:
+            self._log(path, version, began, outcome="failed", error=str(error))
             return str(error)
         finally:
             self.under_way -= 1
+            if not self.under_way:
+                self._logged = None
         return None
+
+    def _log(self, path: Path, version: str | None, began: float, **outcome: Any) -> None:
+        if self._logged == (path, version, outcome):
+            return
+        self._logged = (path, version, outcome)
+        tell = log.error if "error" in outcome else log.info
+        seconds = round(time.monotonic() - began, 3)
+        tell("AReaL's update", run=self._run, path=str(path), version=version, **outcome, seconds=seconds)
 
     async def hold(self, path: Path, metadata: Mapping[str, str] | None = None) -> Publication:
         """Publish a folder. From then on it may be deleted. What is wrong with the notice is its `notice_error`.
@@ -90,7 +114,10 @@ class Updates:
         """
         async with self._turn:
             place_of(path, self._checkpoints)
-            status = await asyncio.to_thread(os.stat, path)
+            try:
+                status = await asyncio.to_thread(os.stat, path)
+            except OSError as error:
+                raise unreadable(path, error) from error
             folder = (str(path), status.st_ino, status.st_mtime_ns)
             if folder not in self._done:
                 self._done = {folder: await asyncio.to_thread(self._publish, path, metadata)}

@@ -62,6 +62,23 @@ class TestOutcomes:
         assert "engine-7 is UNREACHABLE (connection refused)" in result.stderr
         assert "engine-0" not in result.stderr
 
+    def test_engines_that_cannot_be_reached_are_named_also_while_there_is_no_verdict(self, service: StandIn) -> None:
+        away = make_engine("engine-7", state=EngineState.UNREACHABLE, step=None, reason="connection refused")
+        engines = [on_version(away), on_version(make_engine("engine-8", step=1))]
+        service.versions = [make_version(2, state=VersionState.UNKNOWN, reason="no model", engines=engines)]
+        service.outcomes = [WaitOutcome.PENDING]
+        result = refitd("wait", ID, "--url", service.url, "--timeout", "0")
+        assert result.exit_code == 5
+        assert result.stderr == (
+            f"version {ID} is still UNKNOWN after 0 s (no model); engine-7 is UNREACHABLE (connection refused)\n"
+        )
+
+    def test_engines_that_a_served_version_does_not_have_are_named(self, service: StandIn) -> None:
+        away = make_engine("engine-7", state=EngineState.UNREACHABLE, step=1, reason="connection refused")
+        service.versions = [make_version(2, engines=[on_version(make_engine()), on_version(away)])]
+        result = refitd("wait", ID, "--url", service.url)
+        assert result.stdout == f"{ID} is served by 1/2 engines; engine-7 is UNREACHABLE (connection refused).\n"
+
     def test_waiting_for_a_verdict_only(self, service: StandIn) -> None:
         service.outcomes = [WaitOutcome.SEALED]
         assert refitd("wait", ID, "--for", "sealed", "--url", service.url).stdout == f"{ID} is SEALED.\n"

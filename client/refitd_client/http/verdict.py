@@ -75,7 +75,11 @@ def _failure(version: Version) -> RefitError:
 def _timeout(version: Version, waited: float) -> WaitTimeoutError:
     if version.state.is_open:
         reason = f" ({version.reason})" if version.reason else ""
-        return WaitTimeoutError(f"version {version.id} is still {version.state} after {waited:g} s{reason}")
+        failed = tuple(engine for engine in version.engines if engine.state in _FAILED)
+        told = f"; {_told(failed)}" if failed else ""
+        return WaitTimeoutError(
+            f"version {version.id} is still {version.state} after {waited:g} s{reason}{told}", laggards=failed
+        )
     late = tuple(engine for engine in version.engines if not _is_there(engine))
     whom = _told(late) or "no engine of the run is known to the service"
     return WaitTimeoutError(

@@ -11,7 +11,7 @@ from refitd.cli.table import Table
 from refitd.text import clean, size_of, spoken
 from refitd_client.contract.naming import parse_version_id
 from refitd_client.contract.states import DeliveryState, EngineState, VersionState, WaitOutcome
-from refitd_client.contract.wire import Delivery, Engine, Explanation, ReclaimPlan, Version, WaitResult
+from refitd_client.contract.wire import Delivery, Engine, EngineOnVersion, Explanation, ReclaimPlan, Version, WaitResult
 
 NOTHING = "-"
 _HASH = re.compile(r"\b([0-9a-f]{8})[0-9a-f]{8,}\b")
@@ -98,6 +98,11 @@ def engines_on(version: Version) -> str:
     if not version.engines:
         return NOTHING
     return f"{sum(engine.serves for engine in version.engines)}/{len(version.engines)}"
+
+
+def told_of(engine: EngineOnVersion) -> str:
+    """Its state, and why."""
+    return f"{engine.id} is {engine.state}" + (f" ({engine.reason})" if engine.reason else "")
 
 
 def engines_table(engines: Iterable[Engine], targets: Mapping[str, Version], now: str | None = None) -> Table:
@@ -253,7 +258,8 @@ def outcome(result: WaitResult) -> Text:
     version = result.version
     match result.outcome:
         case WaitOutcome.SERVED:
-            told = f"is served by {engines_on(version)} engines"
+            away = "".join(f"; {told_of(engine)}" for engine in version.engines if not engine.serves)
+            told = f"is served by {engines_on(version)} engines{away}"
         case WaitOutcome.SUPERSEDED:
             told = "was overtaken: engines serve, or are brought to, something newer"
         case WaitOutcome.SEALED | WaitOutcome.TAKEN | WaitOutcome.PENDING | WaitOutcome.FAILED:

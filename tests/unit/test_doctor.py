@@ -71,9 +71,9 @@ def job(tmp_path: Path) -> list[str]:
     return ["--root", str(root), "--state", str(tmp_path / "state"), "--port", nobody]
 
 
-def examined(*flags: str) -> tuple[int, dict[tuple[str, str], dict[str, Any]]]:
-    """The exit code, and the findings by check and verdict."""
-    shown = refitd("doctor", *flags, "--json")
+def examined(*flags: str, url: str | None = None) -> tuple[int, dict[tuple[str, str], dict[str, Any]]]:
+    """The exit code, and the findings by check and verdict. `url` is REFITD_URL."""
+    shown = refitd("doctor", *flags, "--json", env=None if url is None else {"REFITD_URL": url})
     findings = msgspec.json.decode(shown.stdout)["findings"]
     return shown.exit_code, {(finding["check"], finding["verdict"]): finding for finding in findings}
 
@@ -162,12 +162,64 @@ async def test_keys_do_not_go_to_a_host_that_only_the_dns_names() -> None:
 )
 async def test_the_running_service_is_asked_whether_it_takes_the_token(status: int, verdict: str) -> None:
     with serve(answer(status, {})) as service:
-        settings = Settings(
-            root=Path("/root"), port=int(service.url.rpartition(":")[2]), token=SecretStr("a-token-long-enough")
-        )
-        assert judge_door(settings, await ask_service(settings)).verdict == verdict
+        settings = Settings(root=Path("/root"), token=SecretStr("a-token-long-enough"))
+        assert judge_door(service.url, await ask_service(settings, service.url)).verdict == verdict
     assert [seen.headers["authorization"] for seen in service.seen] == ["Bearer a-token-long-enough"]
-    assert judge_door(settings, await ask_service(settings)).verdict == "unknown"
+    assert judge_door(service.url, await ask_service(settings, service.url)).verdict == "unknown"
+
+
+@pytest.mark.parametrize("way", ["variable", "flag"])
+def test_the_service_is_asked_where_the_other_commands_find_it(job: list[str], way: str) -> None:
+    root = job[:4]
+    with serve(answer(401, {})) as service:
+        url = service.url.replace("127.0.0.1", "localhost")
+        if way == "variable":
+            _, found = examined(*root, url=url)
+        else:
+            _, found = examined(*job, "--url", url, url="http://127.0.0.1:1")
+    assert found["token", "failed"]["subject"] == url
+    assert {seen.path for seen in service.seen} == {"/v1/versions", "/v1/engines"}
+
+
+def test_an_address_that_is_typed_stands_above_the_variable(job: list[str]) -> None:
+    with serve(answer(401, {})) as service:
+        examined(*job, url=service.url)
+    assert service.seen == []
+
+
+def test_a_service_that_cannot_be_reached_is_named_as_the_service_with_its_url(job: list[str]) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    code, found = examined(*job[:4], url=url)
+    assert code == 0
+    told = found["token", "unknown"]
+    assert told["subject"] == url
+    assert told["text"] == (
+        f"the service does not answer: {url} cannot be reached: connection refused (is the service running there?)"
+    )
+    assert told["fix"] == "start it with 'refitd serve', or name its address: --url or REFITD_URL, or --host and --port"
+
+
+def test_a_url_that_is_none_is_wrong_usage(job: list[str]) -> None:
+    result = refitd("doctor", *job, "--url", "ftp://x")
+    assert result.exit_code == 2
+    assert "names no HTTP service" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("version", "configuration", "said"),
+    [
+        (
+            "0.5.23",
+            "sglang 0.5.23 cuda bfloat16 unquantized tp1 None None None",
+            "0.5.23, cuda bfloat16 unquantized tp1",
+        ),
+        ("", "sglang  None ? unquantized tp1 None", "of an unknown release, unquantized tp1"),
+    ],
+)
+def test_what_an_engine_does_not_tell_is_left_out(version: str, configuration: str, said: str) -> None:
+    seen = replace(SEEN, server_version=version, configuration=configuration)
+    found = {each.check: each for each in judge_engine(Asked(name="e", spec=SPEC, root="/mnt", seen=seen))}
+    assert found[Check.REACHABLE].text == f"SGLang {said}"
 
 
 async def test_the_running_service_says_the_state_of_each_engine_and_who_carries_out_its_loads() -> None:
@@ -180,12 +232,8 @@ async def test_the_running_service_says_the_state_of_each_engine_and_who_carries
     ]
     page = msgspec.to_builtins(Page(items=engines))
     with serve(answer(200, page)) as service:
-        port, tokens = (
-            int(service.url.rpartition(":")[2]),
-            {"token": "a-token-to-change", "read_token": "a-token-to-look"},
-        )
-        settings = Settings(root=Path("/root"), port=port, **{name: SecretStr(text) for name, text in tokens.items()})
-        told = await ask_of_engines(settings)
+        tokens: dict[str, Any] = {"token": SecretStr("a-token-to-change"), "read_token": SecretStr("a-token-to-look")}
+        told = await ask_of_engines(Settings(root=Path("/root"), **tokens), service.url)
     assert [(seen.path, seen.headers["authorization"]) for seen in service.seen] == [
         ("/v1/engines", "Bearer a-token-to-look")
     ]
@@ -220,8 +268,7 @@ async def test_the_running_service_says_the_state_of_each_engine_and_who_carries
 async def test_what_the_service_says_is_wrong_with_itself_is_a_finding_with_a_fix() -> None:
     faults = Faults(journal="it cannot be written", disk="over the disk budget", folders="3 folders are not taken in")
     with serve(answer(200, msgspec.to_builtins(faults))) as service:
-        settings = Settings(root=Path("/root"), port=int(service.url.rpartition(":")[2]))
-        said = await ask_of_faults(settings)
+        said = await ask_of_faults(Settings(root=Path("/root")), service.url)
     assert [seen.path for seen in service.seen] == ["/v1/faults"]
     assert isinstance(said, Faults)
     found = {finding.check: (finding.verdict, finding.text) for finding in judge_faults(said)}
@@ -237,7 +284,7 @@ async def test_what_the_service_says_is_wrong_with_itself_is_a_finding_with_a_fi
 @pytest.mark.parametrize(("status", "said"), [(401, "answered with 401"), (200, "answered with something else")])
 async def test_a_service_that_does_not_say_its_engines_is_no_failure(status: int, said: str) -> None:
     with serve(answer(status, {"items": 7})) as service:
-        told = await ask_of_engines(Settings(root=Path("/root"), port=int(service.url.rpartition(":")[2])))
+        told = await ask_of_engines(Settings(root=Path("/root")), service.url)
     assert isinstance(told, Finding)
     assert (told.verdict, said in told.text) == (Verdict.UNKNOWN, True)
 
@@ -527,7 +574,7 @@ async def test_a_service_knows_whether_who_asks_is_of_its_root(tmp_path: Path) -
             body = {"run": "refitd-doctor", "step": 0, "root": name_of(root)}
             told = await stage.http.post("/v1/versions", json=body)
             reply = Reply(status=told.status_code, text="", data=told.json())
-            judged = judge_door(Settings(root=root), reply)
+            judged = judge_door("http://127.0.0.1:8700", reply)
             assert judged.verdict is (Verdict.FAILED if is_other else Verdict.OK), judged
             assert (str(stage.root) in judged.text) is is_other
         assert not stage.store.versions

@@ -87,15 +87,23 @@ class NoReply:
 class Transport:
     """Calls to one server. `api_key` opens reads; `admin_key` (the same where there is none) opens changes.
 
-    A key is given as it is, or as the path of its file. `guard` says which addresses may be called.
+    A key is given as it is, or as the path of its file. `guard` says which addresses may be called; `server` is what
+    sentences call what listens there.
     A connection is not used twice. An answer that a proxy on the way repeats would be taken for that of the next call,
     and one that the server closes just then (uvicorn after 5 s) gives no answer: after a load, unknown contents.
     """
 
     def __init__(
-        self, url: str, *, api_key: str | Path | None, admin_key: str | Path | None, guard: Guard | None = None
+        self,
+        url: str,
+        *,
+        api_key: str | Path | None,
+        admin_key: str | Path | None,
+        guard: Guard | None = None,
+        server: str = "engine",
     ) -> None:
         self.url = url
+        self._server = server
         self._read = Key(api_key or admin_key)
         self._change = Key(admin_key or api_key)
         at = httpx.URL(url)
@@ -130,7 +138,7 @@ class Transport:
         except TimeoutError:
             return NoReply(Lost.TIMED_OUT, f"{self.url}{path} did not answer within {within:g} s")
         except (httpcore.ConnectError, httpcore.UnsupportedProtocol) as error:
-            return NoReply(Lost.NEVER_SENT, f"{self.url} cannot be reached: {_spoken(error)}")
+            return NoReply(Lost.NEVER_SENT, f"{self.url} cannot be reached: {_spoken(error, self._server)}")
         except _TooLargeError:
             return NoReply(Lost.NO_ANSWER, f"{self.url}{path} answered with more than {MAX_BODY_BYTES} bytes")
         except (httpcore.NetworkError, httpcore.ProtocolError, OSError, ValueError) as error:
@@ -153,11 +161,11 @@ class Transport:
             return replace(_reply(response.status, await _body(response), date), address=address)
 
 
-def _spoken(error: Exception) -> str:
+def _spoken(error: Exception, server: str) -> str:
     """Why a connection did not come about, in the system's words and not in those of Python around them."""
     numbers = {int(number) for number in _CONNECT_FAILED.findall(str(error))}  # a name may have several addresses
     if numbers == {errno.ECONNREFUSED}:
-        return "connection refused (is the engine running there?)"
+        return f"connection refused (is the {server} running there?)"
     return os.strerror(numbers.pop()).lower() if len(numbers) == 1 else str(error)
 
 

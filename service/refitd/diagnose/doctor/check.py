@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from refitd.diagnose.doctor.door import ask_service, judge_door, stranger_at_door
+from refitd.diagnose.doctor.door import ask_service, judge_door, stranger_at_door, url_of
 from refitd.diagnose.doctor.engines import Asked, ask_engines, judge_engine, judge_names, judge_start_up_model
 from refitd.diagnose.doctor.finding import Check, Finding, Verdict
 from refitd.diagnose.doctor.gpus import gpus_of, judge_gpus, look_at_gpus
@@ -44,8 +44,14 @@ class Report:
         return any(finding.verdict is Verdict.FAILED for finding in self.findings)
 
 
-async def check(settings: Settings, *, nccl: bool, trainer: int | None) -> Report:
-    """Check everything. `nccl`: a broadcast is planned. `trainer` is the trainer's process on this host, if known.
+async def check(settings: Settings, *, nccl: bool, trainer: int | None, url: str | None = None) -> Report:
+    """Check everything.
+
+    Args:
+        settings: those of the service.
+        nccl: a broadcast is planned.
+        trainer: the trainer's process on this host, if known.
+        url: where the service is; None where the settings say it.
 
     Raises:
         OSError, ValueError: the engines file, the token file or the lock cannot be used, or there is no such process.
@@ -55,14 +61,16 @@ async def check(settings: Settings, *, nccl: bool, trainer: int | None) -> Repor
     root = settings.root.resolve()
     try:
         with probed(root) as nonce:
-            findings = await _check(settings, root, nonce, nccl=nccl, trainer=trainer)
+            findings = await _check(settings, root, nonce, nccl=nccl, trainer=trainer, url=url)
     except RootUnusableError as error:
         unusable = Finding(check=Check.ROOT, subject=str(root), verdict=Verdict.FAILED, text=str(error), fix=error.fix)
         findings = [unusable, *await _without_root(settings)]
     return Report(root=str(root), findings=tuple(findings))
 
 
-async def _check(settings: Settings, root: Path, nonce: Nonce, *, nccl: bool, trainer: int | None) -> list[Finding]:
+async def _check(
+    settings: Settings, root: Path, nonce: Nonce, *, nccl: bool, trainer: int | None, url: str | None
+) -> list[Finding]:
     facts = await asyncio.to_thread(look_at_root, root, nonce, None if settings.lora else settings.base_model)
     with still(root) as running:
         pass  # no longer: a service that starts while the lock is held is refused
@@ -72,7 +80,7 @@ async def _check(settings: Settings, root: Path, nonce: Nonce, *, nccl: bool, tr
     asked = await ask_engines(roster_of(settings, journal.engines, found))
     processes = {one.name: await asyncio.to_thread(local_process, one.spec.url) for one in asked}
     findings = [*judge_root(facts, settings), *judge_service(settings, journal, running)]
-    told = await _at_door(settings, running)
+    told = await _at_door(settings, running, url)
     findings += [*told, *judge_places(answers)]
     findings += [] if any(finding.check is Check.ENGINES for finding in told) else _none(asked)
     findings += judge_names(asked)
@@ -86,19 +94,28 @@ async def _check(settings: Settings, root: Path, nonce: Nonce, *, nccl: bool, tr
     return findings
 
 
-async def _at_door(settings: Settings, running: str | None) -> list[Finding]:
-    """What the service that runs on this root answers: whether it takes the token, and what it says of its engines."""
-    stranger = await asyncio.to_thread(stranger_at_door, settings, running)
-    if stranger is not None or running is None:
-        return [] if stranger is None else [stranger]
-    reply = await ask_service(settings)
-    door = judge_door(settings, reply)
+async def _at_door(settings: Settings, running: str | None, named: str | None) -> list[Finding]:
+    """What the service answers: whether it takes the token, and what it says of its engines.
+
+    Args:
+        settings: with its address, if no other is named.
+        running: who holds the root's lock; None where that is no process, or none on a host whose locks are seen here.
+        named: its URL, by --url or REFITD_URL; it is asked there even if no lock shows that it runs.
+    """
+    url = url_of(settings) if named is None else named
+    stranger = await asyncio.to_thread(stranger_at_door, url, running)
+    if stranger is not None:
+        return [stranger]
+    if running is None and named is None:
+        return []
+    reply = await ask_service(settings, url)
+    door = judge_door(url, reply)
     if isinstance(reply, NoReply) or door.check is Check.LOCK:
         return [door]
-    engines = await ask_of_engines(settings)
+    engines = await ask_of_engines(settings, url)
     if isinstance(engines, Finding):
         return [door, engines]
-    faults = await ask_of_faults(settings)
+    faults = await ask_of_faults(settings, url)
     return [door, *judge_told(engines), *([faults] if isinstance(faults, Finding) else judge_faults(faults))]
 
 

@@ -30,6 +30,7 @@ _INCOMPLETE = frozenset({400, 422})
 _UNAUTHORISED = frozenset({401, 403})
 _NO_ROUTE = frozenset({404, 405})
 _BROKEN = 500  # this status and those above: the server's own fault, or a proxy's
+_UNTOLD = frozenset({"None", "?"})  # as they stand in a configuration, which is made to be compared
 LOADS_WHOLE = "each of them through SGLang's loader, which is slow, and refuses deltas"
 LOADS_WHOLE_FIX = "the runbook's RefitdLoadsThroughLoader says for which models that is so, and what to do about others"
 
@@ -86,7 +87,7 @@ def judge_engine(asked: Asked) -> Iterator[Finding]:
         text, fix = asked.seen.reason, _way_in(asked.read)
         yield Finding(check=Check.REACHABLE, subject=asked.name, verdict=Verdict.FAILED, text=text, fix=fix)
         return
-    yield good(Check.REACHABLE, asked.name, f"SGLang {asked.seen.server_version}, {asked.seen.configuration}")
+    yield good(Check.REACHABLE, asked.name, f"SGLang {_started_as(asked.seen)}")
     yield _plugin(asked.name, asked.seen)
     if asked.change is not None:
         yield _changes(asked.name, asked.change)
@@ -110,6 +111,14 @@ def judge_start_up_model(asked: Asked) -> Iterator[Finding]:
         yield good(Check.START_UP_MODEL, asked.name, f"versions are held against {path}")
         return
     yield Finding(check=Check.START_UP_MODEL, subject=asked.name, verdict=verdict, text=text, fix=fix)
+
+
+def _started_as(seen: Reached) -> str:
+    """Its release and how it was started; what the server does not tell is left out."""
+    told = seen.configuration.removeprefix(f"sglang {seen.server_version} ").split()
+    return ", ".join(
+        [seen.server_version or "of an unknown release", " ".join(word for word in told if word not in _UNTOLD)]
+    )
 
 
 def judge_names(asked: Sequence[Asked]) -> Iterator[Finding]:

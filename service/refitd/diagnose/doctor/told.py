@@ -10,10 +10,10 @@ from typing import TypeVar
 
 import msgspec
 
-from refitd.diagnose.doctor.door import CALL_SECONDS, url_of
+from refitd.diagnose.doctor.door import CALL_SECONDS, service_at
 from refitd.diagnose.doctor.engines import LOADS_WHOLE, LOADS_WHOLE_FIX
 from refitd.diagnose.doctor.finding import Check, Finding, Verdict, good
-from refitd.engine.http import NoReply, Reply, Transport
+from refitd.engine.http import NoReply, Reply
 from refitd.settings import Settings
 from refitd_client.contract.states import EngineState
 from refitd_client.contract.wire import Engine, Faults, Page
@@ -21,23 +21,23 @@ from refitd_client.contract.wire import Engine, Faults, Page
 AnswerT = TypeVar("AnswerT")
 
 
-async def ask_of_engines(settings: Settings) -> Sequence[Engine] | Finding:
+async def ask_of_engines(settings: Settings, url: str) -> Sequence[Engine] | Finding:
     """Its engines, or why it does not say."""
-    told = await _ask(settings, "/v1/engines", Page[Engine])
-    return told.items if isinstance(told, Page) else _unsaid(settings, Check.ENGINES, "what its engines are", told)
+    told = await _ask(settings, url, "/v1/engines", Page[Engine])
+    return told.items if isinstance(told, Page) else _unsaid(url, Check.ENGINES, "what its engines are", told)
 
 
-async def ask_of_faults(settings: Settings) -> Faults | Finding:
+async def ask_of_faults(settings: Settings, url: str) -> Faults | Finding:
     """What is wrong with it itself, or why it does not say."""
-    told = await _ask(settings, "/v1/faults", Faults)
-    return told if isinstance(told, Faults) else _unsaid(settings, Check.LOCK, "what is wrong with itself", told)
+    told = await _ask(settings, url, "/v1/faults", Faults)
+    return told if isinstance(told, Faults) else _unsaid(url, Check.LOCK, "what is wrong with itself", told)
 
 
-async def _ask(settings: Settings, route: str, kind: type[AnswerT]) -> AnswerT | str:
+async def _ask(settings: Settings, url: str, route: str, kind: type[AnswerT]) -> AnswerT | str:
     """The answer, or why there is none."""
     tokens = settings.tokens()
     token = next(iter([*tokens.read, *tokens.write]), None)
-    reply = await Transport(url_of(settings), api_key=token, admin_key=None).get(route, CALL_SECONDS)
+    reply = await service_at(url, token).get(route, CALL_SECONDS)
     try:
         if isinstance(reply, Reply) and reply.ok:
             return msgspec.convert(reply.data, kind)
@@ -46,12 +46,12 @@ async def _ask(settings: Settings, route: str, kind: type[AnswerT]) -> AnswerT |
     return reply.reason if isinstance(reply, NoReply) else f"{route} was answered with {reply.status}"
 
 
-def _unsaid(settings: Settings, check: Check, what: str, why: str) -> Finding:
+def _unsaid(url: str, check: Check, what: str, why: str) -> Finding:
     return Finding(
         check=check,
-        subject=url_of(settings),
+        subject=url,
         verdict=Verdict.UNKNOWN,
-        text=f"the service that runs does not say {what}: {why}",
+        text=f"the service does not say {what}: {why}",
         fix="give doctor a token of its --token-file or --read-token-file, and run the same refitd here and there",
     )
 

@@ -35,7 +35,7 @@ class TestMove:
         result = refitd("engines", "move", "engine-0", "--run", "next", "--url", service.url)
         assert result.exit_code == 2
         assert "engine-0 follows exp, which is not closed" in result.stderr
-        assert "nobody can be asked: say --yes" in result.stderr
+        assert "there is no terminal to ask on: say --yes" in result.stderr
         assert service.bodies == [Move(engines=["engine-0"], run="next")]
         problem = refitd("engines", "move", "engine-0", "--run", "next", "--json", "--url", service.url)
         assert problem.exit_code == 2
@@ -56,6 +56,27 @@ class TestMove:
         result = refitd("engines", "move", "engine-0", "--run", "-x", "--url", service.url)
         assert "no such name" in result.stderr
 
+    @pytest.mark.parametrize(
+        ("target", "stays"),
+        [
+            ("old~v000007", "Until then engine-0 is brought to its newest good version, old~v000007."),
+            (None, "It has no good version: until then engine-0 goes on with what it serves."),
+        ],
+    )
+    def test_a_run_that_is_closed_is_said_to_be_so_and_how_it_goes_on(
+        self, service: StandIn, target: str | None, stays: str
+    ) -> None:
+        service.runs = [make_run(run="old", standing=Standing.CLOSED, closed_at="t", target=target), make_run()]
+        command = ("engines", "move", "engine-0", "--yes", "--url", service.url)
+        result = refitd(*command, "--run", "old")
+        assert result.stdout == "engine-0 follows old from now on.\n"
+        assert result.stderr == (
+            "Run old is closed: the next version that is published there opens it, or 'refitd runs reopen old'. "
+            f"{stays} A trainer of another run can take it meanwhile (engines='mine').\n"
+        )
+        assert refitd(*command, "--run", "old", "--json").stderr == result.stderr, "a script hears it too"
+        assert refitd(*command, "--run", "exp").stderr == ""
+
     def test_json_is_the_engines(self, service: StandIn) -> None:
         page = answer("engines", "move", "engine-0", "--run", "x", "--yes", "--url", service.url, kind=Page[Engine])
         assert [(engine.id, engine.run, engine.moved) for engine in page.items] == [("engine-0", "x", True)]
@@ -70,14 +91,14 @@ class TestMove:
         ("rollback", "exp"),
     ],
 )
-def test_every_command_that_asks_ends_with_2_where_nobody_can_be_asked(
+def test_every_command_that_asks_ends_with_2_where_there_is_no_terminal_to_ask_on(
     service: StandIn, command: tuple[str, ...]
 ) -> None:
     service.versions = [make_version(2), make_version(1)]
-    for more in ((), ("--json",)):
+    for more, why in (((), "there is no terminal to ask on"), (("--json",), "with --json nothing is asked")):
         result = refitd(*command, *more, "--url", service.url)
         assert result.exit_code == 2, (command, more)
-        assert "say --yes" in result.stderr + result.stdout
+        assert f"{why}: say --yes" in result.stderr + result.stdout
 
 
 class TestRuns:

@@ -364,6 +364,17 @@ async def test_a_run_that_was_closed_by_mistake_is_opened_by_hand(tmp_path: Path
         assert (await glance(stage, "old"))["standing"] == "CURRENT"
 
 
+async def test_an_engine_that_is_moved_to_a_closed_run_is_brought_to_its_newest_good_version(tmp_path: Path) -> None:
+    async with serving(tmp_path, names=("a", "b")) as stage:
+        last = [await served(stage, "old", step) for step in (1, 2)][-1]
+        await moved(stage, "b", run="new", insist=True)
+        await served(stage, "new", 1)
+        await closed(stage, "old")
+        await moved(stage, "b", run="old", insist=True)
+        await until(stage, lambda: serves(stage) == {"a": last, "b": last})
+        assert (await glance(stage, "old"))["standing"] == "CLOSED"
+
+
 async def test_a_run_that_nobody_knows_cannot_be_closed(tmp_path: Path) -> None:
     async with serving(tmp_path) as stage:
         problem = await asked(stage.http.post("/v1/runs/close", json={"run": "none"}), 404)

@@ -15,7 +15,7 @@ from refitd.cli.rollback import listed
 from refitd.cli.summary import look_at_targets
 from refitd.clock import SystemClock
 from refitd_client.contract.states import EngineState
-from refitd_client.contract.wire import Engine, NewEngine, Version
+from refitd_client.contract.wire import Engine, NewEngine, RunGlance, Version
 from refitd_client.errors import ConflictError
 from refitd_client.http.client import RefitClient
 
@@ -90,28 +90,39 @@ def move(
     """Have engines follow another run.
 
     They go on serving what they serve until they have loaded the newest good version of that run, which need not have
-    published yet. This holds over restarts, until the engines file is changed to name a run for the engine. Asks before
-    it takes engines from a run that is not closed.
+    published yet. Where that run is closed it says so, and how to open it. This holds over restarts, until the engines
+    file is changed to name a run for the engine. Asks before it takes engines from a run that is not closed.
 
     \b
     refitd engines move gpu-1:30000 gpu-2:30000 --run exp/tuesday
     """
     with speaking(json=json) as out, connect(url, token_file) as client:
+        closed = next((seen for seen in client.overview().runs if seen.run == run and seen.closed_at is not None), None)
         try:
             page = client.move_engines(engine_ids, run, insist=yes)
         except ConflictError as error:
             if error.problem.slug != "run-open":
                 raise
-            detail = error.problem.detail
-            why = f"{detail}; nobody can be asked: say --yes if they are to be moved"
-            agree(out, render.sentence(detail), question="Move them all the same?", why=why)
+            detail, say = error.problem.detail, "say --yes if they are to be moved"
+            agree(out, render.sentence(detail), question="Move them all the same?", does=detail, say=say)
             page = client.move_engines(engine_ids, run, insist=True)
-        out.show(page, render.sentence(_moved(page.items, run)))
+        who, one = listed([engine.id for engine in page.items]), len(page.items) == 1
+        out.show(page, render.sentence(f"{who} {'follows' if one else 'follow'} {run} from now on."))
+        if closed is not None:
+            out.remark(_what_closed_means(closed, who, one=one))
 
 
-def _moved(engines: Sequence[Engine], run: str) -> str:
-    verb = "follows" if len(engines) == 1 else "follow"
-    return f"{listed([engine.id for engine in engines])} {verb} {run} from now on."
+def _what_closed_means(run: RunGlance, who: str, *, one: bool) -> str:
+    """Of a run that is closed: what it means for engines that follow it from now on, and how it goes on."""
+    if run.target is None:
+        go, its = ("goes", "it serves") if one else ("go", "they serve")
+        stays = f"It has no good version: until then {who} {go} on with what {its}."
+    else:
+        stays = f"Until then {who} {'is' if one else 'are'} brought to its newest good version, {run.target}."
+    opens = f"the next version that is published there opens it, or 'refitd runs reopen {run.run}'"
+    them = "it" if one else "them"
+    taken = f"A trainer of another run can take {them} meanwhile (engines='mine')."
+    return f"Run {run.run} is closed: {opens}. {stays} {taken}"
 
 
 @app.command(cls=Command, epilog=EXIT_CODES_HELP)

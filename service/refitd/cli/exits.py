@@ -30,7 +30,7 @@ class ExitCode(IntEnum):
 
 
 EXIT_CODES_HELP = (
-    "Exit codes: 0 done · 1 failed or refused · 2 wrong usage, or --yes is missing where nobody can be asked · "
+    "Exit codes: 0 done · 1 failed or refused · 2 wrong usage, or no --yes and no terminal to ask on · "
     "3 the service cannot be reached or is not ready · 4 not authorised · 5 timed out · 130 interrupted"
 )
 

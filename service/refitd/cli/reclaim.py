@@ -13,7 +13,7 @@ from refitd_client.contract.wire import ReclaimPlan
 from refitd_client.http.client import RefitClient
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted, what kept, and why")]
-_NOBODY = "this deletes files and nobody can be asked: say --yes, or --dry-run to see what would go"
+_SAY = "say --yes, or --dry-run to see what would go"
 
 
 def reclaim(
@@ -38,7 +38,7 @@ def reclaim(
                 out.show(plan, render.reclaim_table(plan), render.reclaim_summary(plan))
                 return
             shown = (render.reclaim_table(plan), render.reclaim_summary(plan))
-            agree(out, *shown, question="Delete them?", why=_NOBODY)
+            agree(out, *shown, question="Delete them?", does="this deletes files", say=_SAY)
         done = _carry_out(out, client)
         out.show(done, render.reclaim_table(done), render.reclaim_summary(done))
 

@@ -16,7 +16,8 @@ To = Annotated[
     typer.Option("--to", metavar="ID", help="The version to go to; else the last good one before the current"),
 ]
 NAMED = 3  # ids that a sentence names; the others it counts
-_NOBODY = "this bars versions for good and nobody can be asked: say --yes, and --to ID to be sure where it goes"
+_BARS = "this bars versions for good"
+_SAY = "say --yes, and --to ID to be sure where it goes"
 
 
 def rollback(
@@ -41,7 +42,8 @@ def rollback(
     with speaking(json=json) as out, connect(url, token_file) as client:
         plan = client.rollback_plan(run, to)
         if not yes:
-            agree(out, *(render.sentence(told) for told in what_it_does(plan)), question="Roll back?", why=_NOBODY)
+            shown = (render.sentence(told) for told in what_it_does(plan))
+            agree(out, *shown, question="Roll back?", does=_BARS, say=_SAY)
         version = client.rollback(run, plan.goal)  # there, and not one further back, whoever else does the same
         out.show(version, *(render.sentence(told) for told in what_it_did(plan, version)))
 

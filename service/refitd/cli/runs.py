@@ -16,7 +16,7 @@ from refitd_client.contract.wire import Page, RunGlance
 app = typer.Typer(cls=Group)
 
 _WHAT_GOES = "Its other versions are deleted at the next collection: 'refitd reclaim --dry-run' lists them."
-_NOBODY = "this lets collection delete older versions of the run and nobody can be asked: say --yes"
+_LOSES = "this lets collection delete older versions of the run"
 
 
 @app.callback(invoke_without_command=True)
@@ -55,7 +55,7 @@ def close(
     """
     with speaking(json=json) as out, connect(url, token_file) as client:
         if not yes:
-            agree(out, *what_it_does(run), question="Close it?", why=_NOBODY)
+            agree(out, *what_it_does(run), question="Close it?", does=_LOSES)
         seen = client.close_run(run)
         out.show(seen, render.sentence(f"{run} is closed. {_free(seen)} {_WHAT_GOES}"))
 

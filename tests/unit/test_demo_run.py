@@ -36,6 +36,26 @@ def test_a_folder_with_an_earlier_run_is_not_used_again(tmp_path: Path, capsys: 
     assert f"{tmp_path} holds an earlier run" in capsys.readouterr().err
 
 
+def test_a_line_says_what_is_done_before_torch_is_imported_and_processes_start(tmp_path: Path) -> None:
+    look = (
+        "import sys, refitd_embedded.demo as demo; sys.modules['torch'] = None\n"
+        "try: demo.main()\nexcept ImportError: sys.exit(7)"
+    )
+    ended = subprocess.run([sys.executable, "-c", look], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 7
+    said = "refitd demo: making a small model, then starting two engines and the service on this machine …\n"
+    assert ended.stderr == said
+    assert ended.stdout == ""  # which is for rows, in JSON as well
+
+
+def test_the_line_names_what_is_really_done(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    main(workdir=tmp_path, model=tmp_path / "nowhere")
+    assert "loading a small model, then starting two engines" in capsys.readouterr().err
+    attached: dict[str, Any] = {"service_url": "http://127.0.0.1:1", "engines": ["http://127.0.0.1:2"]}
+    main(root=tmp_path, model=tmp_path / "nowhere", **attached)
+    assert "asking the engines of http://127.0.0.1:1 for rollouts" in capsys.readouterr().err
+
+
 def test_the_flags_are_the_options_of_main() -> None:
     assert vars(arguments([])) == {
         "steps": STEPS, "seed": 0, "publish": True, "json": False, "workdir": None,

@@ -15,11 +15,46 @@ they say; `processes` starts and stops everything; `loop` is the run, `report` a
 Importing this package imports no torch.
 """
 
+import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 STEPS = 40
 """Gradient steps after which most answers are right."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoOptions:
+    """The arguments of `main`, which says what they are."""
+
+    steps: int
+    seed: int
+    publish: bool
+    json: bool
+    workdir: Path | None
+    service_url: str | None
+    engines: tuple[str, ...]
+    root: Path | None
+    model: Path | None
+    then: str | None
+
+    def check(self) -> None:
+        """Raise ValueError for options that make no run."""
+        attached = [bool(self.service_url), bool(self.engines), self.root is not None]
+        if any(attached) and not all(attached):
+            raise ValueError("--service-url, --engines and --root belong together: give all three, or none")
+        if self.steps < 1:
+            raise ValueError(f"--steps is {self.steps}: take at least one")
+        if self.workdir is not None and (self.workdir / "root").exists():
+            raise ValueError(f"{self.workdir} holds an earlier run: choose another --workdir, or delete it")
+
+    def preparation(self) -> str:
+        """What happens before the first row, in one line: it takes seconds in which nothing else is printed."""
+        if self.service_url is not None:
+            return f"refitd demo: loading the trainer, then asking the engines of {self.service_url} for rollouts …"
+        made = "loading" if self.model is not None else "making"
+        return f"refitd demo: {made} a small model, then starting two engines and the service on this machine …"
 
 
 def main(
@@ -35,7 +70,7 @@ def main(
     model: Path | None = None,
     then: str | None = None,
 ) -> int:
-    """Run the demo and print how it goes; the exit status.
+    """Run the demo and print how it goes; the exit status. Progress and errors go to stderr, the rest to stdout.
 
     Args:
         steps: gradient steps.
@@ -54,9 +89,7 @@ def main(
         if an engine's log-probabilities are not those of the version that it claims. 2 if the run was not possible.
         130 after Ctrl-C. SIGTERM and SIGHUP raise SystemExit(143) and (129), once everything is stopped.
     """
-    from refitd_embedded.demo.run import Options, run
-
-    options = Options(
+    options = DemoOptions(
         steps=steps,
         seed=seed,
         publish=publish,
@@ -68,4 +101,13 @@ def main(
         model=model,
         then=then,
     )
+    try:
+        options.check()
+    except ValueError as problem:
+        print(f"refitd demo: {problem}", file=sys.stderr)
+        return 2
+    # Before torch is imported, which takes seconds of its own.
+    print(options.preparation(), file=sys.stderr, flush=True)
+    from refitd_embedded.demo.run import run
+
     return run(options)

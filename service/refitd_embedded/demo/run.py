@@ -7,13 +7,12 @@ import threading
 import time
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from refitd_client import RefitError, WeightPublisher
-from refitd_embedded.demo import policy
+from refitd_embedded.demo import DemoOptions, policy
 from refitd_embedded.demo.agreement import DisagreementError
 from refitd_embedded.demo.loop import Releases, rows
 from refitd_embedded.demo.processes import ProcessError, Stack, own_stack
@@ -26,39 +25,12 @@ from refitd_embedded.weights import CheckpointError, load
 RUN = "demo"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """See `refitd_embedded.demo.main`."""
-
-    steps: int
-    seed: int
-    publish: bool
-    json: bool
-    workdir: Path | None
-    service_url: str | None
-    engines: tuple[str, ...]
-    root: Path | None
-    model: Path | None
-    then: str | None
-
-    def check(self) -> None:
-        """Raise ValueError for options that make no run."""
-        attached = [bool(self.service_url), bool(self.engines), self.root is not None]
-        if any(attached) and not all(attached):
-            raise ValueError("--service-url, --engines and --root belong together: give all three, or none")
-        if self.steps < 1:
-            raise ValueError(f"--steps is {self.steps}: take at least one")
-        if self.workdir is not None and (self.workdir / "root").exists():
-            raise ValueError(f"{self.workdir} holds an earlier run: choose another --workdir, or delete it")
-
-
-def run(options: Options) -> int:
+def run(options: DemoOptions) -> int:
     """Run it; the exit status."""
     began = time.monotonic()
     # The engines sit beside the trainer, on the same few cores; and more threads would round differently.
     torch.set_num_threads(1)
     try:
-        options.check()
         with ending_on_signals(), _workdir(options) as workdir:
             summary = _run(options, workdir, began)
     except DisagreementError as problem:
@@ -70,7 +42,7 @@ def run(options: Options) -> int:
     return 0 if summary.as_promised else 1
 
 
-def _run(options: Options, workdir: Path, began: float) -> Summary:
+def _run(options: DemoOptions, workdir: Path, began: float) -> Summary:
     model = options.model or policy.write(policy.fresh(options.seed), workdir / "base")
     trainer = Trainer(load(model))
     with _stack(options, workdir, model) as stack, display(as_json=options.json, then=options.then) as shown:
@@ -91,7 +63,7 @@ def _run(options: Options, workdir: Path, began: float) -> Summary:
 
 
 @contextmanager
-def _workdir(options: Options) -> Generator[Path]:
+def _workdir(options: DemoOptions) -> Generator[Path]:
     if options.workdir is not None:
         options.workdir.mkdir(parents=True, exist_ok=True)
         yield options.workdir.absolute()
@@ -101,7 +73,7 @@ def _workdir(options: Options) -> Generator[Path]:
 
 
 @contextmanager
-def _stack(options: Options, workdir: Path, model: Path) -> Generator[Stack]:
+def _stack(options: DemoOptions, workdir: Path, model: Path) -> Generator[Stack]:
     if options.service_url is None or options.root is None:
         with own_stack(workdir, model.absolute()) as stack:
             yield stack
@@ -109,7 +81,7 @@ def _stack(options: Options, workdir: Path, model: Path) -> Generator[Stack]:
         yield Stack(service_url=options.service_url, engines=options.engines, root=options.root)
 
 
-def _publisher(options: Options, stack: Stack, model: Path) -> AbstractContextManager[WeightPublisher | None]:
+def _publisher(options: DemoOptions, stack: Stack, model: Path) -> AbstractContextManager[WeightPublisher | None]:
     if not options.publish:
         return nullcontext()
     return WeightPublisher(stack.root, RUN, stack.service_url, base_model=model)

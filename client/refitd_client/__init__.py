@@ -36,8 +36,7 @@ from refitd_client.errors import (
     VersionRejectedError,
     WaitTimeoutError,
 )
-from refitd_client.http.async_client import AsyncRefitClient
-from refitd_client.http.client import RefitClient
+from refitd_client.http.client import AsyncRefitClient, RefitClient
 from refitd_client.http.retry import RetryPolicy
 from refitd_client.http.verdict import Served
 from refitd_client.publish.publication import Publication, StagedPublication

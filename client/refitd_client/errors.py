@@ -13,8 +13,8 @@
     │   ├── VersionRejectedError
     │   └── VersionLostError
     ├── EngineFailedError               engine: the version is good and engines did not take it
-    ├── PlanRefusedError                trainer: what a plan was asked for contradicts itself
-    ├── WaitTimeoutError                engine or service: whoever is late
+    ├── PlanRefusedError                trainer: a plan whose inputs contradict each other
+    ├── WaitTimeoutError                engine or service, by which of them is late
     └── ServiceError
         ├── ServiceUnreachableError     service: no answer, or none that refitd gives
         └── ServiceProblemError         service: it answered with a problem document (RFC 9457)
@@ -35,11 +35,11 @@ from refitd_client.contract import naming
 from refitd_client.contract.wire import EngineOnVersion, Problem
 
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""What the kernel says where there is no room, or a quota is used up."""
+"""The kernel's errors if there is no room, or a quota is used up."""
 
 
 class Fault(StrEnum):
-    """Who has to change something before the same call can succeed."""
+    """The part that has to change before the same call can succeed."""
 
     TRAINER = "trainer"
     CHECKPOINT = "checkpoint"
@@ -49,7 +49,7 @@ class Fault(StrEnum):
 
 
 class RefitError(Exception):
-    """What went wrong, in a sentence that names it and says what to do. `fault` says whose it is."""
+    """A failure: a sentence that names it and says what to do. `fault` says which part has to change."""
 
     fault: Fault = Fault.SERVICE
 
@@ -61,14 +61,14 @@ class PublishError(RefitError):
 
 
 class InvalidWeightsError(PublishError):
-    """What was passed cannot be a version. `tensor` names the first that cannot, where it is about one."""
+    """What was passed cannot be a version. `tensor` names the first tensor that cannot, if it is about one."""
 
     def __init__(self, message: str, *, tensor: str | None = None) -> None:
         super().__init__(message)
         self.tensor = tensor
 
 
-class NameRefusedError(PublishError, naming.NameRefusedError):
+class NameRefusedError(PublishError, naming.InvalidNameError):
     """A run name or a step that cannot be one."""
 
 
@@ -77,7 +77,7 @@ class StepConflictError(PublishError):
 
 
 class RunBusyError(PublishError):
-    """Another publisher has the run: process `pid` on `host`, where its lock file says so."""
+    """Another publisher has the run: process `pid` on `host`, if its lock file names them."""
 
     def __init__(self, message: str, *, pid: int | None = None, host: str | None = None) -> None:
         super().__init__(message)
@@ -115,7 +115,7 @@ class VersionFailedError(RefitError):
 
 
 class VersionRejectedError(VersionFailedError):
-    """The service proved the checkpoint bad. No engine has heard of it."""
+    """The service proved the checkpoint bad. No engine was sent it."""
 
 
 class VersionLostError(VersionFailedError):
@@ -133,7 +133,7 @@ class EngineFailedError(RefitError):
 
 
 class PlanRefusedError(RefitError, ValueError):
-    """A plan was asked for that contradicts itself, the machine or the model. The message says what and where."""
+    """A plan's inputs contradict each other, the machine or the model. The message says what and where."""
 
     fault: Fault = Fault.TRAINER
 
@@ -148,7 +148,7 @@ class WaitTimeoutError(RefitError):
 
 
 class PublishedVersion(Protocol):
-    """What an error says of a version that stands: a `Publication`, seen from below."""
+    """The part of a `Publication` that an error shows: this module cannot import that class."""
 
     @property
     def path(self) -> Path:
@@ -179,9 +179,9 @@ class ServiceProblemError(ServiceError):
         self.problem = problem
 
     def __str__(self) -> str:
-        """The problem in one line, and what stands all the same."""
-        told = f"{self.problem.title}: {self.problem.detail} (HTTP {self.problem.status}, {self.problem.slug})"
-        return told if self.publication is None else f"{told}; the version stands at {self.publication.path}"
+        """The problem in one line, and where the version stands, if it does."""
+        text = f"{self.problem.title}: {self.problem.detail} (HTTP {self.problem.status}, {self.problem.slug})"
+        return text if self.publication is None else f"{text}; the version stands at {self.publication.path}"
 
 
 class UnauthorizedError(ServiceProblemError):
@@ -221,7 +221,7 @@ _TRANSIENT = frozenset({408, 425, 429})
 
 
 def problem_error(problem: Problem) -> ServiceProblemError:
-    """The error for a problem document, by its status. What may pass by itself stays the service's fault."""
+    """The error for a problem document, by its status. One that may pass by itself stays the service's fault."""
     if problem.slug in _BY_SLUG:
         return _BY_SLUG[problem.slug](problem)
     if problem.status in _BY_STATUS:

@@ -1,30 +1,38 @@
 """Work that is shared out over threads, and stops as a whole: at the first error, or when its caller is interrupted.
 
-numpy, xxhash and the kernel let go of the interpreter's lock while they copy, digest and sync, so threads do help.
+numpy, xxhash and the kernel release the interpreter's lock while they copy, digest and sync, so threads do help.
+
+Threads are kept for the next time: starting one takes up to 0.3 ms, and a publication uses sixteen. They are daemons,
+and wait for work in between, so that they do not keep a process from ending. At its end the thread of a publication
+that is under way is waited for (`publish/background.py`), and so long its lanes go on. A pool of `concurrent.futures`
+would accept no more work then.
 """
 
 import os
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from threading import Event, Lock
-
-from refitd_client import workers
+from threading import Event, Lock, Thread
 
 MAX_LANES = 16
-_TELL_SECONDS = 0.05
+_IDLE_SECONDS = 0.05
+_MOST_IDLE = 32
+_IDLE_NAME = "refitd-idle"
 
 Job = Callable[[Event], None]
 
 
 def lanes_for(jobs: int) -> int:
-    """How many threads so many jobs are worth here."""
+    """How many threads are worth their while for so many jobs here."""
     return max(1, min(jobs, len(os.sched_getaffinity(0)), MAX_LANES))
 
 
 def in_lanes(jobs: Sequence[Job], *, lanes: int, idle: Callable[[], None] | None = None) -> None:
-    """Run jobs, each of which looks at its event now and then and ends early when it is set.
+    """Run jobs in threads. Nothing runs any more when this returns or raises.
 
-    `idle` is called in this thread from time to time. Nothing runs any more when this returns or raises.
+    Args:
+        jobs: each checks its event now and then, and ends early when it is set.
+        lanes: the number of threads.
+        idle: is called in this thread from time to time.
 
     Raises:
         BaseException: the first that a job raised.
@@ -38,11 +46,11 @@ def in_lanes(jobs: Sequence[Job], *, lanes: int, idle: Callable[[], None] | None
 class Lanes:
     """Threads that do jobs, in the order in which they are added, while their caller does something else.
 
-    They end after `close`, or `join`, which also says what went wrong.
+    They end after `close`, or `join`, which also raises what went wrong.
     """
 
     def __init__(self, lanes: int) -> None:
-        """Begin. Without any lane the jobs are done by whoever joins."""
+        """Begin. Without any lane `join` does the jobs in its caller's thread."""
         self._stop = Event()
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._turn = Lock()
@@ -50,14 +58,14 @@ class Lanes:
         self._ends: list[Event] = []
         try:
             for lane in range(lanes):
-                self._ends.append(workers.run(self._lane, name=f"refitd-publish_{lane}"))
+                self._ends.append(_run(self._lane, f"refitd-publish_{lane}"))
         except BaseException:
             self.stop()
             self._end()
             raise
 
     def add(self, job: Job) -> None:
-        """Have one more job done."""
+        """Add one more job."""
         self._jobs.put(job)
 
     def close(self) -> None:
@@ -69,13 +77,13 @@ class Lanes:
         self._stop.set()
 
     def join(self, idle: Callable[[], None] | None = None) -> None:
-        """Wait for all. Nothing runs any more when this returns or raises, as `in_lanes` does."""
+        """Wait for all jobs. `idle`, and what this raises, are as for `in_lanes`."""
         self.close()
         try:
             if not self._ends:
                 self._lane()
             for end in self._ends:
-                while not end.wait(None if idle is None else _TELL_SECONDS):
+                while not end.wait(None if idle is None else _IDLE_SECONDS):
                     if idle is not None:
                         idle()
             if self._ends and idle is not None:
@@ -90,7 +98,7 @@ class Lanes:
             if failure is not None:
                 raise failure
         finally:
-            del failure  # the error knows this frame, and would be kept by it
+            del failure  # the error refers to this frame, which would keep it alive
 
     def _end(self) -> None:
         self.close()
@@ -102,12 +110,70 @@ class Lanes:
         while (job := self._jobs.get()) is not None and not self._stop.is_set():
             try:
                 job(self._stop)
-            except BaseException as error:  # raised where all of it was asked for
-                self._fail(error)
+            except BaseException as error:  # raised by `join`
+                with self._turn:
+                    if not self._stop.is_set():
+                        self._failure = error
+                        self._stop.set()
         self._jobs.put(None)  # for the next lane
 
-    def _fail(self, error: BaseException) -> None:
+
+class _Worker(Thread):
+    """One thread that is kept."""
+
+    def __init__(self) -> None:
+        super().__init__(name=_IDLE_NAME, daemon=True)
+        self.inbox: SimpleQueue[tuple[Callable[[], None], str, Event] | None] = SimpleQueue()
+
+    def run(self) -> None:
+        """Do one work after the other."""
+        while (task := self.inbox.get()) is not None:
+            work, self.name, done = task
+            try:
+                work()
+            finally:
+                self.name = _IDLE_NAME
+                del work, task  # an idle thread keeps nothing of them alive
+                _idle.put(self)
+                done.set()
+
+
+class _Idle:
+    """Workers that wait."""
+
+    def __init__(self) -> None:
+        self._turn = Lock()
+        self._workers: list[_Worker] = []
+
+    def put(self, worker: _Worker) -> None:
+        """Take one back, or end it if there are enough."""
         with self._turn:
-            if not self._stop.is_set():
-                self._failure = error
-                self._stop.set()
+            if len(self._workers) < _MOST_IDLE:
+                self._workers.append(worker)
+            else:
+                worker.inbox.put(None)
+
+    def take(self) -> _Worker:
+        """One that waits, or else a new one."""
+        with self._turn:
+            if self._workers:
+                return self._workers.pop()
+        worker = _Worker()
+        worker.start()
+        return worker
+
+    def forget(self) -> None:
+        """In a forked process there are no other threads."""
+        self._turn = Lock()
+        self._workers = []
+
+
+_idle = _Idle()
+os.register_at_fork(after_in_child=_idle.forget)
+
+
+def _run(work: Callable[[], None], name: str) -> Event:
+    """Have `work`, which must not raise, done by a thread of this name. The event is set when it is done."""
+    done = Event()
+    _idle.take().inbox.put((work, name, done))
+    return done

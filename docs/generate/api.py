@@ -5,7 +5,7 @@ from typing import Any
 
 from generate.markdown import code, page, plain, prose, table
 from refitd.api.api import routes
-from refitd.problem import Kind
+from refitd.problem import Slug
 
 INTRODUCTION = """\
 # HTTP API
@@ -36,7 +36,10 @@ def api_page() -> str:
         *_routes(document["paths"]),
         "## Errors",
         ERRORS,
-        table(["type", "status", "title"], ((code(kind.slug), str(kind.status), plain(kind.title)) for kind in Kind)),
+        table(
+            ["type", "status", "title"],
+            ((code(kind.slug), str(kind.status), plain(kind.title)) for kind in Slug),
+        ),
         "## Types",
         *(_type(name, schema) for name, schema in document["components"]["schemas"].items() if "Page_" not in name),
     )

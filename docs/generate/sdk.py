@@ -99,7 +99,8 @@ def _entry(each: Any, *, module: bool = False) -> str:
 
 
 def _methods(each: type) -> Iterator[str]:
-    for name, method in vars(each).items():
+    ours = [kind for kind in reversed(each.__mro__) if kind.__module__.startswith("refitd_client")]
+    for name, method in {name: member for kind in ours for name, member in vars(kind).items()}.items():
         if name.startswith("_") or name in _DUNDER:
             continue
         if isinstance(method, property):

@@ -1,36 +1,52 @@
-"""The service from its start to its end; its parts are made in `parts`.
+"""The service from its start to its end, and the composition root: every part is made here and handed what it needs.
 
-Start: lock the root, open the journal, read it back, then run. Stop (SIGTERM): the API closes, updates that are under
-way come to their end, then everything else ends; the journal is last.
+Start: lock the root, open the journal, read it back, then run. Stop (SIGTERM): the API closes, updates under way come
+to their end, then everything else ends; the journal is last.
 """
 
 import asyncio
 import gc
 import os
+import random
 import sys
-from pathlib import Path
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from socket import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from refitd.api.api import build_api
 from refitd.api.context import Service
-from refitd.api.listening import listening
-from refitd.api.server import Server
+from refitd.api.server import Server, listening
+from refitd.catalog.catalog import Catalog
+from refitd.catalog.files import DiskFiles
+from refitd.catalog.intake import Intake
+from refitd.catalog.references import References
+from refitd.catalog.watch import Watcher
 from refitd.clock import SystemClock
 from refitd.diagnose.preflight import keys_without_token, stranger
+from refitd.discovery.place import parse_place
+from refitd.discovery.scout import Scout
+from refitd.engine.connect import connector
 from refitd.engine.plugin.leading import Leads, leads_of
+from refitd.materialize.before_load import BeforeLoad, Warmer
+from refitd.materialize.disk import DiskCopies
+from refitd.materialize.materializer import Materializer
 from refitd.observe.logs import configure_logs
-from refitd.observe.otlp import tracing
-from refitd.observe.telemetry import Telemetry
-from refitd.observe.webhooks.webhooks import Webhooks
-from refitd.parts import Parts, compose
+from refitd.observe.telemetry import Telemetry, tracing
+from refitd.observe.webhooks.delivery_task import Webhooks
+from refitd.policy.roster import guard_of, named_by_operator
+from refitd.reclaim.collector import Collector, StoreFacts
+from refitd.reclaim.folders import DiskFolders
+from refitd.rollout.canary import CanaryCheck, CanaryChecks, OperatorCheck
+from refitd.rollout.controller import RolloutController
+from refitd.rollout.fleet import Fleet
 from refitd.rollout.targets import Targets
-from refitd.root.file_systems import mounts_now
+from refitd.root.file_systems import mounts_now, root_file_system
 from refitd.root.mark import RootGuard, mark_root
-from refitd.root.ownership import Hold, StartRefusedError, owned, state_owned
-from refitd.root.state_folder import check_state_folder
+from refitd.root.ownership import Hold, StartRefusedError, check_state_folder, owned, state_owned
+from refitd.root.threads import RootThreads
 from refitd.settings import Settings
 from refitd.state.journal.recovery import open_journal
 from refitd.state.records import Source
@@ -39,6 +55,7 @@ from refitd_client.transport.ipc.secret import make_secret
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
+
 
 DRAIN_SECONDS = 20.0
 SWITCH_SECONDS = 0.0005
@@ -88,16 +105,8 @@ async def _serve(settings: Settings, hold: Hold, sockets: list[socket], tracer: 
     log.info("stopped")
 
 
-def _make_secret(root: Path) -> None:
-    """Without one nothing is handed over from memory, and nothing else is the worse for it."""
-    try:
-        make_secret(root)
-    except OSError as error:
-        log.warning("no secret for hand-overs from memory", reason=str(error))
-
-
 def _leads(settings: Settings) -> Leads | None:
-    """Without a name of its own a service leads no engine, and nothing else is the worse for it."""
+    """Return the service's name for plugins; without one it leads no engine, and all else works."""
     try:
         return leads_of(settings.root.resolve(), settings.state_folder, settings.probe_interval)
     except OSError as error:
@@ -106,7 +115,7 @@ def _leads(settings: Settings) -> Leads | None:
 
 
 def _root_guard(settings: Settings, store: Store, hold: Hold) -> RootGuard:
-    """Find out whether the root is the one that the journal is about."""
+    """Find out whether the root is the one that the journal is about, and return what goes on checking it."""
     root = settings.root.resolve()
     has_versions = bool(store.versions)
     mark = mark_root(root, store.origin.root, has_versions=has_versions, mounts=mounts_now())
@@ -125,16 +134,22 @@ async def _run(
     sockets: list[socket],
     telemetry: Telemetry,
 ) -> None:
-    await _warn_of_strangers(settings, store)
+    by_api = [engine.id for engine in store.engines.values() if engine.source is Source.API]
+    if (doubt := await asyncio.to_thread(stranger, settings, by_api)) is not None:
+        log.warning("the canary is not there", reason=doubt)
     if (exposed := await asyncio.to_thread(keys_without_token, settings)) is not None:
         log.warning("--insecure: engines can be changed without a token", reason=exposed, advice=_CLOSE_IT)
-    await asyncio.to_thread(_make_secret, settings.root.resolve())
-    parts = compose(settings, store, targets, guard, await asyncio.to_thread(_leads, settings))
+    try:
+        await asyncio.to_thread(make_secret, settings.root.resolve())
+    except OSError as error:  # then no version is handed over from memory, and all else works
+        log.warning("no secret for hand-overs from memory", reason=str(error))
+    leads = await asyncio.to_thread(_leads, settings)
+    parts = compose(settings, store, targets, guard, telemetry=telemetry, leads=leads)
     webhooks = await asyncio.to_thread(lambda: Webhooks(settings.webhook_rules, store, targets, telemetry))
-    await parts.copier.survey()  # before engines are asked: an engine goes straight to a copy that is there already
+    await parts.materializer.survey()  # before engines are asked: they go straight to a copy that is there already
     gc.collect()
     gc.freeze()  # what was imported stays: looking through it again would stop everything for 30 ms at a time
-    api = build_api(_surface(settings, store, targets, parts, telemetry))
+    api = build_api(parts.api)
     # A part that fails takes the service down with it: one that goes on without its catalog would only look alive.
     async with asyncio.TaskGroup() as group:
         runs = (*parts.runs, telemetry.stops.run, webhooks.run)
@@ -145,20 +160,99 @@ async def _run(
             task.cancel()
 
 
-async def _warn_of_strangers(settings: Settings, store: Store) -> None:
-    by_api = [engine.id for engine in store.engines.values() if engine.source is Source.API]
-    if (doubt := await asyncio.to_thread(stranger, settings, by_api)) is not None:
-        log.warning("the canary is not there", reason=doubt)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """The parts of a service that does its work. `runs` go on until they are cancelled; `api` is what routes use."""
+
+    api: Service
+    fleet: Fleet
+    materializer: Materializer
+    runs: Sequence[Callable[[], Coroutine[Any, Any, None]]]
 
 
-def _surface(settings: Settings, store: Store, targets: Targets, parts: Parts, telemetry: Telemetry) -> Service:
-    return Service(
-        settings=settings,
-        store=store,
-        targets=targets,
-        intake=parts.intake,
-        fleet=parts.fleet,
-        sweeper=parts.collector.sweeper,
-        copier=parts.copier,
-        telemetry=telemetry,
+def compose(
+    settings: Settings,
+    store: Store,
+    targets: Targets,
+    guard: RootGuard,
+    *,
+    telemetry: Telemetry,
+    leads: Leads | None = None,
+) -> Parts:
+    """Make every part and hand it what it needs. Call it on the event loop.
+
+    Args:
+        settings: of the service.
+        store: the journal's records.
+        targets: what engines are to serve.
+        guard: says why what is at the root's path is not the root.
+        telemetry: what the service measures of itself.
+        leads: what plugins hear of the service that loads their engines.
+    """
+    root, threads = settings.root.resolve(), RootThreads()
+    files = DiskFiles(root, guard, threads, settings.trainers)
+    catalog = Catalog(store, files, References(store, settings.base_model, threads), settings.catalog_rules)
+    copies = DiskCopies(root, settings.copies_folder, threads)
+    facts = StoreFacts(store, targets, files, catalog.judging)
+    materializer = Materializer(store, targets, facts, copies, most=settings.copies)
+    warmer = Warmer(root, lambda: root_file_system(root), threads)
+    before_load = BeforeLoad(catalog.check, materializer, warmer, targets.carriage)
+    fleet = Fleet(
+        store,
+        targets,
+        root=settings.path_map or str(root),
+        urls=settings.engines,
+        engines_file=settings.engines_file,
+        probe_interval=settings.probe_interval,
+        connect=connector(
+            settings.engine_access,
+            guard_of(settings.operator_hosts, store.engines),
+            named_by_operator(settings.operator_hosts, store.engines),
+            leads,
+        ),
+        check=before_load.check,
+        warm=before_load.warm,
+        chance=random.Random(),  # noqa: S311 - jitter, not a secret
+        discovers=bool(settings.discover),
+    )
+    checks: list[CanaryCheck] = [fleet.trial]
+    if settings.canary_check is not None:
+        checks.append(OperatorCheck(settings.canary_check))
+    discovered = [engine.url for engine in store.engines.values() if engine.source is Source.DISCOVERED]
+    places = [parse_place(text) for text in settings.discover]
+    collector = Collector(store, facts, DiskFolders(root, threads), settings.reclaim_rules, materializer)
+    intake = Intake(
+        store,
+        targets,
+        files,
+        root,
+        catalog.nudge,
+        settings.run,
+        trainers=settings.trainers,
+        kind=settings.kind,
+        deltas=settings.takes_deltas,
+    )
+    return Parts(
+        api=Service(
+            settings=settings,
+            store=store,
+            targets=targets,
+            intake=intake,
+            fleet=fleet,
+            sweeper=collector.sweeper,
+            materializer=materializer,
+            telemetry=telemetry,
+        ),
+        fleet=fleet,
+        materializer=materializer,
+        runs=(
+            Watcher(root, settings.watch, asyncio.get_running_loop(), catalog.nudge).run,
+            collector.run,
+            catalog.run,
+            RolloutController(store, targets, default_run=settings.run, quorum=settings.quorum).run,
+            CanaryChecks(store, targets, checks).run,
+            materializer.run,
+            fleet.run,
+            Scout(places, discovered, fleet.discovered, store.clock).run,
+        ),
     )

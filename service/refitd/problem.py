@@ -6,7 +6,7 @@ from enum import Enum
 from refitd_client.contract.wire import Problem
 
 
-class Kind(Enum):
+class Slug(Enum):
     """Each kind of problem: its slug, its HTTP status, its title."""
 
     BAD_REQUEST = ("bad-request", 422, "The request does not have the right form")
@@ -53,7 +53,7 @@ class Kind(Enum):
 class ProblemError(Exception):
     """Raised where a request cannot be carried out; the API turns it into a problem document."""
 
-    def __init__(self, kind: Kind, detail: str, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(self, kind: Slug, detail: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(detail)
         self.kind = kind
         self.detail = detail

@@ -8,25 +8,21 @@ import os
 import re
 from pathlib import Path
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from refitd.discovery.place import parse_place
-from refitd.engine.address import check_adapter_name, check_url
-from refitd.engine.allow import parse_allow_list
+from refitd.engine.address import check_adapter_name, check_url, parse_allow_list
 from refitd.engine.connect import EngineAccess
-from refitd.observe.webhooks.news import Topic
-from refitd.observe.webhooks.rules import WebhookRules
-from refitd.observe.webhooks.signature import read_secrets
-from refitd.policy.hosts import OperatorHosts
+from refitd.observe.webhooks.rules import Topic, WebhookRules, check_receivers, read_receivers, read_secrets
 from refitd.policy.keep import KeepRules
-from refitd.policy.rules import CatalogRules
-from refitd.policy.spare_slots import SlotRules
+from refitd.policy.roster import OperatorHosts
+from refitd.policy.settle import CatalogRules
+from refitd.policy.spare_slots import ReclaimRules, SlotRules
 from refitd.policy.strategy import Strategy, StrategyName
-from refitd.reclaim.rules import ReclaimRules, why_no_slots
-from refitd.root.file_systems import Watch
+from refitd.root.file_systems import Watch, why_no_slots
+from refitd.text import is_web_address
 from refitd.tokens import Tokens, tokens_from
 from refitd_client.contract.naming import check_run
 from refitd_client.contract.states import Kind
@@ -51,41 +47,17 @@ def _size(value: object) -> object:
         raise ValueError(f"{value!r} is not a size: write bytes, or a number with KB, MB, GB, TB, KiB, … TiB") from None
 
 
-def _engines(urls: list[str]) -> list[str]:
-    return [check_url(url) for url in urls]
-
-
 def _places(texts: list[str]) -> list[str]:
     for text in texts:
         parse_place(text)
     return texts
 
 
-def _is_web_address(url: str) -> bool:
-    """Whether a client of HTTP can call it. The errors of parsers repeat parts of the URL, which may be secret."""
-    try:
-        parts = urlsplit(url)
-        return parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0 and " " not in url
-    except ValueError:
-        return False
-
-
 def _check_of_canary(url: str) -> str:
-    if not _is_web_address(url):
-        raise ValueError(
-            "canary_check must be an http:// or https:// URL with a host; in a user or password write / as %2F, ? as "
-            "%3F, # as %23 and @ as %40"
-        )
-    return url
-
-
-def _receivers(urls: list[str]) -> list[str]:
-    for url in urls:
-        if not _is_web_address(url) or urlsplit(url).username or urlsplit(url).fragment:
-            raise ValueError("a webhook's URL is http:// or https://, with a host, and without user or fragment")
-    if len(urls) != len(set(urls)):
-        raise ValueError("the same URL twice would be told everything twice")
-    return urls
+    if is_web_address(url):
+        return url
+    encoded = "in a user or password write / as %2F, ? as %3F, # as %23 and @ as %40"
+    raise ValueError(f"canary_check must be an http:// or https:// URL with a host; {encoded}")
 
 
 def _collector(url: str) -> str:
@@ -97,9 +69,8 @@ def _collector(url: str) -> str:
 def _host_names(names: list[str]) -> list[str]:
     for name in names:
         if not re.fullmatch(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", name):
-            raise ValueError(
-                f"{name!r} is no name of a host: write names (refitd.example) or *.example, without a port"
-            )
+            advice = "write names (refitd.example) or *.example, without a port"
+            raise ValueError(f"{name!r} is no name of a host: {advice}")
     return names
 
 
@@ -117,7 +88,7 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="REFITD_", frozen=True, extra="forbid", hide_input_in_errors=True)
 
     root: Path = Field(description="Folder that trainers publish into: <root>/<run>/v000123/")
-    engines: Annotated[Urls, AfterValidator(_engines)] = Field(
+    engines: Annotated[Urls, AfterValidator(lambda urls: [check_url(url) for url in urls])] = Field(
         default=[], description="URLs of the engines (comma-separated in the environment)"
     )
     engines_file: Path | None = Field(
@@ -248,7 +219,7 @@ class Settings(BaseSettings):
         default=None, description="URL that is asked (POST) whether a canary is good: 2xx yes, 4xx no"
     )
     quorum: int = Field(default=1, ge=1, description="Engines that must serve a version before it counts as served")
-    webhooks: Annotated[Urls, AfterValidator(_receivers)] = Field(
+    webhooks: Annotated[Urls, AfterValidator(check_receivers)] = Field(
         default=[], description="URLs that are told what happens, by signed webhooks (comma-separated)"
     )
     webhooks_file: Path | None = Field(
@@ -276,7 +247,10 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _check(self) -> "Settings":
         parse_allow_list(self.engine_allow)
-        tokens = self._tokens_at_start()
+        try:
+            tokens = self.tokens()
+        except OSError as error:
+            raise ValueError(f"the token file {error.filename} cannot be read: {error.strerror}") from error
         if tokens.read and not tokens.write:
             raise ValueError("a read token without a write token leaves every change open: set REFITD_TOKEN(_FILE) too")
         if self.host not in LOOPBACK and not tokens.write:
@@ -290,7 +264,7 @@ class Settings(BaseSettings):
         return self
 
     def _check_webhooks(self) -> None:
-        """Nothing is sent unsigned, and nothing that was set is passed over in silence."""
+        """Refuse webhooks without a secret, and settings of webhooks without a receiver."""
         try:
             receivers = self.receivers
         except OSError as error:
@@ -310,7 +284,7 @@ class Settings(BaseSettings):
             raise ValueError(f"the secret file {error.filename} cannot be read: {error.strerror}") from error
 
     def _check_strategy(self) -> None:
-        """Refuse what the strategy would pass over in silence."""
+        """Refuse settings that the strategy does not use."""
         of_canary = [name for name in ("canary", "canary_check") if getattr(self, name) is not None]
         if of_canary and self.strategy is not StrategyName.CANARY:
             flag = "--" + of_canary[0].replace("_", "-")
@@ -320,7 +294,7 @@ class Settings(BaseSettings):
 
     @property
     def kind(self) -> Kind:
-        """What the versions in the root are."""
+        """The kind of the versions in the root."""
         return Kind.FULL if self.lora is None else Kind.LORA
 
     @property
@@ -335,7 +309,7 @@ class Settings(BaseSettings):
 
     @property
     def catalog_rules(self) -> CatalogRules:
-        """How patient and how strict the catalog is."""
+        """The rules of the catalog."""
         return CatalogRules(
             scan_interval=self.scan_interval,
             settle_for=self.settle,
@@ -366,7 +340,7 @@ class Settings(BaseSettings):
 
     @property
     def reclaim_rules(self) -> ReclaimRules:
-        """What is kept, and when the rest goes. Asks which type of file system holds the root."""
+        """The rules of reclaim. Looks up the type of the root's file system."""
         slots = SlotRules(
             count=self.slots, ttl=self.slot_ttl, disk_budget=self.disk_budget, off=why_no_slots(self.slots, self.root)
         )
@@ -377,7 +351,7 @@ class Settings(BaseSettings):
 
     @property
     def state_folder(self) -> Path:
-        """Where the journal lives: one folder for each root, on local disk."""
+        """The folder of the journal: one for each root, on local disk."""
         if self.state is not None:
             return self.state
         base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
@@ -394,18 +368,11 @@ class Settings(BaseSettings):
         """
         if self.webhooks_file is None:
             return self.webhooks
-        try:
-            lines = [line.strip() for line in self.webhooks_file.read_text().splitlines()]
-        except UnicodeDecodeError:
-            raise ValueError(f"the webhooks file {self.webhooks_file} is no text") from None
-        urls = [line for line in lines if line and not line.startswith("#")]
-        if not urls:
-            raise ValueError(f"the webhooks file {self.webhooks_file} names no URL: write one a line")
-        return _receivers([*self.webhooks, *urls])
+        return check_receivers([*self.webhooks, *read_receivers(self.webhooks_file)])
 
     @property
     def webhook_rules(self) -> WebhookRules:
-        """Who is told of what. Reads the file of receivers: see `receivers`."""
+        """Which receivers get which topics. Reads the file of receivers: see `receivers`."""
         return WebhookRules(
             receivers=self.receivers,
             secret_file=self.webhook_secret_file,
@@ -415,11 +382,11 @@ class Settings(BaseSettings):
 
     @property
     def wants_token(self) -> bool:
-        """Whether anything is closed to who has no token."""
+        """Whether any request needs a token."""
         return any((self.token, self.token_file, self.read_token, self.read_token_file))
 
     def tokens(self) -> Tokens:
-        """The bearer tokens, a file's before a variable's. Read again for each request, so that they can be rotated.
+        """Return the bearer tokens, a file's before a variable's; read for each request, so that they can be rotated.
 
         Raises:
             TokensRefusedError: one is set and empty, or cannot be a token.
@@ -429,9 +396,3 @@ class Settings(BaseSettings):
             write=tokens_from("token", self.token, self.token_file),
             read=tokens_from("read_token", self.read_token, self.read_token_file),
         )
-
-    def _tokens_at_start(self) -> Tokens:
-        try:
-            return self.tokens()
-        except OSError as error:
-            raise ValueError(f"the token file {error.filename} cannot be read: {error.strerror}") from error

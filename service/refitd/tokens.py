@@ -1,6 +1,6 @@
 """Bearer tokens (RFC 6750) and where they come from: a variable, or a file with one a line.
 
-Every token of a file is good, so that an old and a new one can both be while they are exchanged. What cannot be a
+Every token of a file opens, so that an old and a new one both do while they are exchanged. A line that cannot be a
 token is refused and never skipped: an empty file must not mean that no token is needed.
 """
 
@@ -27,7 +27,7 @@ class Tokens:
 
 
 def is_one_of(given: str, tokens: tuple[str, ...]) -> bool:
-    """Whether `given` is among the tokens, in a time that says nothing about any of them but how many there are.
+    """Return whether `given` is among the tokens, in a time that tells nothing but how many there are.
 
     Digests are compared, so that lengths are equal, and all of them, so that it does not show which one it was.
     """
@@ -36,24 +36,26 @@ def is_one_of(given: str, tokens: tuple[str, ...]) -> bool:
 
 
 def tokens_from(name: str, secret: SecretStr | None, file: Path | None) -> tuple[str, ...]:
-    """The tokens of a setting: of its file where there is one, else of its variable. Reads the file.
+    """Return the tokens of a setting: of its file where there is one, else of its variable. Reads the file.
+
+    Args:
+        name: the setting, for errors.
+        secret: the variable's value.
+        file: the file.
 
     Raises:
         TokensRefusedError: it is set and holds no token, or something that cannot be one.
         OSError: the file cannot be read.
     """
     if file is not None:
-        return _parse(_text(file, name), f"the token file {file} (REFITD_{name.upper()}_FILE)")
+        where = f"the token file {file} (REFITD_{name.upper()}_FILE)"
+        try:
+            return _parse(file.read_text(), where)
+        except UnicodeDecodeError:
+            raise TokensRefusedError(f"{where} is no text") from None
     if secret is None:
         return ()
     return _parse(secret.get_secret_value(), f"REFITD_{name.upper()}")
-
-
-def _text(file: Path, name: str) -> str:
-    try:
-        return file.read_text()
-    except UnicodeDecodeError:
-        raise TokensRefusedError(f"the token file {file} (REFITD_{name.upper()}_FILE) is no text") from None
 
 
 def _parse(text: str, where: str) -> tuple[str, ...]:
@@ -69,3 +71,26 @@ def _parse(text: str, where: str) -> tuple[str, ...]:
 
 def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode(errors="surrogateescape")).digest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FacadeTokens:
+    """Where the tokens that open a facade come from. With neither, a facade is open to all that reach it."""
+
+    file: Path | None = None
+    secret: SecretStr | None = None
+
+    @property
+    def are_set(self) -> bool:
+        """Whether a facade wants one."""
+        return self.file is not None or self.secret is not None
+
+    def read(self) -> Tokens:
+        """The tokens, which open what only looks as well.
+
+        Raises:
+            TokensRefusedError: they are set, and there is none that can be used.
+            OSError: the file cannot be read.
+        """
+        tokens = tokens_from("facade_token", self.secret, self.file)
+        return Tokens(write=tokens, read=tokens)

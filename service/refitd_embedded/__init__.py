@@ -1,19 +1,19 @@
 """A small, real inference engine for CPUs that speaks SGLang's weight-update HTTP API.
 
-It exists so that everything around an engine (a sidecar, a trainer, a rollout worker) can be run, tested and shown on
-a laptop, without a GPU and without SGLang. It is no imitation: it loads Qwen2 and Llama checkpoints, batches requests,
-samples, reports log-probabilities, and really reloads weights between two steps of its scheduler.
+Everything around an engine (a sidecar, a trainer, a rollout worker) can be run, tested and shown with it on a laptop,
+without a GPU and without SGLang. It loads Qwen2 and Llama checkpoints, batches requests, samples, reports
+log-probabilities, and really reloads weights between two steps of its scheduler.
 
     python -m refitd_embedded --model-path DIR --port 9000
 
-What it is made of, in the order in which a request meets it:
+Its modules, in the order in which a request meets them:
 
-    server      HTTP, as SGLang speaks it (auth, errors, routes_*)
+    server      the HTTP application, as SGLang has it: bearer tokens, errors; `wire` bodies, `routes`, `routes_info`
     engine      the front end: pause gate, reader-writer lock, labels
-    scheduler   the loop that owns the weights: commands between steps, one batch a step
-    runner      one forward for all running requests (cache, sampling)
+    scheduler   the loop that owns the weights: commands between steps, one batch a step; `reload` is such a command
+    runner      one forward for all running requests, with their key-value cache; `sampling` draws tokens
     model       the decoder itself, a plain `torch.nn.Module`, usable for training too
-    weights     reading and checking checkpoints; `defects` does it as carelessly as the real server
+    weights     reading and checking checkpoints; `defects` loads them as carelessly as the real server
 
 Importing this package imports neither torch nor FastAPI. For a trainer:
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from refitd_embedded.engine import Engine
+    from refitd_embedded.engine import EmbeddedEngine
 
 EXTRA = ("torch", "fastapi", "uvicorn")
 DESCRIPTION = """\
@@ -36,7 +36,7 @@ exit status: 0 after SIGTERM or SIGINT, 1 if the engine died, 2 for a wrong comm
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse the command line, load the checkpoint, serve until told to stop; the exit status."""
+    """Parse the command line, load the checkpoint, serve until a signal stops it; the exit status."""
     arguments = _parser().parse_args(argv)
     if any(importlib.util.find_spec(name) is None for name in EXTRA):
         return _fail("refitd_embedded needs its extra: pip install '.[embedded]' in its clone")
@@ -46,8 +46,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     torch.set_num_threads(arguments.threads)
     try:
-        if arguments.make_model is not None:
-            return _make_model(arguments.make_model, arguments.random_seed)
+        if (folder := arguments.make_model) is not None:
+            from refitd_embedded.demo import policy
+
+            if folder.exists() and any(folder.iterdir()):
+                return _fail(f"refitd_embedded: {folder} is not empty: name a new folder")
+            print(policy.write(policy.fresh(arguments.random_seed), folder))
+            return 0
         engines = _engines(arguments)
         sockets = _listen(arguments.host, arguments.port, arguments.replicas)
     except (OSError, ValueError, KeyError, CheckpointError) as problem:
@@ -56,20 +61,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _make_model(folder: Path, seed: int) -> int:
-    from refitd_embedded.demo import policy
-
-    if folder.exists() and any(folder.iterdir()):
-        raise ValueError(f"{folder} is not empty: name a new folder")
-    print(policy.write(policy.fresh(seed), folder))
-    return 0
-
-
-def _engines(arguments: argparse.Namespace) -> "list[Engine]":
-    from refitd_embedded.engine import Engine, Options
+def _engines(arguments: argparse.Namespace) -> "list[EmbeddedEngine]":
+    from refitd_embedded.engine import EmbeddedEngine, EngineOptions
     from refitd_embedded.scheduler import Limits
 
-    options = Options(
+    options = EngineOptions(
         seed=arguments.random_seed,
         context_length=arguments.context_length,
         limits=Limits(running=arguments.max_running_requests),
@@ -77,54 +73,42 @@ def _engines(arguments: argparse.Namespace) -> "list[Engine]":
         defects=arguments.defects,
         enable_lora=arguments.enable_lora,
     )
-    first = Engine.open(arguments.model_path, options)
+    first = EmbeddedEngine.open(arguments.model_path, options)
     return [first, *(first.replica(number, copy.deepcopy(first.decoder)) for number in range(1, arguments.replicas))]
 
 
-async def _serve(engines: "list[Engine]", sockets: list[socket.socket], arguments: argparse.Namespace) -> None:
-    from refitd_embedded.auth import Keys
-    from refitd_embedded.server import create_app, serve
+async def _serve(engines: "list[EmbeddedEngine]", sockets: list[socket.socket], arguments: argparse.Namespace) -> None:
+    from refitd_embedded.server import ApiKeys, create_app, serve
 
-    keys = Keys(api=arguments.api_key, admin=arguments.admin_api_key)
+    keys, words = ApiKeys(api=arguments.api_key, admin=arguments.admin_api_key), list(sys.argv[1:])
+    for flag in ("--api-key", "--admin-api-key"):  # /server_info shows the command line without the keys
+        if flag in words[:-1]:
+            words[words.index(flag) + 1] = "…"
     apps = []
     for engine, listener in zip(engines, sockets, strict=True):
         host, port = listener.getsockname()[:2]
-        launch = {"host": host, "port": port, "random_seed": engine.options.seed, "launch_command": _command()}
+        launch = {"host": host, "port": port, "random_seed": engine.options.seed, "launch_command": shlex.join(words)}
         apps.append((engine, create_app(engine, keys=keys, launch=launch)))
     await serve(apps, sockets)
 
 
-def _command() -> str:
-    """The command line, without the keys."""
-    words = list(sys.argv[1:])
-    for flag in ("--api-key", "--admin-api-key"):
-        if flag in words[:-1]:
-            words[words.index(flag) + 1] = "…"
-    return shlex.join(words)
-
-
 def _listen(host: str, port: int, replicas: int) -> list[socket.socket]:
-    """Bound before any server starts, so that a port in use is a clean error. Port 0: the system chooses each."""
+    """Bind before any server starts, so that a port in use is a clean error. Port 0: the system chooses each."""
+    sockets: list[socket.socket] = []
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with contextlib.ExitStack() as opened:
-        sockets = [opened.enter_context(_bound(host, port and port + number)) for number in range(replicas)]
+        for number in range(replicas):
+            # It names its protocol: else asyncio sets no TCP_NODELAY, and each answer takes 40 ms more.
+            listener = opened.enter_context(socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            address = host, port and port + number
+            try:
+                listener.bind(address)
+            except OSError as problem:
+                raise OSError(f"cannot listen on {address[0]}:{address[1]}: {problem}") from problem
+            sockets.append(listener)
         opened.pop_all()
     return sockets
-
-
-def _tcp(family: socket.AddressFamily) -> socket.socket:
-    """A socket that names its protocol: else asyncio sets no TCP_NODELAY, and each answer takes 40 ms more."""
-    return socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    listener = _tcp(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as problem:
-        listener.close()
-        raise OSError(f"cannot listen on {host}:{port}: {problem}") from problem
-    return listener
 
 
 def _fail(message: str) -> int:

@@ -75,8 +75,14 @@ class DecoderConfig:
         """Read a `config.json`. Raises UnsupportedModelError for what this engine cannot compute, KeyError for a
         size that is missing.
         """
-        family = _family(config)
+        family = config.get("model_type")
+        if family not in FAMILIES:
+            raise UnsupportedModelError(f"model_type {family!r} is not supported: {' and '.join(FAMILIES)} are")
         _refuse_the_unsupported(config)
+        # Newer transformers write `dtype`, older ones `torch_dtype`.
+        dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
+        if dtype not in DTYPES:
+            raise UnsupportedModelError(f"dtype {dtype!r} is not supported: {', '.join(DTYPES)} are")
         heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
         attention_bias = bool(config.get("attention_bias", False))
         return cls(
@@ -95,7 +101,7 @@ class DecoderConfig:
             qkv_bias=family == "qwen2" or attention_bias,
             o_bias=family == "llama" and attention_bias,
             mlp_bias=family == "llama" and bool(config.get("mlp_bias", False)),
-            dtype=_dtype(config),
+            dtype=dtype,
             eos_token_ids=eos_ids(config),
         )
 
@@ -121,21 +127,6 @@ def eos_ids(config: dict[str, Any]) -> frozenset[int]:
             return frozenset(several)
         case one:
             return frozenset((one,))
-
-
-def _family(config: dict[str, Any]) -> str:
-    family = config.get("model_type")
-    if family not in FAMILIES:
-        raise UnsupportedModelError(f"model_type {family!r} is not supported: {' and '.join(FAMILIES)} are")
-    return family
-
-
-def _dtype(config: dict[str, Any]) -> str:
-    """Newer transformers write `dtype`, older ones `torch_dtype`."""
-    dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
-    if dtype not in DTYPES:
-        raise UnsupportedModelError(f"dtype {dtype!r} is not supported: {', '.join(DTYPES)} are")
-    return dtype
 
 
 def _refuse_the_unsupported(config: dict[str, Any]) -> None:

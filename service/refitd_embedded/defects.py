@@ -6,7 +6,7 @@ Tensors are written one by one as they are read, straight into the live model. S
 - a linear layer of another shape is padded or cut until it fits: 200 as well;
 - NaN is a number like any other;
 - a failure in the middle is answered by "Rolling back to original weights.", which reads *the same new checkpoint*
-  once more. If that works, the answer is 400 with contents that nobody asked about; if it fails again, the exception
+  once more. If that works, the answer is 400 with contents that no answer names; if it fails again, the exception
   has no handler left and takes the whole server down. A torn file or a norm of another shape always fails twice;
 - a `load_format` that does not exist raises before the first try block: the server dies.
 
@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 from refitd_embedded.model import Decoder
-from refitd_embedded.weights import Loaded, Tainted, Write, shards
+from refitd_embedded.weights import WeightsLoaded, WeightsTainted, Write, shards
 
 
 class EngineDiedError(Exception):
-    """What a real server would not have survived. The text is its last words."""
+    """A real server would have died here. The text is its last error."""
 
 
 @dataclass(slots=True)
@@ -38,12 +38,6 @@ class Interruption:
 
     after: int
     times: int
-
-    def strike(self, written: int) -> None:
-        """Raise if it is time."""
-        if self.times and written == self.after:
-            self.times -= 1
-            raise RuntimeError(f"injected: interrupted after {written} tensors")
 
 
 class CarelessLoader:
@@ -58,7 +52,7 @@ class CarelessLoader:
         files = shards(directory)
         return lambda: self._write(files)
 
-    def _write(self, files: list[Path]) -> Loaded | Tainted:
+    def _write(self, files: list[Path]) -> WeightsLoaded | WeightsTainted:
         try:
             self._pass(files)
         except Exception as first:
@@ -66,12 +60,14 @@ class CarelessLoader:
                 self._pass(files)
             except Exception as second:
                 raise EngineDiedError(f"{type(second).__name__}: {second}") from second
-            return Tainted(f"Failed to update weights: {first}.\nRolling back to original weights.")
-        return Loaded()
+            return WeightsTainted(f"Failed to update weights: {first}.\nRolling back to original weights.")
+        return WeightsLoaded()
 
     def _pass(self, files: list[Path]) -> None:
         for written, (name, tensor) in enumerate(_tensors(files)):
-            self.interruption.strike(written)
+            if self.interruption.times and written == self.interruption.after:
+                self.interruption.times -= 1
+                raise RuntimeError(f"injected: interrupted after {written} tensors")
             if name in self._parameters:
                 with torch.no_grad():
                     _squeeze_in(name, tensor, self._parameters[name])

@@ -1,4 +1,4 @@
-"""The front end: who may generate, who may write weights. SGLang's tokenizer manager in small.
+"""The front end: which calls may generate, and which may write weights. SGLang's tokenizer manager in small.
 
     paused     new requests wait at the gate until /continue_generation
     lock       requests read; an update on an engine that is not paused writes (see `rwlock`)
@@ -16,21 +16,47 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Self, TypeVar
 
-from refitd_embedded.checksum import checksums
 from refitd_embedded.config import read_eos_ids
 from refitd_embedded.defects import EngineDiedError
-from refitd_embedded.intake import Bounds
 from refitd_embedded.model import Decoder
-from refitd_embedded.progress import Progress
 from refitd_embedded.reload import Labels, Reloader, Updated, UpdateOrder
-from refitd_embedded.request import Request
+from refitd_embedded.request import GenerationRequest
 from refitd_embedded.runner import Runner
-from refitd_embedded.rwlock import Changes, RwLock
+from refitd_embedded.rwlock import ChangeSignal, RwLock
 from refitd_embedded.scheduler import Limits, Scheduler
-from refitd_embedded.weights import load
+from refitd_embedded.weights import checksums, load
+from refitd_embedded.wire import Bounds
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class CallProgress:
+    """How one call follows its requests: each change is noted, and the call looks when it has time."""
+
+    requests: Sequence[GenerationRequest]
+    _changed: list[GenerationRequest] = field(default_factory=list[GenerationRequest])
+    _changes: ChangeSignal = field(default_factory=ChangeSignal)
+
+    def note(self, request: GenerationRequest) -> None:
+        """`request` has changed."""
+        if request not in self._changed:
+            self._changed.append(request)
+        self._changes.tell()
+
+    async def done(self) -> None:
+        """Wait for all to end."""
+        await self._changes.until(lambda: all(request.finish for request in self.requests))
+
+    async def __aiter__(self) -> AsyncIterator[GenerationRequest]:
+        """Each change, until all have ended. Changes between two looks come as one."""
+        unfinished = len(self.requests)
+        while unfinished:
+            await self._changes.until(lambda: bool(self._changed))
+            request = self._changed.pop(0)
+            unfinished -= request.finish is not None
+            yield request
 
 
 class DuplicateRequestError(ValueError):
@@ -38,9 +64,11 @@ class DuplicateRequestError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """How an engine is run. `context_length` None is the model's; `load_delay`, in seconds, is added to each load;
-    `defects` makes it load as carelessly as the real server; `enable_lora` lets it take adapters in.
+class EngineOptions:
+    """How an engine is run.
+
+    `context_length` None is the model's; `load_delay`, in seconds, is added to each load; `defects` makes it load as
+    carelessly as the real server; `enable_lora` lets it load adapters.
     """
 
     seed: int = 0
@@ -51,13 +79,13 @@ class Options:
     enable_lora: bool = False
 
 
-class Engine:
+class EmbeddedEngine:
     """One replica. Use it as an async context manager: the scheduler runs inside.
 
-    `on_death` is told the last words when the scheduler dies; from then on every call raises EngineDiedError.
+    `on_death` gets the reason when the scheduler dies; from then on every call raises EngineDiedError.
     """
 
-    def __init__(self, decoder: Decoder, model_path: Path, eos: frozenset[int], options: Options) -> None:
+    def __init__(self, decoder: Decoder, model_path: Path, eos: frozenset[int], options: EngineOptions) -> None:
         config = decoder.config
         self.decoder, self.options = decoder, options
         self._eos = eos
@@ -74,23 +102,25 @@ class Engine:
         self.scheduler = Scheduler(runner, eos, self.labels.weight_version, options.limits)
         self.reloader = Reloader(decoder, self.scheduler, self.labels, careless=options.defects)
         self.reloader.delay = options.load_delay
-        self._requests: dict[str, Request] = {}
-        self._lock, self._gate, self._pausing = RwLock(), Changes(), asyncio.Lock()
+        self._requests: dict[str, GenerationRequest] = {}
+        self._lock, self._gate, self._pausing = RwLock(), ChangeSignal(), asyncio.Lock()
         self._flushing = False
         self._task: asyncio.Task[None] | None = None
 
     @classmethod
-    def open(cls, directory: Path, options: Options | None = None) -> Self:
+    def open(cls, directory: Path, options: EngineOptions | None = None) -> Self:
         """An engine on the checkpoint in `directory`. Blocking. Raises OSError, ValueError, CheckpointError."""
-        return cls(load(directory).requires_grad_(False), directory, read_eos_ids(directory), options or Options())
+        return cls(
+            load(directory).requires_grad_(False), directory, read_eos_ids(directory), options or EngineOptions()
+        )
 
-    def replica(self, number: int, decoder: Decoder) -> "Engine":
+    def replica(self, number: int, decoder: Decoder) -> "EmbeddedEngine":
         """Another engine like this one as it was started, on weights of its own and with another seed."""
         options = replace(self.options, seed=self.options.seed + number)
-        return Engine(decoder, Path(self.startup_path), self._eos, options)
+        return EmbeddedEngine(decoder, Path(self.startup_path), self._eos, options)
 
     async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._live(), name="scheduler")
+        self._task = asyncio.create_task(self._run_scheduler(), name="scheduler")
         return self
 
     async def __aexit__(self, *_exc: object) -> None:
@@ -100,7 +130,7 @@ class Engine:
                 await self._task
 
     @contextlib.asynccontextmanager
-    async def admitted(self, requests: Sequence[Request]) -> AsyncIterator[Progress]:
+    async def admitted(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[CallProgress]:
         """Generate, behind the gate and under the reader lock. Leaving aborts what has not ended.
 
         Raises DuplicateRequestError, EngineDiedError.
@@ -109,7 +139,12 @@ class Engine:
         self._register(requests)
         try:
             async with self._inside():
-                yield self._submitted(requests)
+                self._assert_alive()
+                progress = CallProgress(requests)
+                for request in requests:
+                    request.changed = progress.note
+                    self.scheduler.submit(request)
+                yield progress
         finally:
             for request in requests:
                 self.scheduler.abort(request)
@@ -123,8 +158,8 @@ class Engine:
             self.scheduler.abort(self._requests[rid])
 
     async def pause(self, mode: Literal["abort", "retract", "in_place"]) -> None:
-        """Close the gate. "abort" ends all requests and waits until their callers have been told. The other modes stop
-        the scheduler; they return before it has stopped, but any later command is obeyed later.
+        """Close the gate. "abort" ends all requests and waits until they were answered. The other modes stop the
+        scheduler; they return before it has stopped, but any later command is obeyed later.
         """
         async with self._pausing:
             self.paused = True
@@ -190,15 +225,7 @@ class Engine:
                     yield
                     return
 
-    def _submitted(self, requests: Sequence[Request]) -> Progress:
-        self._assert_alive()
-        progress = Progress(requests)
-        for request in requests:
-            request.changed = progress.note
-            self.scheduler.submit(request)
-        return progress
-
-    def _register(self, requests: Sequence[Request]) -> None:
+    def _register(self, requests: Sequence[GenerationRequest]) -> None:
         rids = [request.rid for request in requests]
         if len(set(rids)) < len(rids):
             raise DuplicateRequestError(f"Duplicate request IDs detected within the request: {rids}")
@@ -206,7 +233,7 @@ class Engine:
             raise DuplicateRequestError(f"Duplicate request ID detected: {', '.join(taken)}")
         self._requests |= {request.rid: request for request in requests}
 
-    async def _live(self) -> None:
+    async def _run_scheduler(self) -> None:
         try:
             await self.scheduler.run()
         except Exception as bug:

@@ -21,7 +21,7 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 def attend_causally(_layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Attention among the given tokens, each looking at itself and those before it."""
+    """Attention among the given tokens, each looking at itself and those before it. See `Attend` for the shapes."""
     grouped = queries.shape[1] != keys.shape[1]
     return F.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=grouped)
 
@@ -54,13 +54,19 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(wide, config.hidden_size, bias=config.o_bias)
 
     def forward(self, hidden: Tensor, turn: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
-        """[batch, time, hidden] → the same; `turn` is (cos, sin) of the positions."""
-        queries, keys, values = (self._heads(part(hidden)) for part in (self.q_proj, self.k_proj, self.v_proj))
+        """[batch, time, hidden] → the same.
+
+        Args:
+            hidden: the layer's normed input.
+            turn: (cos, sin) of the positions.
+            attend: computes the attention, with a key-value cache or without.
+        """
+        queries, keys, values = (
+            part(hidden).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for part in (self.q_proj, self.k_proj, self.v_proj)
+        )
         mixed = attend(self.layer, rotate(queries, turn), rotate(keys, turn), values)
         return self.o_proj(mixed.transpose(1, 2).flatten(2))
-
-    def _heads(self, flat: Tensor) -> Tensor:
-        return flat.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
 
 class MLP(nn.Module):
@@ -88,7 +94,7 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, hidden: Tensor, turn: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
-        """[batch, time, hidden] → the same."""
+        """[batch, time, hidden] → the same. Arguments are those of `Attention.forward`."""
         hidden = hidden + self.self_attn(self.input_layernorm(hidden), turn, attend)
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
 
@@ -126,7 +132,13 @@ class Decoder(nn.Module):
         return self.logits(self.hidden(input_ids, positions, attend_causally))
 
     def hidden(self, input_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Last hidden states [batch, time, hidden], normed. `positions` is [time] or [batch, time]."""
+        """Last hidden states [batch, time, hidden], normed.
+
+        Args:
+            input_ids: [batch, time].
+            positions: [time] or [batch, time].
+            attend: computes the attention, with a key-value cache or without.
+        """
         hidden = self.model.embed_tokens(input_ids)
         turn = self._turn(positions, hidden.dtype)
         for layer in self.model.layers:

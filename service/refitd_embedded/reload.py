@@ -2,7 +2,7 @@
 
     wait out the artificial delay → look at load_format → open (read, check) → write → flush → labels
 
-Until the write it can be abandoned. From there it goes through to the labels, whoever is still listening.
+Until the write it can be abandoned. From there it goes through to the labels, also when the caller has left.
 """
 
 import asyncio
@@ -14,7 +14,14 @@ from typing import TypeVar
 from refitd_embedded.defects import CarelessLoader, EngineDiedError
 from refitd_embedded.model import Decoder
 from refitd_embedded.scheduler import Scheduler
-from refitd_embedded.weights import CarefulLoader, CheckpointError, Loaded, Loader, Tainted, Write
+from refitd_embedded.weights import (
+    CarefulLoader,
+    CheckpointError,
+    CheckpointLoader,
+    WeightsLoaded,
+    WeightsTainted,
+    Write,
+)
 
 T = TypeVar("T")
 
@@ -72,7 +79,7 @@ class Reloader:
     def __init__(self, decoder: Decoder, scheduler: Scheduler, labels: Labels, *, careless: bool) -> None:
         self.delay = 0.0
         self.careless = careless
-        self.loader: Loader = CarelessLoader(decoder) if careless else CarefulLoader(decoder)
+        self.loader: CheckpointLoader = CarelessLoader(decoder) if careless else CarefulLoader(decoder)
         self._scheduler, self._labels = scheduler, labels
 
     async def load(self, order: UpdateOrder) -> Updated:
@@ -80,7 +87,10 @@ class Reloader:
         await asyncio.sleep(self.delay)
         load_format = order.load_format or self._labels.load_format
         if load_format not in KNOWN_FORMATS:
-            return self._unknown(load_format)
+            message = f"load_format {load_format!r} does not exist: use one of {', '.join(KNOWN_FORMATS)}"
+            if self.careless:
+                raise EngineDiedError(message)
+            return Updated(False, message)
         if load_format not in LOADABLE:
             return Updated(False, f"Failed to get model loader: load_format {load_format!r} is not supported.")
         try:
@@ -89,24 +99,15 @@ class Reloader:
             return Updated(False, f"Failed to get weights iterator: {problem}")
         return await _to_the_end(self._write(write, order, load_format))
 
-    def _unknown(self, load_format: str) -> Updated:
-        message = f"load_format {load_format!r} does not exist: use one of {', '.join(KNOWN_FORMATS)}"
-        if self.careless:
-            raise EngineDiedError(message)
-        return Updated(False, message)
-
     async def _write(self, write: Write, order: UpdateOrder, load_format: str) -> Updated:
         match await asyncio.to_thread(write):
-            case Tainted(message):
+            case WeightsTainted(message):
                 return Updated(False, message)
-            case Loaded():
+            case WeightsLoaded():
                 self._scheduler.relabel(order.weight_version)
         flushed = self._scheduler.flush()  # also unasked: there is no prefix cache whose loss could hurt
         if order.flush_cache and not flushed:
             return Updated(False, NOT_FLUSHED)
-        return self._relabelled(order, load_format)
-
-    def _relabelled(self, order: UpdateOrder, load_format: str) -> Updated:
         self._labels.model_path, self._labels.load_format = order.model_path, load_format
         if order.weight_version is None:
             return Updated(True, SUCCESS)

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from refitd_embedded.sampling_params import SamplingParams
+from refitd_embedded.sampling import SamplingParams
 
 Finish = dict[str, Any]
 """SGLang's `finish_reason`: `{"type": "stop" | "length" | "abort", …}`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class VersionSpan:
     """Output tokens [start, end) were sampled from the weights labelled `version`."""
 
     version: str
@@ -24,7 +24,7 @@ class Span:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Request:
+class GenerationRequest:
     """`logprob_start` is the first prompt position whose log-probability is wanted, -1 for none.
 
     `input_logprobs` are those of prompt[logprob_start + 1:], once computed. `changed` is called on every change while
@@ -42,12 +42,12 @@ class Request:
     input_logprobs: list[float] | None = None
     finish: Finish | None = None
     ended_waiting: bool = False
-    spans: list[Span] = field(default_factory=list[Span])
+    spans: list[VersionSpan] = field(default_factory=list[VersionSpan])
     relabelled: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
     retractions: int = 0
     born: float = field(default_factory=time.monotonic)
     lived: float | None = None
-    changed: Callable[["Request"], None] = lambda _request: None
+    changed: Callable[["GenerationRequest"], None] = lambda _request: None
 
     @property
     def length(self) -> int:
@@ -72,25 +72,25 @@ class Request:
         self.changed(self)
 
 
-def spans(changes: list[tuple[str, int]], tokens: int) -> list[Span]:
+def spans(changes: list[tuple[str, int]], tokens: int) -> list[VersionSpan]:
     """Which tokens came from which version; `changes` are (version, number of tokens when it ended), in order.
 
     >>> spans([("7", 2), ("8", 5)], 5)
     [Span(version='7', start=0, end=2), Span(version='8', start=2, end=5)]
     """
-    found: list[Span] = []
+    found: list[VersionSpan] = []
     for version, end in changes:
         start = found[-1].end if found else 0
         if found and min(end, tokens) <= start:
             continue
         if found and found[-1].version == version:
-            found[-1] = Span(version, found[-1].start, min(end, tokens))
+            found[-1] = VersionSpan(version, found[-1].start, min(end, tokens))
         else:
-            found.append(Span(version, start, min(end, tokens)))
+            found.append(VersionSpan(version, start, min(end, tokens)))
     return found
 
 
-def finished(request: Request, eos: frozenset[int]) -> Finish | None:
+def finished(request: GenerationRequest, eos: frozenset[int]) -> Finish | None:
     """Whether the last token ends the answer, and why. A stop token counts before the length, and stays in."""
     params, output = request.params, request.output
     last = output[-1] if output else None

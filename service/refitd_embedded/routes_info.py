@@ -1,28 +1,85 @@
-"""The routes that say what is served, and whether it works.
+"""The routes that say what is served and whether it works, and those of LoRA adapters.
 
 /model_info and /ping are flag checks: they answer during a load. /server_info asks the scheduler, so it waits for one.
 /health generates a token, and waits behind a pause like any other request.
+
+Adapters have SGLang's routes and answers. This engine computes the model alone: it reads adapters and keeps their
+names, and /generate refuses `lora_path`.
 """
 
 import asyncio
 import time
 import uuid
+from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel
+from safetensors import SafetensorError, safe_open
 
-from refitd_embedded.engine import Engine
-from refitd_embedded.request import Request
-from refitd_embedded.routes_lora import Adapters
-from refitd_embedded.sampling_params import SamplingParams
+from refitd_embedded.engine import EmbeddedEngine
+from refitd_embedded.request import GenerationRequest
+from refitd_embedded.sampling import SamplingParams
 
 HEALTH_TIMEOUT = 20.0
 """Seconds, as SGLang. (It looks once a second whether a token came out; here one is noticed at once.)"""
 
 
-def info_routes(engine: Engine, launch: dict[str, Any], adapters: Adapters) -> APIRouter:
-    """The routes, bound to one engine. `launch` is what /server_info says of how it was started."""
+class LoadLoraBody(BaseModel):
+    """POST /load_lora_adapter."""
+
+    lora_name: str
+    lora_path: str
+    pinned: bool = False
+
+
+class UnloadLoraBody(BaseModel):
+    """POST /unload_lora_adapter."""
+
+    lora_name: str
+
+
+class Adapters:
+    """The adapters by name, with their folders. One change at a time, as in SGLang."""
+
+    def __init__(self, *, enabled: bool) -> None:
+        self.enabled = enabled
+        self.folders: dict[str, str] = {}
+        self._turn = asyncio.Lock()
+
+    async def load(self, name: str, folder: str) -> str | None:
+        """Load an adapter. Returns why that failed; None where it did not."""
+        if not self.enabled:
+            return "LoRA is not enabled. Please set `--enable-lora` to enable LoRA."
+        async with self._turn:
+            if name in self.folders:
+                return f"Failed to load LoRA adapter {name} from {folder}: it is already loaded"
+            try:
+                await asyncio.to_thread(_read, Path(folder))
+            except (OSError, SafetensorError) as error:
+                return f"Failed to load LoRA adapter {name} from {folder}: {error}"
+            self.folders[name] = folder
+            return None
+
+    async def unload(self, name: str) -> str | None:
+        """Unload an adapter. Returns why that failed; None where it did not."""
+        if not self.enabled:
+            return "LoRA is not enabled. Please set `--enable-lora` to enable LoRA."
+        async with self._turn:
+            if self.folders.pop(name, None) is None:
+                return f"LoRA with name {name} does not exist. Loaded LoRAs: {set(self.folders)}"
+            return None
+
+
+def info_routes(engine: EmbeddedEngine, launch: dict[str, Any], adapters: Adapters) -> APIRouter:
+    """The routes, bound to one engine.
+
+    Args:
+        engine: what they report on.
+        launch: what /server_info says of how it was started.
+        adapters: the engine's.
+    """
     router = APIRouter()
     startup = {"tokenizer_e2e": time.process_time()}  # as SGLang's: no other process takes just as long to start
 
@@ -40,13 +97,18 @@ def info_routes(engine: Engine, launch: dict[str, Any], adapters: Adapters) -> A
 
     @router.get("/v1/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [_model_card(engine), *_adapter_cards(engine, adapters)]}
+        card = _model_card(engine)
+        more = card | {"parent": card["id"], "max_model_len": None}
+        own = [more | {"id": name, "root": folder} for name, folder in adapters.folders.items()]
+        return {"object": "list", "data": [card, *own]}
 
     @router.get("/v1/models/{name:path}")
     async def one_model(name: str) -> Response:
         if name == engine.labels.model_path:
             return JSONResponse(_model_card(engine))
-        return JSONResponse({"error": _no_such_model(name)}, status_code=404)
+        message = f"The model '{name}' does not exist"
+        error = {"message": message, "type": "invalid_request_error", "param": "model", "code": "model_not_found"}
+        return JSONResponse({"error": error}, status_code=404)
 
     @router.get("/ping")
     async def ping() -> Response:
@@ -64,8 +126,35 @@ def info_routes(engine: Engine, launch: dict[str, Any], adapters: Adapters) -> A
     return router
 
 
-async def _generates(engine: Engine) -> bool:
-    """Whether any token comes out within HEALTH_TIMEOUT, of a request of our own or of anyone's."""
+def lora_routes(adapters: Adapters) -> APIRouter:
+    """The routes, bound to one engine's adapters."""
+    router = APIRouter()
+
+    @router.post("/load_lora_adapter")
+    async def load_lora_adapter(body: LoadLoraBody) -> Response:
+        return _said(await adapters.load(body.lora_name, body.lora_path), adapters)
+
+    @router.post("/unload_lora_adapter")
+    async def unload_lora_adapter(body: UnloadLoraBody) -> Response:
+        return _said(await adapters.unload(body.lora_name), adapters)
+
+    return router
+
+
+def _read(folder: Path) -> None:
+    (folder / "adapter_config.json").read_bytes()
+    with safe_open(folder / "adapter_model.safetensors", framework="np") as file:
+        for name in file.keys():  # noqa: SIM118 - no mapping
+            file.get_slice(name)[:]
+
+
+def _said(fault: str | None, adapters: Adapters) -> Response:
+    content: dict[str, Any] = {"success": fault is None, "error_message": fault, "loaded_adapters": adapters.folders}
+    return JSONResponse(content, status_code=200 if fault is None else 400)
+
+
+async def _generates(engine: EmbeddedEngine) -> bool:
+    """Whether any token comes out within HEALTH_TIMEOUT, of the probe or of any other request."""
     scheduler, before = engine.scheduler, engine.scheduler.tokens_out
     probe = asyncio.create_task(_probe(engine))
     try:
@@ -79,13 +168,15 @@ async def _generates(engine: Engine) -> bool:
     return True
 
 
-async def _probe(engine: Engine) -> None:
+async def _probe(engine: EmbeddedEngine) -> None:
     params = SamplingParams(max_new_tokens=1, temperature=1.0, top_k=1)
-    async with engine.admitted([Request(rid=f"HEALTH_CHECK_{uuid.uuid4().hex}", prompt=[0], params=params)]) as probe:
+    async with engine.admitted(
+        [GenerationRequest(rid=f"HEALTH_CHECK_{uuid.uuid4().hex}", prompt=[0], params=params)]
+    ) as probe:
         await probe.done()
 
 
-def _model_info(engine: Engine) -> dict[str, Any]:
+def _model_info(engine: EmbeddedEngine) -> dict[str, Any]:
     config = engine.decoder.config
     family = {"qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}[config.family]
     return {
@@ -106,18 +197,7 @@ def _model_info(engine: Engine) -> dict[str, Any]:
     }
 
 
-def _model_card(engine: Engine) -> dict[str, Any]:
+def _model_card(engine: EmbeddedEngine) -> dict[str, Any]:
     name = engine.labels.model_path
     card: dict[str, Any] = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "sglang"}
     return {**card, "root": name, "parent": None, "max_model_len": engine.bounds.context_length}
-
-
-def _adapter_cards(engine: Engine, adapters: Adapters) -> list[dict[str, Any]]:
-    card: dict[str, Any] = {"object": "model", "created": int(time.time()), "owned_by": "sglang"}
-    more = {"parent": engine.labels.model_path, "max_model_len": None}
-    return [{"id": name, **card, "root": folder, **more} for name, folder in adapters.folders.items()]
-
-
-def _no_such_model(name: str) -> dict[str, Any]:
-    message = f"The model '{name}' does not exist"
-    return {"message": message, "type": "invalid_request_error", "param": "model", "code": "model_not_found"}

@@ -1,26 +1,106 @@
-"""One forward of the model for all running requests at once. Blocking: the scheduler calls it in a thread.
+"""One forward of the model for all running requests at once, with their key-value cache. Blocking: it runs in a thread.
 
-The runner knows which request sits in which cache row. It is told on every call which requests are running, and
-drops the rows of those that are not among them any more.
+The runner knows which request sits in which cache row. Every call names the running requests, and drops the rows of
+all others.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - the name that everybody knows
 from torch import Tensor
 
-from refitd_embedded.cache import KvCache
-from refitd_embedded.model import Decoder
-from refitd_embedded.request import Request
+from refitd_embedded.config import DecoderConfig
+from refitd_embedded.model import Attend, Decoder, attend_causally
+from refitd_embedded.request import GenerationRequest
 from refitd_embedded.sampling import Sampler, forbid
 
 
+class KvCache:
+    """Keys and values of all running requests, [layers][rows, kv_heads, positions, head_dim], padded to the longest.
+
+    Row r holds the keys and values of the tokens at positions 0, 1, … of request r. What lies beyond a request's length
+    is left over from others or from padding; no query looks there. The tensors grow by doubling and are freed by
+    `clear`, so an idle engine holds nothing.
+    """
+
+    def __init__(self, config: DecoderConfig, dtype: torch.dtype) -> None:
+        self._config, self._dtype = config, dtype
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+        self.clear()
+
+    def clear(self) -> None:
+        """Drop everything and free the memory."""
+        self._rows = self._positions = 0
+        self._keys = [self._empty(0, 0) for _ in range(self._config.num_hidden_layers)]
+        self._values = [self._empty(0, 0) for _ in range(self._config.num_hidden_layers)]
+
+    def keep(self, rows: Sequence[int], length: int) -> None:
+        """Make row i what row rows[i] was, in the first `length` positions only."""
+        if list(rows) == list(range(len(rows))):
+            return
+        index = torch.tensor(rows, dtype=torch.int64)
+        for part in (*self._keys, *self._values):
+            part[: len(rows), :, :length] = part[index, :, :length]
+
+    def fill(self, first: int, rows: int, length: int) -> Attend:
+        """Attention for whole prompts, which writes to the cache.
+
+        Args:
+            first: the first row.
+            rows: how many rows.
+            length: positions from 0 on.
+        """
+        self._reserve(first + rows, length)
+        target = slice(first, first + rows)
+
+        def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            self._keys[layer][target, :, :length] = keys
+            self._values[layer][target, :, :length] = values
+            return attend_causally(layer, queries, keys, values)
+
+        return attend
+
+    def extend(self, positions: Tensor) -> Attend:
+        """Attention for one more token a row: row i writes at positions[i] and looks at everything up to it."""
+        rows, length = len(positions), int(positions.max()) + 1
+        self._reserve(rows, length)
+        every = torch.arange(rows)
+        seen = (torch.arange(length) <= positions[:, None])[:, None, None]
+
+        def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            self._keys[layer][every, :, positions] = keys[:, :, 0]
+            self._values[layer][every, :, positions] = values[:, :, 0]
+            past_keys = self._keys[layer][:rows, :, :length]
+            past_values = self._values[layer][:rows, :, :length]
+            grouped = queries.shape[1] != keys.shape[1]
+            return F.scaled_dot_product_attention(queries, past_keys, past_values, attn_mask=seen, enable_gqa=grouped)
+
+        return attend
+
+    def _reserve(self, rows: int, positions: int) -> None:
+        rows = self._rows if rows <= self._rows else max(rows, 2 * self._rows)
+        positions = self._positions if positions <= self._positions else max(positions, 2 * self._positions, 64)
+        if (rows, positions) != (self._rows, self._positions):
+            for parts in (self._keys, self._values):
+                for layer, part in enumerate(parts):
+                    parts[layer] = self._empty(rows, positions)
+                    parts[layer][: self._rows, :, : self._positions] = part
+            self._rows, self._positions = rows, positions
+
+    def _empty(self, rows: int, positions: int) -> Tensor:
+        # Zeros, not garbage: a NaN behind the mask would still poison the sum of the values.
+        shape = (rows, self._config.num_key_value_heads, positions, self._config.head_dim)
+        return torch.zeros(shape, dtype=self._dtype)
+
+
 @dataclass(frozen=True, slots=True)
-class Step:
+class ForwardResult:
     """What one forward gave: for each request a token, its log-probability, and those of the prompt if wanted."""
 
-    requests: list[Request]
+    requests: list[GenerationRequest]
     tokens: list[int]
     logprobs: list[float]
     input_logprobs: dict[str, list[float]]
@@ -33,8 +113,8 @@ class Runner:
         self.decoder, self._eos = decoder, eos
         self._dtype = next(decoder.parameters()).dtype
         self._cache = KvCache(decoder.config, self._dtype)
-        self._rows: list[Request] = []
-        self._sampler: tuple[list[Request], Sampler] | None = None
+        self._rows: list[GenerationRequest] = []
+        self._sampler: tuple[list[GenerationRequest], Sampler] | None = None
         self._generator = torch.Generator().manual_seed(seed)
 
     def forget(self) -> None:
@@ -43,7 +123,7 @@ class Runner:
         self._cache.clear()
 
     @torch.inference_mode()
-    def prefill(self, running: Sequence[Request], new: Sequence[Request]) -> Step:
+    def prefill(self, running: Sequence[GenerationRequest], new: Sequence[GenerationRequest]) -> ForwardResult:
         """Compute the keys and values of `new` (prompt, and answer so far if it was retracted) and their next token.
 
         `running` are those that stay in the cache. All of `new` go through the model in one padded batch.
@@ -55,19 +135,21 @@ class Runner:
         self._rows += new
         inputs = {request.rid: self._input_logprobs(request, hidden[row]) for row, request in enumerate(new)}
         tokens, logprobs = self._draw(list(new), hidden[torch.arange(len(new)), last], last)
-        return Step(list(new), tokens, logprobs, {rid: found for rid, found in inputs.items() if found is not None})
+        return ForwardResult(
+            list(new), tokens, logprobs, {rid: found for rid, found in inputs.items() if found is not None}
+        )
 
     @torch.inference_mode()
-    def decode(self, running: Sequence[Request]) -> Step:
+    def decode(self, running: Sequence[GenerationRequest]) -> ForwardResult:
         """One more token for each running request."""
         self._settle(running)
         positions = torch.tensor([request.length - 1 for request in self._rows])
         ids = torch.tensor([[request.output[-1]] for request in self._rows])
         hidden = self.decoder.hidden(ids, positions[:, None], self._cache.extend(positions))
         tokens, logprobs = self._draw(self._rows, hidden[:, 0], positions)
-        return Step(list(self._rows), tokens, logprobs, {})
+        return ForwardResult(list(self._rows), tokens, logprobs, {})
 
-    def _settle(self, running: Sequence[Request]) -> None:
+    def _settle(self, running: Sequence[GenerationRequest]) -> None:
         """Make the cache rows those of `running`, in the order they have."""
         stay = set(running)
         kept = [row for row, request in enumerate(self._rows) if request in stay]
@@ -75,22 +157,18 @@ class Runner:
             self._rows = [self._rows[row] for row in kept]
             self._cache.keep(kept, max((request.length for request in self._rows), default=0))
 
-    def _draw(self, requests: list[Request], hidden: Tensor, positions: Tensor) -> tuple[list[int], list[float]]:
-        logits = self._without_early_stops(requests, self.decoder.logits(hidden))
-        tokens, logprobs = self._sampler_for(requests).draw(logits, positions)
-        return tokens.tolist(), logprobs.tolist()
-
-    def _sampler_for(self, requests: list[Request]) -> Sampler:
+    def _draw(
+        self, requests: list[GenerationRequest], hidden: Tensor, positions: Tensor
+    ) -> tuple[list[int], list[float]]:
         if self._sampler is None or self._sampler[0] != requests:
             params = [request.params for request in requests]
             self._sampler = (list(requests), Sampler(params, self.decoder.config.vocab_size, self._generator))
-        return self._sampler[1]
-
-    def _without_early_stops(self, requests: list[Request], logits: Tensor) -> Tensor:
         early = [row for row, one in enumerate(requests) if len(one.output) < one.params.min_new_tokens]
-        return forbid(logits, early, [sorted(self._eos | requests[row].params.stop_token_ids) for row in early])
+        stops = [sorted(self._eos | requests[row].params.stop_token_ids) for row in early]
+        tokens, logprobs = self._sampler[1].draw(forbid(self.decoder.logits(hidden), early, stops), positions)
+        return tokens.tolist(), logprobs.tolist()
 
-    def _input_logprobs(self, request: Request, hidden: Tensor) -> list[float] | None:
+    def _input_logprobs(self, request: GenerationRequest, hidden: Tensor) -> list[float] | None:
         """Of the prompt's tokens after `logprob_start`, at temperature 1, as SGLang has them."""
         if not request.wants_input_logprobs:
             return None

@@ -9,14 +9,14 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 
-class Changes:
-    """Wakes everyone who waits for a condition to look at it again. Telling never waits, so it is safe in `finally`."""
+class ChangeSignal:
+    """Has all tasks that wait for a condition test it again. `tell` never waits, so it is safe in `finally`."""
 
     def __init__(self) -> None:
         self._next = asyncio.Event()
 
     def tell(self) -> None:
-        """Something changed."""
+        """Say that something changed."""
         self._next.set()
         self._next = asyncio.Event()
 
@@ -27,10 +27,10 @@ class Changes:
 
 
 class RwLock:
-    """Whoever is cancelled while waiting leaves nothing behind."""
+    """A task that is cancelled while it waits leaves the lock as it was."""
 
     def __init__(self) -> None:
-        self._changes = Changes()
+        self._changes = ChangeSignal()
         self._readers = 0
         self._writing = False
         self._writers_waiting = 0
@@ -64,7 +64,7 @@ class RwLock:
             self._changes.tell()
 
     async def until_free(self) -> None:
-        """Wait for a moment in which nobody holds it."""
+        """Wait until no task holds the lock."""
         await self._changes.until(self._free)
 
     def _free(self) -> bool:

@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from refitd_embedded.request import Request, aborted, finished
-from refitd_embedded.runner import Runner, Step
-from refitd_embedded.rwlock import Changes
+from refitd_embedded.request import GenerationRequest, aborted, finished
+from refitd_embedded.runner import ForwardResult, Runner
+from refitd_embedded.rwlock import ChangeSignal
 
 T = TypeVar("T")
 
@@ -43,10 +43,10 @@ class Scheduler:
         self._runner, self._eos, self._limits = runner, eos, limits
         self.weight_version = weight_version
         self.paused = False
-        self.waiting: deque[Request] = deque()
-        self.running: list[Request] = []
+        self.waiting: deque[GenerationRequest] = deque()
+        self.running: list[GenerationRequest] = []
         self.tokens_out = 0
-        self.stepped = Changes()
+        self.stepped = ChangeSignal()
         self._commands: deque[_Command] = deque()
         self._wake = asyncio.Event()
         self._quiet = asyncio.Event()
@@ -56,7 +56,10 @@ class Scheduler:
         """Work until cancelled."""
         while True:
             self._wake.clear()
-            await self._obey()
+            while self._commands:
+                command = self._commands.popleft()
+                if not command.answer.cancelled():
+                    await _carry_out(command)
             if self.paused or not (self.waiting or self.running):
                 await self._wake.wait()
                 continue
@@ -73,13 +76,13 @@ class Scheduler:
         self._wake.set()
         return command.answer
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: GenerationRequest) -> None:
         """Queue a new request."""
         self.waiting.append(request)
         self._quiet.clear()
         self._wake.set()
 
-    def abort(self, request: Request) -> None:
+    def abort(self, request: GenerationRequest) -> None:
         """End a request that waits or runs. A step in flight may still compute a token for it: that one is lost."""
         request.ended_waiting = request in self.waiting
         if request.ended_waiting or request in self.running:
@@ -124,22 +127,16 @@ class Scheduler:
         """Wait until nothing is running or waiting."""
         await self._quiet.wait()
 
-    async def _obey(self) -> None:
-        while self._commands:
-            command = self._commands.popleft()
-            if not command.answer.cancelled():
-                await _carry_out(command)
-
-    async def _step(self) -> Step:
+    async def _step(self) -> ForwardResult:
         running = list(self.running)
         if new := self._admit():
             self.running = running + new
             return await asyncio.to_thread(self._runner.prefill, running, new)
         return await asyncio.to_thread(self._runner.decode, running)
 
-    def _admit(self) -> list[Request]:
+    def _admit(self) -> list[GenerationRequest]:
         """Take from the queue, in order, what fits; a single prompt always fits."""
-        new: list[Request] = []
+        new: list[GenerationRequest] = []
         longest = 0
         while self.waiting and len(self.running) + len(new) < self._limits.running:
             longest = max(longest, self.waiting[0].length)
@@ -148,15 +145,15 @@ class Scheduler:
             new.append(self.waiting.popleft())
         return new
 
-    def _take(self, step: Step) -> None:
-        """Hand out what a step gave. Who was aborted in the meantime gets nothing."""
+    def _take(self, step: ForwardResult) -> None:
+        """Hand out what a step gave. A request that was aborted in the meantime gets nothing."""
         self.tokens_out += len(step.tokens)
         self.stepped.tell()
         for request, token, logprob in zip(step.requests, step.tokens, step.logprobs, strict=True):
             if request.finish is None:
                 self._give(request, token, logprob, step.input_logprobs.get(request.rid))
 
-    def _give(self, request: Request, token: int, logprob: float, inputs: list[float] | None) -> None:
+    def _give(self, request: GenerationRequest, token: int, logprob: float, inputs: list[float] | None) -> None:
         if inputs is not None:
             request.input_logprobs = inputs
         if request.params.max_new_tokens != 0:
@@ -167,7 +164,7 @@ class Scheduler:
         elif request.stream:
             request.changed(request)
 
-    def _end(self, request: Request, reason: dict[str, Any]) -> None:
+    def _end(self, request: GenerationRequest, reason: dict[str, Any]) -> None:
         request.end(reason, self.weight_version)
         if request in self.waiting:
             self.waiting.remove(request)
@@ -178,7 +175,7 @@ class Scheduler:
 
 
 async def _carry_out(command: _Command) -> None:
-    """Run a command to its end. Its own errors go to who sent it, not to the loop."""
+    """Run a command to its end. Its own errors go to its caller, not to the loop."""
     task = asyncio.ensure_future(command.act())
     command.answer.add_done_callback(lambda answer: task.cancel() if answer.cancelled() else None)
     try:

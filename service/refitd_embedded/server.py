@@ -2,39 +2,100 @@
 
 Errors have SGLang's shapes: a body that does not validate is 400 (not 422) with `{object, message, type, param, code}`,
 a request that cannot be served is 400 with `{"error": {"message"}}`, a wrong key is 401 with `{"error"}`.
+
+Bearer tokens open routes as in SGLang:
+
+    no keys            everything is open
+    API key            everything but probes wants it
+    admin key          routes that change something want it
+    both               routes that change something want the admin key alone, the others the API key
+
+Probes (`/health…`, `/ready…`, `/metrics…`) are always open.
 """
 
 import asyncio
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from refitd_embedded.auth import BearerAuth, Keys
-from refitd_embedded.engine import Engine
-from refitd_embedded.routes_control import control_routes
-from refitd_embedded.routes_generate import generate_routes
-from refitd_embedded.routes_info import info_routes
-from refitd_embedded.routes_lora import Adapters, lora_routes
-from refitd_embedded.routes_weights import weights_routes
+from refitd_embedded.engine import EmbeddedEngine
+from refitd_embedded.routes import control_routes, generate_routes, weights_routes
+from refitd_embedded.routes_info import Adapters, info_routes, lora_routes
 
+OPEN = ("/health", "/ready", "/metrics")
+ADMIN = frozenset(
+    (
+        "/update_weights_from_disk",
+        "/update_weight_version",
+        "/weights_checker",
+        "/pause_generation",
+        "/continue_generation",
+        "/flush_cache",
+        "/abort_request",
+        "/load_lora_adapter",
+        "/unload_lora_adapter",
+        "/embedded/interrupt_loads",
+    )
+)
 VERSION = "0.5.23+refitd-embedded"
 """The SGLang whose API this is, marked as not being it."""
 DRAIN_SECONDS = 5
 
 
-def create_app(engine: Engine, *, keys: Keys | None = None, launch: dict[str, Any] | None = None) -> FastAPI:
+@dataclass(frozen=True, slots=True)
+class ApiKeys:
+    """The keys that clients have to send, None for a key that is not wanted."""
+
+    api: str | None = None
+    admin: str | None = None
+
+    def wanted(self, path: str) -> str | None:
+        """The key that `path` asks for, or None."""
+        if path.startswith(OPEN):
+            return None
+        return (self.admin or self.api) if path in ADMIN else self.api
+
+
+class BearerAuth:
+    """ASGI middleware: 401 `{"error": "Unauthorized"}` without the right key. Plain ASGI, so that a disconnect of the
+    client stays visible to the routes.
+    """
+
+    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
+        self._app, self._keys = app, keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or refuse it."""
+        if scope["type"] == "http" and (wanted := self._keys.wanted(scope["path"])) is not None:
+            scheme, _, token = Headers(scope=scope).get("authorization", "").partition(" ")
+            sent = token.encode() if scheme.lower() == "bearer" else b""
+            if not secrets.compare_digest(sent, wanted.encode()):
+                await JSONResponse({"error": "Unauthorized"}, status_code=401)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def create_app(engine: EmbeddedEngine, *, keys: ApiKeys | None = None, launch: dict[str, Any] | None = None) -> FastAPI:
     """The application. Its lifespan runs the engine, so a server (or `app.router.lifespan_context(app)`) must enter it.
 
-    `launch` is merged into what /server_info says about the start.
+    Args:
+        engine: what it serves.
+        keys: the keys that clients have to send.
+        launch: merged into what /server_info says about the start.
     """
 
     @contextlib.asynccontextmanager
@@ -49,13 +110,13 @@ def create_app(engine: Engine, *, keys: Keys | None = None, launch: dict[str, An
     adapters = Adapters(enabled=engine.options.enable_lora)
     app.include_router(lora_routes(adapters))
     app.include_router(info_routes(engine, _launch(engine) | (launch or {}), adapters))
-    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(RequestValidationError, _refused)
     app.add_exception_handler(HTTPException, _refused)
-    app.add_middleware(BearerAuth, keys=keys or Keys())
+    app.add_middleware(BearerAuth, keys=keys or ApiKeys())
     return app
 
 
-def _launch(engine: Engine) -> dict[str, Any]:
+def _launch(engine: EmbeddedEngine) -> dict[str, Any]:
     """Start-up values at top level, where SGLang has them. They never change."""
     config = engine.decoder.config
     return {
@@ -84,20 +145,15 @@ def _launch(engine: Engine) -> dict[str, Any]:
     }
 
 
-async def _invalid(_http: Request, problem: Exception) -> Response:
-    content = {"object": "error", "message": str(problem), "type": "Bad Request", "param": None, "code": 400}
-    return JSONResponse(content, status_code=400)
-
-
 async def _refused(_http: Request, problem: Exception) -> Response:
-    if not isinstance(problem, HTTPException):
-        raise TypeError(f"not an HTTPException: {problem!r}")
-    code = problem.status_code
-    content = {"object": "error", "message": problem.detail, "type": str(code), "param": None, "code": code}
+    code, message, kind = 400, str(problem), "Bad Request"
+    if isinstance(problem, HTTPException):
+        code, message, kind = problem.status_code, problem.detail, str(problem.status_code)
+    content = {"object": "error", "message": message, "type": kind, "param": None, "code": code}
     return JSONResponse(content, status_code=code)
 
 
-class Server(uvicorn.Server):
+class ReplicaServer(uvicorn.Server):
     """uvicorn without signal handlers of its own (several run in one process), and able to die like a process."""
 
     @contextlib.contextmanager
@@ -122,34 +178,31 @@ class Server(uvicorn.Server):
         self.force_exit = self.should_exit = True
 
 
-async def serve(apps: Sequence[tuple[Engine, FastAPI]], sockets: Sequence[socket.socket]) -> None:
+async def serve(apps: Sequence[tuple[EmbeddedEngine, FastAPI]], sockets: Sequence[socket.socket]) -> None:
     """Serve each application on its socket until SIGTERM or SIGINT; then let answers end for DRAIN_SECONDS.
 
     Prints `refitd_embedded ready on http://HOST:PORT` for each to standard output, once it listens. When an engine
     dies, so does the process, or with several of them that replica alone.
     """
     config = {"log_level": "warning", "access_log": False, "timeout_graceful_shutdown": DRAIN_SECONDS}
-    servers = [Server(uvicorn.Config(app, **config)) for _, app in apps]
+    servers = [ReplicaServer(uvicorn.Config(app, **config)) for _, app in apps]
     for server, (engine, _) in zip(servers, apps, strict=True):
-        engine.on_death = _death(server, alone=len(apps) == 1)
+        engine.on_death = partial(_die, server, alone=len(apps) == 1)
     with _signals_stop(servers):
         async with asyncio.TaskGroup() as group:
             for server, listener in zip(servers, sockets, strict=True):
                 group.create_task(server.serve(sockets=[listener]))
 
 
-def _death(server: Server, *, alone: bool) -> Any:
-    def die(last_words: str) -> None:
-        print(f"refitd_embedded: the scheduler died: {last_words}", file=sys.stderr, flush=True)
-        if alone:
-            os._exit(1)
-        server.drop_dead()
-
-    return die
+def _die(server: ReplicaServer, last_words: str, *, alone: bool) -> None:
+    print(f"refitd_embedded: the scheduler died: {last_words}", file=sys.stderr, flush=True)
+    if alone:
+        os._exit(1)
+    server.drop_dead()
 
 
 @contextlib.contextmanager
-def _signals_stop(servers: Sequence[Server]) -> Iterator[None]:
+def _signals_stop(servers: Sequence[ReplicaServer]) -> Iterator[None]:
     def stop() -> None:
         for server in servers:
             server.should_exit = True

@@ -1,15 +1,21 @@
-"""Checkpoints: finding the files, reading them, holding them against the model, and only then writing.
+"""Checkpoints: finding the files, reading them, holding them against the model, only then writing; and checksums.
 
-Which files count is SGLang's rule: with an index, the files it lists; without one, every `*.safetensors`. What is done
-with them is not SGLang's: everything is read into memory and checked before the first parameter changes, so a load
-either happens as a whole or not at all. `defects` has the real server's way.
+Which files count is SGLang's rule: with an index, the files it lists; without one, every `*.safetensors`. Unlike
+SGLang, everything is read into memory and checked before the first parameter changes, so a load either happens as a
+whole or not at all; `defects` loads as the real server does.
+
+`/weights_checker` answers one content hash a tensor, equal to that of a real SGLang on CPU. SGLang fuses q, k and v
+(and gate and up) into one parameter each, and hashes what it has: sha256 over the bytes, the first eight of them as
+sixteen hex digits. Fused tensors are stacked along the output dimension, so hashing the parts one after the other gives
+the same digest, and no tensor has to be copied. (On a GPU SGLang uses another hash.)
 """
 
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import safetensors
 import safetensors.torch
@@ -19,6 +25,12 @@ from torch import Tensor
 from refitd_embedded.config import DecoderConfig, read_config
 from refitd_embedded.model import Decoder
 
+FUSED = {
+    "q_proj": ("qkv_proj", ("q_proj", "k_proj", "v_proj")),
+    "gate_proj": ("gate_up_proj", ("gate_proj", "up_proj")),
+}
+"""First part → (name of the whole, all parts in order)."""
+LATER_PARTS = ("k_proj", "v_proj", "up_proj")
 INDEX = "model.safetensors.index.json"
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -28,21 +40,22 @@ class CheckpointError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class WeightsLoaded:
     """All weights are the checkpoint's."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tainted:
-    """The load failed in the middle: nobody knows what the weights are. Only a careless loader gets here."""
+class WeightsTainted:
+    """The load failed in the middle, and the weights are not known. Only a careless loader returns this."""
 
     message: str
 
 
-Write = Callable[[], Loaded | Tainted]
+Write = Callable[[], WeightsLoaded | WeightsTainted]
+"""Writes what was opened to the model. Blocking."""
 
 
-class Loader(Protocol):
+class CheckpointLoader(Protocol):
     """Brings a checkpoint into one decoder, in two steps so that the first can still be abandoned."""
 
     def open(self, directory: Path) -> Write:
@@ -57,12 +70,12 @@ class CarefulLoader:
         self._decoder = decoder
 
     def open(self, directory: Path) -> Write:
-        """See `Loader`."""
+        """See `CheckpointLoader`."""
         fitted = fit(self._decoder, read(directory))
 
-        def write() -> Loaded:
+        def write() -> WeightsLoaded:
             commit(self._decoder, fitted)
-            return Loaded()
+            return WeightsLoaded()
 
         return write
 
@@ -94,7 +107,10 @@ def read(directory: Path) -> dict[str, Tensor]:
     """Every tensor of the checkpoint, in memory. Raises CheckpointError."""
     tensors: dict[str, Tensor] = {}
     for path in shards(directory):
-        part = _read_file(path)
+        try:  # into memory, not mapped: a file that is truncated under a mapping kills the process
+            part = safetensors.torch.load(path.read_bytes())
+        except (OSError, safetensors.SafetensorError) as problem:
+            raise CheckpointError(f"{path} cannot be read: {problem}") from problem
         if twice := tensors.keys() & part.keys():
             raise CheckpointError(f"{min(twice)} is in {path.name} and in an earlier file of {directory}")
         tensors |= part
@@ -136,14 +152,6 @@ def _indexed(directory: Path) -> list[Path]:
     return [directory / name for name in sorted(names)]
 
 
-def _read_file(path: Path) -> dict[str, Tensor]:
-    # Into memory, not mapped: a file that is truncated under a mapping kills the process.
-    try:
-        return safetensors.torch.load(path.read_bytes())
-    except (OSError, safetensors.SafetensorError) as problem:
-        raise CheckpointError(f"{path} cannot be read: {problem}") from problem
-
-
 def _problem(name: str, dtype: torch.dtype, fitted: Tensor, parameter: Tensor) -> str | None:
     if fitted.shape != parameter.shape:
         return f"{name} has shape {list(fitted.shape)}, the model wants {list(parameter.shape)}"
@@ -159,3 +167,33 @@ def _some(texts: Iterable[str]) -> str:
     every = list(texts)
     more = f" and {len(every) - 3} more" if len(every) > 3 else ""
     return ", ".join(every[:3]) + more
+
+
+def checksums(decoder: Decoder) -> dict[str, str]:
+    """The hash of every weight, under SGLang's names. Blocking."""
+    tensors = dict(decoder.named_parameters())
+    found: dict[str, str] = {}
+    for name, tensor in tensors.items():
+        *path, module, kind = name.split(".")
+        if module in FUSED:
+            whole, parts = FUSED[module]
+            found[".".join((*path, whole, kind))] = _digest([tensors[".".join((*path, part, kind))] for part in parts])
+        elif module not in LATER_PARTS:
+            found[name] = _digest([tensor])
+    return found
+
+
+def report(found: dict[str, str]) -> dict[str, Any]:
+    """The whole answer, for one rank of one."""
+    overall = hashlib.sha256("".join(name + found[name] for name in sorted(found)).encode()).hexdigest()
+    place = {"role": "target", "tp_rank": 0, "tp_size": 1, "dp_rank": 0, "dp_size": 1, "pp_rank": 0, "pp_size": 1}
+    rank = {"checksums": found, "per_gpu_checksum": overall, "parallelism_info": [{**place, "rank": 0, "size": 1}]}
+    engine = hashlib.sha256(overall.encode()).hexdigest()
+    return {"success": True, "message": "Success.", "ranks": [rank], "per_engine_checksum": engine}
+
+
+def _digest(parts: list[Tensor]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.digest()[:8].hex()

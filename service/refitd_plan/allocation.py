@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from refitd_client.errors import PlanRefusedError
-from refitd_plan.faults import positive
+from refitd_plan.faults import check_positive
 
 MOST_RANKS = 65_536
 
@@ -71,13 +71,13 @@ class Allocation:
         """Refuse what leaves nothing to plan.
 
         Raises:
-            PlanRefusedError: nobody generates, nobody trains, or there are more ranks than any job has.
+            PlanRefusedError: there is no engine, no trainer, or there are more ranks than any job has.
         """
         if not self.of(Role.GENERATION):
-            raise PlanRefusedError(f"{self.text} names no engine: there is nobody to bring weights to")
+            raise PlanRefusedError(f"{self.text} names no engine to bring weights to: add one, such as sglang:d1")
         if not self.of(Role.TRAINING):
-            raise PlanRefusedError(f"{self.text} names no trainer: nobody makes weights")
-        positive(f"the number of ranks of {self.text}", self.world, most=MOST_RANKS)
+            raise PlanRefusedError(f"{self.text} names no trainer that makes weights: add one, such as fsdp:d1")
+        check_positive(f"the number of ranks of {self.text}", self.world, most=MOST_RANKS)
 
     @property
     def world(self) -> int:
@@ -99,14 +99,22 @@ class Allocation:
         return any({member.role for member in members} == set(Role) for members in self.groups)
 
 
-def of_counts(engine_gpus: int, trainer_gpus: int, *, engine_tp: int = 1, shared: bool = False) -> Allocation:
-    """An allocation by plain counts: `engine_gpus` GPUs of engines with `engine_tp` each, and FSDP over `trainer_gpus`.
+def allocation_of_counts(
+    engine_gpus: int, trainer_gpus: int, *, engine_tp: int = 1, shared: bool = False
+) -> Allocation:
+    """An allocation by plain counts.
+
+    Args:
+        engine_gpus: GPUs of all engines.
+        trainer_gpus: GPUs that FSDP trains on.
+        engine_tp: GPUs of one engine.
+        shared: whether both get the same GPUs.
 
     Raises:
         PlanRefusedError: they contradict each other.
     """
     for name, value in (("engine_gpus", engine_gpus), ("trainer_gpus", trainer_gpus), ("engine_tp", engine_tp)):
-        positive(name, value, most=MOST_RANKS)
+        check_positive(name, value, most=MOST_RANKS)
     if engine_gpus % engine_tp:
         raise PlanRefusedError(f"{engine_gpus} GPUs cannot be cut into engines of {engine_tp} GPUs each")
     if shared and engine_gpus != trainer_gpus:

@@ -6,16 +6,27 @@ from typing import TypeVar
 from refitd_client.errors import PlanRefusedError
 
 
-def at(text: str, position: int, sentence: str) -> PlanRefusedError:
-    """A refusal that points at a character of what was typed. `position` counts from 0."""
+def refusal_at(text: str, position: int, sentence: str) -> PlanRefusedError:
+    """A refusal that points at a character of what was typed.
+
+    Args:
+        text: what was typed.
+        position: the character, counted from 0.
+        sentence: what is wrong.
+    """
     return PlanRefusedError(f"{sentence} (character {position + 1})\n  {text}\n  {' ' * position}^")
 
 
-def positive(name: str, value: object, *, most: float = 2**40) -> None:
-    """Refuse what is no whole number above 0, or absurd. None is no number, and is let pass.
+def check_positive(name: str, value: object, *, most: float = 2**40) -> None:
+    """Refuse what is no whole number above 0, or absurd. None passes.
+
+    Args:
+        name: the setting, for the message.
+        value: its value.
+        most: more than that is absurd.
 
     Raises:
-        PlanRefusedError: it is not.
+        PlanRefusedError: the value is refused.
     """
     if value is None:
         return
@@ -27,8 +38,8 @@ def positive(name: str, value: object, *, most: float = 2**40) -> None:
         raise PlanRefusedError(f"{name} is {value:g}: more than {most:g} cannot be meant")
 
 
-def share(name: str, value: object) -> None:
-    """Refuse what is no number between 0 and 1. None is let pass.
+def check_share(name: str, value: object) -> None:
+    """Refuse what is no number between 0 and 1. None passes.
 
     Raises:
         PlanRefusedError: it is not.
@@ -41,7 +52,7 @@ def share(name: str, value: object) -> None:
         raise PlanRefusedError(f"{name} is {value:g}: a share between 0 and 1")
 
 
-def switch(name: str, value: object) -> None:
+def check_switch(name: str, value: object) -> None:
     """Refuse what is neither true nor false: "no" would be taken for yes.
 
     Raises:
@@ -54,8 +65,13 @@ def switch(name: str, value: object) -> None:
 WordT = TypeVar("WordT", bound=StrEnum)
 
 
-def word(name: str, value: object, choices: type[WordT]) -> WordT:
+def check_word(name: str, value: object, choices: type[WordT]) -> WordT:
     """One of some words.
+
+    Args:
+        name: the setting, for the message.
+        value: its value.
+        choices: the words.
 
     Raises:
         PlanRefusedError: it is none of them; the message has all.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from refitd_client.errors import PlanRefusedError
 from refitd_plan.allocation import Allocation, Component, Parallel, Role
-from refitd_plan.faults import at
+from refitd_plan.faults import refusal_at
 
 if TYPE_CHECKING:
     from lark import Lark, Token, Tree
@@ -95,12 +95,12 @@ def _tree(text: str) -> "Tree[Token]":
     except UnexpectedToken as error:
         token: Any = error.token
         position = len(text) if token.type == "$END" else int(token.start_pos or 0)
-        raise at(text, position, _expected(error.accepts or error.expected)) from None
+        raise refusal_at(text, position, _expected(error.accepts or error.expected)) from None
     except UnexpectedCharacters as error:
         found: Any = error
-        raise at(text, found.pos_in_stream, _expected(found.allowed or ())) from None
+        raise refusal_at(text, found.pos_in_stream, _expected(found.allowed or ())) from None
     except UnexpectedInput as error:
-        raise at(text, 0, f"the allocation does not parse: {error}") from None
+        raise refusal_at(text, 0, f"the allocation does not parse: {error}") from None
 
 
 def _expected(names: object) -> str:
@@ -117,7 +117,7 @@ def _group(text: str, group: "Tree[Token]") -> tuple[Component, ...]:
     first = read[0][1]
     for tree, member in read[1:]:
         if member.parallel.world != first.parallel.world:
-            raise at(
+            raise refusal_at(
                 text,
                 _start(tree),
                 f"what shares GPUs has as many ranks: {first.title} has {first.parallel.world}, "
@@ -133,34 +133,31 @@ def _component(text: str, tree: "Tree[Token]") -> Component:
         return _trainer(text, None, called, body)
     backend = str(word).lower()
     if backend in ENGINES:
-        return Component(
-            backend=backend, role=Role.GENERATION, name=called, parallel=_engine_parallel(text, backend, body)
-        )
+        if body.data == "moe":
+            raise refusal_at(text, _start(body), f"{backend} has no parts for attention and experts: write d, t and p")
+        parallel = Parallel(**_dims(text, body, ENGINE_DIMS, backend))
+        return Component(backend=backend, role=Role.GENERATION, name=called, parallel=parallel)
     if backend in TRAINERS:
         return _trainer(text, backend, called, body)
     known = ", ".join(sorted({*ENGINES, *TRAINERS}))
     why = "refitd brings weights to SGLang alone" if backend in OTHER_ENGINES else f"it is one of {known}"
-    raise at(text, _position(word), f"{word} is no backend that can be planned: {why}")
-
-
-def _engine_parallel(text: str, backend: str, body: "Tree[Token]") -> Parallel:
-    if body.data == "moe":
-        raise at(text, _start(body), f"{backend} has no parts for attention and experts: write d, t and p")
-    return Parallel(**_dims(text, body, ENGINE_DIMS, backend))
+    raise refusal_at(text, _position(word), f"{word} is no backend that can be planned: {why}")
 
 
 def _trainer(text: str, backend: str | None, name: str | None, body: "Tree[Token]") -> Component:
     if body.data == "moe":
         chosen = backend or "megatron"
         if chosen == "fsdp":
-            raise at(text, _start(body), "fsdp cuts experts as everything else: use megatron or archon")
+            raise refusal_at(text, _start(body), "fsdp cuts experts as everything else: use megatron or archon")
         return Component(backend=chosen, role=Role.TRAINING, name=name, parallel=_moe(text, body))
     # AReaL's own choice where the string names none: what FSDP cannot do needs Megatron.
     dims = _dims(text, body, TRAINERS[backend or "megatron"], backend or "a trainer")
     chosen = backend or ("megatron" if dims.get("p", 1) > 1 or dims.get("e", 1) > 1 else "fsdp")
     parallel = Parallel(**dims)
     if parallel.world % (parallel.e * parallel.p):
-        raise at(text, _start(body), f"e{parallel.e} does not divide the {parallel.world} ranks into equal parts")
+        raise refusal_at(
+            text, _start(body), f"e{parallel.e} does not divide the {parallel.world} ranks into equal parts"
+        )
     return Component(backend=chosen, role=Role.TRAINING, name=name, parallel=parallel)
 
 
@@ -169,10 +166,10 @@ def _moe(text: str, body: "Tree[Token]") -> Parallel:
     attn, ffn = _dims(text, attention, "dtpc", "attn"), _dims(text, experts, "dtpe", "ffn")
     parallel = Parallel(**attn, e=ffn.get("e", 1), et=ffn.get("t", 1))
     if ffn.get("p", parallel.p) != parallel.p:
-        raise at(text, _start(experts), f"attention has p{parallel.p}, experts p{ffn['p']}: pipelines are one")
+        raise refusal_at(text, _start(experts), f"attention has p{parallel.p}, experts p{ffn['p']}: pipelines are one")
     inner = parallel.e * parallel.et * parallel.p
     if parallel.world % inner or ffn.get("d", parallel.world // inner) * inner != parallel.world:
-        raise at(text, _start(experts), f"experts take other ranks than the {parallel.world} of attention")
+        raise refusal_at(text, _start(experts), f"experts take other ranks than the {parallel.world} of attention")
     return parallel
 
 
@@ -182,14 +179,16 @@ def _dims(text: str, body: "Tree[Token]", allowed: str, where: str) -> dict[str,
         letters = token.rstrip("0123456789")
         digits = token[len(letters) :]
         if len(digits) > _MOST_DIGITS:
-            raise at(text, _position(token), f"{letters} with {len(digits)} digits cannot be meant")
+            raise refusal_at(text, _position(token), f"{letters} with {len(digits)} digits cannot be meant")
         letter, size = _OLD_NAMES.get(letters, letters), int(digits)
         if letter not in allowed or len(letter) != 1:
-            raise at(text, _position(token), f"{where} has no dimension {letters!r}: it has {', '.join(allowed)}")
+            raise refusal_at(
+                text, _position(token), f"{where} has no dimension {letters!r}: it has {', '.join(allowed)}"
+            )
         if letter in sizes:
-            raise at(text, _position(token), f"{where} has {letters!r} twice")
+            raise refusal_at(text, _position(token), f"{where} has {letters!r} twice")
         if size < 1:
-            raise at(text, _position(token), f"{token} is no size: at least 1")
+            raise refusal_at(text, _position(token), f"{token} is no size: at least 1")
         sizes[letter] = size
     return sizes
 
@@ -200,9 +199,9 @@ def _check_names(text: str, groups: tuple[tuple[Component, ...], ...]) -> None:
     if twice := {name for name in names if names.count(name) > 1}:
         name = min(twice)
         *_, last = re.finditer(rf"\[\s*({re.escape(name)})\s*\]", text)
-        raise at(text, last.start(1), f"two components are called {name}")
+        raise refusal_at(text, last.start(1), f"two components are called {name}")
     if len(members) > 2 and len(names) < len(members):
-        raise at(text, 0, "of three components and more each has a name, such as fsdp[actor]:d4")
+        raise refusal_at(text, 0, "of three components and more each has a name, such as fsdp[actor]:d4")
 
 
 def _start(tree: "Tree[Token]") -> int:

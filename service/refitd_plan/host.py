@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from refitd_client.errors import PlanRefusedError
 from refitd_plan.machine import LEAST_MEMORY
 from refitd_plan.plan import PlannedChange
-from refitd_plan.transport import Transport
+from refitd_plan.transport import WeightTransport
 
 HEADROOM = 0.05
 """The share that stays free: a tmpfs takes no page that the kernel does not have, and the job needs memory as well."""
 
-BY_FILES = frozenset({Transport.DISK, Transport.DISK_DELTA, Transport.HANDOVER})
-"""The ways that need a root; what is handed over has its files follow."""
+BY_FILES = frozenset({WeightTransport.DISK, WeightTransport.DISK_DELTA, WeightTransport.HANDOVER})
+"""The transports that need a root: also after a hand-over the files follow."""
 
 MOST_HOST_MEMORY = 65_536.0
 _FEWEST_KEPT = 2  # the one that engines are on their way to, and the last good one
@@ -44,7 +44,7 @@ class OnRoot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """What is taken of a host's memory, in GiB. `has` is None where nobody said what there is.
+    """What is taken of a host's memory, in GiB. `has` is None where it was not given.
 
     `changes` make it fit, in order: none where it fits, None where no set of them does.
     """
@@ -56,7 +56,7 @@ class Host:
 
 
 def check_host(memory: object, nodes: int) -> None:
-    """Refuse what cannot be the memory of the one host that a root on a tmpfs is on. None is let pass.
+    """Refuse what cannot be the memory of the one host that a root on a tmpfs is on. None passes.
 
     Raises:
         PlanRefusedError: it is no such size, or the job lies on several hosts.
@@ -75,13 +75,19 @@ def check_host(memory: object, nodes: int) -> None:
         )
 
 
-def on_root(transport: Transport) -> OnRoot:
-    """What lies there where weights go by this way."""
-    return OnRoot(copies=2, shadow=1) if transport is Transport.DISK_DELTA else OnRoot()
+def on_root(transport: WeightTransport) -> OnRoot:
+    """What lies on a root where weights take this transport."""
+    return OnRoot(copies=2, shadow=1) if transport is WeightTransport.DISK_DELTA else OnRoot()
 
 
-def host_memory(transport: Transport, version: float, has: float | None) -> Host:
-    """Find out. `version` is the size of one, in GiB."""
+def host_memory(transport: WeightTransport, version: float, has: float | None) -> Host:
+    """What the root takes, and what makes it fit.
+
+    Args:
+        transport: how the weights go.
+        version: the size of one version, in GiB.
+        has: the host's memory, in GiB; None where it was not given.
+    """
     held = on_root(transport)
     needs = held.versions * version
     if has is None or transport not in BY_FILES or _fits(held, version, has):
@@ -90,22 +96,16 @@ def host_memory(transport: Transport, version: float, has: float | None) -> Host
         f"a root on a tmpfs would hold {held} of {version:.1f} GiB, {needs:.1f} GiB in all, and the host has {has:g}, "
         f"of which {HEADROOM:.0%} is to stay free"
     )
-    fitting = next((less for less in _less(held) if _fits(less, version, has)), None)
+    fewer_kept = replace(held, keep_last=_FEWEST_KEPT)
+    fewer = [fewer_kept]  # fewer of one kind before fewer of both
+    fewer += [replace(start, slots=slots) for start in (held, fewer_kept) for slots in range(held.slots - 1, -1, -1)]
+    fitting = next((less for less in fewer if _fits(less, version, has)), None)
     changes = None if fitting is None else tuple(_changes(held, fitting, version))
     return Host(needs=needs, has=has, fault=fault, changes=changes)
 
 
 def _fits(held: OnRoot, version: float, has: float) -> bool:
     return held.versions * version <= has * (1 - HEADROOM)
-
-
-def _less(held: OnRoot) -> Iterator[OnRoot]:
-    """Fewer of one kind before fewer of both."""
-    kept = replace(held, keep_last=_FEWEST_KEPT)
-    yield kept
-    for start in (held, kept):
-        for slots in range(held.slots - 1, -1, -1):
-            yield replace(start, slots=slots)
 
 
 def _changes(held: OnRoot, less: OnRoot, version: float) -> Iterator[PlannedChange]:

@@ -1,17 +1,48 @@
-"""What trainer and engines are asked to do: the settings that decide how much memory they take."""
+"""What trainer and engines are asked to do: the settings that decide how much memory they take, and their defaults."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from enum import StrEnum
 from typing import Any
 
 from refitd_client.errors import PlanRefusedError
-from refitd_plan.faults import positive, share, switch
-from refitd_plan.words import AttentionBackend, Loss, Optimizer, Precision
+from refitd_plan.faults import check_positive, check_share, check_switch, check_word
+
+
+class Precision(StrEnum):
+    """How the trainer keeps its weights. Bytes a parameter: see `rank_memory.WIDTHS`."""
+
+    BF16 = "bf16"  # weights, gradients and moments in bf16
+    MIXED = "mixed"  # bf16 weights and gradients; master weights and moments in fp32
+    FP32 = "fp32"  # everything in fp32
+
+
+class Optimizer(StrEnum):
+    """What it keeps a parameter: two moments, two of 8 bits, or nothing."""
+
+    ADAMW = "adamw"
+    ADAMW_8BIT = "adamw8bit"
+    SGD = "sgd"
+
+
+class Loss(StrEnum):
+    """How the loss treats the logits: chunked or fused, or in fp32 all at once."""
+
+    FUSED = "fused"
+    EAGER = "eager"
+
+
+class AttentionBackend(StrEnum):
+    """SGLang's attention backends, as far as they differ in memory."""
+
+    FLASHINFER = "flashinfer"
+    FA3 = "fa3"
+    TRITON = "triton"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """The settings. Names are those of the flags of `refitd plan`; tokens are counted per sequence or micro-batch.
+class JobSettings:
+    """The settings of a job, named as the flags of `refitd plan`. Tokens are counted per sequence or micro-batch.
 
     None stands for what SGLang or the model decides. `context_length` and `running_requests` bound one engine rank.
     """
@@ -38,16 +69,16 @@ class Job:
     cuda_graphs: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be.
+        """Refuse settings that cannot be.
 
         Raises:
-            PlanRefusedError: a number is not above 0, or absurd, or none; the message names it.
+            PlanRefusedError: a value is no number, not above 0, or absurd; the message names it.
         """
         for name, most in _MOST.items():
-            positive(flag(name), getattr(self, name), most=most)
+            check_positive(flag(name), getattr(self, name), most=most)
         for name in _SWITCHES:
-            switch(flag(name), getattr(self, name))
-        share("--mem-fraction-static", self.mem_fraction_static)
+            check_switch(flag(name), getattr(self, name))
+        check_share("--mem-fraction-static", self.mem_fraction_static)
         if self.kv_cache_bytes not in {1, 2}:
             raise PlanRefusedError(f"kv_cache_bytes is {self.kv_cache_bytes}: 2 (bf16) or 1 (fp8)")
 
@@ -87,10 +118,51 @@ _MOST: Mapping[str, float] = {
     "running_requests": 2**24,
 }
 _SWITCHES = ("gradient_checkpointing", "reference_model", "expandable_segments", "cuda_graphs")
-DEFAULTS: Mapping[str, Any] = {field.name: field.default for field in fields(Job)}
-"""What is taken where nobody said anything, by setting."""
+DEFAULTS: Mapping[str, Any] = {field.name: field.default for field in fields(JobSettings)}
+"""The defaults by setting."""
 
 
 def flag(name: str) -> str:
     """The flag of a setting."""
     return "--" + name.replace("_", "-")
+
+
+_ASSUMED: Mapping[str, str] = {
+    "precision": "the trainer keeps weights, gradients and moments in bf16",
+    "optimizer": "the optimizer is AdamW",
+    "loss": "the loss takes the logits in chunks or fused, without a copy of all of them in fp32",
+    "gradient_checkpointing": "the trainer stores activations, it does not recompute them",
+    "reference_model": "a reference model is not planned for (--reference-model)",
+    "batch_size": f"{DEFAULTS['batch_size']} prompts a step",
+    "samples": f"{DEFAULTS['samples']} samples a prompt",
+    "prompt_tokens": f"a prompt has at most {DEFAULTS['prompt_tokens']} tokens",
+    "max_new_tokens": f"an answer has at most {DEFAULTS['max_new_tokens']} tokens",
+    "micro_batch_tokens": f"a micro-batch of the trainer has at most {DEFAULTS['micro_batch_tokens']} tokens",
+    "concurrent_rollouts": f"{DEFAULTS['concurrent_rollouts']} rollouts at a time",
+    "mem_fraction_static": "mem_fraction_static is what SGLang chooses for GPUs of this size",
+    "attention_backend": "SGLang's attention is FlashInfer, which keeps a workspace",
+}
+
+
+def job_of(given: Mapping[str, Any]) -> tuple[JobSettings, list[str]]:
+    """The settings of a job, and a sentence for each that was assumed. None counts as not given.
+
+    Raises:
+        PlanRefusedError: a name is no setting, or a value cannot be.
+    """
+    known = DEFAULTS.keys()
+    said = {name: value for name, value in given.items() if value is not None}
+    if strange := sorted(said.keys() - known):
+        raise PlanRefusedError(f"{strange[0]} is no setting of a plan: there are {', '.join(sorted(known))}")
+    for name, choices in _WORDS.items():
+        if name in said:
+            said[name] = check_word(flag(name), said[name], choices)
+    return JobSettings(**said), [text for name, text in _ASSUMED.items() if name not in said]
+
+
+_WORDS: Mapping[str, type[StrEnum]] = {
+    "precision": Precision,
+    "optimizer": Optimizer,
+    "loss": Loss,
+    "attention_backend": AttentionBackend,
+}

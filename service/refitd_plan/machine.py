@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from refitd_client.errors import PlanRefusedError
-from refitd_plan.faults import positive
+from refitd_plan.faults import check_positive
 
 GIB = 2**30
 LEAST_MEMORY = 1.0  # GiB: less is no GPU that anybody trains on, but a mistaken unit
@@ -41,7 +41,7 @@ class Machine:
         """
         if not self.gpus:
             raise PlanRefusedError("there is no GPU: give --gpus-per-node and --gpu-memory of the job's machine")
-        positive("--nodes", self.nodes, most=65_536)
+        check_positive("--nodes", self.nodes, most=65_536)
         for gpu in self.gpus:
             if gpu.memory is not None:
                 check_memory(gpu.memory)
@@ -59,7 +59,7 @@ class Machine:
         """The memory of a GPU, in GiB.
 
         Raises:
-            PlanRefusedError: nobody said what it has.
+            PlanRefusedError: its memory was neither read nor given.
         """
         memory = self.gpu(index).memory
         if memory is None:
@@ -78,7 +78,7 @@ def check_memory(memory: float) -> None:
     Raises:
         PlanRefusedError: it is none.
     """
-    if not isinstance(memory, int | float):  # pyright: ignore[reportUnnecessaryIsInstance] - whoever calls plan() may
+    if not isinstance(memory, int | float):  # pyright: ignore[reportUnnecessaryIsInstance] - callers of plan() may
         raise PlanRefusedError(f"--gpu-memory is {memory!r}, which is no number")
     if not LEAST_MEMORY <= memory <= MOST_MEMORY:
         raise PlanRefusedError(
@@ -94,13 +94,20 @@ def machine_for(
     shared_files: bool,
     read: Callable[[], Sequence[Gpu]],
 ) -> tuple[Machine, list[str]]:
-    """The machine, and what is assumed of it. `read` asks the driver, and is called only if something was left unsaid.
+    """The machine, and what is assumed of it.
+
+    Args:
+        gpus_per_node: GPUs of a node, None for those that are read.
+        gpu_memory: GiB of one GPU, None for what is read.
+        nodes: how many nodes there are, None for one.
+        shared_files: whether trainer and engines see the same root.
+        read: asks the driver; called only if a number is None.
 
     Raises:
-        PlanRefusedError: a number cannot be, or nobody knows how many GPUs there are.
+        PlanRefusedError: a number cannot be, or the number of GPUs is not known.
     """
-    positive("--gpus-per-node", gpus_per_node, most=_MOST_GPUS)
-    positive("--nodes", nodes, most=65_536)
+    check_positive("--gpus-per-node", gpus_per_node, most=_MOST_GPUS)
+    check_positive("--nodes", nodes, most=65_536)
     seen = [] if gpus_per_node is not None and gpu_memory is not None else list(read())
     gpus, assumed = _gpus(gpus_per_node, gpu_memory, seen)
     if nodes is None:

@@ -3,17 +3,23 @@
 Engines start before trainers: an engine takes its share of what it finds free, and a trainer takes what is left.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from refitd_plan.allocation import Role
-from refitd_plan.engine import EngineMemory, engine_memory, requests_at_once
-from refitd_plan.job import Job
+from refitd_plan.job import JobSettings
 from refitd_plan.machine import GIB, Machine
 from refitd_plan.model import Model
-from refitd_plan.parts import STAGING, Part, Process
 from refitd_plan.placement import Placement, Rank
-from refitd_plan.trainer import trainer_parts
+from refitd_plan.rank_memory import (
+    STAGING,
+    EngineMemory,
+    MemoryPart,
+    RankProcess,
+    engine_memory,
+    requests_at_once,
+    trainer_parts,
+)
 
 HEADROOM = 0.05
 """The share of a GPU that stays free: a prediction can be wrong, and a GPU that is full fails at the next token."""
@@ -22,10 +28,10 @@ _STAGING_BYTES = 2 * 2**26
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class MemoryEstimate:
     """The processes, and why they do not fit: nothing where they do. `kv_tokens` is of the smallest KV cache."""
 
-    processes: tuple[Process, ...]
+    processes: tuple[RankProcess, ...]
     faults: tuple[str, ...]
     kv_tokens: int
     kv_wanted: int
@@ -42,18 +48,18 @@ class Memory:
         return sum(process.total for process in self.processes)
 
 
-def by_gpu(processes: Iterable[Process]) -> Mapping[int, float]:
-    """GiB on each GPU that holds any."""
-    sums: dict[int, float] = {}
-    for process in processes:
-        sums[process.gpu] = sums.get(process.gpu, 0.0) + process.total
-    return sums
+def memory_of(model: Model, placement: Placement, machine: Machine, job: JobSettings, *, delta: bool) -> MemoryEstimate:
+    """Every process's memory.
 
-
-def memory_of(model: Model, placement: Placement, machine: Machine, job: Job, *, delta: bool) -> Memory:
-    """Every process's memory. `delta`: the publisher looks for changes, which takes two chunks on rank 0's GPU."""
+    Args:
+        model: what is trained and served.
+        placement: which rank is on which GPU.
+        machine: the GPUs.
+        job: the settings.
+        delta: whether the publisher looks for changes, which takes two chunks on rank 0's GPU.
+    """
     taken: dict[int, float] = {}
-    engines: list[tuple[Process, EngineMemory]] = []
+    engines: list[tuple[RankProcess, EngineMemory]] = []
     for rank in placement.of(Role.GENERATION):
         capacity = machine.memory(rank.gpu)
         free = capacity - taken.get(rank.gpu, 0.0)
@@ -61,10 +67,15 @@ def memory_of(model: Model, placement: Placement, machine: Machine, job: Job, *,
         process = _process(rank, found.parts)
         taken[rank.gpu] = taken.get(rank.gpu, 0.0) + process.total
         engines.append((process, found))
-    trainers = [_process(rank, _trainer(model, rank, job, delta=delta)) for rank in placement.of(Role.TRAINING)]
+    trainers: list[RankProcess] = []
+    for rank in placement.of(Role.TRAINING):
+        parts = trainer_parts(model, rank.component, job)
+        if delta and rank.index == 0:
+            parts += (MemoryPart(name="publish staging", size=_STAGING_BYTES / GIB, source=STAGING),)
+        trainers.append(_process(rank, parts))
     processes = (*(process for process, _ in engines), *trainers)
     parallel = placement.of(Role.GENERATION)[0].component.parallel
-    return Memory(
+    return MemoryEstimate(
         processes=processes,
         faults=(*_faults_of_engines(engines, job), *_faults_of_gpus(processes, machine)),
         kv_tokens=min(found.kv_tokens for _, found in engines),
@@ -73,20 +84,13 @@ def memory_of(model: Model, placement: Placement, machine: Machine, job: Job, *,
     )
 
 
-def _trainer(model: Model, rank: Rank, job: Job, *, delta: bool) -> tuple[Part, ...]:
-    parts = trainer_parts(model, rank.component, job)
-    if delta and rank.index == 0:
-        parts += (Part(name="publish staging", size=_STAGING_BYTES / GIB, source=STAGING),)
-    return parts
-
-
-def _process(rank: Rank, parts: tuple[Part, ...]) -> Process:
-    return Process(
+def _process(rank: Rank, parts: tuple[MemoryPart, ...]) -> RankProcess:
+    return RankProcess(
         title=f"{rank.component.title} rank {rank.index}", role=rank.component.role, gpu=rank.gpu, parts=parts
     )
 
 
-def _faults_of_engines(engines: list[tuple[Process, EngineMemory]], job: Job) -> Iterable[str]:
+def _faults_of_engines(engines: list[tuple[RankProcess, EngineMemory]], job: JobSettings) -> Iterable[str]:
     process, found = min(engines, key=lambda pair: pair[1].kv_tokens)
     if found.kv_tokens < job.sequence_tokens:
         room = f"for {max(0, found.kv_tokens)} tokens" if found.kv_tokens > 0 else "for nothing beside the weights"
@@ -96,8 +100,11 @@ def _faults_of_engines(engines: list[tuple[Process, EngineMemory]], job: Job) ->
         )
 
 
-def _faults_of_gpus(processes: tuple[Process, ...], machine: Machine) -> Iterable[str]:
-    over = {gpu: total for gpu, total in by_gpu(processes).items() if total > usable(machine.memory(gpu))}
+def _faults_of_gpus(processes: tuple[RankProcess, ...], machine: Machine) -> Iterable[str]:
+    sums: dict[int, float] = {}
+    for process in processes:
+        sums[process.gpu] = sums.get(process.gpu, 0.0) + process.total
+    over = {gpu: total for gpu, total in sums.items() if total > usable(machine.memory(gpu))}
     if over:
         gpu, total = max(over.items(), key=lambda item: item[1])
         more = f" (and {len(over) - 1} more GPUs)" if len(over) > 1 else ""

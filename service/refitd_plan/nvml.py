@@ -1,4 +1,4 @@
-"""The machine's GPUs, as the driver tells them through NVML (package `nvidia-ml-py`, which `refitd[plan]` brings)."""
+"""The machine's GPUs, as the driver reports them through NVML (package `nvidia-ml-py`, which `refitd[plan]` brings)."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -40,35 +40,30 @@ def read_gpus() -> tuple[Gpu, ...]:
     """The GPUs of this machine; none where there is no NVIDIA driver, or no `nvidia-ml-py` to ask it.
 
     Raises:
-        PlanRefusedError: there are GPUs and one of them cannot be read, or nobody can say how many there are.
+        PlanRefusedError: there are GPUs and one of them cannot be read, or the driver does not say how many there are.
     """
     with opened() as nvml:
-        return () if nvml is None else tuple(_gpu(nvml, index) for index in range(_count(nvml)))
-
-
-def _count(nvml: Any) -> int:
-    try:
-        return int(nvml.nvmlDeviceGetCount())
-    except nvml.NVMLError as error:
-        raise PlanRefusedError(f"the driver does not say how many GPUs there are ({error}): {_INSTEAD}") from error
+        if nvml is None:
+            return ()
+        try:
+            count = int(nvml.nvmlDeviceGetCount())
+        except nvml.NVMLError as error:
+            raise PlanRefusedError(f"the driver does not say how many GPUs there are ({error}): {_INSTEAD}") from error
+        return tuple(_gpu(nvml, index) for index in range(count))
 
 
 def _gpu(nvml: Any, index: int) -> Gpu:
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         uuid, name = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
-        return Gpu(memory=_usable(nvml, handle) / GIB, uuid=_text(uuid), name=_text(name))
+        try:  # the driver keeps some of the memory to itself: of an A40's 44.99 GiB, CUDA hands out 44.42
+            found = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
+            memory = int(found.total) - int(found.reserved)
+        except (nvml.NVMLError, AttributeError):
+            memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
+        return Gpu(memory=memory / GIB, uuid=_text(uuid), name=_text(name))
     except nvml.NVMLError as error:
         raise PlanRefusedError(f"GPU {index} cannot be read ({error}): {_INSTEAD}") from error
-
-
-def _usable(nvml: Any, handle: Any) -> int:
-    """The driver keeps some of the memory to itself: of an A40's 44.99 GiB, CUDA hands out 44.42."""
-    try:
-        memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
-    except (nvml.NVMLError, AttributeError):
-        return int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
-    return int(memory.total) - int(memory.reserved)
 
 
 def _text(value: Any) -> str:

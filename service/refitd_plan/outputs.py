@@ -4,9 +4,9 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 
 from refitd_plan.allocation import Parallel
-from refitd_plan.changes import Change
-from refitd_plan.job import Job
-from refitd_plan.transport import Transport
+from refitd_plan.fit import SettingChange
+from refitd_plan.job import JobSettings
+from refitd_plan.transport import WeightTransport
 
 AREAL_KEYS: Mapping[str, str] = {
     "nodes": "cluster.n_nodes",
@@ -26,8 +26,14 @@ AREAL_KEYS: Mapping[str, str] = {
 """Where AReaL keeps a plan's settings (`areal/api/cli_args.py`). Expandable segments are a variable, no key."""
 
 
-def sglang_flags(parallel: Parallel, job: Job, fraction: float | None) -> list[str]:
-    """The flags of each engine's server. `fraction` is None where no memory was planned."""
+def sglang_flags(parallel: Parallel, job: JobSettings, fraction: float | None) -> list[str]:
+    """The flags of each engine's server.
+
+    Args:
+        parallel: the engine's parallelism.
+        job: the settings.
+        fraction: mem_fraction_static, None where no memory was planned.
+    """
     flags: dict[str, object] = {"--tp-size": parallel.t}
     if parallel.p > 1:
         flags["--pp-size"] = parallel.p
@@ -54,9 +60,9 @@ def environment_lines(environment: Mapping[str, Mapping[str, str]]) -> Iterator[
             yield from (f"export {name}={value}" for name, value in sorted(variables.items()))
 
 
-def areal_patch(transport: Transport, made: Sequence[Change]) -> dict[str, object]:
+def areal_patch(transport: WeightTransport, made: Sequence[SettingChange]) -> dict[str, object]:
     """Keys of an AReaL configuration that differ, nested as in its YAML."""
-    mode = "xccl" if transport in {Transport.NCCL, Transport.GLOO} else "disk"
+    mode = "xccl" if transport in {WeightTransport.NCCL, WeightTransport.GLOO} else "disk"
     patch: dict[str, object] = {}
     _set(patch, "actor.weight_update_mode", mode)
     for change in made:

@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from refitd_plan.transport import Transport
+from refitd_plan.transport import WeightTransport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
-    """One way for the weights. `hinders`: why it cannot be gone, None where it can. `carried_out`: refitd does it."""
+class TransportOption:
+    """One transport. `hinders`: why it cannot be used, None where it can. `carried_out`: refitd does it itself."""
 
-    transport: Transport
+    transport: WeightTransport
     chosen: bool
     hinders: str | None
     carried_out: bool
@@ -72,12 +72,12 @@ class Plan:
     """
 
     allocation: str
-    transport: Transport
+    transport: WeightTransport
     rule: str
     reason: str
     update_group: int
-    meanwhile: Transport | None
-    ways: tuple[Way, ...]
+    meanwhile: WeightTransport | None
+    ways: tuple[TransportOption, ...]
     costs_of: str
     memory: PlannedMemory | None
     sglang_flags: tuple[str, ...]

@@ -1,35 +1,43 @@
 """`plan()`: from an allocation, a machine, a model and settings to a plan.
 
-Its only I/O is to read the configuration that is named, and to ask the driver for what nobody said.
+Its only I/O is to read the configuration that is named, to ask the driver for GPUs that were not given, and to look
+which packages are installed.
 """
 
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, distribution, entry_points
 from pathlib import Path
 from typing import Any
 
 from refitd_client.errors import PlanRefusedError
-from refitd_plan.allocation import Allocation, Role, of_counts
-from refitd_plan.config import model_of, read_model
-from refitd_plan.costs import COSTS, measured
+from refitd_plan.allocation import Allocation, Role, allocation_of_counts
 from refitd_plan.fit import assumed_of_memory, fit, planned_memory, version_bytes
-from refitd_plan.given import job_of
 from refitd_plan.grammar import parse
 from refitd_plan.host import check_host
-from refitd_plan.job import Job
+from refitd_plan.job import JobSettings, job_of
 from refitd_plan.machine import Gpu, Machine, machine_for
-from refitd_plan.model import Model
+from refitd_plan.model import Model, model_of, read_model
 from refitd_plan.nvml import read_gpus
 from refitd_plan.outputs import areal_patch, sglang_flags
 from refitd_plan.placement import Placement, place
-from refitd_plan.plan import Plan, Way
-from refitd_plan.rules import Choice, choose
-from refitd_plan.situation import Situation
-from refitd_plan.surroundings import has_plugin
-from refitd_plan.transport import Transport, carried_out, hinders, hinders_handover
-from refitd_plan.variables import advice, environment
+from refitd_plan.plan import Plan, TransportOption
+from refitd_plan.transport import (
+    COSTS,
+    Choice,
+    Situation,
+    WeightTransport,
+    advice,
+    carried_out,
+    choose,
+    environment,
+    hinders,
+    hinders_handover,
+    measured,
+)
 
+_PLUGINS = "sglang.srt.plugins"
 ModelSource = str | os.PathLike[str] | Mapping[str, Any]
 
 
@@ -70,7 +78,7 @@ def plan(
         plugin: whether refitd is installed in SGLang's environment; else whether this one has both.
         areal: the trainer is AReaL, which hands refitd the folders that it has written (`refitd areal`).
         model: a model's folder, or its configuration. Without it no memory is planned.
-        settings: of trainer and engine: the fields of `refitd_plan.job.Job`.
+        settings: of trainer and engine: the fields of `refitd_plan.job.JobSettings`.
 
     Raises:
         PlanRefusedError: what was given contradicts itself, the machine or the model's files, or does not suffice.
@@ -89,21 +97,36 @@ def plan(
     choice = choose(now)
     check_host(host_memory, machine.nodes)
     shape, of_model = _model(model)
-    assumptions = [*_of_placement(wanted, placement, machine), *of_machine, *of_model]
+    assumptions = [*of_machine, *of_model]
+    if placement.wrapped:
+        assumptions.insert(
+            0,
+            f"{wanted.text} asks for {wanted.world} GPUs and there are {machine.count}: "
+            "the rest begins again at the first, as AReaL's local launcher does",
+        )
     if plugin is None and not now.plugin and hinders_handover(replace(now, plugin=True)) is None:
         assumptions.append("SGLang has no plugin of refitd's: the two are not together in this environment (--plugin)")
-    if choice.transport is Transport.HANDOVER:
+    if choice.transport is WeightTransport.HANDOVER:
         assumptions.append("the service goes by --strategy all: engines that go in turns get the files")
     if shape is not None:
         assumptions += [*of_job, *assumed_of_memory(choice.transport, host_memory)]
     return _plan(wanted, placement, machine, job, now, choice, shape, host_memory, assumptions)
 
 
+def has_plugin() -> bool:
+    """Whether SGLang and refitd's plugin are installed together in this environment."""
+    try:
+        distribution("sglang")
+    except PackageNotFoundError:
+        return False
+    return any(point.module.startswith("refitd_sglang") for point in entry_points(group=_PLUGINS))
+
+
 def _plan(
     wanted: Allocation,
     placement: Placement,
     machine: Machine,
-    job: Job,
+    job: JobSettings,
     now: Situation,
     choice: Choice,
     shape: Model | None,
@@ -113,14 +136,27 @@ def _plan(
     found = None if shape is None else fit(shape, placement, machine, job, choice.transport)
     then = job if found is None else found.job
     fraction = job.mem_fraction_static if found is None else found.then.fraction
+    meanwhile = None  # the best that refitd does itself, where it does not do what is best
+    if not carried_out(choice.transport, now):
+        own = (WeightTransport.DISK_DELTA, WeightTransport.DISK)
+        meanwhile = next((transport for transport in own if carried_out(transport, now)), None)
     return Plan(
         allocation=wanted.text,
         transport=choice.transport,
         rule=choice.rule,
         reason=choice.reason,
         update_group=now.group,
-        meanwhile=_meanwhile(choice.transport, now),
-        ways=tuple(_way(transport, choice, now) for transport in Transport),
+        meanwhile=meanwhile,
+        ways=tuple(
+            TransportOption(
+                transport=transport,
+                chosen=transport is choice.transport,
+                hinders=hinders(transport, now),
+                carried_out=carried_out(transport, now),
+                costs=COSTS[transport],
+            )
+            for transport in WeightTransport
+        ),
         costs_of=measured(None if shape is None else version_bytes(shape, job)),
         memory=None if found is None else planned_memory(found, host_has),
         sglang_flags=tuple(sglang_flags(wanted.of(Role.GENERATION)[0].parallel, then, fraction)),
@@ -140,9 +176,10 @@ def _allocation(
         return parse(text)
     if engine_gpus is None or trainer_gpus is None:
         raise PlanRefusedError(
-            "nobody said who gets GPUs: give an allocation (sglang:d1|fsdp:d1), or --engine-gpus and --trainer-gpus"
+            "the plan does not know which part of the job gets GPUs: give an allocation (sglang:d1|fsdp:d1), "
+            "or --engine-gpus and --trainer-gpus"
         )
-    return of_counts(engine_gpus, trainer_gpus, engine_tp=engine_tp, shared=shared)
+    return allocation_of_counts(engine_gpus, trainer_gpus, engine_tp=engine_tp, shared=shared)
 
 
 def _model(source: ModelSource | None) -> tuple[Model | None, list[str]]:
@@ -154,7 +191,7 @@ def _model(source: ModelSource | None) -> tuple[Model | None, list[str]]:
 
 
 def _situation(
-    wanted: Allocation, placement: Placement, machine: Machine, job: Job, *, plugin: bool, areal: bool
+    wanted: Allocation, placement: Placement, machine: Machine, job: JobSettings, *, plugin: bool, areal: bool
 ) -> Situation:
     if job.lora_rank is not None and not machine.shared_files:
         raise PlanRefusedError(
@@ -173,31 +210,4 @@ def _situation(
         expandable_segments=job.expandable_segments,
         plugin=plugin,
         areal=areal,
-    )
-
-
-def _of_placement(wanted: Allocation, placement: Placement, machine: Machine) -> list[str]:
-    if not placement.wrapped:
-        return []
-    return [
-        f"{wanted.text} asks for {wanted.world} GPUs and there are {machine.count}: "
-        "the rest begins again at the first, as AReaL's local launcher does"
-    ]
-
-
-def _meanwhile(transport: Transport, now: Situation) -> Transport | None:
-    """The best that refitd does itself, where it does not do what is best; None where that is nothing."""
-    if carried_out(transport, now):
-        return None
-    own = (Transport.DISK_DELTA, Transport.DISK)
-    return next((way for way in own if carried_out(way, now)), None)
-
-
-def _way(transport: Transport, choice: Choice, now: Situation) -> Way:
-    return Way(
-        transport=transport,
-        chosen=transport is choice.transport,
-        hinders=hinders(transport, now),
-        carried_out=carried_out(transport, now),
-        costs=COSTS[transport],
     )

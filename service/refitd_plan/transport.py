@@ -1,29 +1,58 @@
-"""The ways for weights to get from trainer to engines, and what stands against each. Pure; `rules.py` chooses.
+"""The transports that bring weights from trainer to engines: what hinders each, which is chosen, what it costs. Pure.
 
-disk         files on a root that both see; refitd's own way, and the one that needs nothing else
+disk         files on a root that both see; refitd's own, and the one that needs nothing else
 disk+delta   the same, and only what changed where little did
 handover     on one GPU: the engine opens the trainer's tensors by CUDA IPC, and the files follow
 nccl         a broadcast over a process group of trainer rank 0 and all engine ranks; by the trainer, not by refitd
 gloo         the same through host memory, where neither files nor NCCL can be had
+
+`RULES` is a table of named rules: the first that applies chooses. `COSTS` are figures of docs/benchmarks.md, and a test
+holds every number here against that page. `ENVIRONMENT` has the variables that trainer and engine need.
 """
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import assert_never
 
-from refitd_plan.situation import Situation
+_FOLDERS = "AReaL hands whole folders over, which refitd publishes in full"
+MEASURED_GB = 3.09
+MEASURED = f"{MEASURED_GB:g} GB in bf16, one H200"
+"""What all of them were measured on."""
+_HUB = {"HF_HUB_OFFLINE": "1"}  # a path that is gone must fail, and never be looked for on the hub
 
 
-class Transport(StrEnum):
-    """The ways."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """What of a job decides which transport its weights can take: the rules look at nothing else.
+
+    `group` is the size of the update group; `doubled` the device that two of its ranks are on, None where none is;
+    `devices` the number of devices in the job; `nodes` those that hold any of it; `whole`: the trainer has one rank,
+    which holds every tensor whole; `plugin`: refitd is in SGLang's environment; `areal`: the trainer is AReaL,
+    which hands refitd the folders that it has written.
+    """
+
+    group: int
+    doubled: str | None
+    colocated: bool
+    devices: int
+    nodes: int
+    whole: bool
+    shared_files: bool
+    lora: bool
+    expandable_segments: bool
+    plugin: bool
+    areal: bool = False
+
+
+class WeightTransport(StrEnum):
+    """A transport, as the module describes it."""
 
     DISK = "disk"
     DISK_DELTA = "disk+delta"
     HANDOVER = "handover"
     NCCL = "nccl"
     GLOO = "gloo"
-
-
-_FOLDERS = "AReaL hands whole folders over, which refitd publishes in full"
 
 
 def no_broadcast(now: Situation) -> str | None:
@@ -69,23 +98,149 @@ def no_deltas(now: Situation) -> str | None:
     return None
 
 
-def hinders(transport: Transport, now: Situation) -> str | None:
-    """Why a way cannot be gone in this situation; None where it can."""
+def hinders(transport: WeightTransport, now: Situation) -> str | None:
+    """Why a transport cannot be used in this situation; None where it can."""
     match transport:
-        case Transport.DISK:
+        case WeightTransport.DISK:
             return None if now.shared_files else "the engines do not see the trainer's files"
-        case Transport.DISK_DELTA:
+        case WeightTransport.DISK_DELTA:
             return no_deltas(now) if now.shared_files else "the engines do not see the trainer's files"
-        case Transport.HANDOVER:
+        case WeightTransport.HANDOVER:
             return hinders_handover(now)
-        case Transport.NCCL:
+        case WeightTransport.NCCL:
             return no_broadcast(now)
-        case Transport.GLOO:
+        case WeightTransport.GLOO:
             return "SGLang takes adapters from files alone" if now.lora else None
         case _:
             assert_never(transport)
 
 
-def carried_out(transport: Transport, now: Situation) -> bool:
+def carried_out(transport: WeightTransport, now: Situation) -> bool:
     """Whether refitd does it itself in this situation. Broadcasts are the trainer's own: refitd only advises."""
-    return transport not in {Transport.NCCL, Transport.GLOO} and hinders(transport, now) is None
+    return transport not in {WeightTransport.NCCL, WeightTransport.GLOO} and hinders(transport, now) is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The transport that was chosen, by which rule, and why."""
+
+    transport: WeightTransport
+    rule: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """A rule: it chooses `transport` where `applies`."""
+
+    name: str
+    transport: WeightTransport
+    applies: Callable[[Situation], bool]
+    reason: Callable[[Situation], str]
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        name="no-shared-files-one-device",
+        transport=WeightTransport.GLOO,
+        applies=lambda now: not now.shared_files and no_broadcast(now) is not None,
+        reason=lambda now: f"the engines do not see the trainer's files, and {no_broadcast(now)}",
+    ),
+    Rule(
+        name="no-shared-files",
+        transport=WeightTransport.NCCL,
+        applies=lambda now: not now.shared_files,
+        reason=lambda _: (
+            "the engines do not see the trainer's files, and each rank of the update group has a GPU of its own"
+        ),
+    ),
+    Rule(
+        name="lora",
+        transport=WeightTransport.DISK,
+        applies=lambda now: now.lora,
+        reason=lambda _: "an adapter is small: its files cost less than any process group",
+    ),
+    Rule(
+        name="hand-over",
+        transport=WeightTransport.HANDOVER,
+        applies=lambda now: hinders_handover(now) is None,
+        reason=lambda now: f"{no_broadcast(now)}; the engine can open the trainer's tensors where they are",
+    ),
+    Rule(
+        name="in-full",
+        transport=WeightTransport.DISK,
+        applies=lambda now: no_broadcast(now) is not None and no_deltas(now) is not None,
+        reason=lambda now: f"{no_broadcast(now)}; files on a shared root go everywhere; {no_deltas(now)}",
+    ),
+    Rule(
+        name="colocated",
+        transport=WeightTransport.DISK_DELTA,
+        applies=lambda now: now.colocated,
+        reason=lambda now: f"{no_broadcast(now)}; files on a shared root go everywhere",
+    ),
+    Rule(
+        name="duplicate-device",
+        transport=WeightTransport.DISK_DELTA,
+        applies=lambda now: no_broadcast(now) is not None,
+        reason=lambda now: f"{no_broadcast(now)}; files on a shared root go everywhere",
+    ),
+    Rule(
+        name="separate-devices",
+        transport=WeightTransport.NCCL,
+        applies=lambda now: now.devices > 1,
+        reason=lambda now: f"each of the {now.group} ranks of the update group has a GPU of its own",
+    ),
+)
+
+
+def choose(now: Situation) -> Choice:
+    """Apply the first rule that fits. One always does: on one device alone, two ranks of the update group share it."""
+    rule = next(rule for rule in RULES if rule.applies(now))
+    return Choice(transport=rule.transport, rule=rule.name, reason=rule.reason(now))
+
+
+COSTS: Mapping[WeightTransport, str] = {
+    WeightTransport.DISK: (
+        "66 ms to publish and 62 ms in the engine with the plugin; 2,978 ms by save_file and a reload"
+    ),
+    WeightTransport.DISK_DELTA: "38 ms to publish and 7-10 ms in the engine with the plugin, where 1 % changed",
+    WeightTransport.HANDOVER: "11 ms in the engine, while the files follow",
+    WeightTransport.NCCL: "17-22 ms over NVLink in one request, 1,136 ms with a request for each parameter",
+    WeightTransport.GLOO: "788 ms",
+}
+
+
+def measured(version: float | None) -> str:
+    """What the figures are of, and how a version of this job compares. `version` is in bytes, None where not known."""
+    if version is None:
+        return MEASURED
+    gigabytes = version / 1e9
+    return f"{MEASURED}; a version of this job has {gigabytes:.2f} GB: about {gigabytes / MEASURED_GB:.2g} times that"
+
+
+ENVIRONMENT: Mapping[WeightTransport, Mapping[str, Mapping[str, str]]] = {
+    WeightTransport.NCCL: {
+        # SGLang sets it for its own processes; a trainer without it joins the group, and its first broadcast fails.
+        "trainer": {"NCCL_CUMEM_ENABLE": "0", "NCCL_DEBUG": "WARN"},
+        "engine": {"NCCL_CUMEM_ENABLE": "0", "NCCL_DEBUG": "WARN"},
+    },
+}
+
+
+def environment(transport: WeightTransport, *, expandable_segments: bool) -> dict[str, dict[str, str]]:
+    """The variables that trainer and engine need, by who needs them."""
+    of = ENVIRONMENT.get(transport, {})
+    trainer = dict(of.get("trainer", {}))
+    if expandable_segments:
+        trainer["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+    return {"trainer": trainer, "engine": {**_HUB, **of.get("engine", {})}}
+
+
+def advice(transport: WeightTransport) -> tuple[str, ...]:
+    """What the job has to keep to, in sentences."""
+    if transport is not WeightTransport.NCCL:
+        return ()
+    return (
+        "load NCCL in the training processes only: a controller that makes no step joins no group and imports none",
+        "keep NCCL_DEBUG=INFO out of production: it writes a line for every operation",
+    )

@@ -4,9 +4,12 @@ Its folder is opened beneath the root and no link is followed, as for full versi
 what is checked is what is applied. docs/delta-format.md says what it holds.
 """
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from weakref import finalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,35 +21,63 @@ from refitd_client.contract.manifest import MAX_MANIFEST_BYTES, Manifest, Manife
 from refitd_client.contract.naming import DELTA_NAME, MANIFEST_NAME, version_id
 from refitd_client.contract.states import Kind
 from refitd_client.delta import Delta, DeltaFile, DeltaRefusedError, parse_delta
-from refitd_client.delta.nonfinite import nonfinite_in
+from refitd_client.delta.apply import nonfinite_in
 from refitd_client.delta.reader import MAX_BYTES, check_memory
+from refitd_client.files.plain_file import fill
+from refitd_client.validation.contents import read_whole
 from refitd_client.validation.delta import Base
-from refitd_client.validation.whole_file import read_whole
-from refitd_plugin.kept import KeptDelta
-from refitd_plugin.layout import LaidOutDelta, Placements, lay
+from refitd_plugin.layout import LaidOutDelta, Placements, lay_out
 from refitd_plugin.source import SourceRefusedError, VersionPlace
 
-_COUNT = (MANIFEST_NAME, DELTA_NAME)
+_FILES = (MANIFEST_NAME, DELTA_NAME)
 Allocate = Callable[[int], NDArray[np.uint8]]
+_IN_MEMORY: Allocate = partial(np.empty, dtype=np.uint8)
 
 
-def _new_memory(size: int) -> NDArray[np.uint8]:
-    return np.empty(size, np.uint8)
+class DeltaHandle:
+    """A delta's file, held open: it can be read again whatever became of its folder. Closed when it is collected."""
+
+    def __init__(self, fd: int, place: VersionPlace, base: str, label: str) -> None:
+        """`fd` stays the caller's."""
+        self._fd = os.dup(fd)
+        self._size = os.fstat(fd).st_size
+        self.place, self.base, self.label = place, base, label
+        finalize(self, os.close, self._fd)
+
+    def opened(self) -> int:
+        """A descriptor of it, the caller's to close."""
+        return os.dup(self._fd)
+
+    def read(self) -> Delta:
+        """All of it, once more.
+
+        Raises:
+            SourceRefusedError: it is not what it was.
+            OSError: it cannot be read.
+        """
+        if os.fstat(self._fd).st_size != self._size:  # before there is room for it: it may be of any size now
+            raise SourceRefusedError(f"the changes to {self.label} are not what they were: their file has another size")
+        data = np.empty(self._size, np.uint8)
+        fill(self._fd, data.data, 0)
+        try:
+            return parse_delta(data.data)
+        except DeltaRefusedError as error:
+            raise SourceRefusedError(f"the changes to {self.label} are not what they were: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaChanges:
-    """A delta, in memory. `files` is what its files looked like from outside; `kept` outlives what is in memory.
+    """A delta, in memory.
 
-    `results` are the fingerprints that it promises of the tensors that it changes; `delta` is there where this process
-    has parsed it, and `laid` where it was laid out by `placements` already; it stays what it is as long as the `lease`
-    lives.
+    `files` is what its files looked like from outside, `handle` its file, held open, and `results` the fingerprints
+    that it promises of the tensors that it changes. `delta` is there where this process has parsed it, and `laid` where
+    it was laid out by `placements` already. Buffers that `laid` lies in are not reused as long as the `lease` lives.
     """
 
     place: VersionPlace
     manifest: Manifest
     files: tuple[FileStat, ...]
-    kept: KeptDelta = field(repr=False)
+    handle: DeltaHandle = field(repr=False)
     results: Mapping[str, int] = field(repr=False)
     nbytes: int
     delta: Delta | None = field(default=None, repr=False)
@@ -57,12 +88,12 @@ class DeltaChanges:
     @property
     def base(self) -> str:
         """The id of the version that it leads from."""
-        return self.kept.base
+        return self.handle.base
 
     @property
     def label(self) -> str:
         """The id of the version that it leads to."""
-        return self.kept.label
+        return self.handle.label
 
     @property
     def digest(self) -> str:
@@ -70,8 +101,8 @@ class DeltaChanges:
         return self.manifest.digest
 
     def read(self) -> Delta:
-        """What changes. Raises as `KeptDelta.read`."""
-        return self.kept.read() if self.delta is None else self.delta
+        """What changes. Raises as `DeltaHandle.read`."""
+        return self.handle.read() if self.delta is None else self.delta
 
     def is_unchanged(self) -> bool:
         """Whether the folder still looks as it did. Cheap."""
@@ -80,7 +111,7 @@ class DeltaChanges:
                 listing = folder.list()
         except (OSError, OpeningRefusedError):
             return False
-        return tuple(listing.get(name) for name in _COUNT) == self.files
+        return tuple(listing.get(name) for name in _FILES) == self.files
 
 
 def is_delta(path: str) -> bool:
@@ -100,7 +131,7 @@ def open_changes(
     place: VersionPlace,
     *,
     check_bytes: bool,
-    allocate: Allocate = _new_memory,
+    allocate: Allocate = _IN_MEMORY,
     placements: Placements | None = None,
     most: int = MAX_BYTES,
 ) -> DeltaChanges:
@@ -109,7 +140,7 @@ def open_changes(
     Args:
         place: where its folder is.
         check_bytes: whether to look for values that are NaN or infinite.
-        allocate: gives the memory for so many bytes of it. It is asked when the header was found good.
+        allocate: gives memory for a number of bytes; called when the header was found good.
         placements: where its tensors lie in the model, to lay it out by.
         most: bytes of memory that it may take.
 
@@ -121,34 +152,37 @@ def open_changes(
     try:
         with Folder(place.root, place.path) as folder:
             listing = folder.list()
-            files = {name: listing[name] for name in _COUNT}
-            manifest = parse_manifest(bytes(_read(folder, MANIFEST_NAME, files, MAX_MANIFEST_BYTES, _new_memory)[0]))
+            files = {name: listing[name] for name in _FILES}
+            manifest = parse_manifest(bytes(_read(folder, MANIFEST_NAME, files, MAX_MANIFEST_BYTES, _IN_MEMORY)[0]))
             _check_head(folder, files, most)
             data, digest = _read(folder, DELTA_NAME, files, files[DELTA_NAME].size, allocate)
             delta = _checked(manifest, data, digest, place)
             with folder.open(DELTA_NAME, files[DELTA_NAME]) as fd:
-                kept = KeptDelta(fd, place, delta.base, delta.version)
+                handle = DeltaHandle(fd, place, delta.base, delta.version)
     except KeyError as error:
         raise SourceRefusedError(f"{place.folder} has no {error.args[0]}") from error
     except (OpeningRefusedError, ChangedError, ManifestRefusedError) as error:
         raise SourceRefusedError(f"{place.folder}: {error}") from error
-    if check_bytes:
-        _check_finite(delta)
+    for name, count in nonfinite_in(delta.changes).items() if check_bytes else ():
+        raise SourceRefusedError(
+            f"tensor {shown(name)} gets {count} non-finite values (NaN or infinity): the trainer has diverged "
+            "[non-finite]"
+        )
     return DeltaChanges(
         place=place,
         manifest=manifest,
         files=tuple(files.values()),
-        kept=kept,
+        handle=handle,
         results={name: change.result for name, change in delta.changes.items()},
         nbytes=sum(change.indices.nbytes + change.values.nbytes for change in delta.changes.values()),
         delta=delta,
         placements=placements,
-        laid=None if placements is None else lay(delta.changes, placements),
+        laid=None if placements is None else lay_out(delta.changes, placements),
     )
 
 
 def _check_head(folder: Folder, files: dict[str, FileStat], most: int) -> None:
-    """See how much memory a delta takes, before it takes any: a file with holes takes no room on its disk."""
+    """Check how much memory a delta takes, before it takes any: a file with holes takes no room on its disk."""
     try:
         with folder.open(DELTA_NAME, files[DELTA_NAME]) as fd:
             check_memory(DeltaFile(fd).head, most)
@@ -186,11 +220,3 @@ def _checked(manifest: Manifest, data: memoryview, digest: str, place: VersionPl
         if manifest.fingerprints and manifest.fingerprints.get(name) != f"{change.result:016x}":
             raise SourceRefusedError(f"refit.json has another fingerprint for tensor {shown(name)} than {DELTA_NAME}")
     return delta
-
-
-def _check_finite(delta: Delta) -> None:
-    for name, count in nonfinite_in(delta.changes).items():
-        raise SourceRefusedError(
-            f"tensor {shown(name)} gets {count} non-finite values (NaN or infinity): the trainer has diverged "
-            "[non-finite]"
-        )

@@ -1,9 +1,9 @@
 """A socket in the root, one for each rank, where the service meets the plugin: `<root>/.refitd/engines/<name>.sock`.
 
-SGLang's HTTP routes run in the loop that computes tokens, so what may take long (reading a version) is asked for here,
-and a thread of the plugin does it while the engine serves. One line of JSON is one request, one line one reply:
+SGLang's HTTP routes run in the loop that computes tokens, so the service asks here for what may take long (reading a
+version), and a thread of the plugin does it while the engine serves. A request is one line of JSON, and so is a reply:
 
-    {"do": "hello"}                                    who is there: versions, rank, process, model, what is served
+    {"do": "hello"}                                    what is here: versions, rank, process, model, what is served
     {"do": "prepare", "path": "run/v000123", …}        check that version and keep it for the update that will name it
     {"do": "prepare", "path": …, "offer": …}           the same of a version in a trainer's memory
     {"do": "contents"}                                 a digest of what is in memory now
@@ -30,7 +30,7 @@ from typing import Any
 import msgspec
 
 from refitd_client.contract.naming import SERVICE_FOLDER
-from refitd_client.contract.plugin import ENGINES_FOLDER, MAX_LINE, Request, socket_name
+from refitd_client.contract.plugin import ENGINES_FOLDER, MAX_LINE, PluginRequest, socket_name
 from refitd_client.files.plain_file import open_folder
 from refitd_plugin.turns import short_turns
 
@@ -44,7 +44,7 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 Reply = dict[str, Any]
-Handler = Callable[[Request], Reply]
+Handler = Callable[[PluginRequest], Reply]
 
 
 class Channel:
@@ -99,7 +99,7 @@ class Channel:
         try:
             connection.settimeout(SILENT_SECONDS)
             with connection, connection.makefile("rb") as lines:
-                with short_turns():  # whoever connects has something to say
+                with short_turns():  # a client that connects sends at once
                     begun.set()
                     more = self._reply(connection, lines)
                 while more:
@@ -123,7 +123,7 @@ class Channel:
         if len(line) > MAX_LINE:
             return refused(f"a line has at most {MAX_LINE} bytes")
         try:
-            request = msgspec.structs.replace(msgspec.json.decode(line, type=Request), peer=peer)
+            request = msgspec.structs.replace(msgspec.json.decode(line, type=PluginRequest), peer=peer)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             return refused(f"not a request: {error}")
         try:

@@ -1,4 +1,4 @@
-"""What is in a model's memory: a fingerprint of each tensor, and one digest of all of them.
+"""What is in a model's memory: a fingerprint of each tensor, one digest of all of them, and where the tensors lie.
 
 Two replicas with the same digest hold the same bits. Parameters and buffers count, each memory once. These are the
 fingerprints that manifests and deltas have (docs/delta-format.md), of the model's own tensors: where such a tensor is
@@ -12,10 +12,13 @@ from weakref import WeakKeyDictionary
 import torch
 import xxhash
 
-from refitd_client.fingerprint.batch import Batch
-from refitd_plugin.plan import Anatomy, anatomy, tensors_of
+from refitd_client.fingerprint.batch import FingerprintBatch
+from refitd_plugin import driver
+from refitd_plugin.plan import TensorAddresses, addresses_of, tensors_of
+from refitd_plugin.spans import Span
 
-_batches: WeakKeyDictionary[torch.nn.Module, tuple[Anatomy, list[str], Batch]] = WeakKeyDictionary()
+_devices: WeakKeyDictionary[torch.nn.Module, frozenset[torch.device]] = WeakKeyDictionary()
+_batches: WeakKeyDictionary[torch.nn.Module, tuple[TensorAddresses, list[str], FingerprintBatch]] = WeakKeyDictionary()
 
 
 def holders_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -29,11 +32,11 @@ def holders_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 def contents_of(model: torch.nn.Module) -> dict[str, str]:
     """The fingerprint of each tensor, as hex digits, in the order of `holders_of`."""
-    now = anatomy(model)
+    now = addresses_of(model)
     known = _batches.get(model)
     if known is None or known[0] != now:
         holders = holders_of(model)
-        known = _batches[model] = now, list(holders), Batch(list(holders.values()))
+        known = _batches[model] = now, list(holders), FingerprintBatch(list(holders.values()))
     _, names, batch = known
     return named(names, batch.fingerprints())
 
@@ -44,10 +47,9 @@ def named(names: Iterable[str], numbers: Iterable[int]) -> dict[str, str]:
 
 
 def contents_beside(model: torch.nn.Module) -> dict[str, str]:
-    """The same for a thread beside SGLang's: it shares no memory with an update that goes on."""
+    """The same for a thread beside the engine's: it shares no memory with an update that goes on."""
     holders = holders_of(model)
-    numbers = Batch(list(holders.values())).fingerprints()
-    return {name: f"{number:016x}" for name, number in zip(holders, numbers, strict=True)}
+    return named(holders, FingerprintBatch(list(holders.values())).fingerprints())
 
 
 def digest(contents: dict[str, str]) -> str:
@@ -56,7 +58,7 @@ def digest(contents: dict[str, str]) -> str:
     return f"xxh3:{xxhash.xxh3_128(lines.encode()).hexdigest()}"
 
 
-class Prints:
+class TensorFingerprints:
     """The fingerprints of a checkpoint's tensors as they lie in the model: of those that lie there whole.
 
     A tensor may lie there more than once. Where it is split, or a rank has a slice of it, it is not among them.
@@ -68,24 +70,57 @@ class Prints:
         self._same = [(name, holders.get((target.data_ptr(), target.numel()))) for name, target in targets]
         others = [target for (_, target), (_, same) in zip(targets, self._same, strict=True) if same is None]
         self.others = others
-        self._batch = Batch(others)
+        self._batch = FingerprintBatch(others)
 
     def take(self, contents: dict[str, str], others: Sequence[int] | None = None) -> list[tuple[str, int]]:
-        """Name and fingerprint of each target. `contents` are the model's now: what is in them is not read again, nor
-        are `others` where their fingerprints are given.
+        """Name and fingerprint of each target. `contents` are the model's now: what is in them is not read again.
+        `others` are the fingerprints of the other targets, where they were taken already.
         """
         rest = iter(self._batch.fingerprints() if others is None else others)
         return [(name, next(rest) if same is None else int(contents[same], 16)) for name, same in self._same]
 
 
-def differing(prints: Sequence[tuple[str, int]], expected: dict[str, str]) -> str | None:
-    """The first tensor that is not what a manifest says, as a sentence."""
-    for name, found in prints:
+def first_difference(fingerprints: Sequence[tuple[str, int]], expected: dict[str, str]) -> str | None:
+    """A sentence about the first tensor that is not what a manifest says; None where all are."""
+    for name, found in fingerprints:
         if name in expected and int(expected[name], 16) != found:
             return f"tensor {name} has fingerprint {found:016x} in memory, and refit.json says {expected[name]}"
     return None
 
 
-def equal(prints: Sequence[tuple[str, int]], expected: dict[str, Any]) -> int:
+def count_equal(fingerprints: Sequence[tuple[str, int]], expected: dict[str, Any]) -> int:
     """How many of the tensors that a manifest has fingerprints of lie in memory as it says."""
-    return len({name for name, found in prints if name in expected and int(expected[name], 16) == found})
+    return len({name for name, found in fingerprints if name in expected and int(expected[name], 16) == found})
+
+
+def span_of(tensor: torch.Tensor) -> Span:
+    """The stretch of memory that a tensor lies in."""
+    steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (steps + 1) * tensor.element_size()
+
+
+def idle(model: torch.nn.Module) -> None:
+    """Wait until the device has nothing to do: a forward pass on another stream may still read the weights."""
+    if next(model.parameters()).device.type == "cuda":
+        for device in devices_of(model):
+            torch.cuda.synchronize(device)
+
+
+def devices_of(model: torch.nn.Module) -> frozenset[torch.device]:
+    """The GPUs that it lies on. A model stays where it is put."""
+    if model not in _devices:
+        _devices[model] = frozenset(tensor.device for _, tensor in tensors_of(model) if tensor.device.type == "cuda")
+    return _devices[model]
+
+
+def released(model: torch.nn.Module) -> str | None:
+    """The name of a tensor whose memory is released; None where all is there.
+
+    SGLang's `/release_memory_occupation` gives the memory to the trainer: torch_memory_saver takes it from behind the
+    addresses, which stay. To touch them then ends the process, so the driver is asked before each update. When the
+    memory is back, its contents are not: the fingerprints say so, and a delta is refused.
+    """
+    for name, tensor in tensors_of(model):
+        if tensor.device.type == "cuda" and tensor.numel() and not driver.is_mapped(tensor.data_ptr()):
+            return name
+    return None

@@ -1,11 +1,27 @@
-"""A copy that a loader was seen to make, and what copies account for."""
+"""The copies that a loader was seen to make, and the old contents that a load reads or copies.
 
-from collections.abc import Iterable, Mapping
+A load may copy contents that the model held before it. SGLang stages the tensors of a module on the device around its
+hooks, and copies them back when the hook has ended: after a load since 0.5.19, and before it as well since 0.5.22. On a
+GPU that copies each tensor onto itself, since the tensor is on "cuda:0" and the hook's device is "cuda". Weights that
+are offloaded go to the GPU and back. On the CPU SGLang leaves it out.
+
+Such copies change nothing that a load leaves behind, if
+
+    a tensor is copied onto itself;
+    a tensor is moved, and its twin is copied back while nothing was written to either; or
+    plain copies from the checkpoint overwrite all of the place later, and nothing reads it before.
+
+Everything else that is done with old contents makes the result depend on them. Then no copies can stand for the load.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
-from refitd_plugin.spans import Covered, Span, stretches
+from refitd_plugin.spans import Covered, Span, TooManyStretchesError, stretches
 
 Layout = tuple[int, int, tuple[int, ...], tuple[int, ...]]
 """Address, size of an element, shape and strides: what `stretches` takes."""
@@ -56,3 +72,104 @@ def unaccounted(written: Iterable[Span], tensors: Iterable[torch.Tensor]) -> int
     """
     wanted = Covered(span for tensor in tensors for span in stretches(*layout_of(tensor)))
     return wanted.without(Covered(written))
+
+
+@dataclass(frozen=True, slots=True)
+class _Twin:
+    """A tensor with the contents of one of the model's, which lay at `home`, and how much was written before."""
+
+    storage: StorageWeakRef
+    layout: Layout
+    home: Layout
+    copies: int
+    written: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Stale:
+    """A place in the model that old contents were copied to, and how many plain copies were made before."""
+
+    place: Covered
+    copies: int
+
+
+class OldContents:
+    """Old contents during one load. The arguments are the recorder's own, and grow while the load goes on.
+
+    Args:
+        copies: The plain copies so far, in their order.
+        written: The stretches of the model that were written otherwise.
+        computing: The names of the tensors that are not only copied.
+    """
+
+    def __init__(self, copies: Sequence[PlanCopy], written: Sequence[Span], computing: AbstractSet[str]) -> None:
+        self._copies, self._written, self._computing = copies, written, computing
+        self._twins: dict[int, _Twin] = {}
+        self._stale: list[_Stale] = []
+
+    def is_in(self, tensor: torch.Tensor) -> bool:
+        """Whether some bytes of one of the model's tensors are not from this load."""
+        place = _covered(tensor)
+        known = Covered([*self._written, *spans_of(copies_into(place, self._copies))])
+        return place.without(known) > 0 or any(each.place.meets(place) and self._stays(each) for each in self._stale)
+
+    def moved(self, source: torch.Tensor, twin: torch.Tensor) -> None:
+        """Old contents of one of the model's tensors were moved, bit for bit."""
+        storage = twin.untyped_storage()
+        layouts = layout_of(twin), layout_of(source)
+        written = len(self._copies), len(self._written)
+        self._twins[storage.data_ptr()] = _Twin(StorageWeakRef(storage), *layouts, *written)
+
+    def is_twin(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor lies in memory that old contents were moved to."""
+        return self._twin(tensor) is not None
+
+    def is_moved_back(self, target: torch.Tensor, source: torch.Tensor) -> bool:
+        """Whether a copy puts back what was moved, and finds what it puts there."""
+        twin = self._twin(source)
+        if twin is None or (twin.layout, twin.home) != (layout_of(source), layout_of(target)):
+            return False
+        place = _covered(target)
+        since = Covered([*self._written[twin.written :], *spans_of(copies_into(place, self._copies[twin.copies :]))])
+        return not since.meets(place)
+
+    def copied_to(self, target: torch.Tensor) -> None:
+        """Old contents were copied to another place in the model."""
+        self._stale.append(_Stale(_covered(target), len(self._copies)))
+
+    @property
+    def stays(self) -> bool:
+        """Whether old contents are left in a place that they were copied to, as far as that can be followed."""
+        try:
+            return any(self._stays(each) for each in self._stale)
+        except TooManyStretchesError:
+            return True
+
+    def _stays(self, stale: _Stale) -> bool:
+        later = [copy for copy in self._copies[stale.copies :] if copy.name not in self._computing]
+        return stale.place.without(Covered(spans_of(copies_into(stale.place, later)))) > 0
+
+    def _twin(self, tensor: torch.Tensor) -> _Twin | None:
+        found = self._twins.get(tensor.untyped_storage().data_ptr())
+        return None if found is None or found.storage.expired() else found
+
+
+def is_onto_itself(target: torch.Tensor, source: torch.Tensor) -> bool:
+    """Whether a copy from one tensor to another changes no byte, since they are the same elements in the same place."""
+    return (
+        (target.device, target.dtype, layout_of(target)) == (source.device, source.dtype, layout_of(source))
+        and target.is_neg() == source.is_neg()
+        and target.is_conj() == source.is_conj()
+    )
+
+
+def copies_into(place: Covered, copies: Sequence[PlanCopy]) -> list[PlanCopy]:
+    """The copies that may write between the first and the last byte of a place."""
+    if not place.spans:
+        return []
+    begin, end = place.spans[0][0], place.spans[-1][1]
+    return [copy for copy in copies if copy.begin < end and begin < copy.end]
+
+
+def _covered(tensor: torch.Tensor) -> Covered:
+    return Covered(stretches(*layout_of(tensor)))

@@ -96,16 +96,29 @@ def registered(
     watch: CopyWatch | None = None,
     order: Order = driver.to_device,
 ) -> CopySchedule:
-    """Copies from registered `files` to a device. `tensors` gives the same from memory that stays: for the others.
+    """Copies from registered files to a device.
 
-    `order` is the driver's call: `driver.between_devices` where "files" are memory of a device.
+    Args:
+        table: the moves, and the copies that are none.
+        files: the registered files by name.
+        device: the target.
+        tensors: gives the tensors from memory that stays, for copies that are no moves.
+        watch: what is fingerprinted beside the copies.
+        order: the driver's call; `driver.between_devices` where "files" are memory of a device.
     """
     tensors = cache(tensors)
-    begin = partial(_begin, device, order)
+
+    def begin(move: MemoryMove, file: int) -> None:
+        with torch.cuda.device(device):
+            order(move, file, torch.cuda.current_stream().cuda_stream)
+
+    def copy(each: PlanCopy) -> None:
+        each.target.copy_(each.source(tensors()), non_blocking=True)
+
     steps: list[Step] = [
         partial(begin, move, files[file].address) for file, moves in table.moves.items() for move in moves
     ]
-    steps += [partial(_copy, copy, tensors) for copy in table.rest]
+    steps += [partial(copy, each) for each in table.rest]
     return CopySchedule(steps, files, watch)
 
 
@@ -118,16 +131,6 @@ def buffered(pairs: Callable[[], Iterable[Pair]]) -> CopySchedule:
             buffers.carry(target, source)
 
     return CopySchedule([carry])
-
-
-def _copy(copy: PlanCopy, tensors: Callable[[], Mapping[str, Any]]) -> None:
-    copy.target.copy_(copy.source(tensors()), non_blocking=True)
-
-
-def _begin(device: Any, order: Order, move: MemoryMove, file: int) -> None:
-    """Order a move from the file that lies at address `file` along the stream that is current."""
-    with torch.cuda.device(device):
-        order(move, file, torch.cuda.current_stream().cuda_stream)
 
 
 class _PinnedBuffers:
@@ -179,11 +182,8 @@ def _fill(there: torch.Tensor, source: torch.Tensor) -> None:
         there.copy_(source)
         return
     parts = zip(there.tensor_split(lanes), source.tensor_split(lanes), strict=True)
-    in_lanes([_copying(one, other) for one, other in parts], lanes=lanes)
+    in_lanes([partial(_copy_part, one, other) for one, other in parts], lanes=lanes)
 
 
-def _copying(there: torch.Tensor, source: torch.Tensor) -> Callable[[Any], None]:
-    def job(_: Any) -> None:
-        there.copy_(source)
-
-    return job
+def _copy_part(there: torch.Tensor, source: torch.Tensor, _lane: object) -> None:
+    there.copy_(source)

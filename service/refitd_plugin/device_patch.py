@@ -39,7 +39,7 @@ class DevicePatch:
 
     def look(self) -> Shifts:
         """As `Patch`. On a stream of its own: an engine may be computing meanwhile, and does not write."""
-        with torch.cuda.device(self._device), torch.cuda.stream(_side(self._device)):
+        with torch.cuda.device(self._device), torch.cuda.stream(_side_stream(self._device)):
             sums = torch.zeros(self._pieces + self._holders, dtype=torch.int64, device=self._device)
             for group in self._groups:
                 group.look(sums, self._pieces)
@@ -91,9 +91,9 @@ class _Group:
 
         with _scratch(self._device) as memory:
             for chunk in self._chunks:
-                indices, values, olds = self._rooms(memory, chunk)
-                _bring(indices, self._indices, chunk)
-                _bring(values, self._values, chunk)
+                indices, values, olds = self._device_buffers(memory, chunk)
+                _copy_chunk(indices, self._indices, chunk)
+                _copy_chunk(values, self._values, chunk)
                 table = self._table[chunk.units]
                 patch_kernel.look(table, chunk.begin, indices, values, olds, sums, holders, self._width)
                 self._olds[chunk.begin : chunk.end].copy_(olds, non_blocking=True)
@@ -106,14 +106,14 @@ class _Group:
         source = self._olds if old else self._values
         with _scratch(self._device) as memory:
             for chunk in self._chunks:
-                indices, values, _ = self._rooms(memory, chunk)
-                _bring(indices, self._indices, chunk)
-                _bring(values, source, chunk)
+                indices, values, _ = self._device_buffers(memory, chunk)
+                _copy_chunk(indices, self._indices, chunk)
+                _copy_chunk(values, source, chunk)
                 patch_kernel.put(self._table[chunk.units], chunk.begin, indices, values, self._width)
             torch.cuda.current_stream().synchronize()
 
-    def _rooms(self, memory: Any, chunk: _Chunk) -> list[Any]:
-        """Room on the device for indices, new and old values of a chunk."""
+    def _device_buffers(self, memory: Any, chunk: _Chunk) -> list[Any]:
+        """Memory on the device for indices, new and old values of a chunk."""
         found, end = list[Any](), 0
         for like in (self._indices, self._values, self._values):
             size = (chunk.end - chunk.begin) * like.element_size()
@@ -122,8 +122,8 @@ class _Group:
         return found
 
 
-def _bring(room: Any, host: Any, chunk: _Chunk) -> None:
-    room.copy_(host[chunk.begin : chunk.end], non_blocking=True)
+def _copy_chunk(target: Any, host: Any, chunk: _Chunk) -> None:
+    target.copy_(host[chunk.begin : chunk.end], non_blocking=True)
 
 
 _turn = Lock()
@@ -131,13 +131,13 @@ _turn = Lock()
 
 @contextmanager
 def _scratch(device: Any) -> Iterator[Any]:
-    """The piece of a GPU's memory that all chunks go through, one patch at a time. Leave it when all has arrived."""
+    """The piece of a GPU's memory that all chunks go through, one patch at a time. Leave it when copies are done."""
     with _turn:
         yield _memory(device)
 
 
 @cache
-def _side(device: Any) -> Any:
+def _side_stream(device: Any) -> Any:
     """One stream for all: each has memory of its own."""
     return torch.cuda.Stream(device)
 
@@ -163,7 +163,7 @@ def _is_pinned(array: NDArray[Any]) -> bool:
 
 
 def _chunks(table: NDArray[np.int64], nbytes: int) -> list[_Chunk]:
-    """As many programs at a time as have room: `nbytes` is what an element takes."""
+    """As many programs at a time as fit into the scratch memory: `nbytes` is what an element takes."""
     step = max(1, (_SCRATCH - 3 * _ALIGNED) // (nbytes * BLOCK))
     ends = table[:, FIRST] + table[:, COUNT]
     return [
@@ -173,7 +173,7 @@ def _chunks(table: NDArray[np.int64], nbytes: int) -> list[_Chunk]:
 
 
 def _pinned(array: NDArray[Any]) -> Any:
-    """The same as signed integers in memory that a GPU reads without a detour."""
+    """The array as signed integers in page-locked memory."""
     signed = array.view(f"i{array.itemsize}")
     if _is_pinned(array):
         return torch.from_numpy(signed)

@@ -32,11 +32,15 @@ class _Memcpy2D(ctypes.Structure):
 
 
 def to_device(move: MemoryMove, above: int, stream: int) -> None:
-    """Begin a move from page-locked host memory to the device of the current context, along a stream. Its source is
-    counted from address `above`.
+    """Begin a move from page-locked host memory to the device of the current context.
+
+    Args:
+        move: what to copy.
+        above: the address that the move's source is counted from.
+        stream: the CUDA stream to copy along.
 
     Raises:
-        DriverError: it was refused.
+        CudaDriverError: the driver refused.
     """
     if move.rows == 1:
         error = _library().cuMemcpyHtoDAsync_v2(move.target, above + move.source, move.width, stream)
@@ -49,8 +53,13 @@ def to_device(move: MemoryMove, above: int, stream: int) -> None:
 def between_devices(move: MemoryMove, above: int, stream: int) -> None:
     """The same from memory of a device, which may be another process's or another GPU's.
 
+    Args:
+        move: what to copy.
+        above: the address that the move's source is counted from.
+        stream: the CUDA stream to copy along.
+
     Raises:
-        DriverError: it was refused.
+        CudaDriverError: the driver refused.
     """
     if move.rows == 1:
         error = _library().cuMemcpyDtoDAsync_v2(move.target, above + move.source, move.width, stream)

@@ -2,34 +2,124 @@
 
 Preparing reads and checks, and touches nothing; most of it may have been done before, by the channel's thread while the
 engine served. Committing goes through the engine's own function, with the tensors of the prepared version or the
-changes of a prepared delta. What was served before can be put back until the new version is kept, whatever became of
-its folder.
+changes of a prepared delta; it ends in a report, whatever happens. What was served before can be put back until the new
+version is kept, whatever became of its folder.
 """
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event, Lock
 from typing import assert_never
 
+import torch
+
 from refitd_client.contract.answer import NEEDS_FULL, NEEDS_LEADER, Answer, UpdateOutcome
 from refitd_client.validation.contents import ReadingStoppedError
 from refitd_client.validation.validate import Options
-from refitd_plugin.commit import Commit
-from refitd_plugin.contents import contents_of, digest
-from refitd_plugin.devices import idle, released
+from refitd_plugin.contents import contents_of, digest, idle, released
 from refitd_plugin.lease import LeaderLease, LedError, is_of_another_root
 from refitd_plugin.loading import Loading
-from refitd_plugin.port import EngineProcess, UpdateCall
+from refitd_plugin.plan import TensorAddresses, addresses_of
+from refitd_plugin.port import EngineProcess, Stages, UpdateCall
 from refitd_plugin.preparing import Preparing
 from refitd_plugin.ranks import Ranks
 from refitd_plugin.restore_point import RestorePoint
+from refitd_plugin.served import ServedState
 from refitd_plugin.source import FullNeededError, SourceRefusedError
-from refitd_plugin.stages import Stages
+from refitd_plugin.tensor_feed import TensorFeed
 from refitd_plugin.transaction import NextStep, RankReport, RankState, after_commit, after_prepare, after_restore
 from refitd_plugin.update_source import UpdateSource
 
 logger = logging.getLogger("refitd_plugin")
+
+
+@dataclass(slots=True, kw_only=True)
+class Commit:
+    """The writing of a version that fits, on one rank.
+
+    `model_path` and `before` are what the engine named and the model held before (None where the update source watches
+    that itself); `after` is what the model holds then. `previous` opens what is served now, so that it can be put back.
+    """
+
+    call: UpdateCall
+    update_source: UpdateSource
+    rank: int
+    model: torch.nn.Module
+    model_path: str
+    before: dict[str, str] | None
+    previous: Callable[[str], ServedState | None]
+    stages: Stages
+    how: str = ""
+    after: dict[str, str] = field(default_factory=dict[str, str])
+    _served: ServedState | None = None
+    _places: TensorAddresses | None = None
+    _written: TensorFeed | None = None
+
+    def write(self) -> RankReport:
+        """Load. Never raises: the other ranks wait for the report."""
+        began = False
+        try:
+            self._served = self.previous(self.model_path)  # before anything is written
+            self._places = addresses_of(self.model)
+            began = True
+            return self._load()
+        except Exception as error:
+            logger.warning("refitd could not carry out a load", exc_info=True)
+            return self._report(RankState.FAILED if began else RankState.UNTOUCHED, f"{type(error).__name__}: {error}")
+
+    def restore(self, mine: RankReport) -> RankReport:
+        """Put back what was there, and hold it against the fingerprints of before. `mine` is what `write` reported."""
+        if mine.state is RankState.UNTOUCHED:
+            return mine
+        try:
+            return self._put_back()
+        except Exception as error:
+            logger.warning("refitd could not put back what was there", exc_info=True)
+            return self._report(RankState.LOST, f"{type(error).__name__}: {error}")
+
+    def _load(self) -> RankReport:
+        with self.stages.during("write"):
+            feed, fault = self.update_source.write(self.call)
+        self.how, self._written = feed.how, feed
+        self.before = feed.before if self.before is None else self.before
+        if fault is not None:
+            same = self.before is None or contents_of(self.model) == self.before
+            untouched = not feed.begun and same and self._in_place
+            return self._report(RankState.UNTOUCHED if untouched else RankState.FAILED, fault)
+        with self.stages.during("after"):
+            self.after = contents_of(self.model) if feed.after is None else feed.after
+            fault = self.update_source.check(self.after)
+        return self._report(RankState.WRITTEN) if fault is None else self._report(RankState.FAILED, fault)
+
+    def _put_back(self) -> RankReport:
+        feed, fault = self.update_source.put_back(self.call, self._served, self.model_path)
+        known = self.before
+        if known is None and self._served is not None:  # `write` failed before it took them: those of the last load
+            known = self._served.contents or None
+        if contents_of(self.model) != known:
+            return self._lost(fault or "its fingerprints are not those of before")
+        if fault is None:
+            return self._report(RankState.RESTORED)
+        # After the last tensor SGLang repacks weights and models compute some more, also into what is neither parameter
+        # nor buffer: no fingerprint shows whether that is half done. What reads weights by their addresses (a captured
+        # graph) needs them in their places.
+        if self._written is None or self._written.done or feed.done or not self._in_place:
+            return self._lost(fault)
+        return self._report(
+            RankState.RESTORED, f"putting it back failed too ({fault}), but every weight is what it was"
+        )
+
+    @property
+    def _in_place(self) -> bool:
+        return addresses_of(self.model) == self._places
+
+    def _lost(self, fault: str) -> RankReport:
+        return self._report(RankState.LOST, f"{self.model_path} could not be put back: {fault}")
+
+    def _report(self, state: RankState, reason: str = "") -> RankReport:
+        return RankReport(rank=self.rank, state=state, reason=reason[:1000])
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +156,22 @@ class RankEngine:
         stop: Event | None = None,
         offer: str | None = None,
     ) -> UpdateSource:
-        """Check a version and keep it for the update that will name it. `stop` ends it early. With `offer`, the path of
-        its file beneath the root, the version is in a trainer's memory.
+        """Check a version and keep it for the update that will name it.
+
+        Args:
+            path: its folder.
+            options: what may differ from the model.
+            check_bytes: whether every byte is read; the engine's setting where None.
+            stages: counts what each step takes.
+            stop: ends the reading early.
+            offer: the path of an offer's file beneath the root, where the version is in a trainer's memory.
 
         Raises:
-            SourceRefusedError: it is not one to load into this model. OSError: it cannot be read.
+            SourceRefusedError: it is not one to load into this model.
             ReadingStoppedError: `stop` was set.
+            OSError: it cannot be read.
         """
-        self._refuse_what_is_loaded_once()
+        self._check_loads_again()
         stages, stop = stages or Stages(), stop or Event()
         check = self._check_bytes if check_bytes is None else check_bytes
         with stages.during("check"):
@@ -86,11 +184,11 @@ class RankEngine:
                 update_source = self.preparing.offered(path, offer)
         if stop.is_set():
             raise ReadingStoppedError
-        if not self.process.may_release:  # what is not there must not be read, and nobody tells this thread
+        if not self.process.may_release:  # released memory must not be read, and this thread does not hear of it
             with stages.during("ready"):
                 self.preparing.make_ready(update_source)
         with self._lock:
-            if stop.is_set():  # before it is kept: nobody would close it
+            if stop.is_set():  # before it is kept, since nothing would close it then
                 raise ReadingStoppedError
             self._prepared = update_source
         return update_source
@@ -101,12 +199,12 @@ class RankEngine:
             self._prepared = None
 
     def lost_track(self) -> None:
-        """Something else than the plugin writes weights."""
+        """Record that something else than the plugin writes weights."""
         self.restore_point.record(None)
 
     @property
     def served(self) -> str:
-        """The id of the version that is served, as far as it came by way of the plugin."""
+        """The id of the version that is served; empty where the plugin did not load it."""
         return self.restore_point.label
 
     @property
@@ -147,7 +245,16 @@ class RankEngine:
             decision, _ = self._ranks.decide("commit", mine, after_commit)
         match decision.step:
             case NextStep.KEEP:
-                return self._keep(update)
+                source = update.update_source
+                self.restore_point.record(source.served_state(update.after))
+                return Answer(
+                    outcome=UpdateOutcome.SERVED,
+                    version=source.label,
+                    how=update.how,
+                    contents=digest(update.after),
+                    proved=source.proved,
+                    ms=self._stages.ms,
+                )
             case NextStep.REFUSE:
                 outcome = UpdateOutcome.REFUSED
             case NextStep.RESTORE | NextStep.COMMIT | NextStep.ABANDON:
@@ -156,35 +263,20 @@ class RankEngine:
                 outcome = self._ranks.outcome("restore", mine, after_restore)
             case _:
                 assert_never(decision.step)
-        self._settled(update, outcome)
-        reason = f"{decision.reason}; {mine.reason}" if mine.reason not in {"", decision.reason} else decision.reason
-        return Answer(
-            outcome=outcome, reason=reason, how=update.how, version=update.update_source.label, ms=self._stages.ms
-        )
-
-    def _keep(self, update: Commit) -> Answer:
-        update_source = update.update_source
-        self.restore_point.record(update_source.served_state(update.after))
-        return Answer(
-            outcome=UpdateOutcome.SERVED,
-            version=update_source.label,
-            how=update.how,
-            contents=digest(update.after),
-            proved=update_source.proved,
-            ms=self._stages.ms,
-        )
-
-    def _settled(self, update: Commit, outcome: UpdateOutcome) -> None:
         self.loading.plan = None  # whatever failed, it may have been the plan
         if outcome is UpdateOutcome.UNKNOWN:
             self.restore_point.record(None)
         else:
             self.process.set_model_path(update.model_path)
+        reason = f"{decision.reason}; {mine.reason}" if mine.reason not in {"", decision.reason} else decision.reason
+        return Answer(
+            outcome=outcome, reason=reason, how=update.how, version=update.update_source.label, ms=self._stages.ms
+        )
 
     def _ready(self, call: UpdateCall) -> Commit | _Refused:
-        """What was prepared for this path, if it is still what it was; otherwise look now. Why not, where not."""
+        """The version that was prepared for this path, if it is still what it was; else one that is looked at now."""
         try:
-            return self._fitting(call)
+            return self._fit(call)
         except FullNeededError as error:
             return _Refused(str(error), NEEDS_FULL)
         except LedError as error:
@@ -195,21 +287,18 @@ class RankEngine:
             logger.warning("refitd could not prepare a load", exc_info=True)
             return _Refused(f"{type(error).__name__}: {error}")
 
-    def _refuse_what_is_loaded_once(self) -> None:
+    def _check_loads_again(self) -> None:
         if (reason := self.process.loaded_once()) is not None:
             raise SourceRefusedError(reason)
 
-    def _refuse_what_is_another_s(self, path: str) -> None:
-        leader = self.lease.leader()
-        if leader is not None and self.root is not None and is_of_another_root(path, self.root):
-            raise LedError(leader)
-        self.lease.renew()  # while it loads it has no time to
-
-    def _fitting(self, call: UpdateCall) -> Commit:
+    def _fit(self, call: UpdateCall) -> Commit:
         with self._lock:
             update_source, self._prepared = self._prepared, None
-        self._refuse_what_is_another_s(call.path)
-        self._refuse_what_is_loaded_once()
+        leader = self.lease.leader()
+        if leader is not None and self.root is not None and is_of_another_root(call.path, self.root):
+            raise LedError(leader)
+        self.lease.renew()  # the service that leads cannot renew it while the engine loads
+        self._check_loads_again()
         if self.process.may_release and (name := released(self.process.model)) is not None:
             raise SourceRefusedError(f"the memory of {name} is released: POST /resume_memory_occupation first")
         if update_source is None or str(update_source.folder) != str(Path(call.path).absolute()):

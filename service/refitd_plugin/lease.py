@@ -1,6 +1,6 @@
-"""Which service leads an engine: the one that has said so, while its process lives and it goes on saying so.
+"""Which service leads an engine: the one that took the lease, while its process lives and it renews the lease.
 
-While one leads, an update from the root of another one is refused in its name. Each rank keeps a lease of its own;
+While one leads, an update from the root of another service is refused. Each rank keeps a lease of its own;
 where they differ, no rank writes.
 """
 
@@ -20,7 +20,7 @@ LONGEST_SECONDS = 600.0
 
 
 class LedError(Exception):
-    """An update of another service than the one that leads. The message is a sentence that names the latter."""
+    """An update comes from another service than the one that leads. The message names the one that leads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class _Held:
 
 
 class LeaderLease:
-    """One rank's. `clock` is monotonic, in seconds. For any thread."""
+    """The lease of one rank. `clock` is monotonic, in seconds. For any thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -40,7 +40,7 @@ class LeaderLease:
         self._held: _Held | None = None
 
     def take(self, owner: Owner, seconds: float, pid: int = 0) -> str | None:
-        """Take the lease, or renew it. Returns who leads the engine instead, in a sentence; None where the owner does.
+        """Take the lease, or renew it. Returns a sentence that names another service that leads; None where none does.
 
         Args:
             owner: the service that is to lead.
@@ -50,22 +50,22 @@ class LeaderLease:
         with self._lock:
             held = self._current()
             if held is not None and held.owner.service != owner.service:
-                return self._told(held)
+                return self._sentence(held)
             self._end()
             self._held = _Held(owner, min(seconds, LONGEST_SECONDS), self._clock(), _opened(pid))
             return None
 
     def renew(self) -> None:
-        """The service that leads has just loaded something: it had no time to say that it still leads."""
+        """Renew the lease of the service that leads: it could not do so while it loaded a version."""
         with self._lock:
             if (held := self._current()) is not None:
                 self._held = _Held(held.owner, held.seconds, self._clock(), held.process)
 
     def leader(self) -> str | None:
-        """Who leads the engine, in a sentence; None where no service does."""
+        """A sentence that names the service that leads the engine; None where none does."""
         with self._lock:
             held = self._current()
-            return None if held is None else self._told(held)
+            return None if held is None else self._sentence(held)
 
     def _current(self) -> _Held | None:
         held = self._held
@@ -78,7 +78,7 @@ class LeaderLease:
             os.close(self._held.process)
         self._held = None
 
-    def _told(self, held: _Held) -> str:
+    def _sentence(self, held: _Held) -> str:
         owner, ago = held.owner, self._clock() - held.renewed
         who = f"the refitd of root {owner.root} at {owner.host} (pid {owner.pid})"
         return f"the engine is led by {who}, which said so {ago:.0f} s ago"
@@ -100,12 +100,10 @@ def _opened(pid: int) -> int | None:
     return None
 
 
-def _poll(descriptor: int) -> list[tuple[int, int]]:
-    poll = select.poll()  # select() fails on descriptors from 1,024 on
-    poll.register(descriptor, select.POLLIN)
-    return poll.poll(0)
-
-
 def _has_ended(process: int | None) -> bool:
-    """A descriptor of a process can be read once it has ended."""
-    return process is not None and bool(_poll(process))
+    """Whether a process has ended: then its descriptor can be read."""
+    if process is None:
+        return False
+    poll = select.poll()  # select() fails on descriptors from 1,024 on
+    poll.register(process, select.POLLIN)
+    return bool(poll.poll(0))

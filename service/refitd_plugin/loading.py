@@ -1,20 +1,26 @@
-"""One load through the engine's own function: by its model's loader, by the plan learned from that, or a delta."""
+"""One load through the engine's own function: by its model's loader, by the plan learned from that, or a delta.
+
+`PlanTables` has what follows from a plan and is the same for every version: where elements go, which tensors are
+fingerprinted, and the moves from files of one layout.
+"""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 
+from refitd_client.checkpoint.inventory import Tensor
+from refitd_client.checkpoint.strict_header import Header
 from refitd_plugin import copy_schedule
-from refitd_plugin.contents import contents_of, named
-from refitd_plugin.copy_schedule import CopySchedule
-from refitd_plugin.derived import Derived
-from refitd_plugin.devices import devices_of, idle
-from refitd_plugin.overlap import SeenContents
-from refitd_plugin.plan import Loader, ReplayPlan, anatomy, learned, replay, tensors_of
+from refitd_plugin.contents import TensorFingerprints, contents_of, devices_of, holders_of, idle, named, span_of
+from refitd_plugin.copy_schedule import CopySchedule, CopyWatch, MoveTable, table_of
+from refitd_plugin.layout import PlacedTensor, Placements, Routes, routes_of
+from refitd_plugin.overlap import Overlap, SeenContents, parts_of
+from refitd_plugin.plan import Loader, ReplayPlan, addresses_of, learned, replay, tensors_of
 from refitd_plugin.port import EngineProcess, UpdateCall
 from refitd_plugin.recorder import Recorder
 from refitd_plugin.registered import Registry
@@ -22,6 +28,69 @@ from refitd_plugin.source import VersionSource
 from refitd_plugin.tensor_feed import NoRollbackError, TensorFeed
 
 logger = logging.getLogger("refitd_plugin")
+
+
+class PlanTables:
+    """What follows from one plan, computed when it is first needed. `source` is any version of its inventory."""
+
+    def __init__(self, plan: ReplayPlan, model: torch.nn.Module, source: VersionSource) -> None:
+        self.plan = plan
+        self._model = model
+        self._tensors: Mapping[str, Tensor] = source.structure.inventory.tensors
+        self._bytes = {
+            name: spec.end - spec.start
+            for header in source.structure.headers.values()
+            for name, spec in header.tensors.items()
+        }
+        self._table: tuple[MoveTable, CopyWatch | None] | None = None
+
+    @cached_property
+    def holders(self) -> dict[str, torch.Tensor]:
+        """The model's tensors, by the numbers that routes give."""
+        return holders_of(self._model)
+
+    @cached_property
+    def routes(self) -> Routes:
+        """Where the elements of the checkpoint's tensors go."""
+        copies = self.plan.copies
+        elements = {copy.name: self._bytes[copy.name] // copy.target.element_size() for copy in copies}
+        return routes_of(copies, elements, list(self.holders.values()))
+
+    @cached_property
+    def placements(self) -> Placements:
+        """The routes of all the checkpoint's tensors, by which a delta is laid out."""
+        found: dict[str, PlacedTensor] = {}
+        for name, tensor in self._tensors.items():
+            others = () if name in self.plan.unused else "it goes through the loader, which computes"
+            found[name] = PlacedTensor(tensor.dtype, tensor.shape, self.routes.get(name, others))
+        return found
+
+    @cached_property
+    def fingerprints(self) -> TensorFingerprints:
+        """The checkpoint's tensors that lie whole in the model."""
+        seen: dict[str, int] = {}
+        whole: list[tuple[str, torch.Tensor]] = []
+        for copy in self.plan.copies:
+            number = seen[copy.name] = seen.get(copy.name, -1) + 1
+            routes = self.routes[copy.name]
+            if not isinstance(routes, str) and routes[number].whole:
+                whole.append((copy.name, copy.target))
+        return TensorFingerprints(whole, self._model)
+
+    def table_of(self, headers: Mapping[str, Header]) -> tuple[MoveTable, CopyWatch | None]:
+        """The moves from files with these headers, and what is watched beside them. Kept for equal headers."""
+        if self._table is None or self._table[0].headers != headers:
+            table = table_of(self.plan.copies, headers)
+            self._table = table, self._watch(table)
+        return self._table
+
+    def _watch(self, table: MoveTable) -> CopyWatch | None:
+        """Only where copies are all that is done: what a loader computes comes after them."""
+        if self.plan.residual or not self.plan.proven:
+            return None
+        watched = [*self.holders.values(), *self.fingerprints.others]
+        spans = [span_of(tensor) for tensor in watched]
+        return CopyWatch(Overlap(parts_of(table.writes, spans), watched), list(self.holders))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +108,7 @@ class Loading:
         self.plan: ReplayPlan | None = None
         self._process = process
         self._registry = Registry()
-        self._derived: Derived | None = None
+        self._tables: PlanTables | None = None
 
     @property
     def model(self) -> torch.nn.Module:
@@ -60,11 +129,20 @@ class Loading:
     def load(
         self, call: UpdateCall, source: VersionSource, *, partial: bool, readied: Readied | None = None
     ) -> tuple[TensorFeed, str | None]:
-        """Load a version: how far it came, and what went wrong, if anything did.
+        """Load a version.
 
-        A partial one says nothing of how whole ones are to be loaded.
+        Args:
+            call: the engine's call.
+            source: the version.
+            partial: it has some of the model's tensors only, so no plan is learned from it or used for it.
+            readied: its copies, where they were made ready before the pause.
+
+        Returns:
+            How far it came, and what went wrong, if anything did.
         """
-        plan = None if partial else self._plan(source.inventory)
+        if self.plan is not None and not partial and not self.plan.fits(source.inventory, self.model):
+            self.plan = None  # it does not fit any more
+        plan = self.plan if self.plan is not None and self.plan.replays and not partial else None
         if plan is not None and (readied is None or readied.plan is not plan):
             with call.stages.during("road"):  # a word of the answer: it stays
                 readied = Readied(plan, self._schedule(plan, source))
@@ -75,7 +153,17 @@ class Loading:
     def apply(
         self, call: UpdateCall, path: str, load_format: str, write: Callable[[], None]
     ) -> tuple[TensorFeed, str | None]:
-        """Have something else written in place of a load, under a path."""
+        """Write something else in place of a load.
+
+        Args:
+            call: the engine's call.
+            path: the folder that the engine records as served.
+            load_format: as the engine was given it.
+            write: writes to the model.
+
+        Returns:
+            How far it came, and what went wrong, if anything did.
+        """
 
         def copy(_: Loader) -> None:
             with call.stages.during("copy"):
@@ -85,38 +173,47 @@ class Loading:
         return feed, self._through(call, feed, path, load_format)
 
     def put_back(self, call: UpdateCall, tensors: Mapping[str, Any], path: str) -> tuple[TensorFeed, str | None]:
-        """Load what was served before, under the path that it had. Always by the loader: the plan may be at fault."""
+        """Load what was served before, always by the loader, since the plan may be at fault.
+
+        Args:
+            call: the engine's call.
+            tensors: the tensors of what was served, by name.
+            path: the folder that they were served from.
+        """
         feed = TensorFeed(tensors)
         return feed, self._through(call, feed, path, "auto")
 
     def plan_for_deltas(self, inventory: str, *, look: bool = True) -> ReplayPlan | str:
-        """The plan that a delta can be translated through, or why there is none. Without a look at the model it may be
-        out of date.
+        """The plan that a delta can be translated through, or why there is none. Where the caller does not `look` at
+        the model, the plan may be out of date.
         """
         plan = self.plan
         if plan is None or plan.inventory != inventory or (look and not plan.fits(inventory, self.model)):
-            return "as nobody has seen yet how it is loaded"
-        if plan.whole is not None:
-            return f"as {plan.whole}"
+            return "as no load has shown yet how it is loaded"
+        if plan.loader_only is not None:
+            return f"as {plan.loader_only}"
         return plan if plan.proven else "as its load plan is not proven yet"
 
-    def derived(self, plan: ReplayPlan, source: VersionSource) -> Derived:
+    def tables(self, plan: ReplayPlan, source: VersionSource) -> PlanTables:
         """What follows from a plan, for a version of its inventory."""
-        if self._derived is None or self._derived.plan is not plan:
-            self._derived = Derived(plan, self.model, source)
-        return self._derived
+        if self._tables is None or self._tables.plan is not plan:
+            self._tables = PlanTables(plan, self.model, source)
+        return self._tables
 
-    def prints(
+    def fingerprints(
         self, source: VersionSource, contents: dict[str, str], others: Sequence[int] | None = None
     ) -> list[tuple[str, int]]:
         """The fingerprints of the checkpoint's tensors that lie whole in the model, by the plan; none without one.
 
-        `others` are those that are not in `contents`, where they were taken already.
+        Args:
+            source: the version in memory.
+            contents: the fingerprints of the model's tensors now.
+            others: the fingerprints of targets that are not in `contents`, where they were taken already.
         """
         plan = self.plan
         if plan is None or not plan.replays:
             return []
-        return self.derived(plan, source).prints.take(contents, others)
+        return self.tables(plan, source).fingerprints.take(contents, others)
 
     def _replay(self, call: UpdateCall, source: VersionSource, readied: Readied) -> tuple[TensorFeed, str | None]:
         plan, ready, seen = readied.plan, readied.schedule, SeenContents()
@@ -132,28 +229,29 @@ class Loading:
 
         feed = TensorFeed(tensors, copy)
         fault = self._through(call, feed, call.path, call.load_format)
-        if ready.watch is not None:
-            _tell_seen(feed, seen, ready.watch.names)
+        if ready.watch is not None:  # fingerprints of the model's tensors by name, and behind them further ones
+            names = ready.watch.names
+            if seen.before is not None:
+                feed.before = named(names, seen.before[: len(names)])
+            if seen.after is not None:
+                feed.after = named(names, seen.after[: len(names)])
+                feed.others = seen.after[len(names) :]
         if fault is None and not plan.proven:
             fault = self._prove(call, plan, tensors)
         return feed, fault
 
     def _load(self, call: UpdateCall, source: VersionSource, *, partial: bool) -> tuple[TensorFeed, str | None]:
         tensors = source.tensors()
-        recorder = self._recorder(call, tensors) if self.plan is None and not partial else None
-        before = None if recorder is None else anatomy(self.model)
+        recorder = None
+        if call.observable and self.plan is None and not partial:
+            recorder = Recorder(tensors, [tensor for _, tensor in tensors_of(self.model)])
+        before = None if recorder is None else addresses_of(self.model)
         feed = TensorFeed(tensors)
         fault = self._through(call, feed, call.path, call.load_format, recorder)
         if fault is None and recorder is not None and before is not None:
             self.plan = learned(source.inventory, self.model, before, tensors, recorder)
-            _tell(self.plan)
+            _log_plan(self.plan)
         return feed, fault
-
-    def _plan(self, inventory: str) -> ReplayPlan | None:
-        """The plan to replay, if there is one. One that does not fit any more is thrown away."""
-        if self.plan is not None and not self.plan.fits(inventory, self.model):
-            self.plan = None
-        return self.plan if self.plan is not None and self.plan.replays else None
 
     def _schedule(self, plan: ReplayPlan, source: VersionSource) -> CopySchedule:
         devices = devices_of(self.model)
@@ -164,13 +262,8 @@ class Loading:
         files = None if others else source.registered(self._registry, device.index or 0)
         if files is None:
             return copy_schedule.buffered(lambda: plan.bind(source.tensors()))
-        table, watch = self.derived(plan, source).table_of(source.structure.headers)
+        table, watch = self.tables(plan, source).table_of(source.structure.headers)
         return copy_schedule.registered(table, files, device, source.tensors, watch, source.order)
-
-    def _recorder(self, call: UpdateCall, tensors: dict[str, Any]) -> Recorder | None:
-        if not call.observable:
-            return None
-        return Recorder(tensors, [tensor for _, tensor in tensors_of(self.model)])
 
     def _through(
         self, call: UpdateCall, feed: TensorFeed, path: str, load_format: str, watching: Any = None
@@ -195,23 +288,14 @@ class Loading:
         replayed = contents_of(self.model)
         fault = self._through(call, TensorFeed(tensors), call.path, call.load_format)
         if fault is None and contents_of(self.model) != replayed:
-            plan.whole = "a replay did not give what the loader gives"
-            _tell(plan)
+            plan.loader_only = "a replay did not give what the loader gives"
+            _log_plan(plan)
         plan.proven = fault is None
         return fault
 
 
-def _tell_seen(feed: TensorFeed, seen: SeenContents, names: Sequence[str]) -> None:
-    """What was watched beside the copies: the model's tensors by name, and behind them others."""
-    if seen.before is not None:
-        feed.before = named(names, seen.before[: len(names)])
-    if seen.after is not None:
-        feed.after = named(names, seen.after[: len(names)])
-        feed.others = seen.after[len(names) :]
-
-
-def _tell(plan: ReplayPlan) -> None:
-    if plan.whole is None:
+def _log_plan(plan: ReplayPlan) -> None:
+    if plan.loader_only is None:
         logger.info("refitd learned a load plan: %d copies, %d for the loader", len(plan.copies), len(plan.residual))
     else:
-        logger.info("refitd loads through the loader each time: %s", plan.whole)
+        logger.info("refitd loads through the loader each time: %s", plan.loader_only)

@@ -4,12 +4,60 @@ What follows each other on both sides is one move, such as the projections of an
 columns is one move with two pitches. Pure: addresses in, addresses out.
 """
 
-import ctypes
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from refitd_plugin.strides import rows_of
+
+@dataclass(frozen=True, slots=True)
+class StridedRows:
+    """A copy of `rows` rows of `columns` elements. Strides count elements, of a side from row to row and in a row."""
+
+    rows: int
+    columns: int
+    source_row: int
+    target_row: int
+    source_column: int
+    target_column: int
+
+
+def rows_of(shape: Sequence[int], source: Sequence[int], target: Sequence[int]) -> StridedRows | None:
+    """A copy as rows; None where it has more dimensions than two. The source's longer strides are those of the rows.
+
+    Args:
+        shape: of both sides.
+        source: the source's strides, in elements.
+        target: the target's strides, in elements.
+    """
+    match _merge_dimensions(shape, source, target):
+        case []:
+            return StridedRows(1, 1, 1, 1, 1, 1)
+        case [(size, some, other)] if some == 1:
+            return StridedRows(1, size, size, size, 1, other)
+        case [(size, some, other)]:  # a column of a matrix
+            return StridedRows(size, 1, some, other, 1, 1)
+        case [(rows, source_row, target_row), (columns, source_column, target_column)]:
+            return StridedRows(rows, columns, source_row, target_row, source_column, target_column)
+        case _:
+            return None
+
+
+def _merge_dimensions(shape: Sequence[int], source: Sequence[int], target: Sequence[int]) -> list[tuple[int, int, int]]:
+    """(size, stride in the source, stride in the target), the longest stride first. Dimensions that lie without gaps on
+    both sides are one.
+    """
+    dimensions = sorted(
+        ((size, some, other) for size, some, other in zip(shape, source, target, strict=True) if size != 1),
+        key=lambda each: each[1],
+        reverse=True,
+    )
+    found: list[tuple[int, int, int]] = []
+    for size, some, other in dimensions:
+        if found and found[-1][1:] == (size * some, size * other):
+            found[-1] = (found[-1][0] * size, some, other)
+        else:
+            found.append((size, some, other))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +83,12 @@ class MemoryMove:
 
 
 def move_of(target: Any, strides: Sequence[int], source: int) -> MemoryMove | None:
-    """The move into a tensor from what lies at address `source` with some strides (in elements) and is of its shape and
-    dtype; None where it takes several.
+    """The move into a tensor; None where it takes several.
+
+    Args:
+        target: the tensor.
+        strides: of the source, in elements. It has the target's shape and dtype.
+        source: the address of the source's first element.
     """
     size = target.element_size()
     rows = rows_of(tuple(target.shape), strides, target.stride())
@@ -52,25 +104,13 @@ def move_of(target: Any, strides: Sequence[int], source: int) -> MemoryMove | No
 
 
 def joined(moves: Iterable[MemoryMove]) -> list[MemoryMove]:
-    """The same with neighbours made one, in order of their sources. No two may write to the same place."""
+    """The same with neighbours as one move, in order of their sources. No two may write to the same place."""
     found: list[MemoryMove] = []
     for move in sorted(moves, key=lambda move: move.source):
         last = found[-1] if found else None
-        if last is not None and _follows(last, move):
+        ends = (0, 0) if last is None else (last.source + last.width, last.target + last.width)
+        if last is not None and last.rows == move.rows == 1 and ends == (move.source, move.target):
             found[-1] = replace(last, width=last.width + move.width)
         else:
             found.append(move)
     return found
-
-
-def _follows(last: MemoryMove, move: MemoryMove) -> bool:
-    ends = last.source + last.width, last.target + last.width
-    return last.rows == move.rows == 1 and ends == (move.source, move.target)
-
-
-def perform(moves: Sequence[MemoryMove]) -> None:
-    """Make moves within host memory: what a device does, for tests."""
-    for move in moves:
-        for row in range(move.rows):
-            at = move.target + row * move.target_pitch, move.source + row * move.source_pitch
-            ctypes.memmove(*at, move.width)

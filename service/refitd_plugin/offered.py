@@ -5,9 +5,8 @@ waits for that. What was copied counts if the trainer lives and stands by it the
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,18 +15,16 @@ from refitd_client.contract.naming import SERVICE_FOLDER, parse_version_folder
 from refitd_client.transport.ipc.device import uuid_of
 from refitd_client.transport.ipc.offer import OfferRefusedError
 from refitd_client.transport.ipc.offer_file import ImportedTensors
-from refitd_plugin.contents import differing, equal
+from refitd_plugin.contents import count_equal, first_difference
 from refitd_plugin.copy_schedule import table_of
-from refitd_plugin.imported import OfferedMemory, memory_of
-from refitd_plugin.imports import IpcHandleCache
+from refitd_plugin.imported import IpcHandleCache, OfferedMemory, memory_of
+from refitd_plugin.loading import Loading, Readied
+from refitd_plugin.plan import ReplayPlan
+from refitd_plugin.port import UpdateCall
 from refitd_plugin.served import ServedState
 from refitd_plugin.source import SourceRefusedError, VersionPlace
 from refitd_plugin.tensor_feed import TensorFeed
-
-if TYPE_CHECKING:
-    from refitd_plugin.loading import Loading, Readied
-    from refitd_plugin.plan import ReplayPlan
-    from refitd_plugin.port import UpdateCall
+from refitd_plugin.update_source import UpdateSource
 
 _UNLEARNED = (
     "it has not been seen yet how this model is loaded: from a GPU's memory it is taken after a load from files"
@@ -35,49 +32,27 @@ _UNLEARNED = (
 _ELSEWHERE = "it is on another GPU, and the model's loader computes with some of it: that needs files"
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class OfferedVersion:
-    """See `UpdateSource`."""
+class OfferedVersion(UpdateSource):
+    """See `UpdateSource`: `folder` is where its files will be, and it is unchanged as long as it is offered.
 
-    source: OfferedMemory
-    loading: "Loading"
-    imported: ImportedTensors
-    device: torch.device | None = None
-    readied: "Readied | None" = None
-    proved: int = 0
-    _fits: bool = False  # in this pause: the plan of what was made ready
-    _others: list[int] | None = None
-    _prints: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
+    The model is on `device`, where it is on a GPU.
+    """
 
     kind = "handover"
 
-    @property
-    def label(self) -> str:
-        """See `UpdateSource`."""
-        return self.source.label
-
-    @property
-    def digest(self) -> str:
-        """See `UpdateSource`."""
-        return self.source.digest
-
-    @property
-    def signature(self) -> str:
-        """See `UpdateSource`."""
-        return self.source.digest
-
-    @property
-    def nbytes(self) -> int:
-        """See `UpdateSource`."""
-        return self.source.nbytes
-
-    @property
-    def folder(self) -> Path:
-        """Where its files will be."""
-        return self.source.place.folder
+    def __init__(
+        self, *, source: OfferedMemory, loading: Loading, imported: ImportedTensors, device: torch.device | None = None
+    ) -> None:
+        folder, nbytes = source.place.folder, source.nbytes
+        super().__init__(loading, label=source.label, digest=source.digest, folder=folder, nbytes=nbytes)
+        self.source, self.imported, self.device = source, imported, device
+        self.readied: Readied | None = None
+        self._fits = False  # in this pause: the plan of what was made ready
+        self._others: list[int] | None = None
+        self._fingerprints: list[tuple[str, int]] = []
 
     def is_unchanged(self) -> bool:
-        """See `UpdateSource`: whether it is still offered."""
+        """See `UpdateSource`."""
         return self.imported.is_exported
 
     @property
@@ -102,7 +77,7 @@ class OfferedVersion:
     def fit(self, served_state: ServedState | None, contents: dict[str, str]) -> None:
         """It fits whatever is there: its tensors are those of the model."""
 
-    def write(self, call: "UpdateCall") -> tuple[TensorFeed, str | None]:
+    def write(self, call: UpdateCall) -> tuple[TensorFeed, str | None]:
         """See `UpdateSource`. From here to the end of `check` the trainer waits."""
         loaded = False
         try:
@@ -124,24 +99,18 @@ class OfferedVersion:
             if not self.imported.is_exported:
                 return "the trainer is gone, or took its tensors back while they were copied"
             expected = self.source.offer.expected
-            self._prints = self.loading.prints(self.source, contents, self._others)
-            self.proved = equal(self._prints, expected)
-            fault = differing(self._prints, expected)
+            self._fingerprints = self.loading.fingerprints(self.source, contents, self._others)
+            self.proved = count_equal(self._fingerprints, expected)
+            fault = first_difference(self._fingerprints, expected)
             if fault is not None:
                 self.source.handle_cache.close()  # what was opened may not be what the trainer has there now
             return None if fault is None else fault.replace("refit.json says", "the offer says")
         finally:
             self._over()
 
-    def put_back(self, call: "UpdateCall", previous: ServedState | None, path: str) -> tuple[TensorFeed, str | None]:
-        """See `UpdateSource`: through the loader, since the plan may be at fault."""
-        if previous is None:
-            return TensorFeed({}), "what was served before cannot be read any more"
-        return self.loading.put_back(call, previous.tensors(), path)
-
     def served_state(self, contents: dict[str, str]) -> ServedState | None:
         """See `UpdateSource`. Its files are not there yet: see `with_files`."""
-        return ServedState(source=self.source, contents=contents, prints=self._prints)
+        return ServedState(source=self.source, contents=contents, fingerprints=self._fingerprints)
 
     def _given(self) -> OfferedMemory:
         """What the load works with."""
@@ -150,7 +119,7 @@ class OfferedVersion:
         plan = self.loading.plan if self._fits else self._plan_for(self.loading.plan)
         return replace(self.source, loaded=frozenset(() if plan is None else plan.residual))
 
-    def _plan_for(self, plan: "ReplayPlan | None") -> "ReplayPlan | None":
+    def _plan_for(self, plan: ReplayPlan | None) -> ReplayPlan | None:
         """The plan, where the trainer's memory can be read along it. Host memory can, also without one.
 
         Raises:
@@ -176,12 +145,19 @@ def open_offer(
     place: VersionPlace,
     offer: str,
     reference: Callable[[], Reference],
-    loading: "Loading",
+    loading: Loading,
     handle_cache: IpcHandleCache,
     device: torch.device | None,
 ) -> OfferedVersion:
-    """Look at an offer of the version that will be at `place`; `offer` is its file's path beneath the root. The model
-    is on `device`, where it is on a GPU.
+    """Look at an offer.
+
+    Args:
+        place: where the version's files will be.
+        offer: the path of the offer's file beneath the root.
+        reference: describes the model.
+        loading: the rank's loads.
+        handle_cache: the memory that the rank has open.
+        device: the model's GPU, None where it is on none.
 
     Raises:
         SourceRefusedError: it is not one to load into the model that `reference` describes.

@@ -4,12 +4,12 @@ The copies are made in parts. What a part overwrites is fingerprinted before it,
 update fails, and what is written for the last time in it is fingerprinted after it: that is what is served.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from refitd_client.fingerprint.batch import Batch, Begun
+from refitd_client.fingerprint.batch import Begun, FingerprintBatch
 from refitd_plugin.spans import Span
 
 PARTS = 8
@@ -25,9 +25,12 @@ class OverlapPart:
 
 
 def parts_of(writes: Sequence[tuple[int, Span]], watched: Sequence[Span], count: int = PARTS) -> list[OverlapPart]:
-    """Share writes, given as (bytes, stretch of memory), out into parts of about the same size, in their order. Pure.
+    """Share writes out into parts of about the same size, in their order. Pure.
 
-    Watched stretches that nothing writes belong to the first part.
+    Args:
+        writes: the bytes and the stretch of memory of each.
+        watched: stretches whose contents are fingerprinted; those that nothing writes belong to the first part.
+        count: how many parts.
     """
     total = sum(size for size, _ in writes)
     numbers: list[list[int]] = [[] for _ in range(count)]
@@ -36,7 +39,10 @@ def parts_of(writes: Sequence[tuple[int, Span]], watched: Sequence[Span], count:
         numbers[min(count - 1, done * count // max(total, 1))].append(number)
         done += size
     part_of = {number: part for part, some in enumerate(numbers) for number in some}
-    touched = [[part_of[number] for number in _touching(span, writes)] or [0] for span in watched]
+    touched = [
+        [part_of[number] for number, (_, (begin, end)) in enumerate(writes) if begin < span[1] and span[0] < end] or [0]
+        for span in watched
+    ]
     return [
         OverlapPart(
             some,
@@ -47,21 +53,16 @@ def parts_of(writes: Sequence[tuple[int, Span]], watched: Sequence[Span], count:
     ]
 
 
-def _touching(span: Span, writes: Sequence[tuple[int, Span]]) -> Iterable[int]:
-    return (number for number, (_, (begin, end)) in enumerate(writes) if begin < span[1] and span[0] < end)
-
-
 class Overlap:
     """Tensors of one GPU that are watched while parts are written. Used again for each version."""
 
     def __init__(self, parts: Sequence[OverlapPart], watched: Sequence[torch.Tensor]) -> None:
-        """Tensors and parts stay as they are."""
         self.parts = parts
         self._count = len(watched)
         self._device = watched[0].device
         self._streams = [torch.cuda.Stream(self._device) for _ in range(2)]  # each has memory of its own: no new ones
-        self._first = [Batch([watched[number] for number in part.first]) for part in parts]
-        self._last = [Batch([watched[number] for number in part.last]) for part in parts]
+        self._first = [FingerprintBatch([watched[number] for number in part.first]) for part in parts]
+        self._last = [FingerprintBatch([watched[number] for number in part.last]) for part in parts]
 
     def run(self, steps: Sequence[Callable[[], object]], seen: "SeenContents") -> None:
         """Write all parts along the current stream; `steps` are the writes.
@@ -90,7 +91,9 @@ class Overlap:
                 seen.before = self._gathered([part.first for part in self.parts], self._first, before)
             seen.after = self._gathered([part.last for part in self.parts], self._last, after)
 
-    def _gathered(self, places: Sequence[Sequence[int]], batches: Sequence[Batch], begun: Sequence[Begun]) -> list[int]:
+    def _gathered(
+        self, places: Sequence[Sequence[int]], batches: Sequence[FingerprintBatch], begun: Sequence[Begun]
+    ) -> list[int]:
         found = [0] * self._count
         for some, batch, each in zip(places, batches, begun, strict=True):
             for place, number in zip(some, batch.end(each), strict=True):

@@ -1,6 +1,6 @@
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false
 # ruff: noqa: ANN001, ANN202, N803 - triton has constants in capitals, and reads annotations as its own
-"""What `device_patch.py` does with each element, on an NVIDIA GPU. `patch.py` says the same in numpy."""
+"""What `device_patch.py` does with each element, on an NVIDIA GPU. `patch.py` does the same in numpy."""
 
 from typing import Any
 
@@ -20,7 +20,15 @@ def look(
 ) -> None:  # fmt: skip
     """Read the elements of a chunk into `olds`, and add what the new ones change to `sums`. Does not wait.
 
-    `indices` and `values` begin with the table's element `begin`; a holder's sum is at `holders` and its number.
+    Args:
+        table: the rows of the chunk.
+        begin: the table's element that `indices` and `values` begin with.
+        indices: of the elements, in the checkpoint's tensors.
+        values: the new bits.
+        olds: gets the bits that are there.
+        sums: int64, one for each piece, then one for each holder.
+        holders: where the sums of holders begin.
+        width: bytes of an element.
     """
     with torch.cuda.device(sums.device):
         _look[(table.shape[0],)](
@@ -30,7 +38,7 @@ def look(
 
 
 def put(table: Any, begin: int, indices: Any, values: Any, width: int) -> None:
-    """Write `values` to the elements of a chunk. Does not wait."""
+    """Write `values` to the elements of a chunk. Does not wait. Arguments are those of `look`."""
     with torch.cuda.device(table.device):
         _put[(table.shape[0],)](table, begin, indices, values, INT=_INTS[width], BLOCK=BLOCK, COLUMNS=COLUMNS)
 

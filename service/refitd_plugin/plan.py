@@ -15,8 +15,8 @@ from itertools import chain
 import torch
 
 from refitd_plugin.copies import PlanCopy, spans_of, unaccounted
+from refitd_plugin.layout import overlap
 from refitd_plugin.recorder import Recorder
-from refitd_plugin.routes import overlap
 from refitd_plugin.spans import Covered, TooManyStretchesError
 
 _COMPARED_AT_ONCE = 2**23  # elements: what a comparison takes beside the weights is a few times 8 M
@@ -26,28 +26,28 @@ Loader = Callable[[Iterator[tuple[str, torch.Tensor]]], object]
 
 @dataclass(slots=True, kw_only=True)
 class ReplayPlan:
-    """`whole` says why every load goes through the loader; None where `copies` do it, and the loader for `residual`.
+    """`loader_only` says why every load goes through the loader; None where `copies` load all but `residual`.
 
     `unused`: what the loader did not touch. `proven`: a replay gives what a whole load gives. It is known where every
     byte is a copy.
     """
 
     inventory: str
-    anatomy: "Anatomy"
+    addresses: "TensorAddresses"
     copies: tuple[PlanCopy, ...] = ()
     residual: tuple[str, ...] = ()
     unused: frozenset[str] = frozenset()
-    whole: str | None = None
+    loader_only: str | None = None
     proven: bool = False
 
     @property
     def replays(self) -> bool:
-        """Whether there is anything to be gained."""
-        return self.whole is None
+        """Whether a replay does anything that a load does not."""
+        return self.loader_only is None
 
     def fits(self, inventory: str, model: torch.nn.Module) -> bool:
         """Whether it was learned from tensors of the same names, shapes and dtypes, and for this model as it is now."""
-        return self.inventory == inventory and self.anatomy == anatomy(model)
+        return self.inventory == inventory and self.addresses == addresses_of(model)
 
     def bind(self, tensors: Tensors) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """(destination, source) of each copy, ready to be made."""
@@ -59,14 +59,14 @@ class ReplayPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Anatomy:
+class TensorAddresses:
     """Where a model's tensors are. Equal as long as the model is the same and none of them was replaced."""
 
     model: int
     tensors: tuple[tuple[object, ...], ...] = field(repr=False)
 
 
-def anatomy(model: torch.nn.Module) -> Anatomy:
+def addresses_of(model: torch.nn.Module) -> TensorAddresses:
     """Look at a model. This is done in each pause, several times, so it is done without torch's own iterators, which
     take three times as long to make up names. A module has its tensors and modules by name, and in order.
     """
@@ -79,7 +79,7 @@ def anatomy(model: torch.nn.Module) -> Anatomy:
                 if tensor is not None:
                     found.append((name, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype))
         waiting += [each for each in module._modules.values() if each is not None]  # noqa: SLF001
-    return Anatomy(id(model), tuple(found))
+    return TensorAddresses(id(model), tuple(found))
 
 
 def tensors_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -88,17 +88,25 @@ def tensors_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def learned(
-    inventory: str, model: torch.nn.Module, before: Anatomy, tensors: Tensors, recorder: Recorder
+    inventory: str, model: torch.nn.Module, before: TensorAddresses, tensors: Tensors, recorder: Recorder
 ) -> ReplayPlan:
-    """Make a plan of what the recorder saw of a load that went well."""
-    plan = ReplayPlan(inventory=inventory, anatomy=anatomy(model))
+    """Make a plan of what the recorder saw of a load that went well.
+
+    Args:
+        inventory: the digest of the checkpoint's names, shapes and dtypes.
+        model: what was loaded into.
+        before: where the model's tensors were before the load.
+        tensors: the checkpoint's tensors by name.
+        recorder: watched the load.
+    """
+    plan = ReplayPlan(inventory=inventory, addresses=addresses_of(model))
     if "load_weights" in vars(model):
         recorder.give_up("another extension has replaced the model's load_weights")
-    if plan.anatomy != before:
+    if plan.addresses != before:
         recorder.give_up("the load replaced tensors of the model")
-    if recorder.whole is None:
+    if recorder.loader_only is None:
         _judge(plan, model, tensors, recorder)
-    plan.whole = recorder.whole
+    plan.loader_only = recorder.loader_only
     return plan
 
 
@@ -106,7 +114,7 @@ def _judge(plan: ReplayPlan, model: torch.nn.Module, tensors: Tensors, recorder:
     plan.copies = tuple(copy for copy in recorder.copies if copy.name not in recorder.computing)
     copied = {copy.name for copy in plan.copies}
     try:
-        missed = unaccounted([*spans_of(recorder.copies), *recorder.written], _lasting(model))
+        missed = unaccounted([*spans_of(recorder.copies), *recorder.written], _persistent(model))
     except TooManyStretchesError:
         recorder.give_up("a tensor lies in too many pieces")
         missed = 0
@@ -116,20 +124,20 @@ def _judge(plan: ReplayPlan, model: torch.nn.Module, tensors: Tensors, recorder:
     plan.proven = not plan.residual and not missed
     if len({copy.target.device.type for copy in plan.copies}) > 1:
         recorder.give_up("some of the weights lie in host memory, and some on the GPU")
-    elif _overlapping(recorder, plan.copies) or overlap(plan.copies):
+    elif _is_written_otherwise(recorder, plan.copies) or overlap(plan.copies):
         recorder.give_up("the loader writes twice to the same place")
     elif not all(same_bits(target, source) for target, source in plan.bind(tensors)):
         recorder.give_up("something changes the weights after the loader has copied them")
 
 
-def _overlapping(recorder: Recorder, copies: Iterable[PlanCopy]) -> bool:
+def _is_written_otherwise(recorder: Recorder, copies: Iterable[PlanCopy]) -> bool:
     """Whether anything but these copies writes where they do: then their order would matter."""
     others = [copy for copy in recorder.copies if copy.name in recorder.computing]
     computed = Covered([*recorder.written, *spans_of(others)])
     return any(computed.touches(*span) for span in spans_of(copies))
 
 
-def _lasting(model: torch.nn.Module) -> Iterable[torch.Tensor]:
+def _persistent(model: torch.nn.Module) -> Iterable[torch.Tensor]:
     """What a checkpoint may hold: all parameters, and the buffers that are part of the model's state."""
     buffers = dict(model.named_buffers(remove_duplicate=False))
     for module_name, module in model.named_modules(remove_duplicate=False):
@@ -156,7 +164,12 @@ def replay(
     rest: Iterable[tuple[str, torch.Tensor]],
     load: Loader,
 ) -> None:
-    """Make the copies, and let the loader do what it has to compute. A device may still be at it when this returns.
+    """Make the copies, and let the loader do what it has to compute. A device may still copy when this returns.
+
+    Args:
+        steps: begin the copies.
+        rest: the tensors that the loader has to load, by name.
+        load: the model's loader.
 
     Raises:
         Exception: whatever a copy or the loader raises; then the model holds a mixture.
@@ -164,6 +177,5 @@ def replay(
     with torch.no_grad():
         for step in steps:
             step()
-    waiting = list(rest)
-    if waiting:
+    if waiting := list(rest):
         load(iter(waiting))

@@ -4,13 +4,33 @@ The hook wraps the function by which its engine updates weights from files. It m
 it wants the plugin to carry out; whatever the engine does around a load, it goes on doing in that function.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from refitd_plugin.stages import Stages
 from refitd_plugin.tensor_feed import TensorFeed
+
+
+class Stages:
+    """The milliseconds that each stage of an update takes. A stage that comes twice counts together."""
+
+    def __init__(self) -> None:
+        self.ms: dict[str, float] = {}
+
+    @contextmanager
+    def during(self, stage: str) -> Iterator[None]:
+        """Count what happens inside."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(stage, (time.perf_counter() - began) * 1000)
+
+    def add(self, stage: str, ms: float) -> None:
+        """Count a time that was measured elsewhere."""
+        self.ms[stage] = round(self.ms.get(stage, 0.0) + ms, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +112,7 @@ class EngineProcess(Protocol):
         ...
 
     def aside(self) -> str | None:
-        """Why updates of this engine are left to the engine itself; None where the plugin carries them out."""
+        """Why updates are left to the engine itself; None where the plugin carries them out."""
         ...
 
     def loaded_once(self) -> str | None:

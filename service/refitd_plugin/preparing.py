@@ -1,56 +1,218 @@
 """Versions as update sources: looked at, and made as ready for the pause as they can be.
 
-A version on disk is looked at ahead, by the rank's prefetch worker, or in the pause where it was not asked for before;
-one in a trainer's memory ahead alone.
+A version on disk is looked at ahead of an update, by the rank's prefetch worker or, without one, in the rank's thread;
+or in the pause where it was not asked for before. One in a trainer's memory is looked at ahead alone.
 """
 
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from threading import Event
+from typing import Any, assert_never
 
+from refitd_client.checkpoint.inventory import Reference
+from refitd_client.validation.contents import ReadingStoppedError
 from refitd_client.validation.validate import Options
-from refitd_plugin.again import ServedAgain
-from refitd_plugin.changes import DeltaChanges
-from refitd_plugin.devices import devices_of
-from refitd_plugin.imports import IpcHandleCache
+from refitd_plugin.changes import DeltaChanges, is_delta, most_memory, open_changes
+from refitd_plugin.contents import devices_of
+from refitd_plugin.imported import IpcHandleCache
 from refitd_plugin.layout import Placements
 from refitd_plugin.loading import Loading
-from refitd_plugin.looking import Looking, buffer_mapper
 from refitd_plugin.offered import OfferedVersion, open_offer
 from refitd_plugin.plan import ReplayPlan
-from refitd_plugin.port import EngineProcess
+from refitd_plugin.port import EngineProcess, Stages
+from refitd_plugin.prefetch import findings, messages
+from refitd_plugin.prefetch.worker import PrefetchWorker
 from refitd_plugin.restore_point import RestorePoint
-from refitd_plugin.source import SourceRefusedError, VersionSource, place_of
+from refitd_plugin.source import (
+    FullNeededError,
+    SourceRefusedError,
+    VersionPlace,
+    VersionSource,
+    close_all,
+    folder_of,
+    open_version,
+    place_of,
+    reference_in,
+)
 from refitd_plugin.sparse import DeltaInPlace
-from refitd_plugin.stages import Stages
-from refitd_plugin.update_source import UpdateSource
-from refitd_plugin.whole import FullVersion
+from refitd_plugin.update_source import FullVersion, ServedAgain, UpdateSource
+
+_ERRORS: dict[str, type[Exception]] = {
+    "refused": SourceRefusedError,
+    "full": FullNeededError,
+    "stopped": ReadingStoppedError,
+    "unreadable": OSError,
+}
+"""The error of each kind of refusal but `unable`."""
+
+
+class VersionInspector:
+    """Looks at versions for one rank.
+
+    `startup` is the model that the server was started on, `revision` its revision on the hub; `map_buffer` maps a
+    delta's memory to where the rank's device reads it.
+    """
+
+    def __init__(self, startup: str, revision: str | None, map_buffer: findings.Mapper) -> None:
+        self._startup, self._revision = startup, revision
+        self._folder: Path | None = None
+        self._reference: Reference | None = None
+        self._layout: findings.KnownHeaders | None = None
+        self._buffers = findings.MappedBuffers(map_buffer)
+        self._sent: tuple[int, Placements | None] = 0, None
+        self._along = 0
+        self.worker = PrefetchWorker()
+
+    def here(
+        self, place: VersionPlace, options: Options, *, check_bytes: bool, stop: Event | None = None
+    ) -> VersionSource | DeltaChanges:
+        """Look in this thread.
+
+        Args:
+            place: the version's folder.
+            options: what may differ from the model.
+            check_bytes: whether to read every byte.
+            stop: ends the reading early.
+
+        Raises:
+            SourceRefusedError: it is not one to load into this model.
+            ReadingStoppedError: `stop` was set. OSError: it cannot be read.
+        """
+        if is_delta(str(place.folder)):
+            reference = None
+            with suppress(SourceRefusedError):
+                reference = self.known()
+            return open_changes(place, check_bytes=check_bytes, most=most_memory(reference))
+        return open_version(place, self.known(), options, check_bytes=check_bytes, stop=stop)
+
+    def ahead(
+        self,
+        place: VersionPlace,
+        options: Options,
+        *,
+        check_bytes: bool,
+        stop: Event,
+        placements: Callable[[], Placements | None],
+        stages: Stages,
+    ) -> VersionSource | DeltaChanges:
+        """Look through the prefetch worker, while the engine serves. Raises as `here`, whose arguments it takes.
+
+        Args:
+            placements: gives those that a delta is laid out by, if there are any.
+            stages: counts what the worker took.
+        """
+        delta, model = is_delta(str(place.folder)), ""
+        with suppress(SourceRefusedError) if delta else nullcontext():  # a delta can be looked at without the model
+            model = str(self._model())
+        order = messages.ReadOrder(
+            root=str(place.root),
+            path=place.path,
+            model=model,
+            check_bytes=check_bytes,
+            allow_missing=options.allow_missing,
+            allow_extra=options.allow_extra,
+            allow_dtype_cast=options.allow_dtype_cast,
+            layout="" if self._layout is None else self._layout.name,
+        )
+        by = placements() if delta else None
+        sent = self._add_placements(order, by)
+        reply = self.worker.ask(order, stop)
+        if reply is not None:
+            self._sent = sent
+            if (found := self._found(place, *reply, by, stages)) is not None:
+                return found
+        if self.worker.generation:
+            self.worker.begin()
+        return self.here(place, options, check_bytes=check_bytes, stop=stop)
+
+    def known(self) -> Reference:
+        """The model that the server was started with, by its files' headers."""
+        if self._reference is None:
+            self._reference = reference_in(self._model())
+        return self._reference
+
+    def _add_placements(self, order: messages.ReadOrder, by: Placements | None) -> tuple[int, Placements | None]:
+        """Name the placements in an order, and send them unless this process has them. Returns what it will have."""
+        generation, known = self._sent
+        if generation != self.worker.generation:
+            self._buffers.forget()
+            known = None
+        order.busy = self._buffers.busy
+        if by is not None:
+            if by is not known:
+                self._along += 1
+                order.placements, known = dict(by), by
+            order.along = self._along
+        return self.worker.generation, known
+
+    def _found(
+        self, place: VersionPlace, reply: messages.Reply, files: list[int], by: Placements | None, stages: Stages
+    ) -> VersionSource | DeltaChanges | None:
+        match reply:
+            case messages.FullFound():
+                stages.add("clerk", reply.ms)  # a word of the reply: it stays
+                self._layout = findings.layout_of(reply, self._layout)
+                return findings.full_version(place, reply, files, self._layout)
+            case messages.DeltaFound():
+                stages.add("clerk", reply.ms)  # a word of the reply: it stays
+                return findings.delta_changes(place, reply, files, self._buffers, by)
+            case messages.Refusal(kind="unable"):
+                close_all(files)
+                return None
+            case messages.Refusal():
+                close_all(files)
+                raise _ERRORS[reply.kind](reply.reason)
+            case _:
+                assert_never(reply)
+
+    def _model(self) -> Path:
+        if self._folder is None:
+            self._folder = folder_of(self._startup, self._revision)
+        return self._folder
+
+
+def buffer_mapper(device: Any) -> findings.Mapper:
+    """Maps buffers for a device, or for none."""
+    if device is None:
+        return findings.PlainBuffer
+    from refitd_plugin.registered import Registered
+
+    return partial(Registered, device=device.index or 0)
 
 
 class Preparing:
-    """One rank's. `looking`, `loading` and `restore_point` are what it goes by."""
+    """Makes update sources for one rank."""
 
     def __init__(
         self, process: EngineProcess, root: Path | None, loading: Loading, restore_point: RestorePoint
     ) -> None:
-        """Nothing is open yet."""
         self._root, self._loading, self._restore_point = root, loading, restore_point
         self._device = next(iter(devices_of(process.model)), None)
-        self.looking = Looking(process.model_path, process.revision, buffer_mapper(self._device))
+        self.inspector = VersionInspector(process.model_path, process.revision, buffer_mapper(self._device))
         self.handle_cache = IpcHandleCache()
 
     def here(self, path: str, *, check_bytes: bool) -> UpdateSource:
-        """Look in this thread. Raises as `Looking.here`."""
+        """Look in this thread. Raises as `VersionInspector.here`."""
         if (served_state := self._restore_point.at(path)) is not None:
             return ServedAgain(served_state, self._loading)
         options = Options()
-        return self._update_source(
-            self.looking.here(place_of(path, self._root), options, check_bytes=check_bytes), options
-        )
+        found = self.inspector.here(place_of(path, self._root), options, check_bytes=check_bytes)
+        return self._update_source(found, options)
 
     def ahead(self, path: str, options: Options, *, check_bytes: bool, stop: Event, stages: Stages) -> UpdateSource:
-        """Look while the engine serves. Raises as `Looking.here`."""
+        """Look while the engine serves. Errors are those of `VersionInspector.here`.
+
+        Args:
+            path: the version's folder.
+            options: what may differ from the model.
+            check_bytes: whether to read every byte.
+            stop: ends the reading early.
+            stages: counts what the worker took.
+        """
         place = place_of(path, self._root)
-        found = self.looking.ahead(
+        found = self.inspector.ahead(
             place, options, check_bytes=check_bytes, stop=stop, placements=self._placements, stages=stages
         )
         return self._update_source(found, options)
@@ -64,7 +226,7 @@ class Preparing:
         if self._restore_point.has_no_files:
             raise SourceRefusedError("what is served came from memory, and has no files yet to be put back from")
         place = place_of(path, self._root)
-        return open_offer(place, offer, self.looking.known, self._loading, self.handle_cache, self._device)
+        return open_offer(place, offer, self.inspector.known, self._loading, self.handle_cache, self._device)
 
     def make_ready(self, update_source: UpdateSource) -> None:
         """Do what can be done while the engine serves.
@@ -80,17 +242,15 @@ class Preparing:
             update_source.readied = self._loading.make_ready(update_source.source)
 
     def _update_source(self, found: VersionSource | DeltaChanges, options: Options) -> UpdateSource:
-        return (
-            DeltaInPlace(found, self._loading)
-            if isinstance(found, DeltaChanges)
-            else FullVersion(found, options, self._loading)
-        )
+        if isinstance(found, DeltaChanges):
+            return DeltaInPlace(found, self._loading)
+        return FullVersion(found, options, self._loading)
 
     def _placements(self) -> Placements | None:
-        """How a delta gets into what is served now, if it does."""
+        """The placements for a delta to what is served now, if it can be laid out."""
         served_state = self._restore_point.served_state
         inventory = None if served_state is None else served_state.source.inventory
         plan = None if inventory is None else self._loading.plan_for_deltas(inventory, look=False)
         if served_state is None or not isinstance(plan, ReplayPlan):
             return None
-        return self._loading.derived(plan, served_state.source).placements
+        return self._loading.tables(plan, served_state.source).placements

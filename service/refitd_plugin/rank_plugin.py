@@ -53,7 +53,7 @@ class RankPlugin:
             logger.exception("refitd failed in an update")
             outcome = UpdateOutcome.UNKNOWN if engine.touched else UpdateOutcome.REFUSED
             answer = Answer(outcome=outcome, reason=f"{type(error).__name__}: {error}")
-        logger.info("refitd: %s", answer.told)
+        logger.info("refitd: %s", answer.log_line)
         return replace(answer, plugin=plugin_release())
 
     def _open_channel(self, root: Path | None) -> None:

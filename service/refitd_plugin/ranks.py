@@ -1,7 +1,7 @@
-"""How the ranks of an engine hear of each other: through the key-value store that torch.distributed began with.
+"""How the ranks of an engine report to each other: through the key-value store that torch.distributed began with.
 
-A rank writes its report and reads those of all others. The first to know what follows writes that down too, and
-what is written down first is what everyone does, also a rank that waited too long and gave up: so no two ranks ever do
+A rank writes its report and reads those of all others. The first rank that knows what follows writes the decision,
+and every rank does what was written first, also one that waited too long and gave up: so no two ranks ever do
 different things. Nothing is unpickled, no collective is begun that a missing rank could hang, and SGLang's own groups
 are left alone.
 """
@@ -46,7 +46,15 @@ class Ranks:
             self._forget(self._round - _KEPT)
 
     def decide(self, phase: str, mine: RankReport, decide: Callable[[Reports], Decision]) -> tuple[Decision, Reports]:
-        """Tell the others and hear them; what all do next, and what was heard.
+        """Report to the other ranks and read their reports.
+
+        Args:
+            phase: part of the keys.
+            mine: this rank's report.
+            decide: computes what all ranks do next.
+
+        Returns:
+            What all ranks do next, and the reports.
 
         Raises:
             Exception: the store is gone (torch raises several kinds).
@@ -59,7 +67,12 @@ class Ranks:
         return decision, reports
 
     def outcome(self, phase: str, mine: RankReport, judge: Callable[[Reports], UpdateOutcome]) -> UpdateOutcome:
-        """Tell the others how it ended, and hear from them.
+        """Report how the update ended, and judge by the reports of all ranks.
+
+        Args:
+            phase: part of the keys.
+            mine: this rank's report.
+            judge: computes what became of the update.
 
         Raises:
             Exception: the store is gone.

@@ -9,26 +9,60 @@ started nothing is repeated, since the dispatcher shows only what its own thread
 On a GPU a loader may move a tensor to the device before it copies it; such a tensor is followed as the same one.
 """
 
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from refitd_plugin.copies import PlanCopy, layout_of
-from refitd_plugin.old import Old, copies_into, is_onto_itself
+from refitd_plugin.copies import OldContents, PlanCopy, copies_into, is_onto_itself, layout_of
 from refitd_plugin.spans import Covered, NamedSpans, Span, stretches
-from refitd_plugin.threads import Threads
 
+_ONE_AT_A_TIME = threading.Lock()  # functions of the standard library are exchanged meanwhile
 _MOVES = {"aten::_to_copy", "aten::clone", "aten::_pin_memory", "aten::pin_memory"}
 _FILLS = {"aten::fill_", "aten::zero_"}
 _READS_OLD = "the loader reads weights that it has not loaded"
 
 
+class ThreadWatch:
+    """Calls `report` when the thread that began the watch starts another thread, or gives work to one."""
+
+    def __init__(self, report: Callable[[], None]) -> None:
+        self._report = report
+        self._undo: list[Any] = []
+
+    def begin(self) -> None:
+        """Begin to watch."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        _ONE_AT_A_TIME.acquire()
+        self._watch(threading.Thread, "start")
+        self._watch(ThreadPoolExecutor, "submit")
+
+    def end(self) -> None:
+        """End to watch."""
+        while self._undo:
+            self._undo.pop()()
+        _ONE_AT_A_TIME.release()
+
+    def _watch(self, kind: type, name: str) -> None:
+        original, report, mine = getattr(kind, name), self._report, threading.get_ident()
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() == mine:
+                report()
+            return original(*args, **kwargs)
+
+        setattr(kind, name, watched)
+        self._undo.append(lambda: setattr(kind, name, original))
+
+
 class Recorder(TorchDispatchMode):
     """Use it as a context around a load. Afterwards: `copies` in their order, `computing` (names of tensors that are
-    not only copied), `written` (stretches of the model that are no copies), and `whole`: why nothing can be repeated.
+    not only copied), `written` (stretches of the model that are no copies), and `loader_only`: why nothing can be
+    repeated, None where the copies can.
     """
 
     def __init__(self, checkpoint: Mapping[str, torch.Tensor], model: Iterable[torch.Tensor]) -> None:
@@ -36,13 +70,16 @@ class Recorder(TorchDispatchMode):
         self.copies: list[PlanCopy] = []
         self.computing: set[str] = set()
         self.written: list[Span] = []
-        self.whole: str | None = None
+        self.loader_only: str | None = None
         self._dtypes = {name: tensor.dtype for name, tensor in checkpoint.items()}
-        self._checkpoint = NamedSpans(_span(tensor, name) for name, tensor in checkpoint.items())
+        self._checkpoint = NamedSpans(
+            (tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.element_size(), name)
+            for name, tensor in checkpoint.items()
+        )
         self._model = Covered(_storage(tensor) for tensor in model)
         self._moved: dict[int, tuple[StorageWeakRef, str, int]] = {}
-        self._old = Old(self.copies, self.written, self.computing)
-        self._threads = Threads(lambda: self.give_up("the loader works in threads"))
+        self._old = OldContents(self.copies, self.written, self.computing)
+        self._threads = ThreadWatch(lambda: self.give_up("the loader works in threads"))
 
     def __enter__(self) -> "Recorder":
         self._threads.begin()
@@ -59,21 +96,22 @@ class Recorder(TorchDispatchMode):
         result = func(*args, **kwargs)
         try:
             self._see(func, args, kwargs, result)
-        except Exception as error:  # the load goes on: that it cannot be repeated is no fault of it
+        except Exception as error:  # the load goes on: it is only not repeatable
             self.give_up(f"{func} could not be followed: {type(error).__name__}: {error}")
         return result
 
     def give_up(self, reason: str) -> None:
-        """Nothing of this load can be repeated. The first reason stays."""
-        self.whole = self.whole or reason
+        """Record that nothing of this load can be repeated. The first reason stays."""
+        self.loader_only = self.loader_only or reason
 
     def _see(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         schema = func._schema  # noqa: SLF001 - what a torch operator is and does is nowhere else
         if schema.name == "aten::copy_":
             self._copy(args[0], args[1])
             return
-        if _is_view(schema):
-            return
+        returned = [each.alias_info for each in schema.returns]
+        if returned and all(info is not None and not info.is_write for info in returned):
+            return  # another view of its argument: nothing is read or written
         if schema.name in _MOVES and self._move(args[0], result):
             return
         for argument, value in _arguments(schema, args, kwargs):
@@ -114,7 +152,7 @@ class Recorder(TorchDispatchMode):
     def _read(self, tensor: torch.Tensor) -> None:
         """Something is derived from weights: what they came from goes through the loader each time, to derive it again.
 
-        Where they did not come from this load, nobody can say what else would have to be done again.
+        Where they did not come from this load, nothing says what else would have to be done again.
         """
         if self._old.is_in(tensor):
             self.give_up(_READS_OLD)
@@ -154,19 +192,9 @@ class Recorder(TorchDispatchMode):
         return self._model.touches(*_storage(tensor))
 
 
-def _span(tensor: torch.Tensor, name: str) -> tuple[int, int, str]:
-    return tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.element_size(), name
-
-
 def _storage(tensor: torch.Tensor) -> Span:
     storage = tensor.untyped_storage()
     return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
-
-
-def _is_view(schema: Any) -> bool:
-    """It gives another view of its argument, and neither reads nor writes."""
-    returned = [each.alias_info for each in schema.returns]
-    return bool(returned) and all(info is not None and not info.is_write for info in returned)
 
 
 def _arguments(schema: Any, args: Any, kwargs: Any) -> Iterable[tuple[Any, Any]]:

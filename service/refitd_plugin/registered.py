@@ -1,7 +1,7 @@
 """Files of versions that stay mapped and registered with the CUDA driver, so that a GPU reads them without a detour.
 
 Registering takes 80 ms a gigabyte. A slot's file keeps its inode when its slot is written again, so it is registered
-once. A registration ends when its file is deleted or was not read for some versions, and nobody holds it any more.
+once. A registration ends when its file is deleted or was not read for some versions, and no mapping of it is used.
 
 Only tmpfs: there the pages of a file are its memory, and what the trainer writes to them is there for the GPU. Mapped
 for reading, wherever the driver registers such memory: an engine can write to no version.
@@ -19,7 +19,7 @@ from weakref import finalize
 import numpy as np
 
 from refitd_client.files.mapped import is_tmpfs
-from refitd_client.write.pinning import PORTABLE, READ_ONLY, pin, unpin
+from refitd_client.write.cuda_driver import PORTABLE, READ_ONLY, pin, unpin
 
 logger = logging.getLogger("refitd_plugin")
 
@@ -29,7 +29,7 @@ _Key = tuple[int, int, int]
 
 
 class Registered:
-    """One file. It is unregistered and unmapped when nobody has this object any more."""
+    """One file. It is unregistered and unmapped when this object is collected."""
 
     def __init__(self, fd: int, size: int, device: int) -> None:
         """Map and register a file that is open for reading.
@@ -44,7 +44,7 @@ class Registered:
             os.close(self._fd)
             raise
         self.bytes: Any = (ctypes.c_uint8 * size).from_address(self.address)
-        finalize(self, _let_go, memory, self._fd, self.address, device)
+        finalize(self, _unregister, memory, self._fd, self.address, device)
 
     @property
     def is_gone(self) -> bool:
@@ -63,7 +63,7 @@ class Registry:
         self._version = 0
 
     def begin(self) -> None:
-        """Another version: what was deleted, or not read for long, is let go of."""
+        """Begin with another version: drop files that were deleted, or not read for some versions."""
         with self._turn:
             self._version += 1
             self._files = {
@@ -73,10 +73,12 @@ class Registry:
             }
 
     def of(self, fd: int, device: int) -> Registered | None:
-        """An open file, registered; None where it cannot be. Says once why."""
+        """An open file, registered; None where it cannot be. Logs the reason once."""
         status = os.fstat(fd)
         is_whole = status.st_blocks * _BLOCK >= status.st_size > 0  # a hole is a page that is not there
-        if self._refused or not is_whole or not self._is_in_memory(status.st_dev):
+        if status.st_dev not in self._in_memory:
+            self._in_memory[status.st_dev] = is_tmpfs(status.st_dev)
+        if self._refused or not is_whole or not self._in_memory[status.st_dev]:
             return None
         key = status.st_dev, status.st_ino, status.st_size
         with self._turn:
@@ -88,11 +90,6 @@ class Registry:
                 return None
             self._files[key] = file, self._version
             return file
-
-    def _is_in_memory(self, device: int) -> bool:
-        if device not in self._in_memory:
-            self._in_memory[device] = is_tmpfs(device)
-        return self._in_memory[device]
 
     def __len__(self) -> int:
         return len(self._files)
@@ -119,8 +116,8 @@ def _registered(fd: int, size: int, prot: int, device: int, flags: int) -> tuple
     return memory, address
 
 
-def _let_go(memory: mmap.mmap, fd: int, address: int, device: int) -> None:
+def _unregister(memory: mmap.mmap, fd: int, address: int, device: int) -> None:
     unpin(address, device)
-    with suppress(BufferError):  # somebody still looks at it, and unmaps it by letting go of it
+    with suppress(BufferError):  # an array still uses it, and unmaps it when it is collected
         memory.close()
     os.close(fd)

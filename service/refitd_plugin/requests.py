@@ -1,27 +1,25 @@
-"""What the channel answers: who this engine is, and whether a version is ready."""
+"""Answers the channel's requests: what this engine is, and whether a version is ready."""
 
 import logging
 import os
 import socket
 from pathlib import Path
 from threading import Event, Lock
-from typing import Any, assert_never
+from typing import assert_never
 
 import torch
 
 from refitd_client.checkpoint.opening import OpeningRefusedError, components
 from refitd_client.contract.answer import NEEDS_FULL
-from refitd_client.contract.plugin import PROTOCOL, Request
+from refitd_client.contract.plugin import PROTOCOL, PluginRequest
 from refitd_client.validation.contents import ReadingStoppedError
 from refitd_client.validation.validate import Options
 from refitd_plugin.channel import Reply, refused
 from refitd_plugin.contents import contents_beside, digest
-from refitd_plugin.deadline import Deadline
 from refitd_plugin.engine import RankEngine
-from refitd_plugin.port import EngineProcess
+from refitd_plugin.port import EngineProcess, Stages
 from refitd_plugin.source import FullNeededError, SourceRefusedError
-from refitd_plugin.stages import Stages
-from refitd_plugin.turns import short_turns
+from refitd_plugin.turns import Deadline, short_turns
 
 logger = logging.getLogger("refitd_plugin")
 
@@ -31,7 +29,7 @@ _SLOW_SECONDS = 10.0
 
 
 class RequestHandler:
-    """One rank's. `engine` is None where the plugin stands aside for `aside`; `plugin` is its release."""
+    """Answers for one rank. `engine` is None where the plugin stands aside: see `aside`. `plugin` is its release."""
 
     def __init__(
         self, root: Path, process: EngineProcess, engine: RankEngine | None, aside: str | None, plugin: str
@@ -40,7 +38,7 @@ class RequestHandler:
         self._busy, self._turn, self._stop = Lock(), Lock(), Event()
         self._deadline = Deadline(PREPARE_SECONDS, _SLOW_SECONDS)
 
-    def handle(self, request: Request) -> Reply:
+    def handle(self, request: PluginRequest) -> Reply:
         """Answer one request, in the channel's thread."""
         match request.do:
             case "hello":
@@ -51,7 +49,7 @@ class RequestHandler:
                 return self._contents()
             case "forget":
                 if self._engine is not None:
-                    self._replace()  # what is being prepared just now is not wanted either
+                    self._replace()  # what is being prepared now is not wanted either
                     self._engine.forget()
                 return {"ok": True}
             case "lead":
@@ -59,19 +57,22 @@ class RequestHandler:
             case _:
                 assert_never(request.do)
 
-    def _lead(self, request: Request) -> Reply:
-        """A service says that it is the one that loads this engine."""
+    def _lead(self, request: PluginRequest) -> Reply:
+        """Take the lease of a service that loads this engine."""
         if request.owner is None or not request.seconds > 0:
-            return refused("who leads, and for how many seconds?")
+            return refused("a lead needs an owner, and seconds above 0")
         if self._engine is None:
             return refused(f"the plugin stands aside: {self._aside}")
         other = self._engine.lease.take(request.owner, request.seconds, request.peer)
         return {"ok": True} if other is None else refused(other)
 
     def _hello(self) -> Reply:
-        process, engine = self._process, self._engine
+        process, engine, plan = self._process, self._engine, None
+        if engine is not None and (known := engine.loading.plan) is not None:
+            facts = {"replays": known.replays, "copies": len(known.copies), "loader": len(known.residual)}
+            plan = facts | {"proven": known.proven, "reason": known.loader_only or ""}
         if engine is not None:
-            engine.preparing.looking.worker.begin()  # somebody is there who will have versions prepared
+            engine.preparing.inspector.worker.begin()  # a service is there, which will have versions prepared
         return {
             "ok": True,
             "protocol": PROTOCOL,
@@ -88,43 +89,41 @@ class RequestHandler:
             "dp_rank": process.dp_rank,
             "model": {"path": process.model_path, "class": type(process.model).__name__},
             "served": "" if engine is None else engine.served,
-            "plan": None if engine is None else _plan(engine),
+            "plan": plan,
             "kinds": [] if engine is None else ["full", "delta", "handover"],
             "leads": engine is not None,
             "leader": "" if engine is None else engine.lease.leader() or "",
             "no_deltas": (self._aside or "") if engine is None else engine.no_deltas,
         }
 
-    def _prepare(self, request: Request) -> Reply:
-        """The last to ask is served: what an earlier one asked for is given up."""
+    def _prepare(self, request: PluginRequest) -> Reply:
+        """Prepare a version. A preparation that is going on stops: the last request wins."""
         if self._engine is None:
             return refused(f"the plugin stands aside: {self._aside}")
         with short_turns():
-            return self._prepare_by(self._engine, request, self._replace())
-
-    def _prepare_by(self, engine: RankEngine, request: Request, stop: Event) -> Reply:
-        if not self._busy.acquire(timeout=_HANDOVER_SECONDS):
-            return refused("another version is being prepared, and does not stop") | {"busy": True}
-        try:
-            with self._deadline.over(request.path, stop):
-                return self._prepared(engine, request, stop)
-        except ReadingStoppedError:
-            return refused(f"given up after {PREPARE_SECONDS:g} s, or because another version was to be prepared")
-        except FullNeededError as error:
-            return refused(str(error)) | {"needs": NEEDS_FULL}
-        except (SourceRefusedError, OpeningRefusedError, OSError) as error:
-            return refused(str(error))
-        finally:
-            self._busy.release()
+            stop = self._replace()
+            if not self._busy.acquire(timeout=_HANDOVER_SECONDS):
+                return refused("another version is being prepared, and does not stop") | {"busy": True}
+            try:
+                with self._deadline.over(request.path, stop):
+                    return self._prepare_now(self._engine, request, stop)
+            except ReadingStoppedError:
+                return refused(f"stopped after {PREPARE_SECONDS:g} s, or because another version was to be prepared")
+            except FullNeededError as error:
+                return refused(str(error)) | {"needs": NEEDS_FULL}
+            except (SourceRefusedError, OpeningRefusedError, OSError) as error:
+                return refused(str(error))
+            finally:
+                self._busy.release()
 
     def _replace(self) -> Event:
-        """Stop what is being prepared. What is set when it is our turn to stop."""
+        """Stop what is being prepared. Returns the event that stops the next preparation."""
         with self._turn:
             self._stop.set()
             self._stop = Event()
             return self._stop
 
-    def _prepared(self, engine: RankEngine, request: Request, stop: Event) -> Reply:
+    def _prepare_now(self, engine: RankEngine, request: PluginRequest, stop: Event) -> Reply:
         stages = Stages()
         options = Options(
             allow_missing=request.allow_missing,
@@ -155,11 +154,3 @@ class RequestHandler:
         tensor = next(self._process.model.parameters())
         with torch.cuda.device_of(tensor):  # a thread begins on the first GPU, whichever the rank has
             return {"ok": True, "contents": digest(contents_beside(self._process.model))}
-
-
-def _plan(engine: RankEngine) -> dict[str, Any] | None:
-    plan = engine.loading.plan
-    if plan is None:
-        return None
-    facts = {"replays": plan.replays, "copies": len(plan.copies), "loader": len(plan.residual)}
-    return facts | {"proven": plan.proven, "reason": plan.whole or ""}

@@ -1,36 +1,70 @@
-"""What a rank stands on: the version that it serves, and what that would be put back from.
+"""The version that a rank serves, and what it would be put back from.
 
-What came from a trainer's memory can be put back when its files have followed: a thread opens them then, beside
-SGLang's own, which commits.
+What came from a trainer's memory can be put back when its files have followed. A thread beside the engine's own opens
+them as soon as they are there. To open them when the next version is prepared would have its trainer wait: a look at a
+folder is some hundred steps, each of which waits for SGLang's loop.
 """
 
 import logging
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from threading import Lock
 
 from refitd_plugin.changes import is_delta
-from refitd_plugin.following import Following
 from refitd_plugin.imported import OfferedMemory, with_files
 from refitd_plugin.served import ServedState
-from refitd_plugin.source import SourceRefusedError, is_version, mapped, place_of
-from refitd_plugin.startup import folder_of, started_from
+from refitd_plugin.source import SourceRefusedError, folder_of, is_version, mapped, place_of, started_from
+from refitd_plugin.turns import short_turns
 
+_LOOK_SECONDS = 0.1
+_LESS_OFTEN = 2.0  # where opening them failed: it says why in the log, and the next prepare says it to the service
 logger = logging.getLogger("refitd_plugin")
 
 
+class FileFollower:
+    """Calls `look` in a thread, again and again, until it returns True: there is nothing to wait for any more."""
+
+    def __init__(self, look: Callable[[], bool]) -> None:
+        self._look = look
+        self._wanted = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """Begin to look for files: a version was taken from memory."""
+        self._wanted.set()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="refitd-following", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            self._wanted.wait()
+            self._wanted.clear()
+            while True:
+                try:
+                    with short_turns():
+                        if self._look():
+                            break
+                except Exception as error:  # the thread goes on: the next versions need it
+                    logger.warning("the files of what is served cannot be opened yet: %s", error)
+                    time.sleep(_LESS_OFTEN)
+                time.sleep(_LOOK_SECONDS)
+
+
 class RestorePoint:
-    """One rank's. `revision` is that of the model which the server was started with, on the hub."""
+    """What one rank serves. `revision` is that of the model which the server was started with, on the hub."""
 
     def __init__(self, root: Path | None, revision: str | None) -> None:
-        """Nothing is known of the weights in memory."""
         self.served_state: ServedState | None = None
         self._root, self._revision = root, revision
         self._lock, self._turn = Lock(), Lock()
-        self._following = Following(self.fall_back_on_files)
+        self._following = FileFollower(self.fall_back_on_files)
 
     @property
     def label(self) -> str:
-        """The id of the version, as far as it came by way of the plugin."""
+        """The id of the version; empty where the plugin did not load it."""
         served_state = self.served_state
         return "" if served_state is None else served_state.label
 
@@ -47,15 +81,17 @@ class RestorePoint:
         return served_state if served_state.deltas or self.has_no_files else None
 
     def record(self, served_state: ServedState | None) -> None:
-        """This is served from now on; None where nobody knows what is."""
+        """Record what is served from now on; None where that is not known."""
         with self._lock:  # against a thread that has just opened the files of what was there before
             self.served_state = served_state
         if served_state is not None and isinstance(served_state.source, OfferedMemory):
             self._following.begin()
 
     def fall_back_on_files(self) -> bool:
-        """What came from memory is put back from its files, from now on, where they have come. Whether that is so, or
-        there is nothing to put back.
+        """Use the files of a version that came from memory, where they have come.
+
+        Returns:
+            Whether there is nothing to wait for: they have come, or what is served did not come from memory.
 
         Raises:
             SourceRefusedError, OSError: they are there, and cannot be opened.

@@ -10,6 +10,7 @@ NAME_WAIT=SECONDS  how long a rank waits for the others (default 300)
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,24 +41,13 @@ def read_settings(name: str, environment: Mapping[str, str] = os.environ) -> Plu
     if environment.get(name, "on").strip().lower() in _OFF:
         return PluginSettings(on=False)
     root = environment.get(f"{name}_ROOT", "")
-    return PluginSettings(
-        root=Path(root).absolute() if root else None,
-        check_bytes=_check(f"{name}_CHECK", environment.get(f"{name}_CHECK", "bytes")),
-        wait=_seconds(f"{name}_WAIT", environment.get(f"{name}_WAIT", str(_WAIT_SECONDS))),
-    )
-
-
-def _check(name: str, text: str) -> bool:
-    if text not in {"bytes", "headers"}:
-        raise SettingError(f"{name} is {text!r}: it may be bytes or headers")
-    return text == "bytes"
-
-
-def _seconds(name: str, text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
+    check = environment.get(f"{name}_CHECK", "bytes")
+    if check not in {"bytes", "headers"}:
+        raise SettingError(f"{name}_CHECK is {check!r}: it may be bytes or headers")
+    wait = environment.get(f"{name}_WAIT", str(_WAIT_SECONDS))
+    seconds = 0.0
+    with suppress(ValueError):
+        seconds = float(wait)
     if not 0 < seconds < 86400:
-        raise SettingError(f"{name} is {text!r}: it must be a number of seconds, more than 0")
-    return seconds
+        raise SettingError(f"{name}_WAIT is {wait!r}: it must be a number of seconds, more than 0")
+    return PluginSettings(root=Path(root).absolute() if root else None, check_bytes=check == "bytes", wait=seconds)

@@ -1,29 +1,35 @@
-"""A version on disk: looked at as strictly as the service does, checked, and mapped.
+"""A version on disk: looked at as strictly as the service does, checked, and mapped; and the model a server began with.
 
-The folder is opened beneath the root, and no link is followed. What was opened stays open: a version that is deleted
-afterwards can still be read to its end, and put back. Mappings are private, so a loader may work in place on what it
-is given without touching the file.
+A version's folder is opened beneath the root, and no link is followed. What was opened stays open: a version that is
+deleted afterwards can still be read to its end, and put back. Mappings are private, so a loader may work in place on
+what it is given without touching the file.
+
+The model that the server was started with is what versions are held against, and what is put back before the first one.
+The operator named it, so links are followed there (the Hugging Face cache is made of them).
 """
 
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
+from weakref import finalize
 
-from refitd_client.checkpoint.inventory import Reference
+from refitd_client.checkpoint.inventory import Reference, inventory_of
+from refitd_client.checkpoint.layout import IndexRefusedError, lay_out, parse_index
 from refitd_client.checkpoint.opening import ChangedError, Folder, OpeningRefusedError
-from refitd_client.contract.naming import MANIFEST_NAME, SERVICE_FOLDER, version_id
-from refitd_client.validation.evidence import Structure
+from refitd_client.checkpoint.strict_header import Header, HeaderRefusedError, read_header
+from refitd_client.contract.naming import INDEX_NAME, MANIFEST_NAME, SERVICE_FOLDER, version_id
 from refitd_client.validation.examine import examine, signature, structure
-from refitd_client.validation.validate import Invalid, Options, Unknown, judge, validate
-from refitd_plugin.held import HeldFiles, close_all
+from refitd_client.validation.reference import ReferenceRefusedError, read_reference
+from refitd_client.validation.validate import Invalid, Options, Structure, Unknown, judge, validate
 
 if TYPE_CHECKING:
     from refitd_plugin.copy_schedule import Order
     from refitd_plugin.registered import Registered, Registry
+
 
 _TORCH = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
@@ -40,6 +46,20 @@ class SourceRefusedError(Exception):
 
 class FullNeededError(SourceRefusedError):
     """A delta that cannot be applied to what is in memory, and nothing is wrong with either: a full version can."""
+
+
+class HeldFiles:
+    """Open files by name, closed when this object is collected."""
+
+    def __init__(self, files: Mapping[str, int]) -> None:
+        self.files = files
+        finalize(self, close_all, list(files.values()))
+
+
+def close_all(files: Iterable[int]) -> None:
+    """Close descriptors."""
+    for fd in files:
+        os.close(fd)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +120,7 @@ class VersionSource:
 
     def registered(self, registry: "Registry", device: int) -> "dict[str, Registered] | None":
         """Its weight files, registered for a GPU; None where one cannot be, or is not what was mapped any more."""
-        held = self.held or self._opened()
-        if held is None:
+        if (held := self.held or self._open_files()) is None:
             return None
         found: dict[str, Any] = {}
         for name, fd in held.files.items():
@@ -110,7 +129,7 @@ class VersionSource:
             found[name] = file
         return found
 
-    def _opened(self) -> HeldFiles | None:
+    def _open_files(self) -> HeldFiles | None:
         files: dict[str, int] = {}
         try:
             with Folder(self.place.root, self.place.path) as folder:
@@ -144,14 +163,11 @@ class VersionSource:
 def place_of(path: str, root: Path | None) -> VersionPlace:
     """Where a folder is: beneath `root`, else beneath the nearest folder above it that is a root, else by itself."""
     folder = Path(path).absolute()
-    for above in ([root] if root is not None else []) + _roots(folder):
+    nearest = [above for above in folder.parents if (above / SERVICE_FOLDER).is_dir()][:1]
+    for above in ([root] if root is not None else []) + nearest:
         if above != folder and folder.is_relative_to(above):
             return VersionPlace(above, str(folder.relative_to(above)))
     return VersionPlace(folder.parent, folder.name)
-
-
-def _roots(folder: Path) -> list[Path]:
-    return [above for above in folder.parents if (above / SERVICE_FOLDER).is_dir()][:1]
 
 
 def is_version(path: str) -> bool:
@@ -162,7 +178,14 @@ def is_version(path: str) -> bool:
 def open_version(
     place: VersionPlace, reference: Reference | None, options: Options, *, check_bytes: bool, stop: Event | None = None
 ) -> VersionSource:
-    """Look at a version, check it, and map it. `stop` ends the reading of its bytes.
+    """Look at a version, check it, and map it.
+
+    Args:
+        place: its folder.
+        reference: the model that it is held against, None where that cannot be read.
+        options: what may differ from the model.
+        check_bytes: whether to read every byte of it.
+        stop: ends the reading of its bytes.
 
     Raises:
         SourceRefusedError: it is not one to load into the model that `reference` describes, or it changes meanwhile.
@@ -182,7 +205,7 @@ def open_version(
 
 
 def mapped(place: VersionPlace) -> VersionSource:
-    """Look at a folder and map its weight files. Whether it is any good, its `structure` says.
+    """Look at a folder and map its weight files. Its `structure` says whether it is any good.
 
     Raises:
         SourceRefusedError: a file is no longer what the look saw, or of a dtype that torch does not have.
@@ -192,15 +215,69 @@ def mapped(place: VersionPlace) -> VersionSource:
     for name, tensor in seen.inventory.tensors.items():
         if tensor.dtype not in _TORCH:
             raise SourceRefusedError(f"tensor {name} has dtype {tensor.dtype}, which torch cannot hold")
+    maps: dict[str, mmap.mmap] = {}
     try:
         with Folder(place.root, place.path) as folder:
-            maps = {name: _map(folder, seen, name) for name in seen.headers}
+            for name in seen.headers:
+                with folder.open(name, seen.files[name]) as fd:
+                    maps[name] = mmap.mmap(fd, seen.files[name].size, access=mmap.ACCESS_COPY)
             return VersionSource(place=place, structure=seen, inventory=seen.inventory.digest, maps=maps)
     except (OpeningRefusedError, ChangedError) as error:
         raise SourceRefusedError(str(error)) from error
 
 
-def _map(folder: Folder, seen: Structure, name: str) -> mmap.mmap:
-    expected = seen.files[name]
-    with folder.open(name, expected) as fd:
-        return mmap.mmap(fd, expected.size, access=mmap.ACCESS_COPY)
+def reference_in(folder: Path) -> Reference:
+    """Names, shapes and dtypes of the model's tensors, from its files' headers.
+
+    Raises:
+        SourceRefusedError: they cannot be read, so nothing can be held against them.
+    """
+    try:
+        return read_reference(folder)
+    except (ReferenceRefusedError, OSError) as error:
+        advice = "start the engine on a folder of safetensors"
+        raise SourceRefusedError(f"there is nothing to hold a version against: {error}: {advice}") from error
+
+
+def folder_of(path: str, revision: str | None) -> Path:
+    """The folder of a model, also of one that the server was given by its name on the hub.
+
+    Raises:
+        SourceRefusedError: it is not here.
+    """
+    if Path(path).is_dir():
+        return Path(path)
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(path, revision=revision, local_files_only=True))
+    except Exception as error:  # the hub's library raises many kinds; all mean that it is not here
+        reason = f"{path} is not a folder on this machine ({type(error).__name__})"
+        raise SourceRefusedError(f"there is nothing to hold a version against: {reason}") from error
+
+
+def started_from(folder: Path) -> VersionSource:
+    """The model that a server was started with.
+
+    Raises:
+        SourceRefusedError: it is not made of safetensors files that can be read.
+        OSError: it cannot be read.
+    """
+    names = {file.name for file in folder.iterdir() if not file.name.startswith(".")}
+    try:
+        index = parse_index((folder / INDEX_NAME).read_bytes()) if INDEX_NAME in names else None
+        layout = lay_out(names, index)
+        if layout.faults:
+            raise SourceRefusedError(layout.faults[0].reason)
+        headers: dict[str, Header] = {}
+        maps: dict[str, mmap.mmap] = {}
+        for name in layout.weights:
+            with (folder / name).open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                headers[name] = read_header(file.fileno(), size)
+                maps[name] = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
+    except (HeaderRefusedError, IndexRefusedError) as error:
+        raise SourceRefusedError(f"{folder} cannot be read: {error}") from error
+    seen = Structure(path=folder.name, files={}, headers=headers, inventory=inventory_of(headers))
+    place = VersionPlace(folder.parent, folder.name)
+    return VersionSource(place=place, structure=seen, inventory=seen.inventory.digest, maps=maps)

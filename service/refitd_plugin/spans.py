@@ -5,11 +5,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 
 Span = tuple[int, int]
-MOST_STRETCHES = 2_000_000  # of one tensor; more are not worth to be followed
+MOST_STRETCHES = 2_000_000  # of one tensor; more are not followed
 
 
 class TooManyStretchesError(ValueError):
-    """A tensor that lies in so many pieces that nobody follows them."""
+    """A tensor lies in more pieces than are followed."""
 
 
 class NamedSpans:
@@ -63,7 +63,13 @@ def merged(spans: Iterable[Span]) -> list[Span]:
 
 
 def stretches(address: int, itemsize: int, shape: Sequence[int], strides: Sequence[int]) -> Iterator[Span]:
-    """The memory of a strided tensor, from its first element's address; strides count elements.
+    """The memory of a strided tensor.
+
+    Args:
+        address: of its first element.
+        itemsize: bytes of an element.
+        shape: of the tensor.
+        strides: in elements.
 
     Raises:
         TooManyStretchesError: there are more than two million.

@@ -16,12 +16,14 @@ from refitd_plugin.plan import Loader, Tensors
 
 
 class NoRollbackError(Exception):
-    """The engine wanted to load a second time. The plugin puts back what was there, by itself."""
+    """The engine loads a second time within one update. The plugin itself puts back what was there."""
 
 
 class TensorFeed:
-    """One load, by the loader or by `copy` in its place. `asked`: the engine came for the tensors; `begun`: some may be
-    written; `done`: all were given, or are the loader's to be asked for. `how` is `load`, or what `copy` is.
+    """One load, by the loader or by `copy` in its place.
+
+    `asked`: the engine has begun to iterate over the tensors; `begun`: some may be written; `done`: all were given, or
+    the loader takes them. `how` is `load`, or what `copy` is.
     """
 
     def __init__(self, tensors: Tensors, copy: Callable[[Loader], None] | None = None, how: str = "replay") -> None:
@@ -36,10 +38,10 @@ class TensorFeed:
         self.done = False
 
     def tensors(self) -> Iterator[tuple[str, Any]]:
-        """What the loader iterates over: asked for once.
+        """What the loader iterates over, once.
 
         Raises:
-            NoRollbackError: it was asked for before.
+            NoRollbackError: it was iterated over before.
         """
         if self.asked:
             raise NoRollbackError("the load failed, and is not tried again from the same files")

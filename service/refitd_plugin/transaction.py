@@ -1,11 +1,11 @@
 """What the ranks of an engine decide together, and what came of an update. Pure.
 
-    prepare    each rank: READY or REFUSED             all ready, of one version → commit; otherwise nobody writes
+    prepare    each rank: READY or REFUSED             all ready, of one version → commit; otherwise no rank writes
     commit     each rank: WRITTEN, UNTOUCHED, FAILED   all written → keep; all untouched → refuse; otherwise → restore
     restore    each rank: UNTOUCHED, RESTORED, LOST    what the engine serves is as well known as its worst rank
 
-Every rank computes the same from the same reports. A report that does not come stands for a rank of which nobody knows
-what it does: it may be a stock server that loads by itself.
+Every rank computes the same from the same reports. A report that does not come stands for a rank in an unknown
+state: it may be a stock server that loads by itself.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class RankState(StrEnum):
     UNTOUCHED = "untouched"  # it came to nothing before the first write
     FAILED = "failed"  # it came to nothing after the first write
     RESTORED = "restored"  # the fingerprints are those of before
-    LOST = "lost"  # nobody knows what it holds
+    LOST = "lost"  # its contents are not known
 
 
 class NextStep(StrEnum):
@@ -39,7 +39,7 @@ class NextStep(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankReport:
-    """What a rank tells the others. `version` is the digest of what it is about to load; `needs` as in an answer."""
+    """What a rank reports to the others. `version` is the digest of what it will load; `needs` as in an answer."""
 
     rank: int
     state: RankState
@@ -50,7 +50,7 @@ class RankReport:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What is done next, and the sentence that says why where it is not the good way."""
+    """What is done next, and where it is not COMMIT or KEEP a sentence that says why."""
 
     step: NextStep
     reason: str = ""
@@ -60,7 +60,7 @@ Reports = Sequence[RankReport | None]
 
 
 def after_prepare(reports: Reports) -> Decision:
-    """Commit only if everyone is ready for the same version."""
+    """Commit only if every rank is ready for the same version."""
     if (absent := _absent(reports)) is not None:
         return Decision(NextStep.ABANDON, absent)
     if refused := [each for each in _present(reports) if each.state is not RankState.READY]:
@@ -83,7 +83,7 @@ def after_commit(reports: Reports) -> Decision:
 
 
 def after_restore(reports: Reports) -> UpdateOutcome:
-    """The engine's contents are as well known as those of its worst rank."""
+    """What the engine serves is as well known as what its worst rank serves."""
     states = {None if each is None else each.state for each in reports}
     if not states <= {RankState.UNTOUCHED, RankState.RESTORED}:
         return UpdateOutcome.UNKNOWN
@@ -102,7 +102,7 @@ def _present(reports: Reports) -> list[RankReport]:
 
 
 def _said(some: Sequence[RankReport], reports: Reports) -> str:
-    """One sentence where all say the same; otherwise the first, and whose it is."""
+    """The reason where all give the same; otherwise the first reason, with its rank."""
     first = some[0]
     if len(reports) == 1 or (len(some) == len(reports) and len({each.reason for each in some}) == 1):
         return first.reason

@@ -1,34 +1,43 @@
-"""Turns of the interpreter for a thread beside SGLang's loop.
+"""How the plugin's threads run beside the engine's loop: short turns of the interpreter, and one thread for deadlines.
 
-That loop never waits, not even when there is nothing to do, so a thread that reads and digests 3 GB, and lets go of the
-interpreter's lock some ten thousand times, would be at it for minutes. It gets the lock back in one of two ways:
+SGLang's loop never waits, not even when there is nothing to do, so a thread that reads and digests 3 GB, and releases
+the interpreter's lock some ten thousand times, would take minutes. It gets the lock back in one of two ways:
 
-- It asks for it. A thread does so when it has waited `sys.getswitchinterval()`, 5 ms, in which nobody took a turn.
-- It is faster than the loop, which lets go by itself at each system call, to take the lock again a microsecond later.
-  Whoever waits is woken then, comes too late, and begins its wait anew (`take_gil` in CPython's ceval_gil.c): a loop
-  that looks at its sockets every 0.1 ms is never asked.
+- It asks for it. A thread does so when it has waited `sys.getswitchinterval()`, 5 ms, in which no thread took a turn.
+- It is faster than the loop, which releases the lock by itself at each system call, to take it again a microsecond
+  later. A waiting thread is woken then, comes too late, and begins its wait anew (`take_gil` in CPython's ceval_gil.c):
+  a loop that looks at its sockets every 0.1 ms is never asked.
 
 So while a thread works here, its wait is shorter than what is between two of the loop's looks. Linux adds 50 µs to
 each wait, unless the thread says that it wants none of that slack (PR_SET_TIMERSLACK, prctl(2)).
+
+A timer would be a thread for each time that something is prepared. To begin one beside SGLang's loop takes longer than
+to prepare a version whose files lie where the last one's did: one thread looks at all deadlines.
 """
 
 import ctypes
+import logging
 import sys
 import threading
+import time
+import traceback
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
+logger = logging.getLogger("refitd_plugin")
+_LOOK_SECONDS = 1.0
 _SHORT_SECONDS = 0.000005
 _SET_SLACK, _GET_SLACK = 29, 30  # prctl(2), of the calling thread, in nanoseconds
 _NO_SLACK = 1
 _turn = threading.Lock()
 _before: list[float] = []
-_prctl = getattr(ctypes.PyDLL(None), "prctl", None)  # not CDLL: a call of that gives the lock away
+_prctl = getattr(ctypes.PyDLL(None), "prctl", None)  # not CDLL: its calls release the lock
 
 
 @contextmanager
 def short_turns() -> Iterator[None]:
-    """While the context lasts, in any thread, a thread that wants the lock gets it soon; this one at once."""
+    """While the context lasts, a thread that waits for the lock gets it soon, and this one at once. For any thread."""
     with _turn:
         _before.append(sys.getswitchinterval())
         sys.setswitchinterval(min(_SHORT_SECONDS, _before[0]))
@@ -53,3 +62,52 @@ def _no_slack() -> Generator[None]:
         yield
     finally:
         _prctl(_SET_SLACK, ctypes.c_ulong(usual))
+
+
+@dataclass(slots=True, eq=False)
+class _Work:
+    """What is being prepared, in which thread, and since when (monotonic, in seconds)."""
+
+    path: str
+    stop: threading.Event
+    thread: int
+    began: float
+    is_logged: bool = False
+
+
+class Deadline:
+    """Sets an event after `stop_seconds`; after `slow_seconds` logs where the thread is."""
+
+    def __init__(self, stop_seconds: float, slow_seconds: float) -> None:
+        self._stop_seconds, self._slow_seconds = stop_seconds, slow_seconds
+        self._work: _Work | None = None
+        self._thread: threading.Thread | None = None
+
+    @contextmanager
+    def over(self, path: str, stop: threading.Event) -> Generator[None]:
+        """The time of the preparation of `path`, which is one at a time."""
+        self._work = _Work(path, stop, threading.get_ident(), time.monotonic())
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._watch, name="refitd-deadline", daemon=True)
+            self._thread.start()
+        try:
+            yield
+        finally:
+            self._work = None
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(min(_LOOK_SECONDS, self._slow_seconds, self._stop_seconds))
+            if (work := self._work) is not None:
+                self._look(work, time.monotonic() - work.began)
+
+    def _look(self, work: _Work, seconds: float) -> None:
+        if seconds >= self._stop_seconds:
+            work.stop.set()
+        if seconds >= self._slow_seconds and not work.is_logged:
+            work.is_logged = True
+            frame = sys._current_frames().get(work.thread)  # noqa: SLF001 - Python has no other name for it
+            where = "".join(traceback.format_stack(frame)) if frame is not None else "nowhere"
+            logger.warning(
+                "refitd has been preparing %s for %g s, and is at:\n%s", work.path, self._slow_seconds, where
+            )

@@ -1,86 +1,192 @@
-"""How one version gets into a model: what the engine asks of a full version (`whole.py`) and of a delta (`sparse.py`).
+"""How one version gets into a model. A full version is here, and so is one that is served already; see also `sparse`
+(a delta) and `offered` (a version in a trainer's memory).
 
-fit        the last look before anyone writes: does it fit what is in memory now?
-write      through SGLang's own function
-check      is what is in memory now what it should be?
-put_back   what was there before
+    fit        the last look before the first write: does it fit what is in memory now?
+    write      through the engine's own function
+    check      is what is in memory now what it should be?
+    put_back   what was there before
 """
 
+from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar
 
+from refitd_client.validation.validate import Options
+from refitd_plugin.contents import count_equal, first_difference
+from refitd_plugin.loading import Loading, Readied
 from refitd_plugin.port import UpdateCall
 from refitd_plugin.served import ServedState
+from refitd_plugin.source import FullNeededError, VersionSource
 from refitd_plugin.tensor_feed import TensorFeed
 
 
-class UpdateSource(Protocol):
-    """A version that was opened and checked. Contents are fingerprints of the model's tensors, as `contents_of`."""
+class UpdateSource(ABC):
+    """A version that was opened and checked. Contents are fingerprints of the model's tensors, as `contents_of`.
 
-    @property
-    def kind(self) -> str:
-        """`full` or `delta`."""
-        ...
+    `label` is the version's id, `digest` is equal for equal versions, `folder` is where its files lie, `nbytes` is what
+    is to be read of them, and `proved` counts, after `check`, the tensors that lie in memory with the fingerprints of
+    the version's manifest.
+    """
 
-    @property
-    def label(self) -> str:
-        """The version's id."""
-        ...
+    kind: ClassVar[str]
+    proved = 0
 
-    @property
-    def digest(self) -> str:
-        """Equal for equal versions."""
-        ...
+    def __init__(self, loading: Loading, *, label: str, digest: str, folder: Path, nbytes: int) -> None:
+        self.loading, self.label, self.digest, self.folder, self.nbytes = loading, label, digest, folder, nbytes
 
     @property
     def signature(self) -> str:
         """What its files look like from outside: equal to the service's for the very same files."""
-        ...
-
-    @property
-    def nbytes(self) -> int:
-        """What is to be read of it."""
-        ...
-
-    @property
-    def folder(self) -> Path:
-        """Where it lies."""
-        ...
-
-    @property
-    def proved(self) -> int:
-        """After `check`: how many of its tensors lie in memory with the fingerprints of its manifest."""
-        ...
-
-    def is_unchanged(self) -> bool:
-        """Whether its folder still looks as it did."""
-        ...
+        return self.digest
 
     @property
     def watches(self) -> bool:
         """Whether `write` itself takes the contents of before and after, beside its work."""
-        ...
+        return False
 
+    @abstractmethod
+    def is_unchanged(self) -> bool:
+        """Whether its folder still looks as it did."""
+
+    @abstractmethod
     def fit(self, served_state: ServedState | None, contents: dict[str, str]) -> None:
         """Hold it against what is in memory.
 
         Raises:
             SourceRefusedError: it does not fit.
         """
-        ...
 
+    @abstractmethod
     def write(self, call: UpdateCall) -> tuple[TensorFeed, str | None]:
-        """Load it: how far that came, and what went wrong, if anything did."""
-        ...
+        """Load it. Returns how far that came, and what went wrong, if anything did."""
 
+    @abstractmethod
     def check(self, contents: dict[str, str]) -> str | None:
         """What is wrong with what is in memory now, if anything is."""
-        ...
 
     def put_back(self, call: UpdateCall, previous: ServedState | None, path: str) -> tuple[TensorFeed, str | None]:
-        """Bring back what was there before, under its path: how far that came, and what went wrong, if anything did."""
-        ...
+        """Bring back what was there before. Through the model's loader, since the load plan may be at fault.
 
+        Args:
+            call: the update that failed.
+            previous: what was served before it; None where that cannot be read.
+            path: the folder that the engine named as served before.
+
+        Returns:
+            How far that came, and what went wrong, if anything did.
+        """
+        if previous is None:
+            return TensorFeed({}), "what was served before cannot be read any more"
+        return self.loading.put_back(call, previous.tensors(), path)
+
+    @abstractmethod
     def served_state(self, contents: dict[str, str]) -> ServedState | None:
         """What is served from now on, as far as it is known."""
-        ...
+
+
+class FullVersion(UpdateSource):
+    """A full version on disk: loaded by the model's loader, or as the load plan's copies.
+
+    `readied` are its copies, made ready while the engine served.
+    """
+
+    kind = "full"
+
+    def __init__(self, source: VersionSource, options: Options, loading: Loading) -> None:
+        folder, nbytes = source.place.folder, source.nbytes
+        super().__init__(loading, label=source.label, digest=source.digest, folder=folder, nbytes=nbytes)
+        self.source = source
+        self.partial = options.allow_missing  # it may leave some of what was there before
+        self.readied: Readied | None = None
+        self._others: list[int] | None = None
+        self._fingerprints: list[tuple[str, int]] = []
+
+    @property
+    def signature(self) -> str:
+        """See `UpdateSource`."""
+        return self.source.structure.signature
+
+    @property
+    def watches(self) -> bool:
+        """See `UpdateSource`."""
+        ready = self.readied
+        return ready is not None and ready.schedule.watch is not None and self.loading.has(ready.plan)
+
+    def is_unchanged(self) -> bool:
+        """See `UpdateSource`."""
+        return self.source.is_unchanged()
+
+    def fit(self, served_state: ServedState | None, contents: dict[str, str]) -> None:
+        """It fits whatever is there: its tensors are those of the model."""
+
+    def write(self, call: UpdateCall) -> tuple[TensorFeed, str | None]:
+        """See `UpdateSource`."""
+        feed, fault = self.loading.load(call, self.source, partial=self.partial, readied=self.readied)
+        self._others = feed.others
+        return feed, fault
+
+    def check(self, contents: dict[str, str]) -> str | None:
+        """See `UpdateSource`: tensors that are only copied have the fingerprints that the manifest gives them."""
+        manifest = self.source.structure.manifest
+        expected = {} if manifest is None else manifest.fingerprints
+        self._fingerprints = self.loading.fingerprints(self.source, contents, self._others)
+        self.proved = count_equal(self._fingerprints, expected)
+        return first_difference(self._fingerprints, expected)
+
+    def served_state(self, contents: dict[str, str]) -> ServedState | None:
+        """See `UpdateSource`."""
+        if self.partial:
+            return None
+        return ServedState(source=self.source, contents=contents, fingerprints=self._fingerprints)
+
+
+class ServedAgain(UpdateSource):
+    """An update to what is served already: SGLang records it once more, and nothing is written.
+
+    A version that SGLang loads while requests are paused in place is loaded before SGLang says that it could not flush
+    its cache, and keeps its old path and label. The service then has it loaded again. A delta does not lead from
+    itself, and an offer may be over: where the weights are still what that update left, there is nothing to write.
+    """
+
+    kind = "again"
+
+    def __init__(self, served_state: ServedState, loading: Loading) -> None:
+        label = served_state.label
+        super().__init__(loading, label=label, digest=f"again:{label}", folder=served_state.folder, nbytes=0)
+        self._served_state = served_state
+
+    @property
+    def signature(self) -> str:
+        """See `UpdateSource`: nothing is read of its files."""
+        return ""
+
+    def is_unchanged(self) -> bool:
+        """See `UpdateSource`."""
+        return True
+
+    def fit(self, served_state: ServedState | None, contents: dict[str, str]) -> None:
+        """See `UpdateSource`."""
+        if served_state is not self._served_state or contents != self._served_state.contents:
+            raise FullNeededError(f"the weights in memory are not those of {self.label} any more")
+
+    def write(self, call: UpdateCall) -> tuple[TensorFeed, str | None]:
+        """See `UpdateSource`."""
+        return self.loading.apply(call, call.path, call.load_format, write_nothing)
+
+    def check(self, contents: dict[str, str]) -> str | None:
+        """See `UpdateSource`."""
+        if contents != self._served_state.contents:
+            return "the weights have changed, though the update wrote nothing"
+        return None
+
+    def put_back(self, call: UpdateCall, previous: ServedState | None, path: str) -> tuple[TensorFeed, str | None]:
+        """See `UpdateSource`."""
+        return self.loading.apply(call, path, "auto", write_nothing)
+
+    def served_state(self, contents: dict[str, str]) -> ServedState | None:
+        """See `UpdateSource`."""
+        return self._served_state
+
+
+def write_nothing() -> None:
+    """For an update that changes nothing on this rank."""

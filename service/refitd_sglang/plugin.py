@@ -90,7 +90,7 @@ class Plugin:
         return self._ranks[key]
 
     def _call(self, stock: Any, updater: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What is asked for; None where it is nothing for the plugin."""
+        """The call as the plugin takes it; None where the update is SGLang's own."""
         from refitd_plugin.offered import is_promised
         from refitd_plugin.port import UpdateCall
         from refitd_plugin.source import is_version

@@ -1,14 +1,24 @@
-"""One rank of SGLang as the plugin sees it: its model, its server's arguments, and how its loads are given tensors."""
+"""One rank of SGLang as the plugin sees it: its model, its server's arguments, and how its loads are given tensors.
+
+SGLang's own update function gets a version's tensors in place of files: its loader's iterator yields them.
+
+Some models can be loaded only once. SGLang has quantisation methods that transpose and pack what was loaded, and leave
+parameters behind that no loader knows (`process_weights_after_loading`). To load such a model again fails in its midst,
+and stock SGLang ends with it: seen of fp8 on a GPU (0.5.12.post1), and of awq and blockwise_int8 on a CPU (0.5.23).
+"""
 
 import importlib.metadata
-from contextlib import AbstractContextManager
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from refitd_plugin.tensor_feed import TensorFeed
-from refitd_sglang.feeding import feeding
-from refitd_sglang.quantised import loaded_once
+import torch
 
+from refitd_plugin.tensor_feed import TensorFeed
+
+_ITERATOR = "_get_weights_iterator"
 _NO_DRAFT = {None, "", "NGRAM"}  # speculation without a model of its own
 
 
@@ -107,6 +117,48 @@ class SglangProcess:
     def _args(self) -> Any:
         """The server's arguments."""
         return runner_of(self.updater).server_args
+
+
+def loaded_once(model: Any, config: Any) -> str | None:
+    """Why no weights can be loaded into a model again; None where they can, as far as can be seen.
+
+    `config` is SGLang's of the model. What a method computes beside the weights (scales, say) never had a loader.
+    """
+    method = getattr(config, "quantization", None)
+    if method is None:
+        return None
+    for name, module in model.named_modules():
+        if getattr(module, "quant_method", None) is None:
+            continue
+        for own, parameter in module.named_parameters(recurse=False):
+            if own.endswith("weight") and getattr(parameter, "weight_loader", None) is None:
+                return (
+                    f"{name}.{own} is not what SGLang's loader left there: quantisation {method} has put another in "
+                    "its place, and into that no weights can be loaded. Serve the model without it"
+                )
+    return None
+
+
+@contextmanager
+def feeding(loader: type, feed: TensorFeed) -> Iterator[None]:
+    """Have SGLang's loader take its tensors from a feed while the context lasts, in this thread.
+
+    Args:
+        loader: SGLang's class that reads files.
+        feed: what its iterator yields in their place.
+    """
+    dtype = torch.get_default_dtype()
+    original, mine = getattr(loader, _ITERATOR), threading.get_ident()
+
+    def iterator(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return feed.tensors() if threading.get_ident() == mine else original(self, *args, **kwargs)
+
+    setattr(loader, _ITERATOR, iterator)
+    try:
+        yield
+    finally:
+        setattr(loader, _ITERATOR, original)
+        torch.set_default_dtype(dtype)  # SGLang before 0.5.19 leaves the model's behind when a load raises
 
 
 def runner_of(updater: Any) -> Any:

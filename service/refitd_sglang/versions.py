@@ -4,7 +4,7 @@
     0.5.16 and later    `WeightUpdater.update_weights_from_disk`, which knows its runner
 
 A layout is taken only where all of it is there: the function with the parameters that are known, and a loader whose
-iterator it uses. Anything else is a release that nobody has looked at, and the plugin stands aside.
+iterator it uses. Anything else is an unknown release, and the plugin stands aside.
 """
 
 import importlib
@@ -38,7 +38,7 @@ class SglangLayout:
         return f"{self.module}.{self.owner.__name__}.{FUNCTION}"
 
     def arguments(self, updater: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of a call by name. Raises TypeError where they do not fit."""
+        """The arguments of a call of `updater`'s function, by name. Raises TypeError where they do not fit."""
         bound = self.signature.bind(updater, *args, **kwargs)
         bound.apply_defaults()
         return dict(bound.arguments)
@@ -57,12 +57,8 @@ def find_layout() -> SglangLayout | Aside:
         loader = getattr(importlib.import_module(_LOADER[0]), _LOADER[1])
         if missing := [name for name in _CALLED if not callable(getattr(loader, name, None))]:
             return Aside(f"{_LOADER[1]} has no {missing[0]}")
-        return _find(loader)
     except (ImportError, AttributeError) as error:
         return Aside(f"{error}")
-
-
-def _find(loader: type) -> SglangLayout | Aside:
     for module, name in _TARGETS:
         try:
             owner = getattr(importlib.import_module(module), name)
@@ -74,7 +70,13 @@ def _find(loader: type) -> SglangLayout | Aside:
 
 
 def layout_of(module: str, owner: type, loader: type) -> SglangLayout | Aside:
-    """Hold a class against what is known."""
+    """Hold a class against the releases that are known.
+
+    Args:
+        module: the module that has it.
+        owner: the class whose function is wrapped.
+        loader: SGLang's class that reads files.
+    """
     function = vars(owner)[FUNCTION]
     try:
         signature, text = inspect.signature(function), inspect.getsource(function)

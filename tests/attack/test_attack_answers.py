@@ -12,16 +12,16 @@ from typing import Any
 import msgspec
 from hypothesis import example, given
 
-from refitd.engine.plugin.handshake import read_handshake
+from refitd.engine.plugin.rank_group import read_handshake
 from refitd.engine.port import Reached, Unreached
 from refitd.engine.sglang.adapter import SglangEngine
-from refitd_client.contract.plugin import MAX_LINE, Handshake, Request
+from refitd_client.contract.plugin import MAX_LINE, Handshake, PluginRequest
 from refitd_client.transport.ipc.offer import (
     DevicePlace,
     HostPlace,
-    Layout,
     Offer,
     OfferedTensor,
+    OfferLayout,
     OfferRefusedError,
     offer_with,
     seal,
@@ -41,7 +41,7 @@ TENSORS = (
 )
 MARK = b"\nhmac-sha256:"
 BODY = seal(
-    offer_with(Layout(host="a", boot="b", pid=1, life="c", tensors=TENSORS), "run~v000001", (1, 2)), SECRET
+    offer_with(OfferLayout(host="a", boot="b", pid=1, life="c", tensors=TENSORS), "run~v000001", (1, 2)), SECRET
 ).rpartition(MARK)[0]
 
 LINES = [b'{"do":"hello"}', b'{"do":"prepare","path":"run/v000001","offer":"run/.offer-1","check":"bytes"}']
@@ -75,7 +75,7 @@ def test_no_bytes_under_the_right_secret_are_anything_but_an_offer_or_refused(bo
         assert all(tensor.nbytes >= 0 and tensor.place.offset >= 0 for tensor in offer.layout.tensors)
 
 
-def echo(request: Request) -> Reply:
+def echo(request: PluginRequest) -> Reply:
     return {"ok": True, "do": request.do, "path": request.path}
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from refitd.api.connection_slots import ConnectionSlots
+from refitd.api.connection import ConnectionSlots
 from refitd.api.limits import MAX_BODY_BYTES
 from refitd.api.server import PATIENCE
 from support.attackers import GIVE_UP, attacking, listening, problem_in

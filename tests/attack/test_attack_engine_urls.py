@@ -11,13 +11,13 @@ import httpcore
 import httpx
 import pytest
 
-from refitd.engine.allow import Address, AllowList, AllowRefusedError, parse_allow_list, refusal
+from refitd.engine.address import Address, AllowList, AllowRefusedError, parse_allow_list, refusal
 from refitd.engine.connect import connector
 from refitd.engine.dialing import CheckedNetwork, Guard, refused
 from refitd.engine.engines_file import EngineSpec
-from refitd.engine.http import Lost, NoReply, Reply, Transport
+from refitd.engine.http import CallFailure, NoReply, Reply, Transport
 from refitd.engine.port import Reached, Unreached
-from refitd.policy.hosts import OperatorHosts, guard_of, named_by_operator
+from refitd.policy.roster import OperatorHosts, guard_of, named_by_operator
 from refitd.settings import Settings
 from refitd.state.records import EngineRecord, Source
 from refitd_client import RefitClient
@@ -254,7 +254,7 @@ async def test_a_key_file_that_holds_no_key_sends_nothing_and_says_nothing_of_wh
     with serve(answer(200, {})) as server:
         reply = await ask(server.url, file)
         assert isinstance(reply, NoReply)
-        assert reply.lost is Lost.NEVER_SENT
+        assert reply.lost is CallFailure.NEVER_SENT
         assert str(file) in reply.reason
         assert "lines" not in reply.reason
         assert server.seen == []

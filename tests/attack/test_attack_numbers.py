@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from refitd.areal import updates
-from refitd.engine.sglang.dialect import dialect_of
+from refitd.engine.sglang.info import dialect_of
 from refitd_client.contract.naming import parse_version_folder, parse_version_id
 from refitd_client.validation.conventions import recognise
 from support.services import serving

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from refitd.policy.metadata import MAX_CHARACTERS, MAX_ENTRIES
+from refitd.policy.admit import MAX_CHARACTERS, MAX_ENTRIES
 from support.attackers import attacking, listening
 from support.checkpoints import publish, tensors
 from support.services import serving

@@ -24,7 +24,7 @@ from typing import TypeVar
 import numpy as np
 
 from refitd.materialize.disk import DiskCopies
-from refitd.policy.materialize import Write
+from refitd.policy.materialize import WriteCopy
 from refitd.state.copy import Copy
 from refitd.state.version import VersionRecord
 from refitd_client import WeightPublisher
@@ -41,7 +41,7 @@ def published(root: Path, megabytes: int, tensors: int, share: float) -> list[Ve
     elements = megabytes * 2**20 // 2 // tensors
     weights = {f"w{number}": random.integers(0, 2**14, elements, dtype=np.uint16) for number in range(tensors)}
     with WeightPublisher(root, RUN, delta_rules=DeltaRules(threshold=0.5), fingerprints=True) as publisher:
-        publisher._means.deltas._ask_base = lambda: found[-1].id
+        publisher._context.deltas._ask_base = lambda: found[-1].id
         for step in (1, 2, 3):
             named = {name: bits.view(np.float16) for name, bits in weights.items()}
             found.append(record_of(root, publisher.publish(named, step=step, delta="auto")))
@@ -93,13 +93,15 @@ def one_round(root: Path, copies: DiskCopies, versions: list[VersionRecord], tim
     times.take("cp", lambda: copied_by_cp(root / full.path, root / "by-cp"))
     shutil.rmtree(root / "by-cp")
 
-    def write(what: str, order: Write) -> Copy:
+    def write(what: str, order: WriteCopy) -> Copy:
         return times.take(what, lambda: copies._write(order, Event()))
 
-    one = write("anew, from the full version", Write(target=second, source=full, deltas=(second,), into=None))
-    other = write("anew, from a copy", Write(target=third, source=one, deltas=(third,), into=None))
-    one = write("in place", Write(target=third, source=one, deltas=(third,), into=one))
-    other = write("over a copy, from the full version", Write(target=second, source=full, deltas=(second,), into=other))
+    one = write("anew, from the full version", WriteCopy(target=second, source=full, deltas=(second,), into=None))
+    other = write("anew, from a copy", WriteCopy(target=third, source=one, deltas=(third,), into=None))
+    one = write("in place", WriteCopy(target=third, source=one, deltas=(third,), into=one))
+    other = write(
+        "over a copy, from the full version", WriteCopy(target=second, source=full, deltas=(second,), into=other)
+    )
     for copy in (one, other):
         copies._discard(copy)
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from crowd import crowd
 
-from refitd.api.listening import listening
-from refitd.api.server import Server
+from refitd.api.server import Server, listening
 from refitd.app import SWITCH_SECONDS
 from refitd.observe.logs import configure_logs
 

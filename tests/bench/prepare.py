@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from refitd_plugin.stages import Stages
+from refitd_plugin.port import Stages
 from refitd_plugin.turns import short_turns
 from support.tiny_rank import Rank, Weights, delta, version
 
@@ -90,7 +90,7 @@ def spread(times: list[float]) -> dict[str, float]:
 
 def measured(rank: Rank, paths: list[Path], rounds: int, check: bool) -> dict[str, Any]:
     """Both ways in turns."""
-    worker = rank.engine.preparing.looking.worker
+    worker = rank.engine.preparing.inspector.worker
     ask, found = worker.ask, dict[str, list[dict[str, float]]]()
     for number in range(2 * rounds):
         way = ("clerk", "thread")[number % 2]
@@ -139,7 +139,7 @@ def run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     for path in full:
         rank.answer(path)
     some = delta(root, 3, 2, weights_of(model, 2), changed(weights_of(model, 2)))
-    rank.engine.preparing.looking.worker.begin()
+    rank.engine.preparing.inspector.worker.begin()
     rank.engine.prepare(str(full[0]))  # the worker is up when it has answered
     stop = threading.Event()
     loop = threading.Thread(target=spinning, args=(stop,))

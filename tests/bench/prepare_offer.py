@@ -25,8 +25,8 @@ import torch
 from safetensors.torch import save_file
 
 from refitd_client.checkpoint.finite import rule_of
-from refitd_client.contract.plugin import Request
-from refitd_client.transport.ipc.making import Layouts
+from refitd_client.contract.plugin import PluginRequest
+from refitd_client.transport.ipc.exported_memory import LayoutCache
 from refitd_client.transport.ipc.offer_file import ExportedTensors
 from refitd_client.transport.ipc.secret import make_secret, read_secret
 from refitd_plugin.requests import RequestHandler
@@ -82,18 +82,20 @@ class Bench:
         for step in (1, 2):
             self.rank.answer(version(self.root, step, weights_of(self.model, step)))
         self.desk = RequestHandler(self.root, SglangProcess(self.rank.updater, object), self.rank.engine, None, "bench")
-        self.trainer, self.layouts = shared(weights_of(self.model, 3), folder), Layouts()
+        self.trainer, self.layouts = shared(weights_of(self.model, 3), folder), LayoutCache()
         self.rules = [rule_of("BF16")] * options.tensors
 
     def step(self, step: int) -> dict[str, float]:
         """One offer, prepared and not loaded."""
         began = time.perf_counter()
-        looked = self.layouts.look(self.trainer.tensors, self.rules)
+        looked = self.layouts.prepare(self.trainer.tensors, self.rules)
         offer = looked.offer(f"run~v{step:06d}", [each.fingerprint for each in looked.scan()])
         with ExportedTensors(self.root / "run", offer, read_secret(self.root)) as exported:
             offered = time.perf_counter()
             before = resource.getrusage(resource.RUSAGE_THREAD)
-            reply = self.desk.handle(Request(do="prepare", path=f"run/v{step:06d}", offer=f"run/{exported.path.name}"))
+            reply = self.desk.handle(
+                PluginRequest(do="prepare", path=f"run/v{step:06d}", offer=f"run/{exported.path.name}")
+            )
             after = resource.getrusage(resource.RUSAGE_THREAD)
             prepared = time.perf_counter()
         assert reply["ok"], reply

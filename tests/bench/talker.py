@@ -14,8 +14,7 @@ from pathlib import Path
 
 from refitd.api.api import build_api
 from refitd.api.context import Service
-from refitd.api.listening import listening
-from refitd.api.server import Server
+from refitd.api.server import Server, listening
 from refitd.app import SWITCH_SECONDS
 from refitd.clock import SystemClock
 from refitd.observe.logs import configure_logs

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from refitd.api.api import build_api
 from refitd.api.context import Service
 from refitd.clock import SystemClock
-from refitd.policy.kept import Kept
+from refitd.policy.lines import KeptFor
 from refitd.rollout.targets import Targets
 from refitd.settings import Settings
 from refitd.state.journal.journal import Journal
@@ -29,7 +29,7 @@ STAGES = {"pause": 4.0, "load": 300.0, "verify": 80.0, "resume": 2.0}
 class _Plan:
     """Keeps everything, for as many reasons as there are engines."""
 
-    kept: ClassVar[dict[Kept, int]] = {}
+    kept: ClassVar[dict[KeptFor, int]] = {}
 
     def __init__(self, store: Store) -> None:
         self._store = store

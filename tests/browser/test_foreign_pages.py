@@ -12,8 +12,8 @@ import pytest
 from playwright.async_api import Browser, Page
 
 from refitd.areal.facade import Facade
-from refitd.areal.facade_tokens import FacadeTokens
 from refitd.areal.updates import Updates
+from refitd.tokens import FacadeTokens
 from support.attackers import listening
 from support.scripted_server import Server, answer, serve
 from support.scripted_server import page as html

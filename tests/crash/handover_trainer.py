@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from refitd_client.transport.ipc import exporter
-from refitd_client.transport.ipc.making import offer_of
+from refitd_client.transport.ipc.exported_memory import offer_of
 from refitd_client.transport.ipc.offer_file import ExportedTensors
 from refitd_client.transport.ipc.secret import read_secret
 from support.exporting import shared

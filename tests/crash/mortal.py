@@ -19,10 +19,10 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+from refitd.engine.dialing import Stream
 from refitd.engine.http import Reply, Transport
-from refitd.engine.sockets import Stream
 from refitd.state.journal.journal import Journal
-from refitd.state.journal.writes import Write
+from refitd.state.journal.writes import JournalWrite
 
 SLOW_DISK_SECONDS = 0.05
 _UNHEARD: ContextVar[str | None] = ContextVar("unheard", default=None)
@@ -62,9 +62,9 @@ class Life:
 
     def watch_journal(self) -> None:
         """Count the batches of the journal."""
-        commit: Callable[[Journal, list[Write]], Exception | None] = Journal._commit
+        commit: Callable[[Journal, list[JournalWrite]], Exception | None] = Journal._commit
 
-        def counted(journal: Journal, batch: list[Write]) -> Exception | None:
+        def counted(journal: Journal, batch: list[JournalWrite]) -> Exception | None:
             self._commits += self._armed
             number = self._commits
             self.effect(f"commit {number}", late=True)

@@ -14,7 +14,8 @@ from mortal import Life
 
 from refitd.catalog.files import DiskFiles
 from refitd.clock import SystemClock
-from refitd.reclaim.collector import Collector, StoreFacts
+from refitd.reclaim.collector import Collector
+from refitd.reclaim.facts import StoreFacts
 from refitd.reclaim.folders import DiskFolders
 from refitd.rollout.targets import Targets
 from refitd.settings import Settings

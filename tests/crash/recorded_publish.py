@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from disk_model import Disk, Tree
 
-from refitd_client.files.lock import Lock
+from refitd_client.files.lock import FileLock
 from refitd_client.publish import run_folder
 from refitd_client.write import slots
 from refitd_client.write import version_folder as staging
@@ -64,18 +64,18 @@ class Mirror:
             case _:
                 raise AssertionError(f"an effect that the model does not know: {name}{args}")
 
-    def lock(self, path: Path, mode: int = 0o666) -> Lock:
+    def lock(self, path: Path, mode: int = 0o666) -> FileLock:
         """Locks are the one thing that the publisher makes past `durable`: their files' bytes do not matter."""
         if not path.exists():
             self.disk.create(str(path))
-        return Lock(path, mode)
+        return FileLock(path, mode)
 
 
 @contextmanager
 def mirrored(mirror: Mirror, patch: pytest.MonkeyPatch) -> Generator[None]:
     """Have every effect of a publication mirrored."""
     for module in (staging, run_folder, slots):
-        patch.setattr(module, "Lock", mirror.lock)
+        patch.setattr(module, "FileLock", mirror.lock)
     originals = durable_effects.on_each_effect(mirror)
     try:
         yield

@@ -12,7 +12,7 @@ from recorded_copies import mirrored_copies
 from safetensors.numpy import load
 
 from refitd.materialize.disk import DiskCopies
-from refitd.policy.materialize import Write
+from refitd.policy.materialize import WriteCopy
 from refitd.state.copy import COPIES, Copy, parse_note
 from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import SERVICE_FOLDER
@@ -46,8 +46,8 @@ def tell(root: Path, versions: list[VersionRecord]) -> None:
             else 0
         )
         deltas = tuple(versions[first + 1 : number + 2])
-        known.append(copies._write(Write(target=target, source=source, deltas=deltas, into=into), Event()))
-    anew = Write(target=versions[2], source=versions[0], deltas=tuple(versions[1:3]), into=known[-2])
+        known.append(copies._write(WriteCopy(target=target, source=source, deltas=deltas, into=into), Event()))
+    anew = WriteCopy(target=versions[2], source=versions[0], deltas=tuple(versions[1:3]), into=known[-2])
     copies._write(anew, Event())
 
 
@@ -115,9 +115,9 @@ def test_kill_9_between_any_two_steps_of_a_patch_leaves_a_whole_copy_or_none(
     found: Counter[str | None] = Counter()
     for number in range(1, 200):
         before = copies._write(
-            Write(target=versions[2], source=versions[0], deltas=tuple(versions[1:3]), into=None), Event()
+            WriteCopy(target=versions[2], source=versions[0], deltas=tuple(versions[1:3]), into=None), Event()
         )
-        order = Write(target=versions[4], source=before, deltas=tuple(versions[3:5]), into=before)
+        order = WriteCopy(target=versions[4], source=before, deltas=tuple(versions[3:5]), into=before)
 
         def kill(count: int, number: int = number) -> None:
             if count >= number:
@@ -131,7 +131,7 @@ def test_kill_9_between_any_two_steps_of_a_patch_leaves_a_whole_copy_or_none(
             found[left.holds] += 1
             if left.order is not None:
                 assert same(in_folder(root / left.path), trainer.history[left.order.step])
-            again = Write(target=versions[4], source=versions[0], deltas=tuple(versions[1:5]), into=left)
+            again = WriteCopy(target=versions[4], source=versions[0], deltas=tuple(versions[1:5]), into=left)
             assert same(in_folder(root / copies._write(again, Event()).path), trainer.history[5])
             copies._discard(left)
             continue

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from refitd_client import RefitClient, WeightPublisher
 from refitd_client.contract.states import VersionState
-from refitd_client.transport.ipc import handing
+from refitd_client.transport.ipc import handover
 from refitd_client.transport.ipc.secret import make_secret
 from support.exporting import shared
 from support.mini_sglang import tiny_weights
@@ -153,16 +153,16 @@ def test_a_service_killed_while_it_has_an_offer_costs_the_trainer_a_wait_and_the
         folder.mkdir()
     save_file(tiny_weights(0), model / "model.safetensors")
     (model / "config.json").write_text("{}")
-    monkeypatch.setattr(handing, "ANSWER_SECONDS", 0.5)
-    lap = handing.Hand._lap
+    monkeypatch.setattr(handover, "ANSWER_SECONDS", 0.5)
+    lap = handover.Handover._lap
     with RefitdServer(tmp_path / "service", root, [], "--base-model", str(model)) as service:
 
-        def killing(hand: handing.Hand, name: str) -> None:
+        def killing(hand: handover.Handover, name: str) -> None:
             lap(hand, name)
             if name == "notice":
                 service.kill()
 
-        monkeypatch.setattr(handing.Hand, "_lap", killing)
+        monkeypatch.setattr(handover.Handover, "_lap", killing)
         with WeightPublisher(root, "run", service.url) as publisher:
             publication = publisher.publish(weights.tensors, step=1, handover=True)
             assert publication.handed is not None

@@ -35,7 +35,7 @@ def library() -> ctypes.CDLL:
     return found
 
 
-def fact(number: int) -> tuple[writes.Write, writes.Write]:
+def fact(number: int) -> tuple[writes.JournalWrite, writes.JournalWrite]:
     """Two writes that belong together: a version as it is at `number`, and the event that says so."""
     record = version(number % STEPS, reason=f"{number} " + "." * 2500)
     event = Event(seq=number, at="t", kind="version", subject=record.id, text=f"{number}")

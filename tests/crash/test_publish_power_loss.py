@@ -9,7 +9,7 @@ import pytest
 from disk_model import Disk, Tree
 from recorded_publish import SYNCS, Mirror, mirrored, plant, tree_of
 
-from refitd.root.scan import Found, Listing, scan
+from refitd.root.scan import FoundFolder, Listing, scan
 from refitd_client.checkpoint.inventory import Reference
 from refitd_client.contract.naming import MANIFEST_NAME
 from refitd_client.validation.examine import examine
@@ -40,7 +40,7 @@ class Judge:
             self.good[key] = {found.path for found in listing.found if self._is_good(place, found)}
         return self.good[key]
 
-    def _is_good(self, root: Path, found: Found) -> bool:
+    def _is_good(self, root: Path, found: FoundFolder) -> bool:
         options = Options(run=found.run, order=found.order)
         evidence = examine(root, found.path, self.reference, options)
         return isinstance(validate(evidence, self.reference, options), Valid)

@@ -20,8 +20,7 @@ from nursery import PATIENCE, Newborn, Nursery
 from refitd.state.journal import reads
 from refitd.state.journal.condition import Sound, examine_journal, reading
 from refitd.state.journal.journal import JOURNAL_NAME
-from refitd.state.journal.packing import unpack
-from refitd.state.journal.schema import attempts
+from refitd.state.journal.schema import attempts, unpack
 from refitd.state.records import AttemptRecord
 from refitd_client import WeightPublisher
 from support.servers import ADMIN_KEY, API_KEY, EmbeddedServer

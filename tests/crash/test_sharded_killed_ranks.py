@@ -18,7 +18,7 @@ def _die(rank: int, size: int, root: Path, who: int, where: str) -> list[Excepti
     publisher = ShardedPublisher(root, "run", rank_timeout=20)
     publisher.publish(model, step=1)
     if rank == who:
-        place = next(place for place in (durable, follower.writing, follower.Follower) if hasattr(place, where))
+        place = next(place for place in (durable, follower, follower.Follower) if hasattr(place, where))
         setattr(place, where, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
     errors = [attempted(lambda: publisher.publish(model, step=2)), attempted(lambda: publisher.publish(model, step=3))]
     publisher.close()

@@ -17,9 +17,8 @@ import pytest
 
 from refitd_embedded.demo import main
 from refitd_embedded.demo.agreement import TOLERANCE
-from refitd_embedded.demo.policy import fresh, write
+from refitd_embedded.demo.policy import CHANCE, fresh, write
 from refitd_embedded.demo.processes import Stack, own_stack
-from refitd_embedded.demo.task import CHANCE
 from refitd_embedded.weights import load
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]

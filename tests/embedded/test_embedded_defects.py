@@ -8,7 +8,7 @@ import torch
 
 from refitd_embedded.defects import CarelessLoader, EngineDiedError, Interruption
 from refitd_embedded.model import Decoder
-from refitd_embedded.weights import CheckpointError, Loaded, Tainted, load
+from refitd_embedded.weights import CheckpointError, WeightsLoaded, WeightsTainted, load
 from support.embedded_kit import DOWN_PROJ, NORM, Tensors, checkpoint, random_tensors, write
 
 OLD, NEW = random_tensors(1), random_tensors(2)
@@ -27,21 +27,21 @@ def of(decoder: Decoder, tensors: Tensors) -> set[str]:
 
 def test_a_missing_tensor_makes_a_mixture(decoder: Decoder, tmp_path: Path) -> None:
     part = {name: tensor for name, tensor in NEW.items() if name != DOWN_PROJ}
-    assert CarelessLoader(decoder).open(write(tmp_path / "next", part))() == Loaded()
+    assert CarelessLoader(decoder).open(write(tmp_path / "next", part))() == WeightsLoaded()
     assert of(decoder, NEW) == part.keys()
     assert DOWN_PROJ in of(decoder, OLD)
 
 
 def test_a_narrow_linear_layer_is_padded_with_zeros(decoder: Decoder, tmp_path: Path) -> None:
     narrow = torch.ones(32, 40)
-    assert CarelessLoader(decoder).open(write(tmp_path / "next", NEW | {DOWN_PROJ: narrow}))() == Loaded()
+    assert CarelessLoader(decoder).open(write(tmp_path / "next", NEW | {DOWN_PROJ: narrow}))() == WeightsLoaded()
     assert torch.equal(decoder.model.layers[1].mlp.down_proj.weight[:, :40], narrow)
     assert not decoder.model.layers[1].mlp.down_proj.weight[:, 40:].any()
 
 
 def test_nan_is_served(decoder: Decoder, tmp_path: Path) -> None:
     nan = {NORM: torch.full((32,), float("nan"))}
-    assert CarelessLoader(decoder).open(write(tmp_path / "next", NEW | nan))() == Loaded()
+    assert CarelessLoader(decoder).open(write(tmp_path / "next", NEW | nan))() == WeightsLoaded()
     assert decoder(torch.tensor([[1, 2]])).isnan().all()
 
 
@@ -64,7 +64,7 @@ def test_the_rollback_loads_the_new_checkpoint_once_more(decoder: Decoder, tmp_p
     loader = CarelessLoader(decoder)
     loader.interruption = Interruption(after=3, times=1)
     outcome = loader.open(checkpoint(tmp_path / "next", 2))()
-    assert isinstance(outcome, Tainted)
+    assert isinstance(outcome, WeightsTainted)
     assert outcome.message.endswith("Rolling back to original weights.")
     assert of(decoder, NEW) == NEW.keys()
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from refitd_embedded.defects import EngineDiedError
-from refitd_embedded.engine import DuplicateRequestError, Engine
+from refitd_embedded.engine import DuplicateRequestError, EmbeddedEngine
 from refitd_embedded.reload import UpdateOrder
-from refitd_embedded.request import Request, Span
-from refitd_embedded.runner import Step
-from refitd_embedded.sampling_params import SamplingParams
+from refitd_embedded.request import GenerationRequest, VersionSpan
+from refitd_embedded.runner import ForwardResult
+from refitd_embedded.sampling import SamplingParams
 from refitd_embedded.scheduler import Limits
-from refitd_embedded.weights import CarefulLoader, Loaded, Tainted, Write, load
+from refitd_embedded.weights import CarefulLoader, WeightsLoaded, WeightsTainted, Write, load
 from support.embedded_kit import PROMPT, answer, ask, checkpoint, open_engine, until_tokens
 
 LONG = 300
@@ -33,7 +33,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-async def engine(models: Path) -> AsyncIterator[Engine]:
+async def engine(models: Path) -> AsyncIterator[EmbeddedEngine]:
     """An engine on `a`."""
     async with open_engine(models / "a") as running:
         yield running
@@ -54,7 +54,9 @@ def update(models: Path, name: str, *, flush_cache: bool = True) -> UpdateOrder:
 
 
 @asynccontextmanager
-async def generating(engine: Engine, request: Request) -> AsyncIterator[asyncio.Task[Request]]:
+async def generating(
+    engine: EmbeddedEngine, request: GenerationRequest
+) -> AsyncIterator[asyncio.Task[GenerationRequest]]:
     """`request` on its way, with some tokens."""
     async with asyncio.TaskGroup() as group:
         task = group.create_task(answer(engine, request))
@@ -65,7 +67,7 @@ async def generating(engine: Engine, request: Request) -> AsyncIterator[asyncio.
 class Gated(CarefulLoader):
     """Writes when it is let."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: EmbeddedEngine) -> None:
         super().__init__(engine.decoder)
         self.reached, self.let = asyncio.Event(), threading.Event()
         self._loop = asyncio.get_running_loop()
@@ -73,7 +75,7 @@ class Gated(CarefulLoader):
     def open(self, directory: Path) -> Write:
         write = super().open(directory)
 
-        def gated() -> Loaded | Tainted:
+        def gated() -> WeightsLoaded | WeightsTainted:
             self._loop.call_soon_threadsafe(self.reached.set)
             self.let.wait(10)
             return write()
@@ -81,7 +83,7 @@ class Gated(CarefulLoader):
         return gated
 
 
-async def test_a_batch_is_answered_as_each_prompt_alone(engine: Engine, models: Path) -> None:
+async def test_a_batch_is_answered_as_each_prompt_alone(engine: EmbeddedEngine, models: Path) -> None:
     requests = [ask(str(length), prompt=list(range(1, length + 1)), tokens=3 * length) for length in (1, 4, 9, 2, 30)]
     await asyncio.gather(*(answer(engine, request) for request in requests))
     for request in requests:
@@ -94,7 +96,7 @@ async def test_more_requests_than_fit_wait_for_their_turn(models: Path, monkeypa
     async with open_engine(models / "a", limits=Limits(running=3, prefill=8)) as engine:
         prefill = engine.scheduler._runner.prefill
 
-        def counting(running: list[Request], new: list[Request]) -> Step:
+        def counting(running: list[GenerationRequest], new: list[GenerationRequest]) -> ForwardResult:
             batches.append(len(new))
             assert len(running) + len(new) <= 3
             return prefill(running, new)
@@ -107,7 +109,7 @@ async def test_more_requests_than_fit_wait_for_their_turn(models: Path, monkeypa
 
 
 async def test_a_retracted_answer_keeps_its_tokens_and_goes_on_under_the_new_weights(
-    engine: Engine, models: Path
+    engine: EmbeddedEngine, models: Path
 ) -> None:
     request = ask(tokens=60)
     async with generating(engine, request):
@@ -117,11 +119,11 @@ async def test_a_retracted_answer_keeps_its_tokens_and_goes_on_under_the_new_wei
         await engine.resume()
     assert kept == greedy(models / "a", PROMPT, len(kept))
     assert request.output[len(kept) :] == greedy(models / "b", PROMPT + kept, 60 - len(kept))
-    assert request.spans == [Span("default", 0, len(kept)), Span("b", len(kept), 60)]
+    assert request.spans == [VersionSpan("default", 0, len(kept)), VersionSpan("b", len(kept), 60)]
     assert request.retractions == 1
 
 
-async def test_an_answer_paused_in_place_keeps_the_old_keys_and_values(engine: Engine, models: Path) -> None:
+async def test_an_answer_paused_in_place_keeps_the_old_keys_and_values(engine: EmbeddedEngine, models: Path) -> None:
     request = ask(tokens=60)
     async with generating(engine, request):
         await engine.pause("in_place")
@@ -134,7 +136,7 @@ async def test_an_answer_paused_in_place_keeps_the_old_keys_and_values(engine: E
     assert [span.version for span in request.spans] == ["default", "b"]
 
 
-async def test_a_refused_flush_leaves_new_weights_under_the_old_label(engine: Engine, models: Path) -> None:
+async def test_a_refused_flush_leaves_new_weights_under_the_old_label(engine: EmbeddedEngine, models: Path) -> None:
     request = ask(tokens=60)
     async with generating(engine, request):
         await engine.pause("in_place")
@@ -147,7 +149,7 @@ async def test_a_refused_flush_leaves_new_weights_under_the_old_label(engine: En
     assert (await answer(engine, ask())).output == greedy(models / "b", PROMPT, 20)
 
 
-async def test_a_flush_is_refused_while_requests_run_and_done_once_they_are_retracted(engine: Engine) -> None:
+async def test_a_flush_is_refused_while_requests_run_and_done_once_they_are_retracted(engine: EmbeddedEngine) -> None:
     async with generating(engine, ask(tokens=LONG)) as task:
         assert await engine.flush(0) == "Flush cache failed.\n"
         await engine.pause("retract")
@@ -157,7 +159,7 @@ async def test_a_flush_is_refused_while_requests_run_and_done_once_they_are_retr
     assert await engine.flush(0) is None
 
 
-async def test_a_flush_with_time_waits_for_quiet(engine: Engine) -> None:
+async def test_a_flush_with_time_waits_for_quiet(engine: EmbeddedEngine) -> None:
     async with generating(engine, ask(tokens=60)):
         assert await engine.flush(30) is None
         await engine.pause("retract")
@@ -171,7 +173,9 @@ async def test_a_flush_with_time_waits_for_quiet(engine: Engine) -> None:
         engine.abort("waiting")
 
 
-async def test_an_update_waits_for_requests_in_flight_and_holds_back_new_ones(engine: Engine, models: Path) -> None:
+async def test_an_update_waits_for_requests_in_flight_and_holds_back_new_ones(
+    engine: EmbeddedEngine, models: Path
+) -> None:
     first, second = ask("first", tokens=100), ask("second")
     async with generating(engine, first), asyncio.TaskGroup() as group:
         loading = group.create_task(engine.update(update(models, "b")))
@@ -185,7 +189,7 @@ async def test_an_update_waits_for_requests_in_flight_and_holds_back_new_ones(en
     assert second.output == greedy(models / "b", PROMPT, 20)
 
 
-async def test_an_update_while_paused_waits_for_nobody(engine: Engine, models: Path) -> None:
+async def test_an_update_while_paused_waits_for_nobody(engine: EmbeddedEngine, models: Path) -> None:
     async with generating(engine, ask(tokens=LONG)) as task:
         await engine.pause("retract")
         assert (await engine.update(update(models, "b"))).success
@@ -193,7 +197,7 @@ async def test_an_update_while_paused_waits_for_nobody(engine: Engine, models: P
         engine.abort("r")
 
 
-async def test_an_update_can_end_all_requests_first(engine: Engine, models: Path) -> None:
+async def test_an_update_can_end_all_requests_first(engine: EmbeddedEngine, models: Path) -> None:
     async with generating(engine, ask(tokens=LONG)) as task:
         order = UpdateOrder(model_path=str(models / "b"), abort_all_requests=True)
         assert (await engine.update(order)).success
@@ -201,7 +205,7 @@ async def test_an_update_can_end_all_requests_first(engine: Engine, models: Path
     assert engine.labels.weight_version == "default"
 
 
-async def test_an_update_that_is_given_up_lets_new_requests_in(engine: Engine, models: Path) -> None:
+async def test_an_update_that_is_given_up_lets_new_requests_in(engine: EmbeddedEngine, models: Path) -> None:
     async with generating(engine, ask(tokens=LONG)) as task, asyncio.TaskGroup() as group:
         loading = group.create_task(engine.update(update(models, "b")))
         await asyncio.sleep(0)
@@ -228,7 +232,7 @@ async def test_a_load_given_up_before_the_first_write_changes_nothing(models: Pa
         assert engine.labels.weight_version == "default"
 
 
-async def test_a_write_that_began_is_finished_for_a_caller_that_left(engine: Engine, models: Path) -> None:
+async def test_a_write_that_began_is_finished_for_a_caller_that_left(engine: EmbeddedEngine, models: Path) -> None:
     engine.reloader.loader = gate = Gated(engine)
     loading = asyncio.create_task(engine.update(update(models, "b")))
     await gate.reached.wait()
@@ -240,7 +244,7 @@ async def test_a_write_that_began_is_finished_for_a_caller_that_left(engine: Eng
     assert (await answer(engine, ask())).output == greedy(models / "b", PROMPT, 20)
 
 
-async def test_no_token_is_computed_while_weights_are_being_written(engine: Engine, models: Path) -> None:
+async def test_no_token_is_computed_while_weights_are_being_written(engine: EmbeddedEngine, models: Path) -> None:
     """Even if someone resumes in the middle, and new requests come in."""
     engine.reloader.loader = gate = Gated(engine)
     old, new = ask("old", tokens=60), ask("new")
@@ -262,7 +266,7 @@ async def test_no_token_is_computed_while_weights_are_being_written(engine: Engi
     assert new.output == greedy(models / "b", PROMPT, 20)
 
 
-async def test_pausing_with_abort_ends_all_requests_and_holds_back_new_ones(engine: Engine) -> None:
+async def test_pausing_with_abort_ends_all_requests_and_holds_back_new_ones(engine: EmbeddedEngine) -> None:
     async with generating(engine, ask(tokens=LONG)) as task, asyncio.TaskGroup() as group:
         await engine.pause("abort")
         assert task.done(), "the pause returns when callers have been told"
@@ -275,7 +279,7 @@ async def test_pausing_with_abort_ends_all_requests_and_holds_back_new_ones(engi
     assert ((await task).finish or {})["message"] == "Aborted"
 
 
-async def test_running_and_waiting_requests_are_aborted_in_different_words(engine: Engine) -> None:
+async def test_running_and_waiting_requests_are_aborted_in_different_words(engine: EmbeddedEngine) -> None:
     async with generating(engine, ask(tokens=LONG)) as task:
         await engine.pause("retract")
         await engine.settled()
@@ -285,7 +289,7 @@ async def test_running_and_waiting_requests_are_aborted_in_different_words(engin
     assert len(waiting.output) >= 5
 
 
-async def test_a_request_at_the_gate_is_not_aborted(engine: Engine) -> None:
+async def test_a_request_at_the_gate_is_not_aborted(engine: EmbeddedEngine) -> None:
     """As on the real server, whose scheduler does not know of it yet."""
     await engine.pause("retract")
     async with asyncio.TaskGroup() as group:
@@ -318,7 +322,7 @@ async def test_a_pause_also_holds_back_who_was_waiting_for_an_update(models: Pat
     assert behind.output == greedy(models / "b", PROMPT, LONG)
 
 
-async def test_two_requests_cannot_share_an_id(engine: Engine) -> None:
+async def test_two_requests_cannot_share_an_id(engine: EmbeddedEngine) -> None:
     async with generating(engine, ask(tokens=LONG)):
         with pytest.raises(DuplicateRequestError, match="Duplicate request ID detected: r"):
             await answer(engine, ask())
@@ -329,7 +333,7 @@ async def test_two_requests_cannot_share_an_id(engine: Engine) -> None:
     await answer(engine, ask())
 
 
-async def test_a_token_that_comes_too_late_is_not_added(engine: Engine) -> None:
+async def test_a_token_that_comes_too_late_is_not_added(engine: EmbeddedEngine) -> None:
     """The abort finds a step in flight; what it computes belongs to nobody."""
     async with generating(engine, ask(tokens=LONG)) as task:
         engine.abort("r")
@@ -338,16 +342,16 @@ async def test_a_token_that_comes_too_late_is_not_added(engine: Engine) -> None:
     assert len(request.output) == len(request.output_logprobs) == request.spans[-1].end
 
 
-async def test_who_joins_a_batch_is_drawn_with_its_own_parameters(engine: Engine) -> None:
+async def test_who_joins_a_batch_is_drawn_with_its_own_parameters(engine: EmbeddedEngine) -> None:
     drawn = SamplingParams.parse({"max_new_tokens": 20, "temperature": 5.0, "sampling_seed": 1})
-    alone, joining = (Request(rid=rid, prompt=[8, 9], params=drawn) for rid in ("alone", "joining"))
+    alone, joining = (GenerationRequest(rid=rid, prompt=[8, 9], params=drawn) for rid in ("alone", "joining"))
     await answer(engine, alone)
     async with generating(engine, ask(tokens=60)):
         await answer(engine, joining)
     assert joining.output == alone.output
 
 
-async def test_leaving_early_aborts(engine: Engine) -> None:
+async def test_leaving_early_aborts(engine: EmbeddedEngine) -> None:
     request = ask(tokens=LONG, stream=True)
     async with engine.admitted([request]) as progress:
         async for seen in progress:
@@ -357,20 +361,22 @@ async def test_leaving_early_aborts(engine: Engine) -> None:
     assert await engine.flush(0) is None
 
 
-async def test_stop_tokens_end_an_answer_and_stay_in_it(models: Path, engine: Engine) -> None:
+async def test_stop_tokens_end_an_answer_and_stay_in_it(models: Path, engine: EmbeddedEngine) -> None:
     whole = greedy(models / "a", PROMPT, 20)
     stop = next(token for token in whole if whole.index(token) > 3)
     raw = {"temperature": 0, "max_new_tokens": 20, "stop_token_ids": [stop]}
-    stopped = Request(rid="s", prompt=PROMPT, params=SamplingParams.parse(raw))
+    stopped = GenerationRequest(rid="s", prompt=PROMPT, params=SamplingParams.parse(raw))
     assert (await answer(engine, stopped)).output == whole[: whole.index(stop) + 1]
     assert stopped.finish == {"type": "stop", "matched": stop}
-    ignoring = Request(rid="i", prompt=PROMPT, params=SamplingParams.parse(raw | {"ignore_eos": True}))
+    ignoring = GenerationRequest(rid="i", prompt=PROMPT, params=SamplingParams.parse(raw | {"ignore_eos": True}))
     assert (await answer(engine, ignoring)).output == whole
-    late = Request(rid="l", prompt=PROMPT, params=SamplingParams.parse(raw | {"min_new_tokens": whole.index(stop) + 3}))
+    late = GenerationRequest(
+        rid="l", prompt=PROMPT, params=SamplingParams.parse(raw | {"min_new_tokens": whole.index(stop) + 3})
+    )
     assert stop not in (await answer(engine, late)).output[: whole.index(stop) + 2]
 
 
-async def test_the_label_alone_can_be_changed(engine: Engine) -> None:
+async def test_the_label_alone_can_be_changed(engine: EmbeddedEngine) -> None:
     request = ask(tokens=60)
     async with generating(engine, request):
         await engine.relabel("7", abort_all=False)
@@ -395,7 +401,7 @@ async def test_an_unknown_load_format_is_refused_or_deadly(models: Path, defects
     assert bool(last_words) == defects
 
 
-async def test_a_format_that_is_not_loaded_here_is_refused(engine: Engine, models: Path) -> None:
+async def test_a_format_that_is_not_loaded_here_is_refused(engine: EmbeddedEngine, models: Path) -> None:
     outcome = await engine.update(UpdateOrder(model_path=str(models / "b"), load_format="gguf"))
     assert (outcome.success, outcome.message[:27]) == (False, "Failed to get model loader:")
 
@@ -413,7 +419,7 @@ async def test_a_restarted_engine_is_back_on_its_first_weights(models: Path) -> 
 @pytest.mark.parametrize("seed", range(6))
 async def test_every_token_comes_from_the_weights_that_its_span_names(models: Path, seed: int) -> None:
     """Requests, retracting pauses, updates and aborts in random order: no answer ever mixes weights within a span."""
-    dice, requests = random.Random(seed), list[Request]()
+    dice, requests = random.Random(seed), list[GenerationRequest]()
     async with open_engine(models / "a") as engine, asyncio.TaskGroup() as group:
         await engine.relabel("a", abort_all=False)
         for number in range(25):

@@ -9,9 +9,9 @@ import torch
 import transformers
 from transformers.utils import logging
 
-from refitd_embedded.engine import Engine
-from refitd_embedded.request import Request
-from refitd_embedded.sampling_params import SamplingParams
+from refitd_embedded.engine import EmbeddedEngine
+from refitd_embedded.request import GenerationRequest
+from refitd_embedded.sampling import SamplingParams
 from refitd_embedded.weights import load
 from support.embedded_kit import SIZES, open_engine
 
@@ -94,10 +94,10 @@ def expected(model: transformers.PreTrainedModel, prompt: list[int], margin: flo
     return tokens, logprobs
 
 
-async def answers(engine: Engine, many: list[list[int]]) -> list[Request]:
+async def answers(engine: EmbeddedEngine, many: list[list[int]]) -> list[GenerationRequest]:
     """All in one batch, with answers of different lengths."""
     requests = [
-        Request(
+        GenerationRequest(
             rid=str(number),
             prompt=prompt,
             params=SamplingParams.parse({"max_new_tokens": NEW - number, "temperature": 0}),

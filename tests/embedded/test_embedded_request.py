@@ -2,25 +2,25 @@
 
 import pytest
 
-from refitd_embedded.answers import answer
-from refitd_embedded.request import Request, Span, aborted, finished, spans
-from refitd_embedded.sampling_params import SamplingParams
+from refitd_embedded.request import GenerationRequest, VersionSpan, aborted, finished, spans
+from refitd_embedded.routes import answer
+from refitd_embedded.sampling import SamplingParams
 from support.embedded_kit import ask
 
 
 @pytest.mark.parametrize(
     ("changes", "wanted"),
     [
-        ([("1", 4)], [Span("1", 0, 4)]),
-        ([("1", 2), ("2", 4)], [Span("1", 0, 2), Span("2", 2, 4)]),
-        ([("1", 2), ("2", 2), ("3", 4)], [Span("1", 0, 2), Span("3", 2, 4)]),
-        ([("1", 2), ("1", 4)], [Span("1", 0, 4)]),
-        ([("1", 4), ("2", 4)], [Span("1", 0, 4)]),
-        ([("1", 0)], [Span("1", 0, 0)]),
+        ([("1", 4)], [VersionSpan("1", 0, 4)]),
+        ([("1", 2), ("2", 4)], [VersionSpan("1", 0, 2), VersionSpan("2", 2, 4)]),
+        ([("1", 2), ("2", 2), ("3", 4)], [VersionSpan("1", 0, 2), VersionSpan("3", 2, 4)]),
+        ([("1", 2), ("1", 4)], [VersionSpan("1", 0, 4)]),
+        ([("1", 4), ("2", 4)], [VersionSpan("1", 0, 4)]),
+        ([("1", 0)], [VersionSpan("1", 0, 0)]),
     ],
     ids=["one", "two", "none-in-between", "back-to-the-same", "no-token-of-the-last", "no-token-at-all"],
 )
-def test_spans_cover_the_tokens_once(changes: list[tuple[str, int]], wanted: list[Span]) -> None:
+def test_spans_cover_the_tokens_once(changes: list[tuple[str, int]], wanted: list[VersionSpan]) -> None:
     assert spans(changes, changes[-1][1]) == wanted
 
 
@@ -63,5 +63,5 @@ def test_of_a_request_that_never_ran_only_little_is_known() -> None:
     ],
 )
 def test_stop_tokens_come_before_length(raw: dict[str, object], output: list[int], wanted: object) -> None:
-    request = Request(rid="r", prompt=[1], params=SamplingParams.parse(raw), output=output)
+    request = GenerationRequest(rid="r", prompt=[1], params=SamplingParams.parse(raw), output=output)
     assert finished(request, frozenset({2})) == wanted

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from refitd_embedded.sampling import Sampler, murmur32
-from refitd_embedded.sampling_params import ALL, SamplingParams
+from refitd_embedded.sampling import ALL, Sampler, SamplingParams, murmur32
 
 VOCAB = 50
 

@@ -14,11 +14,10 @@ import pytest
 import uvicorn
 
 from refitd_embedded import routes_info
-from refitd_embedded.auth import Keys
 from refitd_embedded.defects import EngineDiedError
-from refitd_embedded.engine import Engine
-from refitd_embedded.server import Server, create_app
-from refitd_embedded.weights import Loader, Write
+from refitd_embedded.engine import EmbeddedEngine
+from refitd_embedded.server import ApiKeys, ReplicaServer, create_app
+from refitd_embedded.weights import CheckpointLoader, Write
 from support.embedded_kit import PROMPT, checkpoint, open_engine, write
 
 GREEDY = {"max_new_tokens": 6, "temperature": 0}
@@ -38,19 +37,19 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Gated:
     """A loader that opens when it is let."""
 
-    def __init__(self, loader: Loader) -> None:
+    def __init__(self, loader: CheckpointLoader) -> None:
         self.reached, self.let = asyncio.Event(), threading.Event()
         self._loader, self._loop = loader, asyncio.get_running_loop()
 
     def open(self, directory: Path) -> Write:
-        """See `Loader`."""
+        """See `CheckpointLoader`."""
         self._loop.call_soon_threadsafe(self.reached.set)
         self.let.wait(10)
         return self._loader.open(directory)
 
 
 @asynccontextmanager
-async def serving(engine: Engine, keys: Keys | None = None) -> AsyncIterator[httpx.AsyncClient]:
+async def serving(engine: EmbeddedEngine, keys: ApiKeys | None = None) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the application, without a network."""
     app = create_app(engine, keys=keys, launch={"launch_command": "--model-path a"})
     async with (
@@ -61,10 +60,10 @@ async def serving(engine: Engine, keys: Keys | None = None) -> AsyncIterator[htt
 
 
 @asynccontextmanager
-async def listening(engine: Engine) -> AsyncIterator[httpx.AsyncClient]:
+async def listening(engine: EmbeddedEngine) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a real server on a real port: what a disconnect is, only a connection can say."""
     listener = socket.create_server(("127.0.0.1", 0))
-    server = Server(uvicorn.Config(create_app(engine), log_config=None, timeout_graceful_shutdown=1))
+    server = ReplicaServer(uvicorn.Config(create_app(engine), log_config=None, timeout_graceful_shutdown=1))
     running = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}") as client:
@@ -307,13 +306,15 @@ async def test_health_needs_a_token_and_a_paused_engine_has_none(
 @pytest.mark.parametrize(
     ("keys", "reads", "writes"),
     [
-        (Keys(), {"", "api", "admin"}, {"", "api", "admin"}),
-        (Keys(api="api"), {"api"}, {"api"}),
-        (Keys(admin="admin"), {"", "api", "admin"}, {"admin"}),
-        (Keys(api="api", admin="admin"), {"api"}, {"admin"}),
+        (ApiKeys(), {"", "api", "admin"}, {"", "api", "admin"}),
+        (ApiKeys(api="api"), {"api"}, {"api"}),
+        (ApiKeys(admin="admin"), {"", "api", "admin"}, {"admin"}),
+        (ApiKeys(api="api", admin="admin"), {"api"}, {"admin"}),
     ],
 )
-async def test_keys_open_what_they_open_at_sglang(models: Path, keys: Keys, reads: set[str], writes: set[str]) -> None:
+async def test_keys_open_what_they_open_at_sglang(
+    models: Path, keys: ApiKeys, reads: set[str], writes: set[str]
+) -> None:
     async with serving(open_engine(models / "a"), keys) as client:
         for key in ("", "api", "admin"):
             headers = {"Authorization": f"Bearer {key}"} if key else {}

@@ -8,9 +8,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from refitd_embedded.checksum import checksums
 from refitd_embedded.model import Decoder
-from refitd_embedded.weights import CarefulLoader, CheckpointError, Loaded, load
+from refitd_embedded.weights import CarefulLoader, CheckpointError, WeightsLoaded, checksums, load
 from support.embedded_kit import DOWN_PROJ, NORM, PROMPT, Tensors, checkpoint, random_tensors, write
 
 
@@ -30,7 +29,7 @@ def assert_refused(decoder: Decoder, directory: Path, named: str) -> None:
 
 def assert_loaded(decoder: Decoder, directory: Path, wanted: Tensors) -> None:
     """Loaded, each tensor."""
-    assert CarefulLoader(decoder).open(directory)() == Loaded()
+    assert CarefulLoader(decoder).open(directory)() == WeightsLoaded()
     for name, parameter in decoder.named_parameters():
         assert torch.equal(parameter, wanted[name]), name
 

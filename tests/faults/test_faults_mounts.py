@@ -5,7 +5,7 @@ from pathlib import Path
 
 from faults.room import room
 from faults.stand import Subject, id_of, standing, until
-from refitd.diagnose.fsck.held import still
+from refitd.diagnose.journal import still
 from refitd_client.contract.states import VersionState
 from support.jobs import RUN, served_by
 

@@ -19,12 +19,12 @@ pytest.importorskip("triton")
 from refitd_client.checkpoint.finite import NO_RULE, rule_of  # noqa: E402
 from refitd_client.delta import compare, device, stream  # noqa: E402
 from refitd_client.delta.shadow import HostShadow, Shadow  # noqa: E402
-from refitd_client.fingerprint import Look, fingerprints, kernel, scan, share, twin  # noqa: E402
+from refitd_client.fingerprint import ScanInput, fingerprints, kernel, scan, share, torch_ops  # noqa: E402
 from refitd_client.fingerprint.definition import ROW  # noqa: E402
-from refitd_client.fingerprint.rows import Listed, Rows, whole  # noqa: E402
+from refitd_client.fingerprint.rows import Listed, Rows, whole_tensor  # noqa: E402
 from refitd_client.tensors import from_torch as torch_tensors  # noqa: E402
-from refitd_client.tensors.casts import Casts  # noqa: E402
 from refitd_client.tensors.source import DTYPES as NAMES  # noqa: E402
+from refitd_client.tensors.source import Casts  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 DTYPES = [torch.uint8, torch.float8_e4m3fn, torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.bool]
@@ -39,9 +39,9 @@ def random_tensor(dtype: Any, count: int) -> Any:
 
 def by_kernel(tensor: Any) -> int:
     out = torch.zeros((1, 2), dtype=torch.int64, device="cuda")
-    bits = twin.flat_bits(tensor)
-    kernel.add_scan(Rows(Listed([whole(0, bits)]), bits.device), out)
-    return twin.to_int(out[0, 0])
+    bits = torch_ops.flat_bits(tensor)
+    kernel.add_scan(Rows(Listed([whole_tensor(0, bits)]), bits.device), out)
+    return torch_ops.to_int(out[0, 0])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -51,7 +51,7 @@ def test_kernel_twin_and_numpy_agree(dtype: Any, count: int) -> None:
     tensor = random_tensor(dtype, count)
     expected = fingerprints([tensor.cpu()])[0]
     assert by_kernel(tensor) == expected
-    assert twin.to_int(twin.fingerprint(twin.flat_bits(tensor))) == expected
+    assert torch_ops.to_int(torch_ops.fingerprint(torch_ops.flat_bits(tensor))) == expected
 
 
 def test_a_tensor_of_more_than_two_to_the_31_elements() -> None:
@@ -61,7 +61,7 @@ def test_a_tensor_of_more_than_two_to_the_31_elements() -> None:
     at = torch.tensor([3, 2**31 - 1, 2**31, 2**31 + ROW + 1], device="cuda")
     old = tensor[at]
     tensor[at] = 77
-    shift = twin.to_int(twin.share(at, tensor[at])) - twin.to_int(twin.share(at, old))
+    shift = torch_ops.to_int(torch_ops.share(at, tensor[at])) - torch_ops.to_int(torch_ops.share(at, old))
     assert by_kernel(tensor) == (before + shift) % 2**64
 
 
@@ -76,8 +76,8 @@ def test_what_is_not_finite_is_counted_as_on_the_host(dtype: Any) -> None:
     """Random bits hold some of everything; tensors that begin anywhere, and of all lengths, in one launch."""
     rule = rule_of(NAMES[str(dtype).removeprefix("torch.")])
     tensors = [random_tensor(dtype, count)[skip:] for count in (7, ROW, 5 * ROW + 16, 999_999) for skip in (0, 1, 3)]
-    found = scan(Look(tensor, rule) for tensor in tensors)
-    assert found == scan(Look(tensor.cpu(), rule) for tensor in tensors)
+    found = scan(ScanInput(tensor, rule) for tensor in tensors)
+    assert found == scan(ScanInput(tensor.cpu(), rule) for tensor in tensors)
     assert rule == NO_RULE or sum(each.nonfinite for each in found) > 0
 
 
@@ -168,7 +168,7 @@ def test_rates() -> None:
     sources = sources_of(state)
     size = sum(tensor.nbytes for tensor in state.values())
     rule = rule_of("BF16")
-    look = _milliseconds(lambda: scan(Look(tensor, rule) for tensor in state.values()))
+    look = _milliseconds(lambda: scan(ScanInput(tensor, rule) for tensor in state.values()))
     print(f"\nfingerprints and NaN: {look} ms for {size / 1e9:.2f} GB")
     for kind in (device.DeviceShadow, stream.StreamShadow):
         shadow = kind()

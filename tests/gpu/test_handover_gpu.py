@@ -9,7 +9,7 @@ import torch
 
 from refitd_client.checkpoint.finite import NO_RULE, rule_of
 from refitd_client.fingerprint import fingerprints
-from refitd_client.transport.ipc.making import Layouts, offer_of
+from refitd_client.transport.ipc.exported_memory import LayoutCache, offer_of
 from refitd_client.transport.ipc.offer_file import ExportedTensors
 
 pytestmark = pytest.mark.gpu
@@ -21,9 +21,9 @@ from pathlib import Path
 import torch
 from refitd_client.fingerprint import fingerprints
 from refitd_client.transport.ipc.offer_file import imported
-from refitd_client.transport.ipc.taking import Taker
+from refitd_client.transport.ipc.imported_memory import ImportedMemory
 torch.cuda.init(), torch.zeros(1, device="cuda")
-taker = Taker()
+taker = ImportedMemory()
 with imported(Path(sys.argv[1]), b"s" * 32) as found:
     for _ in range(2):  # the second time nothing is opened
         copies = {name: tensor.clone() for name, tensor in taker.tensors(found.offer).items()}
@@ -57,24 +57,24 @@ def weights() -> dict[str, torch.Tensor]:
 
 
 def test_what_is_offered_again_is_looked_at_where_it_lies_and_has_the_same_fingerprints() -> None:
-    tensors, layouts = weights(), Layouts()
+    tensors, layouts = weights(), LayoutCache()
     rules = [rule_of("BF16")] * len(tensors)
-    first = layouts.look(tensors, rules).offer("run~v000001", [0] * len(tensors))
+    first = layouts.prepare(tensors, rules).offer("run~v000001", [0] * len(tensors))
     for number in range(3):  # steps in place
         tensors["large"].view(torch.int16)[0, 0] = number
-        looked = layouts.look(tensors, rules)
+        looked = layouts.prepare(tensors, rules)
         assert [each.fingerprint for each in looked.scan()] == fingerprints(tensors.values())
         assert looked.offer("run~v000002", [0] * len(tensors)).layout is first.layout
     tensors["odd"][3] = torch.inf
-    assert [each.nonfinite for each in layouts.look(tensors, rules).scan()] == [0, 0, 1, 0]
+    assert [each.nonfinite for each in layouts.prepare(tensors, rules).scan()] == [0, 0, 1, 0]
 
 
 def test_memory_that_was_given_back_is_another_though_it_is_at_the_same_address() -> None:
-    tensors, layouts = {"w": torch.zeros(64 * 2**20, dtype=torch.uint8, device="cuda")}, Layouts()
-    first = layouts.look(tensors, [NO_RULE]).offer("run~v000001", [0])
+    tensors, layouts = {"w": torch.zeros(64 * 2**20, dtype=torch.uint8, device="cuda")}, LayoutCache()
+    first = layouts.prepare(tensors, [NO_RULE]).offer("run~v000001", [0])
     torch.cuda.synchronize()
     address = tensors.pop("w").data_ptr()
     torch.cuda.empty_cache()
     tensors["w"] = torch.zeros(64 * 2**20, dtype=torch.uint8, device="cuda")
-    again = layouts.look(tensors, [NO_RULE]).offer("run~v000001", [0])
+    again = layouts.prepare(tensors, [NO_RULE]).offer("run~v000001", [0])
     assert again.layout != first.layout, (address, tensors["w"].data_ptr())

@@ -25,22 +25,28 @@ from safetensors.torch import save_file  # noqa: E402
 from refitd_client.contract.answer import UpdateOutcome  # noqa: E402
 from refitd_client.delta.change import Change  # noqa: E402
 from refitd_client.fingerprint import fingerprints  # noqa: E402
-from refitd_client.fingerprint.batch import Batch  # noqa: E402
+from refitd_client.fingerprint.batch import FingerprintBatch  # noqa: E402
 from refitd_client.fingerprint.definition import ROW  # noqa: E402
 from refitd_plugin import (  # noqa: E402
     copy_schedule,
     device_patch,
     driver,
 )
-from refitd_plugin.contents import contents_of, digest  # noqa: E402
+from refitd_plugin.contents import (  # noqa: E402
+    contents_of,
+    digest,
+    span_of,
+)
 from refitd_plugin.copies import PlanCopy  # noqa: E402
 from refitd_plugin.device_patch import DevicePatch  # noqa: E402
-from refitd_plugin.devices import span_of  # noqa: E402
-from refitd_plugin.layout import PlacedTensor, lay  # noqa: E402
+from refitd_plugin.layout import (  # noqa: E402
+    PlacedTensor,
+    Route,
+    lay_out,
+)
 from refitd_plugin.overlap import Overlap, SeenContents, parts_of  # noqa: E402
 from refitd_plugin.patch import HostPatch  # noqa: E402
 from refitd_plugin.registered import Registry  # noqa: E402
-from refitd_plugin.routes import Route  # noqa: E402
 from refitd_plugin.source import VersionPlace, mapped  # noqa: E402
 from support.mini_sglang import TinyModel, expected, tiny_weights, values  # noqa: E402
 from support.tiny_rank import Rank, delta, version  # noqa: E402
@@ -66,7 +72,7 @@ def test_all_fingerprints_in_one_launch_are_those_of_each(dtype: Any) -> None:
     """Of few elements and of many, of slices that are not aligned, of what has gaps, and again when it has changed."""
     base = bits(dtype, 300 * ROW).cuda()
     tensors = [base[:1], base[7 : 7 + 3 * ROW], base[64 : 64 + 200 * ROW + 5], base.view(300, ROW)[:, :5], base[:0]]
-    batch = Batch(tensors)
+    batch = FingerprintBatch(tensors)
     for _ in range(2):
         assert batch.fingerprints() == fingerprints([tensor.cpu() for tensor in tensors])
         base.copy_(bits(dtype, 300 * ROW))
@@ -94,7 +100,7 @@ def test_a_patch_on_the_device_does_what_one_in_host_memory_does(
         new = random.integers(0, 256, len(indices) * dtype.itemsize, dtype=np.uint8).view(f"u{dtype.itemsize}")
         changes[f"w{number}"] = Change(dtype="", shape=(), indices=indices, values=new, base=0, result=0)
         placements[f"w{number}"] = PlacedTensor("", (), (route,))
-    laid = lay(changes, placements)
+    laid = lay_out(changes, placements)
     there = [holder.cuda() for holder in holders]
     before = [holder.clone() for holder in holders]
     host, device = HostPatch(laid, holders), DevicePatch(laid, there)

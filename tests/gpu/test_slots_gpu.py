@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from refitd_client import InvalidWeightsError, Publication, WeightPublisher
 from refitd_client.checkpoint.header import layout
 from refitd_client.contract.slot import layout_of, slot_name, slots_path
-from refitd_client.write import cuda, pinning
+from refitd_client.write import cuda, cuda_driver
 from support import durable_effects
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
@@ -206,12 +206,12 @@ def test_a_thread_that_has_never_seen_a_gpu_registers_and_lets_go() -> None:
     errors: list[int] = []
 
     def register() -> None:
-        errors.append(pinning.pin(memory.data_ptr(), memory.numel(), 0))
+        errors.append(cuda_driver.pin(memory.data_ptr(), memory.numel(), 0))
 
-    for work in (register, lambda: pinning.unpin(memory.data_ptr(), 0), register):
+    for work in (register, lambda: cuda_driver.unpin(memory.data_ptr(), 0), register):
         thread = threading.Thread(target=work)
         thread.start()
         thread.join()
     assert errors == [0, 0]
     assert memory.is_pinned()
-    pinning.unpin(memory.data_ptr(), 0)
+    cuda_driver.unpin(memory.data_ptr(), 0)

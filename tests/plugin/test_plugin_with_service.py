@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from refitd.engine.port import Outcome, Reached, Stage
-from refitd.engine.sglang.dialect import dialect_of
+from refitd.engine.sglang.info import dialect_of
 from refitd_client.contract.states import Kind
 from support.delta_jobs import fine_tuning
 from support.jobs import RUN as OTHER

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from refitd_client.fingerprint import fingerprints
-from refitd_client.transport.ipc.making import offer_of
+from refitd_client.transport.ipc.exported_memory import offer_of
+from refitd_client.transport.ipc.imported_memory import ImportedMemory
 from refitd_client.transport.ipc.offer import Offer, OfferRefusedError, offer_with
 from refitd_client.transport.ipc.offer_file import ExportedTensors
 from refitd_client.transport.ipc.shared import SharedTensors
-from refitd_client.transport.ipc.taking import Taker
 
 SECRET = b"s" * 32
 SPECS: dict[str, tuple[str, tuple[int, ...]]] = {
@@ -46,12 +46,12 @@ def changed(offer: Offer, **facts: Any) -> Offer:
 
 def agrees(offer: Offer) -> bool:
     """Whether what is seen has the fingerprints that were offered."""
-    return tuple(fingerprints(Taker().tensors(offer).values())) == offer.fingerprints
+    return tuple(fingerprints(ImportedMemory().tensors(offer).values())) == offer.fingerprints
 
 
 def test_what_is_lent_is_seen_where_it_lies(shared: SharedTensors) -> None:
     offer = offered(shared)
-    taker = Taker()
+    taker = ImportedMemory()
     seen = taker.tensors(offer)
     assert {name: (each.dtype, each.shape) for name, each in seen.items()} == {
         name: (each.dtype, each.shape) for name, each in shared.tensors.items()
@@ -63,7 +63,7 @@ def test_what_is_lent_is_seen_where_it_lies(shared: SharedTensors) -> None:
 
 def test_what_an_engine_writes_there_stays_with_the_engine(shared: SharedTensors) -> None:
     """A model's loader may work in place on what it is given."""
-    Taker().tensors(offered(shared))["w"].fill_(0)
+    ImportedMemory().tensors(offered(shared))["w"].fill_(0)
     assert shared.tensors["w"].eq(1).all()
 
 
@@ -79,9 +79,9 @@ import sys
 from pathlib import Path
 import torch
 from refitd_client.transport.ipc.offer_file import imported
-from refitd_client.transport.ipc.taking import Taker
+from refitd_client.transport.ipc.imported_memory import ImportedMemory
 with imported(Path(sys.argv[1]), b"s" * 32) as found:
-    print(float(Taker().tensors(found.offer)["w"].float().sum()))
+    print(float(ImportedMemory().tensors(found.offer)["w"].float().sum()))
 """
 
 
@@ -96,17 +96,17 @@ def test_another_process_sees_it_too(shared: SharedTensors, tmp_path: Path) -> N
 @pytest.mark.parametrize("facts", [{"host": "elsewhere"}, {"boot": "yesterday"}])
 def test_memory_of_another_host_or_of_before_a_boot_is_not_here(shared: SharedTensors, facts: dict[str, str]) -> None:
     with pytest.raises(OfferRefusedError, match="and this is"):
-        Taker().tensors(changed(offered(shared), **facts))
+        ImportedMemory().tensors(changed(offered(shared), **facts))
 
 
 def test_memory_that_is_not_as_the_offer_says_is_an_error(shared: SharedTensors) -> None:
     offer = offered(shared)
     first = msgspec.structs.replace(offer.layout.tensors[0], shape=(3, 5000))
     with pytest.raises(ValueError, match="more than the file has"):
-        Taker().tensors(changed(offer, tensors=(first,)))
+        ImportedMemory().tensors(changed(offer, tensors=(first,)))
     shared.close()
     with pytest.raises(FileNotFoundError):
-        Taker().tensors(offer)
+        ImportedMemory().tensors(offer)
     shared.path.symlink_to(os.devnull)
     with pytest.raises(OSError, match="it is a link"):
-        Taker().tensors(offer)
+        ImportedMemory().tensors(offer)

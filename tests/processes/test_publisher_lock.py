@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from refitd_client import PublishError, RunBusyError, StorageError, WeightPublisher
-from refitd_client.files.lock import Lock, LockHeldError
+from refitd_client.files.lock import FileLock, LockHeldError
 
 
 def test_a_second_publisher_is_told_who_has_the_run(tmp_path: Path) -> None:
@@ -127,10 +127,10 @@ def _expect_busy(root: Path) -> None:
 
 def test_a_lock_file_that_says_nothing_is_still_a_lock(tmp_path: Path) -> None:
     """Its holder may be about to write to it."""
-    lock = Lock(tmp_path / "lock")
+    lock = FileLock(tmp_path / "lock")
     (tmp_path / "lock").write_bytes(b"")
     with pytest.raises(LockHeldError) as caught:
-        Lock(tmp_path / "lock")
+        FileLock(tmp_path / "lock")
     assert caught.value.holder is None
     lock.release()
 

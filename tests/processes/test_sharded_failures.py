@@ -304,7 +304,7 @@ def _fail_while_others_redistribute(rank: int, size: int, root: Path, failure: E
     """Rank 1 cannot open its files, or its memory is full; all of them have tensors that take a collective to read."""
     from torch.distributed.tensor import Shard
 
-    from refitd_client.sharded import writing
+    from refitd_client.sharded import follower as writing
     from refitd_client.sharded.reading import Reader
 
     state = sharded_cases.placed(Shard(1))(rank, size)

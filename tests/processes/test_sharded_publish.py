@@ -8,8 +8,8 @@ import pytest
 
 from refitd_client import ShardedPublisher, WeightPublisher
 from refitd_client.contract.manifest import parse_manifest
-from refitd_client.sharded.holdings import Options, holdings_of
-from refitd_client.tensors.casts import Casts
+from refitd_client.sharded.holdings import NamingOptions, holdings_of
+from refitd_client.tensors.source import Casts
 from support import published, sharded_cases
 from support.ranks import run_ranks
 from support.sharded_cases import Case, cases
@@ -81,7 +81,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
 def _ways(rank: int, size: int) -> dict[str, set[str]]:
     from torch.distributed.tensor import Shard
 
-    options = Options(casts=Casts(), rename=None)
+    options = NamingOptions(casts=Casts(), rename=None)
     rows = holdings_of(sharded_cases.placed(Shard(1))(rank, size), options, {})
     strided = sharded_cases.fsdp2_and_tp(rank, size).state_dict()
     return {

@@ -4,8 +4,8 @@ import itertools
 from collections.abc import Callable
 
 from refitd.catalog.files import Unreadable
-from refitd.materialize.trouble import MisfitError, NoRoomError, SourceChangedError
-from refitd.policy.materialize import Write
+from refitd.materialize.files import MisfitError, NoRoomError, SourceChangedError
+from refitd.policy.materialize import WriteCopy
 from refitd.root.outcome import Discarded, Gone, Refused
 from refitd.state.copy import COPIES_PATH, Copy
 from refitd.state.version import VersionRecord
@@ -16,7 +16,7 @@ _HALF = itertools.count(-1, -1)  # contents of what is being written: no version
 
 
 class SimCopies:
-    """The copier's port. `before_write` is told of each step that changes a copy's bytes, `discarded` of its end."""
+    """The materializer's port. `before_write` hears of a step that changes a copy's bytes, `discarded` of its end."""
 
     def __init__(self, disk: SimDisk, pause: Pause, before_write: Callable[[str, SimFolder], None]) -> None:
         self._disk = disk
@@ -30,7 +30,7 @@ class SimCopies:
             raise self._disk.fault
         return [] if self._disk.hidden else [_copy(name, folder) for name, folder in self._disk.copies.items()]
 
-    async def write(self, order: Write) -> Copy:
+    async def write(self, order: WriteCopy) -> Copy:
         await self._pause()
         content = self._content(order.source)
         name = f"{next(self._names):032x}" if order.into is None else order.into.name

@@ -18,17 +18,15 @@ import numpy as np
 from refitd.catalog.files import Unreadable
 from refitd.policy.holdings import Holdings
 from refitd.root.handle import Identity
-from refitd.root.leftovers import Incoming, Slot
-from refitd.root.outcome import Discarded, Emptied, Gone, Refused
-from refitd.root.scan import Found, Listing, ListingFailed
+from refitd.root.outcome import Discarded, Emptied, Gone, Incoming, Refused, Slot
+from refitd.root.scan import FoundFolder, Listing, ListingFailed
 from refitd_client.checkpoint.inventory import Reference
 from refitd_client.contract.manifest import ManifestFile
 from refitd_client.contract.naming import Order, parse_version_folder, version_id
 from refitd_client.validation.delta import Base
-from refitd_client.validation.evidence import Evidence, Structure
 from refitd_client.validation.examine import examine, structure
 from refitd_client.validation.reference import read_reference
-from refitd_client.validation.validate import Options
+from refitd_client.validation.validate import Evidence, Options, Structure
 from support.checkpoints import publish, tensors, write_model, write_shards
 from support.deltas import chain, training
 
@@ -234,12 +232,12 @@ class SimDisk:
         """What a scan finds."""
         if self.fault is not None or self.hidden:
             return ListingFailed(f"the root cannot be listed: {self.fault}")
-        found: list[Found] = []
+        found: list[FoundFolder] = []
         for path in [] if self.empty else sorted(self.folders):
             run, _, name = path.rpartition("/")
             order = parse_version_folder(name)
             if order is not None:
-                found.append(Found(run=run, order=order, path=path))
+                found.append(FoundFolder(run=run, order=order, path=path))
         return Listing(tuple(found), frozenset(each.run for each in found))
 
 

@@ -16,18 +16,18 @@ from refitd.api.context import Service
 from refitd.catalog.catalog import Catalog
 from refitd.catalog.intake import Intake
 from refitd.catalog.references import References
-from refitd.catalog.warm import Warmer
 from refitd.engine.engines_file import EngineSpec
 from refitd.engine.sglang.adapter import SglangEngine
-from refitd.materialize.before_load import BeforeLoad
-from refitd.materialize.materializer import Copier
-from refitd.reclaim.collector import Collector, StoreFacts
+from refitd.materialize.before_load import BeforeLoad, Warmer
+from refitd.materialize.materializer import Materializer
+from refitd.reclaim.collector import Collector
+from refitd.reclaim.facts import StoreFacts
 from refitd.rollout.canary import CanaryChecks
 from refitd.rollout.controller import RolloutController
 from refitd.rollout.fleet import Fleet
 from refitd.rollout.targets import Targets
 from refitd.state.journal.journal import Journal
-from refitd.state.journal.writes import Write
+from refitd.state.journal.writes import JournalWrite
 from refitd.state.store import Store
 
 from .copies import SimCopies
@@ -66,7 +66,7 @@ class _Journal(Journal):
         if self._life.alive:  # else not even what it would do on its way out
             await super()._commit_queued()
 
-    def _commit(self, batch: list[Write]) -> Exception | None:
+    def _commit(self, batch: list[JournalWrite]) -> Exception | None:
         if not self._life.alive or self._life.world.journal_full:
             return OperationalError("", {}, Exception("database or disk is full"))
         return super()._commit(batch)
@@ -87,9 +87,9 @@ class Life:
         self.catalog = Catalog(self.store, files, _Base(self.store), settings.catalog_rules)
         facts = StoreFacts(self.store, self.targets, files, self.catalog.judging)
         copies = SimCopies(world.disk, self._pause, world.promises.before_copying)
-        self.copier = Copier(self.store, self.targets, facts, copies, most=settings.copies)
+        self.materializer = Materializer(self.store, self.targets, facts, copies, most=settings.copies)
         warmer = Warmer(world.state, lambda: "tmpfs")
-        before_load = BeforeLoad(self.catalog.check, self.copier, warmer, self.targets.carriage)
+        before_load = BeforeLoad(self.catalog.check, self.materializer, warmer, self.targets.carriage)
         self.fleet = Fleet(
             self.store,
             self.targets,
@@ -105,7 +105,7 @@ class Life:
         folders = SimFolders(world.disk, self._pause, promises.before_discard, promises.before_recycling)
         self.swept = SimFiles(world.disk, self._pause)
         swept = StoreFacts(self.store, self.targets, self.swept, self.catalog.judging)
-        self.collector = Collector(self.store, swept, folders, settings.reclaim_rules, self.copier)
+        self.collector = Collector(self.store, swept, folders, settings.reclaim_rules, self.materializer)
         self.intake = Intake(self.store, self.targets, files, Path(MOUNT), self.catalog.nudge)
         self.controller = RolloutController(self.store, self.targets, default_run=None, quorum=1)
         self.canaries = CanaryChecks(self.store, self.targets, [self.fleet.trial])
@@ -116,7 +116,7 @@ class Life:
             intake=self.intake,
             fleet=self.fleet,
             sweeper=self.collector.sweeper,
-            copier=self.copier,
+            materializer=self.materializer,
         )
         self._task = world.loop.create_task(self._run())
 
@@ -130,9 +130,9 @@ class Life:
             raise asyncio.CancelledError
 
     async def _run(self) -> None:
-        await self.copier.survey()
+        await self.materializer.survey()
         async with asyncio.TaskGroup() as group:
-            parts = (self.catalog, self.controller, self.canaries, self.collector, self.copier, self.fleet)
+            parts = (self.catalog, self.controller, self.canaries, self.collector, self.materializer, self.fleet)
             for part in (self.journal, *parts):
                 group.create_task(part.run())
 

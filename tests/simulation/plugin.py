@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from refitd.engine.plugin.client import PluginClient
-from refitd.engine.plugin.prepared import Preparation, Ready, Refused, Unprepared
+from refitd.engine.plugin.prepared import Preparation, Prepared, PrepareRefused, Unprepared
 from refitd.engine.plugin.rank_group import Launch
-from refitd.engine.port import Coming, Files, Offered
+from refitd.engine.port import Coming, Offered, VersionFiles
 from refitd_client.contract.answer import Answer, UpdateOutcome
 from refitd_client.contract.naming import parse_version_folder, parse_version_id, version_id
 
@@ -89,7 +89,7 @@ class SimPlugin:
             return self._server.disk.folders[path].make not in _PLAIN
         return parse_version_folder(path.rpartition("/")[2]) is not None
 
-    def prepare(self, files: Files) -> None:
+    def prepare(self, files: VersionFiles) -> None:
         """Check the version that the service has found good."""
         way = self._look(files.path)
         if isinstance(way.source, SimFolder) and way.signature != files.signature:
@@ -294,22 +294,22 @@ class SimBeside(PluginClient):
             with suppress(_RefusedError):
                 self._seen_ahead = version.path, plugin.prefetch(version), self._boot
 
-    async def prepare(self, files: Files, within: float) -> Preparation:
+    async def prepare(self, files: VersionFiles, within: float) -> Preparation:
         seen, self._seen_ahead = self._seen_ahead, None
         if seen == (files.path, files.signature, self._boot):
-            return Ready()
+            return Prepared()
         plugin, fault = self._server.plugin, self._server.faults.pop("prepare", None)
         if not await self._reached(fault, within) or plugin is None:
             return Unprepared("a rank does not answer")
         try:
             plugin.prepare(files)
         except _RefusedError as refused:
-            return Refused(str(refused), needs_full=refused.needs == "full")
+            return PrepareRefused(str(refused), needs_full=refused.needs == "full")
         if fault is Fault.CUT_AFTER:
             plugin.forget()
             return Unprepared("a rank does not answer")
         self._waiting = True
-        return Ready()
+        return Prepared()
 
     async def take(self, offered: Offered, within: float) -> Preparation:
         ahead, self._taken_ahead = self._taken_ahead, None
@@ -317,13 +317,13 @@ class SimBeside(PluginClient):
             return ahead[1]
         plugin, fault = self._server.plugin, self._server.faults.pop("prepare", None)
         if not await self._reached(fault, within) or plugin is None or fault is Fault.CUT_AFTER:
-            return Refused("a rank does not answer")
+            return PrepareRefused("a rank does not answer")
         try:
             plugin.take(offered)
         except _RefusedError as refused:
-            return Refused(str(refused))
+            return PrepareRefused(str(refused))
         self._waiting = True
-        return Ready()
+        return Prepared()
 
     async def forget(self) -> None:
         self._seen_ahead = self._taken_ahead = None

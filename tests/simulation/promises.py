@@ -13,7 +13,7 @@ from refitd.policy.chain import NoBase, chain_of
 from refitd.policy.next_action import repair_with
 from refitd.policy.target import last_good, last_good_before
 from refitd.root.scan import Listing
-from refitd.state.observer import SilentObserver
+from refitd.state.observer import Observer
 from refitd.state.records import AttemptRecord, EngineRecord
 from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import Order, version_id
@@ -38,7 +38,7 @@ class _Proof:
     life: int
 
 
-class Promises(SilentObserver):
+class Promises(Observer):
     """What was promised, and whether it holds."""
 
     def __init__(self, world: "World") -> None:
@@ -251,13 +251,14 @@ class Promises(SilentObserver):
             if proof is not None and proof.version != engine.serving:
                 del self._proofs[engine.id]  # nobody says so any more: who says it again must prove it again
             if engine.state is EngineState.IN_SYNC and engine.serving is not None:
+                if engine.run == RUN:  # one that is moved away in mid-load may end on the base of a delta
+                    self._goes_forward(engine.serving, engine.id)
                 self._is_proven(engine.serving, engine.id, server)
             if engine.state in {EngineState.TAINTED, EngineState.QUARANTINED}:
                 assert not engine.known, f"4: {engine.id} is {engine.state} and counts as known"
 
     def _is_proven(self, version: str, engine: str, server: SimServer) -> None:
         """What is called proven is true, for as long as the process lives that it was proven of."""
-        self._goes_forward(version, engine)
         # Without a load that came through it is called so unasked: it must hold it now.
         proof = self._proofs.setdefault(engine, _Proof(version, server.life))
         if proof.life != server.life:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from refitd.engine.http import Lost, NoReply, Reply
+from refitd.engine.http import CallFailure, NoReply, Reply
 from refitd_client.contract.answer import UpdateOutcome
 
 from .disk import Make, SimDisk, SimFolder
@@ -212,10 +212,10 @@ class SimTransport:
             raise asyncio.CancelledError
         server = self._server
         if not server.up:
-            return NoReply(Lost.NEVER_SENT, "connection refused")
+            return NoReply(CallFailure.NEVER_SENT, "connection refused")
         fault = server.faults.pop(path, None)
         if fault is Fault.CUT_BEFORE:
-            return NoReply(Lost.NO_ANSWER, "connection reset")
+            return NoReply(CallFailure.NO_ANSWER, "connection reset")
         task = asyncio.get_running_loop().create_task(server.handle(path, body, fault))
         server.tasks[task] = None
         task.add_done_callback(lambda done: server.tasks.pop(done, None))
@@ -224,9 +224,9 @@ class SimTransport:
         if not self._alive():
             raise asyncio.CancelledError
         if not done:
-            return NoReply(Lost.TIMED_OUT, f"no answer within {within:g} s")
+            return NoReply(CallFailure.TIMED_OUT, f"no answer within {within:g} s")
         if task.cancelled() or task.exception() is not None or fault is Fault.CUT_AFTER:
-            return NoReply(Lost.NO_ANSWER, "connection reset")
+            return NoReply(CallFailure.NO_ANSWER, "connection reset")
         return task.result()
 
 

@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from refitd.api.engines import move_engines
+from refitd.api.operations import close, pause, reopen, resume, rollback
 from refitd.api.overview import glance_at
 from refitd.api.present import present_engine
-from refitd.api.rollback import rollback
-from refitd.api.rollouts import pause, resume
-from refitd.api.runs import close, reopen
 from refitd.api.versions import pin, unpin
 from refitd.policy.strategy import Strategy, StrategyName
 from refitd.problem import ProblemError

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from starlette.types import ASGIApp
 
-from refitd.api.connection import Connection
+from refitd.api.connection import ClientConnection
 from refitd.api.server import PATIENCE, Server
 from refitd_client.contract.wire import Problem
 
@@ -32,8 +32,8 @@ class QuietServer(Server):
         return self.servers[0].sockets[0].getsockname()[1]
 
     @property
-    def connections(self) -> list[Connection]:
-        return [each for each in self.server_state.connections if isinstance(each, Connection)]
+    def connections(self) -> list[ClientConnection]:
+        return [each for each in self.server_state.connections if isinstance(each, ClientConnection)]
 
     async def until_connections(self, count: int) -> None:
         """Wait until there are so many."""

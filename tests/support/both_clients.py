@@ -5,8 +5,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from refitd_client.http.async_client import AsyncRefitClient
-from refitd_client.http.client import RefitClient
+from refitd_client.http.client import AsyncRefitClient, RefitClient
 from refitd_client.http.retry import RetryPolicy
 
 QUICK = RetryPolicy(deadline=20.0, first_pause=0.001, longest_pause=0.01)

@@ -83,7 +83,7 @@ def training(root: Path, *, anchor_every: int = 50) -> Generator[Trainer]:
     rules = DeltaRules(threshold=0.5, anchor_every=anchor_every)
     with WeightPublisher(root, RUN, delta_rules=rules) as publisher:
         trainer = Trainer(publisher)
-        publisher._means.deltas._ask_base = trainer.ask
+        publisher._context.deltas._ask_base = trainer.ask
         yield trainer
 
 

@@ -8,10 +8,10 @@ import safetensors.torch
 import torch
 
 from refitd_embedded.config import DecoderConfig
-from refitd_embedded.engine import Engine, Options
+from refitd_embedded.engine import EmbeddedEngine, EngineOptions
 from refitd_embedded.model import Decoder
-from refitd_embedded.request import Request
-from refitd_embedded.sampling_params import SamplingParams
+from refitd_embedded.request import GenerationRequest
+from refitd_embedded.sampling import SamplingParams
 
 SIZES: dict[str, Any] = {
     "model_type": "qwen2",
@@ -62,24 +62,26 @@ def checkpoint(directory: Path, seed: int, **changes: Any) -> Path:
     return write(directory, random_tensors(seed, **changes), **changes)
 
 
-def ask(rid: str = "r", *, prompt: list[int] | None = None, tokens: int = 20, stream: bool = False) -> Request:
+def ask(
+    rid: str = "r", *, prompt: list[int] | None = None, tokens: int = 20, stream: bool = False
+) -> GenerationRequest:
     """A greedy request."""
     params = SamplingParams.parse({"max_new_tokens": tokens, "temperature": 0})
-    return Request(rid=rid, prompt=prompt or PROMPT, params=params, return_logprob=True, stream=stream)
+    return GenerationRequest(rid=rid, prompt=prompt or PROMPT, params=params, return_logprob=True, stream=stream)
 
 
-async def answer(engine: Engine, request: Request) -> Request:
+async def answer(engine: EmbeddedEngine, request: GenerationRequest) -> GenerationRequest:
     """The request, when it has ended."""
     async with engine.admitted([request]) as progress:
         await progress.done()
     return request
 
 
-async def until_tokens(engine: Engine, request: Request, tokens: int) -> None:
+async def until_tokens(engine: EmbeddedEngine, request: GenerationRequest, tokens: int) -> None:
     """Wait until a request that somebody admitted has so many tokens."""
     await engine.scheduler.stepped.until(lambda: len(request.output) >= tokens)
 
 
-def open_engine(directory: Path, **options: Any) -> Engine:
+def open_engine(directory: Path, **options: Any) -> EmbeddedEngine:
     """An engine on a checkpoint."""
-    return Engine.open(directory, Options(**options))
+    return EmbeddedEngine.open(directory, EngineOptions(**options))

@@ -8,7 +8,7 @@ import torch
 
 from refitd_client.tensors.source import DTYPES
 from refitd_client.transport.ipc import exporter
-from refitd_client.transport.ipc.making import offer_of
+from refitd_client.transport.ipc.exported_memory import offer_of
 from refitd_client.transport.ipc.offer_file import ExportedTensors
 from refitd_client.transport.ipc.secret import make_secret, read_secret
 from refitd_client.transport.ipc.shared import SharedTensors

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from refitd.engine.port import Files
+from refitd.engine.port import VersionFiles
 from refitd_client.contract.digest import FileDigest
 from refitd_client.contract.manifest import DeltaFacts, Manifest, ManifestFile, TensorsSummary
 from refitd_client.contract.naming import DELTA_NAME, MANIFEST_NAME, Order, version_folder, version_id
 from refitd_client.contract.states import Kind
 from refitd_client.delta import Change, Delta, encode, index_type
 from refitd_client.fingerprint import fingerprints, to_text
-from refitd_client.fingerprint.twin import flat_bits
+from refitd_client.fingerprint.torch_ops import flat_bits
 from refitd_client.validation.examine import structure
 
 Weights = dict[str, Any]
@@ -39,13 +39,13 @@ def version_of(root: Path, files: Path) -> Path:
     return folder if folder.is_dir() else forge(root, run, 1, files)
 
 
-def files_of(root: Path, folder: Path) -> Files:
+def files_of(root: Path, folder: Path) -> VersionFiles:
     """What the service would know of a version."""
     path = str(folder.relative_to(root))
     seen = structure(root, path)
     assert seen.manifest is not None
     id_ = version_id(seen.manifest.run, seen.manifest.order)
-    return Files(version=id_, path=path, digest=seen.manifest.digest, signature=seen.signature)
+    return VersionFiles(version=id_, path=path, digest=seen.manifest.digest, signature=seen.signature)
 
 
 def sign(folder: Path, run: str, step: int, fingerprints: dict[str, str] | None = None, **claims: Any) -> None:

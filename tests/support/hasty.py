@@ -6,7 +6,7 @@ All else is as it is. An engine that no place names is let go of after a minute,
 import runpy
 import sys
 
-from refitd.discovery import memory, scout
+from refitd.discovery import scout
 
 LOOK_SECONDS = 0.2
 GONE_SECONDS = 1.0
@@ -15,7 +15,7 @@ GONE_SECONDS = 1.0
 def main() -> None:
     """Shorten the times, and become the module."""
     scout.LOOK_SECONDS = LOOK_SECONDS
-    memory.GONE_SECONDS = GONE_SECONDS
+    scout.GONE_SECONDS = GONE_SECONDS
     module, sys.argv = sys.argv[3], sys.argv[3:]
     sys.path.pop(0)  # the folder of this script, in which nothing is meant to be imported
     runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from refitd.engine.sglang.checksums import digest_of
+from refitd.engine.sglang.verify import digest_of
 from refitd_client.contract.answer import Answer, UpdateOutcome, answers_in
 from support.servers import ADMIN_KEY, API_KEY, KIT, SglangServer
 from support.sockets import reach

@@ -18,13 +18,13 @@ from refitd.catalog.catalog import Catalog
 from refitd.catalog.files import DiskFiles
 from refitd.catalog.intake import Intake
 from refitd.catalog.references import References
-from refitd.catalog.warm import Warmer
 from refitd.clock import SystemClock
 from refitd.engine.engines_file import EngineSpec
-from refitd.materialize.before_load import BeforeLoad
+from refitd.materialize.before_load import BeforeLoad, Warmer
 from refitd.materialize.disk import DiskCopies
-from refitd.materialize.materializer import Copier
-from refitd.reclaim.collector import Collector, StoreFacts
+from refitd.materialize.materializer import Materializer
+from refitd.reclaim.collector import Collector
+from refitd.reclaim.facts import StoreFacts
 from refitd.reclaim.folders import DiskFolders
 from refitd.rollout.controller import RolloutController
 from refitd.rollout.fleet import Fleet
@@ -49,7 +49,7 @@ class Stage:
     http: httpx.AsyncClient
     engines: dict[str, SimulatedEngine]
     api: FastAPI
-    copier: Copier
+    materializer: Materializer
     sweep: Callable[[], Awaitable[Any]]
     catalog: Catalog
 
@@ -108,8 +108,8 @@ async def serving(
         return engines.setdefault(name, SimulatedEngine())
 
     facts = StoreFacts(store, targets, files, catalog.judging)
-    copier = Copier(store, targets, facts, DiskCopies(root, settings.copies_folder), most=settings.copies)
-    before_load = BeforeLoad(catalog.check, copier, Warmer(root, lambda: "ext4"), targets.carriage)
+    materializer = Materializer(store, targets, facts, DiskCopies(root, settings.copies_folder), most=settings.copies)
+    before_load = BeforeLoad(catalog.check, materializer, Warmer(root, lambda: "ext4"), targets.carriage)
     fleet = Fleet(
         store,
         targets,
@@ -122,7 +122,7 @@ async def serving(
         warm=before_load.warm,
         chance=random.Random(),
     )
-    collector = Collector(store, facts, DiskFolders(root), settings.reclaim_rules, copier)
+    collector = Collector(store, facts, DiskFolders(root), settings.reclaim_rules, materializer)
     intake = Intake(
         store, targets, files, root, catalog.nudge, settings.run, kind=settings.kind, deltas=settings.takes_deltas
     )
@@ -133,9 +133,9 @@ async def serving(
         intake=intake,
         fleet=fleet,
         sweeper=collector.sweeper,
-        copier=copier,
+        materializer=materializer,
     )
-    await copier.survey()
+    await materializer.survey()
     api = build_api(service)
     transport = httpx.ASGITransport(app=api, raise_app_exceptions=False)
     controller = RolloutController(store, targets, default_run=settings.run, quorum=1)
@@ -143,11 +143,11 @@ async def serving(
         asyncio.TaskGroup() as group,
         httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http,
     ):
-        tasks = [group.create_task(part()) for part in (catalog.run, controller.run, copier.run, fleet.run)]
+        tasks = [group.create_task(part()) for part in (catalog.run, controller.run, materializer.run, fleet.run)]
         writing = group.create_task(journal.run())
         await asyncio.sleep(0)  # each has begun
         try:
-            yield Stage(root, store, targets, http, engines, api, copier, collector.sweeper.run, catalog)
+            yield Stage(root, store, targets, http, engines, api, materializer, collector.sweeper.run, catalog)
         finally:
             for task in tasks:
                 task.cancel()

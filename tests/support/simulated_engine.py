@@ -4,7 +4,7 @@ to show on demand. The contract suite holds the adapter against real servers."""
 import asyncio
 from collections.abc import Callable
 
-from refitd.engine.port import UNTOLD, Coming, Loader, Offered, Outcome, Reached, Refit, Stage, Target, Unreached
+from refitd.engine.port import UNTOLD, Coming, LoaderUse, Offered, Outcome, Reached, Refit, Stage, Target, Unreached
 
 
 class SimulatedEngine:
@@ -26,7 +26,7 @@ class SimulatedEngine:
         self.closed = False
         self.fault: str | None = None
         self.takes_offers = False
-        self.loader: Loader | None = None
+        self.loader: LoaderUse | None = None
         self.taken: list[str] = []
         self.timings = {"load": 1.0}
         self.plugin: str | None = None

@@ -68,7 +68,7 @@ class TestRollback:
         self, service: StandIn, monkeypatch: pytest.MonkeyPatch, said: str, code: int, posts: int
     ) -> None:
         service.versions = [make_version(step) for step in range(1, 6)]
-        monkeypatch.setattr("refitd.cli.asking.can_ask", lambda: True)
+        monkeypatch.setattr("refitd.cli.output.can_ask", lambda: True)
         result = refitd("rollback", "exp", "--url", service.url, stdin=said)
         assert (result.exit_code, len(service.bodies)) == (code, posts)
         before = result.stdout.partition("Roll back?")[0]
@@ -80,7 +80,7 @@ class TestRollback:
 
     def test_of_one_version_the_files_are_its_own(self, service: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
         service.versions = [make_version(1), make_version(2)]
-        monkeypatch.setattr("refitd.cli.asking.can_ask", lambda: True)
+        monkeypatch.setattr("refitd.cli.output.can_ask", lambda: True)
         said = refitd("rollback", "exp", "--url", service.url, stdin="n\n").stdout
         assert "collection deletes its files" in " ".join(said.split())
 
@@ -100,7 +100,7 @@ class TestEngines:
     def test_remove(self, service: StandIn) -> None:
         service.engines = [make_engine("a"), make_engine("b")]
         assert answer("engines", "remove", "a", "--url", service.url) == {"id": "a", "removed": True}
-        assert refitd("engines", "remove", "b", "--url", service.url).stdout == "b is out.\n"
+        assert refitd("engines", "remove", "b", "--url", service.url).stdout == "b is removed.\n"
         assert service.engines == []
 
     def test_resync(self, service: StandIn) -> None:
@@ -141,7 +141,7 @@ class TestReclaim:
         self, service: StandIn, monkeypatch: pytest.MonkeyPatch, said: str, code: int, posts: int
     ) -> None:
         service.plan = PLAN
-        monkeypatch.setattr("refitd.cli.asking.can_ask", lambda: True)
+        monkeypatch.setattr("refitd.cli.output.can_ask", lambda: True)
         result = refitd("reclaim", "--url", service.url, stdin=said)
         assert result.exit_code == code
         assert sum(line.startswith("POST") for line in service.asked) == posts

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from refitd.cli.meant import MEANT
+from refitd.cli.app import MEANT
 from refitd_client.contract.wire import Event, Page
 from support.command_line import answer, refitd
 from support.stand_in_service import StandIn, stand_in

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from refitd.cli import render
-from refitd.cli.summary import Summary, newest_good
+from refitd.cli.status import StatusSummary, newest_good
 from refitd_client.contract.states import EngineState, Standing, VersionState
 from refitd_client.contract.wire import Engine, Explanation, Faults, Page, Problem, Version
 from support.command_line import answer, refitd
@@ -51,7 +51,7 @@ class TestStatus:
     def test_a_version_that_was_rolled_back_from_is_no_target(self, service: StandIn) -> None:
         service.versions = [make_version(5, barred=True), make_version(2)]
         service.engines = [make_engine()]
-        summary = answer("status", "--url", service.url, kind=Summary)
+        summary = answer("status", "--url", service.url, kind=StatusSummary)
         assert [(run.run, run.target.step, run.in_sync, run.engines) for run in summary.runs] == [("exp", 2, 1, 1)]
 
     def test_what_engines_serve_from_memory_alone_is_the_target_and_says_so(self, service: StandIn) -> None:
@@ -67,7 +67,7 @@ class TestStatus:
         service.runs = [make_run(paused_since="2026-11-21T12:00:00Z")]
         shown = refitd("status", "--url", service.url).stdout
         assert "served by 1 of 1 engines, paused since 2026-11-21T12:00:00Z: refitd resume exp" in shown
-        summary = answer("status", "--url", service.url, kind=Summary)
+        summary = answer("status", "--url", service.url, kind=StatusSummary)
         assert [run.paused_since for run in summary.runs] == ["2026-11-21T12:00:00Z"]
 
     def test_it_gives_the_verdict_of_each_run_and_that_of_the_worst(self, service: StandIn) -> None:
@@ -80,7 +80,7 @@ class TestStatus:
         assert lines[1].startswith("● CURRENT exp → step 2")
         assert lines[2].startswith("▲ TROUBLED other → step 2")
         assert lines[3] == "    gpu-1 is UNREACHABLE"
-        summary = answer("status", "--url", service.url, kind=Summary)
+        summary = answer("status", "--url", service.url, kind=StatusSummary)
         assert summary.standing is Standing.TROUBLED
         assert [(run.standing, run.reasons) for run in summary.runs] == [
             (Standing.CURRENT, []),
@@ -121,7 +121,7 @@ class TestStatus:
         deleted = make_version(9, generation=4, state=VersionState.DELETED, created_at="2026-11-21T14:00:00Z")
         served = [make_version(step, generation=3) for step in (1, 2, 3)]
         service.versions = [deleted, *served, rejected]
-        summary = answer("status", "--limit", "3", "--url", service.url, kind=Summary)
+        summary = answer("status", "--limit", "3", "--url", service.url, kind=StatusSummary)
         assert [version.id for version in summary.versions] == ["exp~v000031", "exp~v000003.g3", "exp~v000002.g3"]
 
     def test_what_was_rolled_back_from_says_so_where_others_have_a_reason(self, service: StandIn) -> None:

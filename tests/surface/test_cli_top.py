@@ -6,7 +6,8 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from refitd.cli.glance import BAR, STAGES, Glance, bar, screen, span
+from refitd.cli.render import span
+from refitd.cli.top import BAR, STAGES, Glance, bar, screen
 from refitd_client.contract.states import EngineState, Standing
 from refitd_client.contract.wire import Attempt, Event, Faults, Overview
 from support.command_line import answer, refitd

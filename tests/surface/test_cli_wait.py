@@ -2,16 +2,18 @@
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from refitd.cli.publish import Published
-from refitd.cli.waiting import look_for, progress_of
+from refitd.cli.publish import PublishAnswer
+from refitd.cli.wait import look_for, progress_of
 from refitd_client.contract.states import EngineState, VersionState, WaitOutcome
 from refitd_client.contract.wire import Problem, WaitResult
 from refitd_client.http.client import RefitClient
@@ -115,7 +117,8 @@ class TestByStep:
             looks.append(1)
             service.versions.append(make_version(3))
 
-        monkeypatch.setattr("refitd.cli.waiting.time.sleep", sleep)
+        # In this module alone: other threads of the process sleep too.
+        monkeypatch.setattr("refitd.cli.wait.time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
         assert refitd("wait", "--run", "exp", "--step", "3", "--url", service.url).exit_code == 0
         assert looks == [1]
 
@@ -194,7 +197,7 @@ class TestProgress:
         assert "engines 1/2 · waiting for a IN_SYNC · " in progress_of(version, 12.4)
 
     def test_on_a_terminal_it_looks_again_and_again(self, service: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("refitd.cli.waiting._LOOK", 0.0)
+        monkeypatch.setattr("refitd.cli.wait._LOOK", 0.0)
         service.outcomes = [WaitOutcome.PENDING, WaitOutcome.PENDING, WaitOutcome.SERVED]
         result = refitd("wait", ID, "--url", service.url, env={"FORCE_COLOR": "1"})
         assert result.exit_code == 0
@@ -227,7 +230,7 @@ class TestPublish:
 
     def test_a_folder_becomes_a_version_and_the_service_is_told(self, service: StandIn, checkpoint: Path) -> None:
         command = self.publish(checkpoint, "--url", service.url, "--metadata", "loss=0.1", "--metadata", "note=a=b")
-        published = answer(*command, kind=Published)
+        published = answer(*command, kind=PublishAnswer)
         assert (published.id, published.outcome, published.notice_error) == ("exp~trial~v000007", None, None)
         assert (Path(published.path) / "refit.json").is_file()
         assert [(body.run, body.step, body.metadata, body.engines) for body in service.bodies] == [
@@ -235,7 +238,7 @@ class TestPublish:
         ]
 
     def test_engines_are_brought_to_the_run_where_that_is_asked_for(self, service: StandIn, checkpoint: Path) -> None:
-        answer(*self.publish(checkpoint, "--url", service.url, "--engines", "mine"), kind=Published)
+        answer(*self.publish(checkpoint, "--url", service.url, "--engines", "mine"), kind=PublishAnswer)
         assert [body.engines for body in service.bodies] == ["mine"]
 
     def test_wait_returns_when_engines_serve_it(self, service: StandIn, checkpoint: Path) -> None:
@@ -290,7 +293,7 @@ class TestPublish:
         assert refitd(*self.publish(checkpoint, "--url", service.url)).stderr == ""
         result = refitd(*self.publish(checkpoint, "--url", service.url))
         assert result.exit_code == 1
-        assert "say --new-generation if that is meant" in result.stderr
+        assert "say --new-generation to begin one" in result.stderr
         assert not (checkpoint.parent / "root/exp/trial/v000007.g2").exists()
 
     def test_a_step_that_begins_a_generation_says_so_in_one_line(self, service: StandIn, checkpoint: Path) -> None:

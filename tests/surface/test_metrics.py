@@ -11,11 +11,10 @@ from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from refitd.engine.port import Outcome, Refit
-from refitd.observe.meters import STAGES
-from refitd.observe.stops import Stops
-from refitd.observe.unserved import Unserved
-from refitd.policy.kept import Kept, bytes_by_reason
+from refitd.observe.meters import STAGES, Stops
+from refitd.observe.telemetry import Unserved
 from refitd.policy.leases import Lease, LeaseKind
+from refitd.policy.lines import KeptFor, bytes_by_reason
 from refitd.state.records import RolloutRecord
 from refitd_client.contract.states import RolloutState, VersionState
 from refitd_client.contract.wire import Reclaimable
@@ -143,20 +142,20 @@ async def test_bytes_in_the_root_are_told_by_what_they_are_kept_for(tmp_path: Pa
 
 
 def test_the_strongest_reason_names_what_bytes_are_kept_for() -> None:
-    def why(lease: LeaseKind | None = None, **more: object) -> set[Kept]:
+    def why(lease: LeaseKind | None = None, **more: object) -> set[KeptFor]:
         record = replace(version(1), **more)  # type: ignore[arg-type]
         leases = {record.id: [Lease(kind=lease, holder="a")]} if lease else {}
         line = Reclaimable(path=record.path, keep=True, reasons=[], version=record.id, bytes=7)
         found = bytes_by_reason([line], {record.id: record}, leases)
         return {reason for reason, size in found.items() if size == 7}
 
-    assert why(LeaseKind.UNPROVEN, pinned=True) == {Kept.READ}
-    assert why(LeaseKind.LAST_GOOD) == {Kept.TARGET}
-    assert why(LeaseKind.VALIDATING, state=VersionState.VALIDATING) == {Kept.UNDECIDED}
-    assert why(pinned=True) == {Kept.PINNED}
-    assert why(state=VersionState.REJECTED) == {Kept.EVIDENCE}
-    assert why() == {Kept.RULE}
-    assert why(state=VersionState.RETIRED) == {Kept.GOING}
+    assert why(LeaseKind.UNPROVEN, pinned=True) == {KeptFor.READ}
+    assert why(LeaseKind.LAST_GOOD) == {KeptFor.TARGET}
+    assert why(LeaseKind.VALIDATING, state=VersionState.VALIDATING) == {KeptFor.UNDECIDED}
+    assert why(pinned=True) == {KeptFor.PINNED}
+    assert why(state=VersionState.REJECTED) == {KeptFor.EVIDENCE}
+    assert why() == {KeptFor.RULE}
+    assert why(state=VersionState.RETIRED) == {KeptFor.GOING}
     lines = [
         Reclaimable(path=".refitd/slots/run/x", keep=True, reasons=[], bytes=1),
         Reclaimable(path=".refitd/copies/run/x", keep=True, reasons=[], bytes=2),
@@ -164,7 +163,7 @@ def test_the_strongest_reason_names_what_bytes_are_kept_for() -> None:
         Reclaimable(path="run/.incoming-y", keep=False, reasons=[], bytes=8),
     ]
     found = bytes_by_reason(lines, {}, {})
-    assert (found[Kept.SLOT], found[Kept.COPY], found[Kept.INCOMING]) == (1, 2, 4)
+    assert (found[KeptFor.SLOT], found[KeptFor.COPY], found[KeptFor.INCOMING]) == (1, 2, 4)
 
 
 class Hands:

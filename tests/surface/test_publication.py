@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import refitd_client.publish.announcement
+import refitd_client.publish.publication
 from refitd_client import (
     ConflictError,
     EngineFailedError,
@@ -43,7 +43,7 @@ TAINTED = EngineOnVersion(id="e3", state=EngineState.TAINTED, step=None, reason=
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refitd_client.publish.announcement, "NOTICE_DEADLINE", 0.2)
+    monkeypatch.setattr(refitd_client.publish.publication, "NOTICE_DEADLINE", 0.2)
 
 
 def _publish(root: Path, service_url: str | None, **options: Any) -> Publication:
@@ -115,7 +115,7 @@ def test_a_version_stands_while_the_service_is_down(tmp_path: Path, caplog: pyte
         publication = _publish(tmp_path, f"http://127.0.0.1:{_free_port()}")
     assert isinstance(publication.notice_error, ServiceUnreachableError)
     published.check(publication.path)
-    assert "run~v000001 is published, but the service was not told" in caplog.text
+    assert "run~v000001 is published, and the notice did not reach the service" in caplog.text
 
 
 @pytest.mark.parametrize("answer", [problem(507, "disk-full"), problem(500, "internal"), (200, "not refitd")])

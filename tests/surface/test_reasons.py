@@ -14,7 +14,7 @@ from refitd.api.explain import explain_engine, explain_version
 from refitd.cli import render
 from refitd.cli.publish import _lines
 from refitd.clock import SystemClock
-from refitd.rollout.entry import _sentence
+from refitd.rollout.entry import log_line
 from refitd.rollout.targets import Targets
 from refitd.state.journal.journal import Journal
 from refitd.state.store import Store
@@ -76,8 +76,8 @@ def test_an_engine_that_another_writer_loads_is_not_said_to_serve_its_start_up_w
     targets, plan = Targets(store), ReclaimPlan(items=[], freed_bytes=0)
     said = [*explain_engine(left, store, targets), *explain_version(version(1), store, targets, plan)]
     assert sum(told in sentence for sentence in said) == 2
-    assert told in _sentence(left)
-    assert not any("start-up" in sentence for sentence in [*said, _sentence(left)])
+    assert told in log_line(left)
+    assert not any("start-up" in sentence for sentence in [*said, log_line(left)])
     shown = make_engine(state=EngineState.CONTESTED, version=None, step=None)
     assert render.steps_behind(shown, make_version(3)) == "-", "WHY says what is known"
 

@@ -10,7 +10,7 @@ import pytest
 from refitd.catalog.files import DiskFiles
 from refitd.engine.port import Outcome, Refit
 from refitd.policy.leases import leases
-from refitd.reclaim.collector import StoreFacts
+from refitd.reclaim.facts import StoreFacts
 from refitd_client.contract.naming import Order, version_id
 from refitd_client.contract.states import EngineState, RolloutState, VersionState
 from support.checkpoints import publish, tensors
@@ -393,7 +393,7 @@ async def test_of_a_closed_run_the_newest_good_version_stays_and_what_engines_se
         await closed(stage, "old")
         plan = await asked(stage.http.get("/v1/reclaim/plan"))
         why = {line["version"]: line["reasons"][0] for line in plan["items"] if not line["keep"]}
-        assert why[at("old", 4)] == "run old is closed, and nobody needs it"
+        assert why[at("old", 4)] == "run old is closed, and it is not needed"
         await asked(stage.http.post("/v1/reclaim"))
         assert set(stage.store.versions) == {at("old", 1), at("old", 5)}
         assert serves(stage)["a"] == at("old", 5)
@@ -416,7 +416,7 @@ async def test_versions_that_no_engine_followed_go_when_their_run_is_closed(tmp_
         assert not (stage.root / "new" / "v000001").exists()
         assert [path.name for path in (stage.root / "new" / "v000002").iterdir()] == ["notes"]
         gone = await asked(stage.http.get(f"/v1/versions/{at('new', 1)}"))
-        assert gone["reason"].startswith("run new is closed, and nobody needs it; it was UNKNOWN: no engine follows")
+        assert gone["reason"].startswith("run new is closed, and it is not needed; it was UNKNOWN: no engine follows")
         assert (await glance(stage, "new"))["standing"] == "CLOSED"
 
 

@@ -1,11 +1,15 @@
-"""What can be wrong with a checkpoint: a code for programs and a sentence for people."""
+"""What can be wrong with a checkpoint: a code for programs and a sentence for people.
+
+A checkpoint is rejected for a fault that proves it bad. After one that does not (`changed`, `unreadable`) it is
+validated again.
+"""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 
 class Code(StrEnum):
-    """Why a checkpoint is not valid, or (`changed`, `unreadable`) why nobody can say yet."""
+    """Why a checkpoint is not valid, or (`changed`, `unreadable`) why that is not known yet."""
 
     TORN_FILE = "torn-file"  # shorter than its header says
     MISSING_FILE = "missing-file"  # named by the index or the manifest, and not there
@@ -24,27 +28,27 @@ class Code(StrEnum):
     NO_WEIGHTS = "no-weights"
     NOT_REGULAR = "not-regular"  # a link, FIFO, device or folder where a file belongs, or a path out of the root
     NO_REFERENCE = "no-reference"
-    OLD_GENERATION = "old-generation"  # nobody knows whether it was meant to be of the current one
+    OLD_GENERATION = "old-generation"  # it is not known whether it was meant to be of the current one
     UNSUPPORTED_KIND = "unsupported-kind"
     BAD_DELTA = "bad-delta"
     WRONG_BASE = "wrong-base"  # the base of a delta is gone, bad, or not what the delta leads from
-    OUT_OF_MEMORY = "out-of-memory"  # the service could not have the memory that validating it takes
+    OUT_OF_MEMORY = "out-of-memory"  # the service could not get the memory that validating it takes
     SET_ASIDE = "set-aside"  # the service died while it validated it, more than once
-    CHANGED = "changed"  # while it was looked at
+    CHANGED = "changed"  # while it was read
     UNREADABLE = "unreadable"
 
     @property
     def is_proof(self) -> bool:
-        """Whether it proves the checkpoint bad. What changes or cannot be read is looked at again instead."""
+        """Whether it proves the checkpoint bad. One that changes or cannot be read is validated again."""
         return self not in {Code.CHANGED, Code.UNREADABLE}
 
 
 AGAIN_WHEN_ANNOUNCED = frozenset({Code.OUT_OF_MEMORY, Code.SET_ASIDE})
-"""What says more of the service than of the version: announced once more, it is validated once more."""
+"""Faults of the service more than of the version: announced once more, it is validated once more."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class Defect:
     """One thing that is wrong. `reason` is a sentence that names the file or tensor and says what to do."""
 
     code: Code
@@ -52,5 +56,5 @@ class Fault:
 
 
 def shown(name: str) -> str:
-    """A file's name as it can go into a sentence, a journal and JSON, whatever bytes it is made of."""
+    """A file's name as text for a sentence, a journal and JSON: a name on disk may be any bytes."""
     return name if name.isprintable() else ascii(name)

@@ -1,20 +1,28 @@
 """NaN and infinity, found in raw bytes: without torch, in the pass that digests and writes or reads them.
 
+One NaN in one tensor makes an engine answer token 0 for ever.
+
 In IEEE 754 types they are the values with all exponent bits set. The 8-bit types each have their own rule: E4M3 has
 NaN only (all bits but the sign), the FNUZ types have one NaN where -0 would be, E8M0 has 0xFF. E2M1 has none.
 (https://arxiv.org/abs/2209.05433, https://onnx.ai/onnx/technical/float8.html, OCP Microscaling Formats 1.0)
 """
 
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from refitd_client.checkpoint.strict_header import Header
+
 Rule = tuple[int, int]
 """A mask and a pattern: an element is NaN or infinite if its bits under the mask are the pattern."""
 
 NO_RULE: Rule = (0, 1)
-"""What no element is."""
+"""The rule that no element meets."""
 
 _RULES: dict[str, tuple[type[np.unsignedinteger[Any]], int, int]] = {
     "F64": (np.uint64, 0x7FF0_0000_0000_0000, 0x7FF0_0000_0000_0000),
@@ -43,23 +51,23 @@ _ENDS = {
 }
 """The least non-finite value of either sign where bits are read as signed integers, and as unsigned ones."""
 
-_largest = np.maximum.reduce  # what `max()` comes to, some Python later: other threads wait meanwhile
+_largest = np.maximum.reduce  # `max()` calls it after some Python code, for which other threads wait
 
 
 def rule_of(dtype: str) -> Rule:
-    """How a safetensors `dtype` tells, on whichever device: the same rule as here."""
+    """The mask and the pattern of a safetensors `dtype`, for searches on another device."""
     _, *rule = _RULES.get(dtype, (np.uint8, *NO_RULE))
     return rule[0], rule[1]
 
 
 def width_of_number(dtype: str) -> int | None:
-    """Bytes of what the rule looks at; None where a dtype has no such values."""
+    """Bytes of a number that the rule applies to; None if the dtype has no non-finite values."""
     rule = _RULES.get(dtype)
     return None if rule is None else rule[0]().itemsize
 
 
 def numbers_of_element(dtype: str) -> int:
-    """How many of these make an element."""
+    """The count of such numbers in an element: two in a complex one."""
     return _NUMBERS.get(dtype, 1)
 
 
@@ -85,3 +93,88 @@ def where_nonfinite(dtype: str, data: NDArray[np.uint8]) -> NDArray[np.bool_]:
     """Which numbers (`width_of_number`) of a `dtype` that has such values are NaN or infinite."""
     bits, mask, pattern = _RULES[dtype]
     return (data.view(bits) & bits(mask)) == bits(pattern)
+
+
+@dataclass(frozen=True, slots=True)
+class NonFinite:
+    """A tensor with values that are not finite: the flat index of the first, and how many there are."""
+
+    file: str
+    tensor: str
+    index: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Neighbouring tensors of one dtype, bytes `start` to `end` of the file: small ones cost no call of their own."""
+
+    dtype: str
+    width: int
+    start: int
+    end: int
+
+
+class Search:
+    """Searches one file, a stretch of bytes at a time, and collects what is not finite.
+
+    Stretches may come in any order, and from several threads at once. Only a block with a non-finite value in it is
+    searched value by value.
+    """
+
+    def __init__(self, file: str, header: Header | None) -> None:
+        self._file = file
+        self._header = header or Header({}, 0, {})
+        self._runs = list(_runs(self._header))
+        self._ends = [run.end for run in self._runs]
+        self._names = [name for name, spec in self._header.tensors.items() if spec.end > spec.start]
+        self._starts = [self._header.data_start + self._header.tensors[name].start for name in self._names]
+        self._found: dict[int, tuple[int, int]] = {}
+        self._lock = Lock()
+
+    def boundary(self, position: int) -> int:
+        """The last place at or before byte `position` of the file at which no value is cut in two."""
+        at = bisect_right(self._ends, position)
+        if at == len(self._runs) or position <= self._runs[at].start:
+            return position
+        return position - (position - self._runs[at].start) % self._runs[at].width
+
+    def look(self, data: memoryview, position: int) -> None:
+        """Search `data`, which is at byte `position` of the file and begins and ends at boundaries."""
+        at, end = bisect_right(self._ends, position), position + len(data)
+        while at < len(self._runs) and self._runs[at].start < end:
+            run = self._runs[at]
+            start, stop = max(run.start, position), min(run.end, end)
+            block = np.frombuffer(data[start - position : stop - position], np.uint8)
+            if any_nonfinite(run.dtype, block):
+                width = run.width * numbers_of_element(run.dtype)
+                for number in np.flatnonzero(where_nonfinite(run.dtype, block)).tolist():
+                    self._note(start + number * run.width, width)
+            at += 1
+
+    def _note(self, position: int, width: int) -> None:
+        """Count a value at byte `position` of the file, in a tensor whose elements have `width` bytes."""
+        at = bisect_right(self._starts, position) - 1
+        index = (position - self._starts[at]) // width
+        with self._lock:
+            first, count = self._found.get(at, (index, 0))
+            self._found[at] = min(first, index), count + 1
+
+    @property
+    def found(self) -> tuple[NonFinite, ...]:
+        """What was found so far, in the order of the file."""
+        return tuple(NonFinite(self._file, self._names[at], *self._found[at]) for at in sorted(self._found))
+
+
+def _runs(header: Header) -> Iterator[_Run]:
+    run: _Run | None = None
+    for spec in header.tensors.values():
+        width, start, end = width_of_number(spec.dtype), header.data_start + spec.start, header.data_start + spec.end
+        if run is not None and run.dtype == spec.dtype and run.end == start:
+            run = _Run(run.dtype, run.width, run.start, end)
+            continue
+        if run is not None:
+            yield run
+        run = _Run(spec.dtype, width, start, end) if width is not None and end > start else None
+    if run is not None:
+        yield run

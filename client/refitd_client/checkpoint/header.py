@@ -10,8 +10,7 @@ at once; one pass that copies, digests and writes needs one tensor.
 """
 
 import os
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -21,17 +20,16 @@ import msgspec
 
 from refitd_client.checkpoint import strict_header
 from refitd_client.checkpoint.strict_header import (
+    MAX_HEADER_BYTES,
     METADATA_KEY,
     HeaderRefusedError,
     TensorSpec,
     TornFileError,
     read_header,
 )
-from refitd_client.contract.manifest import TensorsSummary
-from refitd_client.contract.shard import MAX_HEADER_BYTES
 from refitd_client.contract.slot import ShardLayout
 from refitd_client.errors import InvalidWeightsError
-from refitd_client.files.source_file import opened
+from refitd_client.files.plain_file import opened
 
 BITS = {dtype: bits for dtype, bits in strict_header.BITS.items() if dtype not in {"C64", "F6_E2M3", "F6_E3M2"}}
 """Bits of one element of each dtype that a version may hold. No engine loads complex numbers as weights."""
@@ -51,7 +49,7 @@ class Entry:
         return prod(self.shape) * BITS[self.dtype] // 8
 
 
-class _Location(msgspec.Struct, gc=False):  # hundreds of them have Python collect garbage
+class _Location(msgspec.Struct, gc=False):  # hundreds of tracked objects would start a garbage collection
     dtype: str
     shape: tuple[int, ...]
     data_offsets: tuple[int, int]
@@ -63,16 +61,18 @@ def file_order(entry: Entry) -> tuple[int, str]:
 
 
 def encode(entries: Iterable[Entry], metadata: Mapping[str, str] | None = None) -> bytes:
-    """The bytes before the tensors, which follow in the order given: as `encode_sized`."""
+    """As `encode_sized`, for entries."""
     return encode_sized(((entry.name, entry.dtype, entry.shape, entry.nbytes) for entry in entries), metadata)
 
 
 def encode_sized(
     entries: Iterable[tuple[str, str, tuple[int, ...], int]], metadata: Mapping[str, str] | None = None
 ) -> bytes:
-    """The same for names, dtypes, shapes and bytes, for those who have no `Entry` of them.
+    """The bytes before the tensors, which follow in the order given.
 
-    `metadata` are texts beside `format`, which says `pt` as loaders expect, unless they say something else.
+    Args:
+        entries: names, dtypes, shapes and bytes of the tensors.
+        metadata: texts beside `format`, which says `pt` as loaders expect, unless they have another `format`.
 
     Raises:
         InvalidWeightsError: they are too many for one header.
@@ -98,7 +98,7 @@ def read(path: Path) -> list[Entry]:
 
 
 def locate(path: Path) -> dict[str, tuple[Entry, int]]:
-    """The tensors of a file by its header, held against the file's size, and the byte of the file where each begins.
+    """The tensors of a file by its header, checked with the file's size, and the byte of the file where each begins.
 
     The tensors themselves are not read. They come in the order in which they lie in the file.
 
@@ -118,7 +118,7 @@ def locate(path: Path) -> dict[str, tuple[Entry, int]]:
 
 
 def layout(path: Path) -> ShardLayout:
-    """What a slot has to look like for a file whose header was read.
+    """The file of a slot that fits a file whose header was read.
 
     Raises:
         InvalidWeightsError: it cannot be read.
@@ -128,15 +128,6 @@ def layout(path: Path) -> ShardLayout:
         return ShardLayout(
             name=path.name, header=os.pread(fd, 8 + min(length, MAX_HEADER_BYTES), 0), size=os.fstat(fd).st_size
         )
-
-
-def summary(entries: Sequence[Entry]) -> TensorsSummary:
-    """Count tensors, their bytes and their dtypes, for the manifest."""
-    return TensorsSummary(
-        count=len(entries),
-        bytes=sum(entry.nbytes for entry in entries),
-        dtypes=dict(sorted(Counter(entry.dtype for entry in entries).items())),
-    )
 
 
 def _entry(path: Path, name: str, spec: TensorSpec) -> Entry:

@@ -1,7 +1,7 @@
 """The tensors of a checkpoint by name, and how two such inventories differ.
 
-SGLang loads half a checkpoint with status 200, and a tensor of another shape kills it. Hence a checkpoint is held
-against the model that the engines serve before any engine loads it.
+SGLang loads half a checkpoint with status 200, and a tensor of another shape kills it. Hence a checkpoint is compared
+with the model that the engines serve before any engine loads it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,7 +10,7 @@ from enum import StrEnum
 
 import xxhash
 
-from refitd_client.checkpoint.fault import Code, Fault
+from refitd_client.checkpoint.fault import Code, Defect
 from refitd_client.checkpoint.strict_header import Header
 
 LM_HEAD = "lm_head.weight"
@@ -21,7 +21,7 @@ _CASTABLE = frozenset({"F64", "F32", "BF16", "F16"})
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """What one tensor is: its safetensors dtype and its shape, and the file that holds it."""
+    """One tensor: its safetensors dtype, its shape, and the file that holds it."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -48,7 +48,7 @@ class Inventory:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The model that checkpoints are held against. `tied`: its output layer is its embedding. `source`: its folder."""
+    """The model that checkpoints are compared with. `tied`: its output layer is its embedding. `source`: its folder."""
 
     inventory: Inventory
     tied: bool
@@ -91,18 +91,27 @@ def compare(
     allow_extra: bool = False,
     allow_dtype_cast: bool = False,
 ) -> list[Different]:
-    """Say how a checkpoint differs from the model that it is for, in what is not allowed to differ.
+    """How a checkpoint differs from the model that it is for, in what is not allowed to differ.
 
-    With `tied` embeddings `lm_head.weight` may be there or not; if it is, it must have the embedding's shape.
-    `allow_dtype_cast` lets F64, F32, BF16 and F16 stand for each other. A shape may never differ.
+    Args:
+        checkpoint: its tensors.
+        reference: the model's.
+        tied: the output layer is the embedding: `lm_head.weight` may be there or not; if it is, it must have the
+            embedding's shape.
+        allow_missing: tensors of the model may be missing.
+        allow_extra: there may be tensors that the model does not have.
+        allow_dtype_cast: F64, F32, BF16 and F16 may stand for each other. A shape may never differ.
     """
-    expected = _with_head(reference, checkpoint) if tied else reference.tensors
+    expected = reference.tensors
+    if tied and LM_HEAD not in expected and LM_HEAD in checkpoint.tensors:
+        embeddings = [tensor for name, tensor in expected.items() if name.endswith(_EMBEDDING)]
+        expected = {**expected, LM_HEAD: embeddings[0]} if len(embeddings) == 1 else expected
     found = _differences(checkpoint.tensors, expected, allow_dtype_cast=allow_dtype_cast)
     return [
         difference
         for difference in found
-        if not (difference.kind is Difference.MISSING and (allow_missing or _optional(difference.name, tied)))
-        and not (difference.kind is Difference.EXTRA and (allow_extra or _optional(difference.name, tied)))
+        if not (difference.kind is Difference.MISSING and (allow_missing or _is_optional(difference.name, tied)))
+        and not (difference.kind is Difference.EXTRA and (allow_extra or _is_optional(difference.name, tied)))
     ]
 
 
@@ -113,15 +122,8 @@ def listed(differences: Iterable[Different], limit: int = 3) -> str:
     return "; ".join(sentences[:limit] + more)
 
 
-def _optional(name: str, tied: bool) -> bool:
+def _is_optional(name: str, tied: bool) -> bool:
     return name.endswith(_RECOMPUTED) or (tied and name == LM_HEAD)
-
-
-def _with_head(reference: Inventory, checkpoint: Inventory) -> Mapping[str, Tensor]:
-    if LM_HEAD in reference.tensors or LM_HEAD not in checkpoint.tensors:
-        return reference.tensors
-    embeddings = [tensor for name, tensor in reference.tensors.items() if name.endswith(_EMBEDDING)]
-    return {**reference.tensors, LM_HEAD: embeddings[0]} if len(embeddings) == 1 else reference.tensors
 
 
 def _differences(
@@ -151,13 +153,13 @@ def inventory_of(headers: Mapping[str, Header]) -> Inventory:
     return Inventory(tensors)
 
 
-def duplicates(headers: Mapping[str, Header]) -> Iterator[Fault]:
+def duplicates(headers: Mapping[str, Header]) -> Iterator[Defect]:
     """Find tensors that two files hold: which one an engine keeps is an accident."""
     where: dict[str, str] = {}
     for file, header in headers.items():
         for name in header.tensors:
             if where.setdefault(name, file) != file:
-                yield Fault(
+                yield Defect(
                     Code.DUPLICATE_TENSOR,
                     f"tensor {name} is in {where[name]} and in {file}: remove the files of an earlier write, "
                     "and write an index",

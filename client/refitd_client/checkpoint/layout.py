@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
-from refitd_client.checkpoint.fault import Code, Fault, shown
+from refitd_client.checkpoint.fault import Code, Defect, shown
 from refitd_client.checkpoint.pairs import STRINGS, PairsRefusedError, pairs, text
 from refitd_client.checkpoint.strict_header import MAX_TENSORS
 from refitd_client.contract.naming import INDEX_NAME
@@ -45,11 +45,11 @@ class Index:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """The weight files that a loader would read, as far as they are there, and what is wrong with the choice."""
+class WeightFiles:
+    """The weight files that a loader would read, as far as they are there, and what is wrong with them."""
 
     weights: tuple[str, ...]
-    faults: tuple[Fault, ...]
+    faults: tuple[Defect, ...]
 
 
 class _Document(msgspec.Struct):
@@ -62,7 +62,7 @@ class _Metadata(msgspec.Struct):
 
 
 def parse_index(data: bytes) -> Index:
-    """Parse an index that anyone may have written.
+    """Parse an index of any origin.
 
     Raises:
         IndexOfDeltaError: it says that the files are slime's delta of another checkpoint.
@@ -73,7 +73,7 @@ def parse_index(data: bytes) -> Index:
         raise IndexRefusedError(f"it is larger than {MAX_INDEX_BYTES} bytes")
     try:
         document = msgspec.json.decode(data, type=_Document)
-        if _is_delta(bytes(document.metadata)):
+        if _says_delta(bytes(document.metadata)):
             raise IndexOfDeltaError(
                 "it says delta_encoding: engines load full checkpoints, have the trainer write those"
             )
@@ -82,11 +82,11 @@ def parse_index(data: bytes) -> Index:
         raise IndexRefusedError(f"it does not parse: {error}") from error
 
 
-def _is_delta(metadata: bytes) -> bool:
+def _says_delta(metadata: bytes) -> bool:
     try:
         return msgspec.json.decode(metadata, type=_Metadata).delta_encoding is not None
     except msgspec.ValidationError:
-        return False  # metadata is anything that a trainer likes to write there
+        return False  # a trainer may write anything there
 
 
 def _file_of(weight_map: bytes) -> dict[str, str]:
@@ -100,72 +100,69 @@ def _file_of(weight_map: bytes) -> dict[str, str]:
         file = text(string)
         file_of[tensor] = files.setdefault(file, file)
     for file in files:
-        if not _plain(file):
+        if not file.endswith(SAFETENSORS) or "/" in file or file.startswith(".") or not file.isprintable():
             raise IndexRefusedError(f"it names a file {file[:200]!a}; it may only name *.safetensors beside it")
     return file_of
 
 
-def _plain(file: str) -> bool:
-    return file.endswith(SAFETENSORS) and "/" not in file and not file.startswith(".") and file.isprintable()
-
-
-def lay_out(names: Collection[str], index: Index | None) -> Layout:
+def lay_out(names: Collection[str], index: Index | None) -> WeightFiles:
     """Choose the weight files among the names in a folder (without hidden ones)."""
     weights = index.files if index is not None else _without_index(names)
     here = tuple(name for name in weights if name in names)
-    if index is None:
-        return Layout(here, (*_odd(here), *_gaps(here)) or ((_nothing(names),) if not here else ()))
-    missing = tuple(
-        Fault(Code.MISSING_FILE, f"{name} is named by {INDEX_NAME} and is not in the folder: write the index last")
+    faults = [
+        Defect(Code.MISSING_FILE, f"{name} is named by {INDEX_NAME} and is not in the folder: write the index last")
         for name in weights
         if name not in names
-    )
-    return Layout(here, (*missing, *_odd(here)) or ((_nothing(names),) if not here else ()))
+    ]
+    faults += [
+        Defect(Code.BAD_HEADER, f"{shown(name)} has a name that cannot be printed: rename it")
+        for name in here
+        if not name.isprintable()
+    ]
+    if index is None:
+        faults += _gaps(here)
+    if not faults and not here:
+        faults.append(_nothing(names))
+    return WeightFiles(here, tuple(faults))
 
 
-def _odd(names: Iterable[str]) -> Iterator[Fault]:
-    for name in names:
-        if not name.isprintable():
-            yield Fault(Code.BAD_HEADER, f"{shown(name)} has a name that cannot be printed: rename it")
-
-
-def _gaps(names: Collection[str]) -> Iterator[Fault]:
-    """Shards that are numbered "1 of 4" and not all there: without this, one that is written whole looks complete."""
+def _gaps(names: Collection[str]) -> Iterator[Defect]:
+    """Shards that are numbered "1 of 4" and not all there: without this, the first of four would look complete."""
     for match in filter(None, map(_NUMBERED.fullmatch, names)):
         stem, total = match[1], match[3]
         if int(match[2]) == 1 and int(total) <= MAX_TENSORS:
             expected = (f"{stem}-{number:0{len(total)}d}-of-{total}.safetensors" for number in range(1, int(total) + 1))
             if (late := next((name for name in expected if name not in names), None)) is not None:
-                yield Fault(Code.MISSING_FILE, f"{late} is not in the folder, and its name says that it belongs there")
+                yield Defect(Code.MISSING_FILE, f"{late} is not in the folder, and its name says that it belongs there")
 
 
 def _without_index(names: Collection[str]) -> list[str]:
     weights = sorted(name for name in names if name.endswith(SAFETENSORS))
     both = len(weights) == 2 and weights[0].endswith("consolidated.safetensors")
-    if both and weights[1].endswith("model.safetensors"):  # as Mistral publishes: the same twice, and loaders know
+    if both and weights[1].endswith("model.safetensors"):  # as Mistral publishes: the same twice, and loaders read one
         return weights[1:]
     return weights
 
 
-def _nothing(names: Collection[str]) -> Fault:
+def _nothing(names: Collection[str]) -> Defect:
     for name in sorted(names):
-        if any(fnmatchcase(name, pattern) for pattern in _PICKLES) and not _beside(name):
-            return Fault(
+        if _matches(name, _PICKLES) and not _matches(name, _NOT_WEIGHTS):
+            return Defect(
                 Code.PICKLE,
                 f"{shown(name)} is a pickle, which can run code when it is loaded, and there is no safetensors file: "
                 "save the checkpoint as safetensors (save_pretrained does by default)",
             )
-    return Fault(
+    return Defect(
         Code.NO_WEIGHTS, "there is no *.safetensors file in the folder: save the checkpoint there, as safetensors"
     )
 
 
-def _beside(name: str) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in _NOT_WEIGHTS)
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def check_index(index: Index, tensors_of: Mapping[str, Collection[str]]) -> Iterator[Fault]:
-    """Hold the index against the headers, given as file name → tensor names: each must say what the other says."""
+def check_index(index: Index, tensors_of: Mapping[str, Collection[str]]) -> Iterator[Defect]:
+    """How the index and the headers, given as file name → tensor names, differ."""
     for tensor, file in index.file_of.items():
         if file in tensors_of and tensor not in tensors_of[file]:
             yield _disagree(f"tensor {tensor[:200]!r} is not in {file}, where {INDEX_NAME} has it")
@@ -175,5 +172,5 @@ def check_index(index: Index, tensors_of: Mapping[str, Collection[str]]) -> Iter
                 yield _disagree(f"tensor {tensor!r} is in {file}, and {INDEX_NAME} does not say so")
 
 
-def _disagree(what: str) -> Fault:
-    return Fault(Code.INDEX_MISMATCH, f"{what}: write the index after the shards, from what they hold")
+def _disagree(what: str) -> Defect:
+    return Defect(Code.INDEX_MISMATCH, f"{what}: write the index after the shards, from what they hold")

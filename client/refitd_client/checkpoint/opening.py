@@ -1,8 +1,8 @@
-"""Opening files beneath the root without being led astray.
+"""Opening files beneath the root, and nothing else.
 
-A trainer, or whoever can write into its folder, may put a link to /etc, a FIFO or a device where a shard belongs, and
-may swap it between a look and the opening. So every component is opened from the descriptor of the one above it,
-links are never followed, what is no regular file is never opened, and what was opened must be what was listed.
+A trainer, or any process that can write into its folder, may put a link to /etc, a FIFO or a device where a shard
+belongs, and may swap it between the listing and the opening. So every component is opened from the descriptor of the
+one above it, links are never followed, only regular files are opened, and what was opened must be what was listed.
 """
 
 import errno
@@ -35,7 +35,7 @@ class ChangedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class FileStat:
-    """What `lstat` says of a name: size in bytes, time of the last change in nanoseconds, inode and what it is."""
+    """The status of a name (`lstat`): size in bytes, time of the last change in nanoseconds, inode and file type."""
 
     size: int
     mtime_ns: int
@@ -54,7 +54,7 @@ class FileStat:
 
     @property
     def noun(self) -> str:
-        """What it is, for sentences."""
+        """The file type, in words."""
         return _NOUNS.get(self.kind, "special file")
 
 
@@ -94,14 +94,18 @@ class Folder:
             OpeningRefusedError: a component is a link or no folder.
             OSError: it is not there, or cannot be opened.
         """
-        parts = components(path)
+        part, parts = "", components(path)
         self._fd = open_folder(root, follow=True)
         try:
             for part in parts:
-                above, self._fd = self._fd, _open_folder(part, self._fd, path)
+                above, self._fd = self._fd, open_folder(part, within=self._fd)
                 os.close(above)
-        except BaseException:
+        except BaseException as error:
             os.close(self._fd)
+            if isinstance(error, OSError) and error.errno in {errno.ENOTDIR, errno.ELOOP}:
+                raise OpeningRefusedError(
+                    f"path {path!a}: {part!a} is a link or no folder; links are not followed, give the folder itself"
+                ) from error
             raise
 
     def __enter__(self) -> "Folder":
@@ -134,24 +138,21 @@ class Folder:
             raise OpeningRefusedError(
                 f"{shown(name)} is a {expected.noun}, not a regular file: write a plain file there"
             )
-        fd = self._open(name)
+        try:
+            fd = open_plain(name, within=self._fd)
+        except (FileNotFoundError, NotPlainError) as error:
+            raise ChangedError(f"{shown(name)} was replaced or removed while it was read") from error
         try:
             check_unchanged(name, fd, expected)
             yield fd
         finally:
             os.close(fd)
 
-    def _open(self, name: str) -> int:
-        try:
-            return open_plain(name, within=self._fd)
-        except (FileNotFoundError, NotPlainError) as error:
-            raise ChangedError(f"{shown(name)} was replaced or removed while it was looked at") from error
-
     def signature(self, listing: Mapping[str, FileStat]) -> str:
-        """What the files that count (weights, index, manifest, config, changes) look like from outside.
+        """A digest of the files that count (weights, index, manifest, config, changes) as seen from outside.
 
-        Sizes, times and inodes of the files, and the folder's own inode: equal while none has changed. Nothing is
-        read, so it is cheap enough before each load.
+        Of their sizes, times and inodes, and the folder's own inode: equal while none has changed. Nothing is read, so
+        it is cheap enough before each load.
         """
         return signature_of(self._fd, listing)
 
@@ -162,16 +163,16 @@ def listing_of(folder: int) -> dict[str, FileStat]:
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith("."):
-                continue  # loaders do not see them: glob's "*" leaves them out
+                continue  # loaders do not read them: glob's "*" leaves them out
             if len(found) == MAX_FILES:
                 raise OpeningRefusedError(f"the folder has more than {MAX_FILES} files")
-            with suppress(FileNotFoundError):  # between the listing and the look: as if it had not been listed
+            with suppress(FileNotFoundError):  # removed since it was listed: as if it had not been
                 found[entry.name] = FileStat.of(os.stat(entry.name, dir_fd=folder, follow_symlinks=False))
     return dict(sorted(found.items()))
 
 
 def signature_of(folder: int, listing: Mapping[str, FileStat]) -> str:
-    """What the files of an open folder look like from outside, as `Folder.signature`."""
+    """The signature of an open folder, as `Folder.signature`."""
     hasher = xxhash.xxh3_128(f"{os.fstat(folder).st_ino}\n".encode())
     for name, file in sorted(listing.items()):
         if counts(name):
@@ -181,26 +182,20 @@ def signature_of(folder: int, listing: Mapping[str, FileStat]) -> str:
 
 
 def counts(name: str) -> bool:
-    """Whether a change to this file changes the version: what trainers write beside the weights may change."""
+    """Whether a change to this file changes the version: what else trainers write beside the weights may change."""
     return name.endswith(".safetensors") or name in _COUNT
 
 
 def check_unchanged(name: str, fd: int, expected: FileStat) -> None:
     """Check that an open file is still what the listing saw.
 
+    Args:
+        name: its name.
+        fd: its descriptor.
+        expected: what the listing saw.
+
     Raises:
         ChangedError: it is not.
     """
     if FileStat.of(os.fstat(fd)) != expected:
-        raise ChangedError(f"{shown(name)} changed while it was looked at")
-
-
-def _open_folder(name: str, above: int, path: str) -> int:
-    try:
-        return open_folder(name, within=above)
-    except OSError as error:
-        if error.errno in {errno.ENOTDIR, errno.ELOOP}:
-            raise OpeningRefusedError(
-                f"path {path!a}: {name!a} is a link or no folder; links are not followed, give the folder itself"
-            ) from error
-        raise
+        raise ChangedError(f"{shown(name)} changed while it was read")

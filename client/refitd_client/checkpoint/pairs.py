@@ -1,8 +1,8 @@
 """The pairs of a large JSON object, one after another.
 
 A JSON parser that builds everything first can be made to take gigabytes by a file of a few megabytes
-(`[{},{},{},…]`), and says nothing of a key that comes twice. Here nothing is built but the pair at hand, nothing
-nests, and the caller counts as it goes.
+(`[{},{},{},…]`), and does not report a key that comes twice. Here one pair is built at a time, nothing nests, and the
+caller counts the pairs.
 """
 
 import re
@@ -32,7 +32,7 @@ OBJECTS = _pair(rb'\{(?:[^{}"]++|' + _STRING + rb")*+\}")  # values are objects 
 
 
 def pairs(data: bytes, pattern: re.Pattern[bytes]) -> Iterator[tuple[str, bytes]]:
-    """Give each key with the JSON text of its value, in the order of the text. Keys that come twice are given twice.
+    """Yield each key with the JSON text of its value, in the order of the text. Repeated keys are repeated.
 
     Raises:
         PairsRefusedError: where the text stops being such an object.
@@ -52,7 +52,7 @@ def pairs(data: bytes, pattern: re.Pattern[bytes]) -> Iterator[tuple[str, bytes]
 
 
 def text(string: bytes) -> str:
-    """What a JSON string (with its quotes) says.
+    """The text of a JSON string, which is given with its quotes.
 
     Raises:
         PairsRefusedError: it is not UTF-8, or has an escape that stands for nothing.

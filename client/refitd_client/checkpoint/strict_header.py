@@ -1,25 +1,27 @@
 """The header of a safetensors file, read by the letter (https://github.com/huggingface/safetensors#format).
 
 A file is `N` (8 bytes, little-endian), N bytes of JSON, and the data. The JSON names each tensor with its dtype,
-shape and place in the data. What loaders let pass is refused here: a name that comes twice (loaders take the last),
-names with control characters, a header so large that reading it is the attack. Whoever wrote such a file, an engine
-should not be the one to find out: the publisher reads by the same letter as the service.
+shape and place in the data. What loaders accept is refused here: a name that comes twice (loaders take the last),
+names with control characters, a header so large that reading it is the attack. No engine should be the first to read
+such a file: the publisher reads as strictly as the service.
 
-The versions of a run mostly have the same headers, byte for byte, and to parse them takes the interpreter. So what
-parsed well is remembered by its whole text and by how much data follows it: nothing else was looked at.
+The versions of a run mostly have the same headers, byte for byte, and parsing them takes the interpreter. So a header
+that was accepted is cached by its whole text and by how much data follows it: nothing else was checked.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from threading import Lock
+from typing import Generic, TypeVar
 
 import msgspec
 
 from refitd_client.checkpoint.pairs import OBJECTS, STRINGS, PairsRefusedError, pairs, text
-from refitd_client.checkpoint.recent import Recent
-from refitd_client.contract.shard import MAX_HEADER_BYTES
-from refitd_client.files.file_bytes import read_at
+from refitd_client.files.plain_file import read_at
 
+# Publishers write no larger one. The format allows 100 MB; 200,000 tensors take 20 MB.
+MAX_HEADER_BYTES = 32 * 2**20
 MAX_TENSORS = 200_000
 MAX_NAME_LENGTH = 1024
 _SHOWN = 200  # characters of a name in a sentence
@@ -66,7 +68,7 @@ class TensorSpec:
 class Header:
     """What a header says. Tensors are in the order of their data; the data begins at byte `data_start` of the file.
 
-    Whoever reads the same header is given the same object.
+    Readers of the same header share one object.
     """
 
     tensors: Mapping[str, TensorSpec]
@@ -80,7 +82,48 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     data_offsets: tuple[int, int]
 
 
-_remembered: Recent[tuple[bytes, int], Header] = Recent(_REMEMBERED, _REMEMBERED_BYTES)
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class BoundedCache(Generic[K, V]):
+    """A cache of at most `most` values, whose weights add up to at most `heaviest`. Threads may share it.
+
+    The value that was not asked for longest is dropped first. A value that alone is heavier is not kept.
+    """
+
+    def __init__(self, most: int, heaviest: int = 0) -> None:
+        self._most, self._heaviest = most, heaviest
+        self._kept: dict[K, tuple[V, int]] = {}  # in the order in which they were asked for
+        self._weight = 0
+        self._lock = Lock()
+
+    def get(self, key: K) -> V | None:
+        """The value, or None if it is not in the cache."""
+        with self._lock:
+            found = self._kept.pop(key, None)
+            if found is None:
+                return None
+            self._kept[key] = found
+            return found[0]
+
+    def put(self, key: K, value: V, weight: int = 0) -> None:
+        """Keep a value, in place of the one before under its key. `weight` counts against `heaviest`."""
+        with self._lock:
+            self._drop(key)
+            if weight > self._heaviest:
+                return
+            self._kept[key] = value, weight
+            self._weight += weight
+            while len(self._kept) > self._most or self._weight > self._heaviest:
+                self._drop(next(iter(self._kept)))
+
+    def _drop(self, key: K) -> None:
+        _, weight = self._kept.pop(key, (None, 0))
+        self._weight -= weight
+
+
+_parsed: BoundedCache[tuple[bytes, int], Header] = BoundedCache(_REMEMBERED, _REMEMBERED_BYTES)
 
 
 def read_header(fd: int, size: int) -> Header:
@@ -101,15 +144,11 @@ def read_header(fd: int, size: int) -> Header:
         )
     if 8 + length > size:
         raise TornFileError(f"it ends inside its header: {size} of {8 + length} bytes")
-    return _parsed(read_at(fd, length, 8), size - 8 - length)
-
-
-def _parsed(data: bytes, data_bytes: int) -> Header:
-    """As `parse_header`. What was refused is parsed, and refused, each time."""
-    header = _remembered.get((data, data_bytes))
-    if header is None:
+    data, data_bytes = read_at(fd, length, 8), size - 8 - length
+    header = _parsed.get((data, data_bytes))
+    if header is None:  # one that was refused is parsed, and refused, each time
         header = parse_header(data, data_bytes)
-        _remembered.put((data, data_bytes), header, len(data) + _PAIR_BYTES * len(header.metadata))
+        _parsed.put((data, data_bytes), header, len(data) + _PAIR_BYTES * len(header.metadata))
     return header
 
 
@@ -123,13 +162,18 @@ def parse_header(data: bytes, data_bytes: int) -> Header:
         tensors, metadata = _parse(data)
     except PairsRefusedError as error:
         raise HeaderRefusedError(f"its header cannot be read: {error}") from error
-    tensors = dict(sorted(tensors.items(), key=_place))
-    _check_size(_check_places(tensors.items()), data_bytes)
+    tensors = dict(sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)))
+    reached = 0
+    for name, spec in tensors.items():
+        if spec.start != reached:
+            what = "a hole" if spec.start > reached else "other tensors"
+            raise HeaderRefusedError(f"{_named(name)} begins at byte {spec.start} of the data, in or after {what}")
+        reached = spec.end
+    if data_bytes < reached:
+        raise TornFileError(f"it has {data_bytes} of the {reached} bytes of data that its header describes")
+    if data_bytes > reached:
+        raise HeaderRefusedError(f"it has {data_bytes - reached} bytes after the last tensor that its header describes")
     return Header(tensors, 8 + len(data), metadata or {})
-
-
-def _place(item: tuple[str, TensorSpec]) -> tuple[int, int]:
-    return item[1].start, item[1].end
 
 
 def _parse(data: bytes) -> tuple[dict[str, TensorSpec], dict[str, str] | None]:
@@ -170,9 +214,9 @@ def _spec(name: str, value: bytes) -> TensorSpec:
     try:
         entry = msgspec.json.decode(value, type=_Entry)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        # What the parser says quotes the file: never more of it than a line, and nothing that a terminal would obey.
-        told = ascii(str(error)[:_SHOWN])[1:-1]
-        raise HeaderRefusedError(f"{_named(name)} is not described as the format asks: {told}") from error
+        # The parser's message quotes the file: no more of it than a line, and no control characters.
+        quoted = ascii(str(error)[:_SHOWN])[1:-1]
+        raise HeaderRefusedError(f"{_named(name)} is not described as the format asks: {quoted}") from error
     if b"-" in value:
         raise HeaderRefusedError(f"{_named(name)} has a negative number in its shape or data_offsets")
     _check_extent(name, entry)
@@ -190,32 +234,12 @@ def _check_extent(name: str, entry: _Entry) -> None:
     if total % 8:
         raise HeaderRefusedError(f"{_named(name)} does not fill whole bytes: {entry.dtype} {entry.shape}")
     if end - start != total // 8:
+        takes = str(total // 8) if total // 8 <= _MAX_SIZE else f"more than {_MAX_SIZE}"
         raise HeaderRefusedError(
-            f"{_named(name)} is {entry.dtype} {entry.shape}, which takes {_count(total // 8)} bytes, "
+            f"{_named(name)} is {entry.dtype} {entry.shape}, which takes {takes} bytes, "
             f"and its data_offsets {start} to {end} hold {end - start}"
         )
 
 
-def _check_places(tensors: Iterable[tuple[str, TensorSpec]]) -> int:
-    reached = 0
-    for name, spec in tensors:
-        if spec.start != reached:
-            what = "a hole" if spec.start > reached else "other tensors"
-            raise HeaderRefusedError(f"{_named(name)} begins at byte {spec.start} of the data, in or after {what}")
-        reached = spec.end
-    return reached
-
-
-def _check_size(expected: int, found: int) -> None:
-    if found < expected:
-        raise TornFileError(f"it has {found} of the {expected} bytes of data that its header describes")
-    if found > expected:
-        raise HeaderRefusedError(f"it has {found - expected} bytes after the last tensor that its header describes")
-
-
 def _named(name: str) -> str:
     return f"tensor {name[:_SHOWN]!a}"
-
-
-def _count(number: int) -> str:
-    return str(number) if number <= _MAX_SIZE else f"more than {_MAX_SIZE}"

@@ -1,9 +1,9 @@
-"""What the plugin's reply to an update says: a sentence for people, and the same for programs behind it.
+"""The plugin's reply to an update: a sentence for people, and the same for programs behind it.
 
     Refused, the weights are what they were: … refitd-plugin={"protocol":1,"outcome":"refused",…}
 
 SGLang adds to a message (" Weight version updated to 7.") and joins those of data-parallel ranks (" | "), so the JSON
-is found by its mark and ends where it ends. The plugin writes answers, the service reads them.
+is found by its mark and read to its own end. The plugin writes answers, the service reads them.
 """
 
 import json
@@ -16,12 +16,12 @@ from refitd_client.contract.plugin import PROTOCOL
 MARK = "refitd-plugin="
 MAX_REASON = 600  # characters
 
-NEEDS_FULL = "full"  # a delta was refused that a full version can stand for
+NEEDS_FULL = "full"  # a delta was refused, and a full version would be accepted
 NEEDS_LEADER = "leader"  # another service leads the engine
 
 
 class UpdateOutcome(StrEnum):
-    """What an update left behind, the best first."""
+    """The weights that an update left behind, the best outcome first."""
 
     SERVED = "served"  # the new version, on every rank
     REFUSED = "refused"  # the old one: nothing was written
@@ -30,18 +30,21 @@ class UpdateOutcome(StrEnum):
 
 
 _SENTENCES = {
-    UpdateOutcome.SERVED: "Succeeded to update model weights.",  # SGLang's own: who waits for it finds it
+    UpdateOutcome.SERVED: "Succeeded to update model weights.",  # SGLang's own: clients may search for it
     UpdateOutcome.REFUSED: "Refused, the weights are what they were",
     UpdateOutcome.RESTORED: "Failed, and the weights of before were put back",
-    UpdateOutcome.UNKNOWN: "Failed, and nobody knows what the weights are",
+    UpdateOutcome.UNKNOWN: "Failed, and it is not known what the weights are",
 }
+
+
+_OPTIONAL = ("version", "how", "contents", "needs", "proved", "ms")  # what a message leaves out if it is empty
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What one update came to. `how`: `replay`, `load` or `delta`; `contents`: digest of this rank's fingerprints;
-    `proved`: how many tensors lie in its memory with the fingerprints of the manifest; times in ms. `needs`: what would
-    be taken instead, `NEEDS_FULL` or `NEEDS_LEADER`, or nothing.
+    """The result of one update on one rank. `how`: `replay`, `load` or `delta`; `contents`: digest of the rank's
+    fingerprints; `proved`: how many tensors in its memory have the fingerprints of the manifest; times in ms. `needs`:
+    what would be accepted instead, `NEEDS_FULL` or `NEEDS_LEADER`, or nothing.
     """
 
     outcome: UpdateOutcome
@@ -57,29 +60,26 @@ class Answer:
     @property
     def message(self) -> str:
         """The text of the reply."""
-        sentence = _SENTENCES[self.outcome]
-        reason = _short(self.reason)
-        said = f"{sentence}: {reason}" if reason and self.outcome is not UpdateOutcome.SERVED else sentence
-        return f"{said} {MARK}{json.dumps(self._facts(reason), separators=(',', ':'))}"
+        sentence, reason = _SENTENCES[self.outcome], _short(self.reason)
+        if reason and self.outcome is not UpdateOutcome.SERVED:
+            sentence = f"{sentence}: {reason}"
+        facts: dict[str, Any] = {"protocol": PROTOCOL, "outcome": self.outcome.value, "plugin": self.plugin}
+        optional: dict[str, Any] = {"reason": reason} | {name: getattr(self, name) for name in _OPTIONAL}
+        facts |= {name: value for name, value in optional.items() if value}
+        return f"{sentence} {MARK}{json.dumps(facts, separators=(',', ':'))}"
 
     @property
-    def told(self) -> str:
+    def log_line(self) -> str:
         """One line for the log of the server."""
         stages = ", ".join(f"{stage} {took:.1f}" for stage, took in self.ms.items())
         return f"{self.outcome.value} {self.version} {self.how} [ms: {stages}] {_short(self.reason)}".strip()
 
-    def _facts(self, reason: str) -> dict[str, Any]:
-        facts = {"protocol": PROTOCOL, "outcome": self.outcome.value, "plugin": self.plugin}
-        rest: dict[str, Any] = {"reason": reason, "version": self.version, "how": self.how, "contents": self.contents}
-        rest |= {"needs": self.needs, "proved": self.proved}
-        return facts | {key: value for key, value in rest.items() if value} | ({"ms": self.ms} if self.ms else {})
-
 
 def answers_in(message: str) -> list[Answer]:
-    """The answers in a reply's message: one for each data-parallel rank, none where no plugin spoke.
+    """The answers in a reply's message: one for each data-parallel rank, none if there was no plugin.
 
-    What is not understood, because it is damaged or of a newer protocol, counts as an unknown outcome: somebody wrote
-    the mark, and not to say that all is well.
+    One that cannot be read, because it is damaged or of a newer protocol, counts as an unknown outcome: the mark shows
+    that a plugin answered, and nothing shows that all is well.
     """
     return [_read(part) for part in message.split(MARK)[1:]]
 
@@ -97,6 +97,6 @@ def _read(text: str) -> Answer:
 
 
 def _short(reason: str) -> str:
-    """On one line, and without a mark of its own: a reason may quote names that somebody chose."""
+    """On one line, and without a mark of its own: a reason may quote names from outside."""
     line = " ".join(reason.replace(MARK, "").split())
     return line if len(line) <= MAX_REASON else f"{line[: MAX_REASON - 1]}…"

@@ -3,10 +3,10 @@
     up to 16 MiB    xxh3:…       the XXH3-128 of the file
     above           xxh3-16m:…   the XXH3-128 of the XXH3-128s, 16 bytes each, of its blocks of 16 MiB, the last shorter
 
-In hexadecimal digits, and inside in the canonical order of bytes. One thread digests what it has to fetch from memory
-at 7 GB/s, a bus brings 55 GB/s: a digest of a whole large file would be ready long after the file has arrived.
+In hexadecimal digits; blocks' digests are joined in xxHash's canonical byte order. One thread digests bytes from memory
+at 7 GB/s, a bus brings 55 GB/s: a digest of a large file in one piece would be ready long after the file has arrived.
 
-Digests find damage; they do not keep out a forger.
+Digests find damage; they do not protect against forgery.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,7 +22,6 @@ class FileDigest:
     """Takes the bytes of a file in order, in any pieces."""
 
     def __init__(self) -> None:
-        """Nothing yet."""
         self._blocks: list[bytes] = []
         self._hasher = xxhash.xxh3_128()
         self._room = BLOCK
@@ -30,7 +29,7 @@ class FileDigest:
     def update(self, data: bytes | memoryview) -> None:
         """Take the bytes that follow."""
         view = memoryview(data)
-        while len(view) > self._room:  # what fills a block may be the file's end: it is closed by what comes after it
+        while len(view) > self._room:  # a full block may be the file's last: it is closed when more bytes come
             self._hasher.update(view[: self._room])
             view = view[self._room :]
             self._blocks.append(self._hasher.digest())
@@ -45,12 +44,12 @@ class FileDigest:
 
     @property
     def text(self) -> str:
-        """Of the bytes so far, as the manifest has it."""
+        """The digest of the bytes so far, as the manifest has it."""
         return joined(self._all())
 
     @property
     def digest(self) -> bytes:
-        """The same as 16 bytes, for a file that ends in the digest of what it has before."""
+        """The same as 16 bytes, for a file that ends in the digest of its other bytes."""
         return combined(self._all())
 
     def _all(self) -> list[bytes]:
@@ -73,7 +72,7 @@ def in_blocks(parts: Iterable[memoryview]) -> list[list[memoryview]]:
 
 
 def digest_of_pieces(pieces: Iterable[bytes | memoryview]) -> bytes:
-    """Of a block, for `joined` and `combined`."""
+    """The digest of a block, for `joined` and `combined`."""
     hasher = xxhash.xxh3_128()
     for piece in pieces:
         hasher.update(piece)
@@ -81,7 +80,7 @@ def digest_of_pieces(pieces: Iterable[bytes | memoryview]) -> bytes:
 
 
 def digest_of_block(data: NDArray[np.uint8]) -> bytes:
-    """Of a block, for `joined`."""
+    """The digest of a block, for `joined`."""
     return xxhash.xxh3_128_digest(data.data)
 
 
@@ -91,5 +90,5 @@ def joined(blocks: Sequence[bytes]) -> str:
 
 
 def combined(blocks: Sequence[bytes]) -> bytes:
-    """The same without a word on how it was made: one block's is its own, those of more are digested again."""
+    """The same as 16 bytes: the digest of the one block, or of the blocks' digests."""
     return blocks[0] if len(blocks) == 1 else xxhash.xxh3_128_digest(b"".join(blocks))

@@ -1,4 +1,4 @@
-"""`refit.json`, the manifest of a version: what was published, file by file, so that damage shows in time.
+"""`refit.json`, the manifest of a version: what was published, file by file, so that damage is found before a load.
 
     {"format": 1, "run": "exp/trial", "generation": 1, "step": 123, "kind": "full", "base": null,
      "files": {"model-00001-of-00001.safetensors": {"size": 3087467144, "digest": "xxh3-16m:…32 hex digits…"}, …},
@@ -10,15 +10,18 @@ results, as its `fingerprints` are (docs/delta-format.md has both):
     "kind": "delta", "base": "exp~trial~v000122", "fingerprints": {"model.norm.weight": "53e0a1d1c2f5b7aa", …},
     "delta": {"file": "weights.refit-delta", "encoding": "flat", "compression": "none", "tensors": 301, "changed": …}
 
-Digests are XXH3-128, large files' by blocks (`contract/digest.py`): they find damage, they do not keep out a forger.
+Digests are XXH3-128, large files' by blocks (`contract/digest.py`): they find damage, and do not protect against
+forgery.
 """
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import msgspec
 import xxhash
 
-from refitd_client.contract.naming import NameRefusedError, Order, check_run, check_step, parse_version_id
+from refitd_client.contract.naming import InvalidNameError, Order, check_run, check_step, parse_version_id
 from refitd_client.contract.states import Kind
 
 FORMAT = 1
@@ -50,6 +53,13 @@ class TensorsSummary:
     bytes: int
     dtypes: dict[str, int]
 
+    @classmethod
+    def of(cls, tensors: Iterable[tuple[str, int]]) -> "TensorsSummary":
+        """The summary of tensors, each given as its dtype and its bytes."""
+        listed = list(tensors)
+        dtypes = Counter(dtype for dtype, _ in listed)
+        return cls(count=len(listed), bytes=sum(size for _, size in listed), dtypes=dict(sorted(dtypes.items())))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaFacts:
@@ -65,7 +75,7 @@ class DeltaFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claims:
-    """What a manifest says beside its files: whose change the version is, and what its tensors come to."""
+    """What a manifest says beside its files: its kind, its base, its tensors' fingerprints, and its delta."""
 
     kind: Kind = Kind.FULL
     base: str | None = None
@@ -95,7 +105,7 @@ class Manifest:
 
     @property
     def order(self) -> Order:
-        """Where the version stands in its run."""
+        """The version's place in its run."""
         return Order(self.generation, self.step)
 
     @property
@@ -117,7 +127,7 @@ def digest_of_files(files: dict[str, tuple[int, str]]) -> str:
 
 
 def parse_manifest(data: bytes) -> Manifest:
-    """Read a manifest that anyone may have written.
+    """Parse a manifest of any origin.
 
     Raises:
         ManifestRefusedError: with a sentence that says what is wrong.
@@ -128,7 +138,7 @@ def parse_manifest(data: bytes) -> Manifest:
         manifest = msgspec.json.decode(data, type=Manifest)
         check_run(manifest.run)
         check_step(manifest.step)
-    except (msgspec.MsgspecError, NameRefusedError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.MsgspecError, InvalidNameError, UnicodeDecodeError, RecursionError) as error:
         raise ManifestRefusedError(f"manifest does not parse: {_shown(str(error))}") from error
     if manifest.format != FORMAT:
         raise ManifestRefusedError(f"manifest has format {manifest.format}; this refitd reads format {FORMAT}")
@@ -150,9 +160,9 @@ def parse_manifest(data: bytes) -> Manifest:
 
 
 def fitting_fingerprints(fingerprints: dict[str, str]) -> dict[str, str]:
-    """The fingerprints for a manifest: all, or none where they would take more of it than they may.
+    """The fingerprints for a manifest: all, or none if they would take more of it than they may.
 
-    Nothing depends on them there: whoever needs them and does not find them computes them.
+    They are optional there: a reader that needs them and does not find them computes them.
     """
     taken = sum(len(name.encode()) + 16 + len('  "": "",\n') for name in fingerprints)
     fit = len(fingerprints) <= MAX_FINGERPRINTS and taken <= MAX_FINGERPRINTS_BYTES
@@ -171,7 +181,7 @@ def _check_delta(manifest: Manifest) -> None:
     base = None if manifest.base is None else parse_version_id(manifest.base)
     facts = manifest.delta
     if manifest.kind is not Kind.DELTA or base is None or facts is None:
-        raise ManifestRefusedError("manifest does not say all that a delta's must: kind, base and delta")
+        raise ManifestRefusedError("manifest lacks what a delta's must have: kind, base or delta")
     if base[0] != manifest.run or base[1] >= manifest.order:
         raise ManifestRefusedError(f"manifest has base {_shown(str(manifest.base))}: no earlier version of its run")
     if facts.file not in manifest.files:
@@ -181,5 +191,5 @@ def _check_delta(manifest: Manifest) -> None:
 
 
 def _shown(text: str) -> str:
-    """What anyone may have written, in a sentence: a line of it at most, and nothing that a terminal would obey."""
+    """A foreign text for a sentence: a line of it at most, and no control characters."""
     return ascii(text[:_SHOWN])[1:-1]

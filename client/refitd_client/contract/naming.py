@@ -30,13 +30,13 @@ _SEGMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SEPARATOR = "~"  # in no run name, and unreserved in URLs (RFC 3986, 2.3)
 
 
-class NameRefusedError(ValueError):
+class InvalidNameError(ValueError):
     """A run or version name that could leave its folder or be mistaken for something else."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Order:
-    """Where a version stands in its run. Newest wins: by generation, then by step.
+    """A version's place in its run. Newest wins: by generation, then by step.
 
     A new generation begins when a trainer restarts at a step that it had published before.
     """
@@ -53,20 +53,20 @@ def check_run(run: str) -> str:
     """
     segments = run.split("/")
     if len(run) > MAX_RUN_LENGTH:
-        raise NameRefusedError(f"run name is longer than {MAX_RUN_LENGTH} characters")
+        raise InvalidNameError(f"run name is longer than {MAX_RUN_LENGTH} characters")
     for segment in segments:
         if not _SEGMENT.fullmatch(segment):
-            raise NameRefusedError(
+            raise InvalidNameError(
                 f"run {run!r} is not a safe relative name: use letters, digits, '.', '_' and '-', "
                 "parts joined by '/', no part beginning with a dot"
             )
         if _VERSION.fullmatch(segment):
-            raise NameRefusedError(f"run {run!r} has a part that looks like a version directory ({segment})")
+            raise InvalidNameError(f"run {run!r} has a part that looks like a version directory ({segment})")
     return run
 
 
 def whole_step(step: SupportsIndex) -> int:
-    """A step as a trainer counts it, which may be an integer of NumPy's.
+    """A trainer's step, which may be an integer of NumPy's, as an int.
 
     Raises:
         TypeError: it is no integer.
@@ -84,7 +84,7 @@ def check_step(step: int) -> int:
         NameRefusedError: it is negative or absurdly large.
     """
     if not 0 <= step <= MAX_STEP:
-        raise NameRefusedError(f"step {step} is not between 0 and {MAX_STEP}")
+        raise InvalidNameError(f"step {step} is not between 0 and {MAX_STEP}")
     return step
 
 
@@ -95,7 +95,7 @@ def version_folder(order: Order) -> str:
 
 
 def parse_version_folder(name: str) -> Order | None:
-    """The inverse of `version_folder`, or None where the name is not one that it makes."""
+    """The inverse of `version_folder`; None if the name is not one that it makes."""
     match = _VERSION.fullmatch(name)
     if match is None:
         return None
@@ -110,7 +110,7 @@ def version_id(run: str, order: Order) -> str:
 
 
 def parse_version_id(id_: str) -> tuple[str, Order] | None:
-    """The inverse of `version_id`: the run and the order, or None where the id is none that it makes."""
+    """The inverse of `version_id`: the run and the order; None if the id is not one that it makes."""
     *run, folder = id_.split(_SEPARATOR)
     order = parse_version_folder(folder)
     return None if order is None or not run else ("/".join(run), order)

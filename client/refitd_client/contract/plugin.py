@@ -1,4 +1,4 @@
-"""What the service and the plugin in an engine's process say to each other over a channel: sockets, lines, words.
+"""The protocol between the service and the plugin in an engine's process: sockets, lines, messages.
 
 Each rank of an engine listens on `<root>/.refitd/engines/<rank>-<pid>-<random>.sock`. One line of JSON is one request,
 one line its reply. docs/plugin.md describes both in full; the plugin's reply to an update is in `answer`.
@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 PROTOCOL = 1
-"""The version of what is said over the channel and in answers. It changes when a reader would have to."""
+"""The version of the protocol, of answers too. It changes when readers have to change."""
 
 ENGINES_FOLDER = "engines"
 MAX_LINE = 64 * 2**10  # bytes
@@ -26,10 +26,10 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
 
 
-class Request(msgspec.Struct, forbid_unknown_fields=True):
+class PluginRequest(msgspec.Struct, forbid_unknown_fields=True):
     """One line of the service. `path` is relative to the root, and so is `offer`, the file of an offer of the version
-    that will be at `path`; the `allow_…` are what the notice allows. `owner` leads for `seconds`. `peer` is the process
-    that asks, as the kernel says (0 where it is of another PID namespace), whatever the line says.
+    that will be at `path`; the `allow_…` are what the notice allows. `owner` leads for `seconds`. `peer` is the pid of
+    the process that sent it, from the kernel and not from the line (0 if it is of another PID namespace).
     """
 
     do: Literal["hello", "prepare", "contents", "forget", "lead"]
@@ -57,8 +57,8 @@ class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
 class Handshake(msgspec.Struct, frozen=True, kw_only=True):
     """The part of the reply to `hello` that the service reads. `rank` of `ranks` is tensor-parallel.
 
-    `host`, `port` and `seed` tie it to a server: the host's name, and two of the server's own launch settings. `leads`:
-    it knows of leases.
+    `host`, `port` and `seed` identify its server: the host's name, and two of the server's own launch settings.
+    `leads`: it supports leases.
     """
 
     plugin: str
@@ -78,7 +78,13 @@ class Handshake(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def socket_name(rank: int, pid: int, random: str) -> str:
-    """The name of a rank's socket. `random` is hex digits: a process may open more than one."""
+    """The name of a rank's socket.
+
+    Args:
+        rank: the tensor-parallel rank.
+        pid: of its process.
+        random: hex digits: a process may open more than one.
+    """
     return f"{rank}-{pid}-{random}.sock"
 
 

@@ -1,16 +1,16 @@
-"""Slots: the files of a version that nobody needs any more, for a publisher to write the next one into.
+"""Slots: the files of a version that is not needed any more, for a publisher to write the next one into.
 
     <root>/.refitd/slots/<exp~trial>/<layout>-<unique>/     model-0000i-of-0000N.safetensors, and nothing else
 
-Both sides keep to this, so that neither has to ask the other:
+Both sides keep to these rules, so that neither has to ask the other:
 
-    A slot's bytes mean nothing. It is worth its files' names and sizes and the pages that they lie on, no more; whoever
-    takes it writes every byte anew. So there is no way to publish a slot that was only half overwritten by mistake.
-    It holds no manifest, and its folder is under no name that anyone takes for a version's. Both were made durable
-    before it got its name here: no power cut puts an old manifest on new bytes.
-    Its files have one name each. A file with a second hard link is somebody else's as well.
-    Taking it is a rename, by the service as by the publisher: whoever is second finds nothing.
-    Its files never change their length: a reader that had one mapped would die of it.
+    A slot's bytes mean nothing. Only its files' names and sizes and the pages that they lie on are of use; a publisher
+    that takes it writes every byte anew. So a slot that was only half overwritten cannot be published by mistake.
+    It holds no manifest, and its folder has no name that could be a version's. Both were made durable before it got its
+    name here: no power cut puts an old manifest on new bytes.
+    Its files have one name each. A file with a second hard link is used elsewhere as well.
+    Taking it is a rename, by the service as by the publisher: the second one finds nothing.
+    Its files never change their length: a reader that has one mapped would be killed.
 
 `layout` is a digest of the shards' names, sizes and headers: of the names, dtypes, shapes and order of the tensors.
 """
@@ -66,6 +66,6 @@ def slot_name(layout: str, unique: str) -> str:
 
 
 def layout_in(name: str) -> str | None:
-    """The layout that a slot's name tells, None where it is no slot's name."""
+    """The layout in a slot's name, None if it is no slot's name."""
     match = _NAME.fullmatch(name)
     return None if match is None else match[1]

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class Kind(StrEnum):
-    """What the files of a version hold."""
+    """The content of a version's files."""
 
     FULL = "full"
     DELTA = "delta"
@@ -16,10 +16,10 @@ class VersionState(StrEnum):
     """ANNOUNCED → SETTLING → VALIDATING → SEALED → RETIRED → DELETED, with REJECTED, UNKNOWN and LOST beside it."""
 
     ANNOUNCED = "ANNOUNCED"
-    SETTLING = "SETTLING"  # being written, as far as anyone can tell
+    SETTLING = "SETTLING"  # being written, as far as can be seen
     VALIDATING = "VALIDATING"
     SEALED = "SEALED"  # proven good: engines may load it
-    RETIRED = "RETIRED"  # nobody needs it: it may be deleted
+    RETIRED = "RETIRED"  # not needed any more: it may be deleted
     DELETED = "DELETED"
     REJECTED = "REJECTED"  # proven bad: no engine loads it
     UNKNOWN = "UNKNOWN"  # could not be read: tried again, never deleted
@@ -27,7 +27,7 @@ class VersionState(StrEnum):
 
     @property
     def is_open(self) -> bool:
-        """Still on its way to a verdict."""
+        """Whether it has no verdict yet."""
         return self in _OPEN
 
 
@@ -35,7 +35,7 @@ _OPEN = frozenset({VersionState.ANNOUNCED, VersionState.SETTLING, VersionState.V
 
 
 class RolloutState(StrEnum):
-    """The way of one version to the engines of its run."""
+    """The progress of one version to the engines of its run."""
 
     PENDING = "PENDING"
     ROLLING = "ROLLING"
@@ -47,7 +47,7 @@ class RolloutState(StrEnum):
 
 
 class EngineState(StrEnum):
-    """PROBING → IN_SYNC | BEHIND → UPDATING → VERIFYING → IN_SYNC, and what can go wrong on the way."""
+    """PROBING → IN_SYNC | BEHIND → UPDATING → VERIFYING → IN_SYNC, and what can go wrong between them."""
 
     PROBING = "PROBING"
     IN_SYNC = "IN_SYNC"
@@ -62,7 +62,7 @@ class EngineState(StrEnum):
 
 
 class DeliveryState(StrEnum):
-    """How far a webhook is."""
+    """The progress of a webhook."""
 
     WAITING = "WAITING"
     DELIVERED = "DELIVERED"
@@ -70,14 +70,14 @@ class DeliveryState(StrEnum):
 
 
 class Standing(StrEnum):
-    """How a run stands, for whoever only looks at it for a moment."""
+    """The state of a run at a glance."""
 
     CURRENT = "CURRENT"  # every engine serves the newest version
-    MOVING = "MOVING"  # not yet, and nobody has to do anything
-    PAUSED = "PAUSED"  # an operator has paused its rollouts, and there is something that waits for that
+    MOVING = "MOVING"  # not yet, and nothing has to be done
+    PAUSED = "PAUSED"  # an operator has paused its rollouts, and a version waits for that
     ROLLED_BACK = "ROLLED_BACK"  # every engine serves what an operator went back to: as ordered, and not the newest
-    UNFOLLOWED = "UNFOLLOWED"  # no engine follows it, so that nobody serves what it publishes
-    TROUBLED = "TROUBLED"  # something has failed: somebody should look
+    UNFOLLOWED = "UNFOLLOWED"  # no engine follows it, so that none serves what it publishes
+    TROUBLED = "TROUBLED"  # something has failed, and an operator should look
     CLOSED = "CLOSED"  # an operator has said that it has ended
 
 

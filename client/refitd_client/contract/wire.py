@@ -18,7 +18,7 @@ from refitd_client.contract.states import (
 
 ItemT = TypeVar("ItemT")
 
-STRICT = {"extra": "forbid"}  # of request bodies: a slip in the name of a field must not pass for its default
+STRICT = {"extra": "forbid"}  # of request bodies: a mistyped field name must not mean the field's default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,12 +28,12 @@ class Notice:
     `path` is absolute or relative to the root; without one it is where the SDK would have published the step.
     `allow_missing` and `allow_extra` let the checkpoint have fewer or more tensors than the engines' model.
     `publish_ms` is how long publishing took, in milliseconds: it is shown beside the other stages of the update.
-    `digest` is the manifest's of what was published, and `root` the name that the publisher's root has in its
-    `.refitd/id`, empty where it has none: what is not what lies in the service's root is refused, and not taken for it.
-    `engines` is "mine" where the service is to bring engines to a run that none follows: those that follow no run, and
+    `digest` is that of the published manifest, and `root` the name in the `.refitd/id` of the publisher's root, empty
+    if it has none: a notice of another version than the one in the service's root is refused.
+    `engines` is "mine" if the service should bring engines to a run that none follows: those that follow no run, and
     those of runs that are closed. Without any such engine the notice is refused.
     With kind `handover` the version's files are not there yet: `offer` is the name of the file in the run's folder that
-    says in whose memory it lies; or `failed` why the files of what was handed over will never come.
+    says in which process's memory it lies; or `failed` says why a handed-over version will have no files.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = STRICT
@@ -56,8 +56,8 @@ class Notice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOnVersion:
-    """Where one engine of the run stands. `step` is the step that it serves, None on start-up weights, and where it
-    still serves another run that it was moved from.
+    """The state of one engine of the run. `step` is the step that it serves, None on start-up weights, and while it
+    still serves the run that it was moved from.
 
     `serves` says that it serves this very version. An engine that does not answer serves nothing.
     """
@@ -76,7 +76,8 @@ class Version:
     `base` is the version that a delta leads from. `needs_full`: it cannot be carried out, for the reason given, and the
     next one that can is a full version. `in_memory`: it was handed over from its trainer's memory, and has no
     good files yet, or never will: no engine can be brought back to it.
-    `place`: lists go by (`place`, `generation`, `step`), the greatest first, which is the newest (GET /v1/versions).
+    `place`: lists are ordered by (`place`, `generation`, `step`), the greatest first, which is the newest
+    (GET /v1/versions).
     """
 
     id: str
@@ -128,15 +129,15 @@ class Attempt:
 class Engine:
     """An engine (a replica) as the service sees it. `version` is what it is proven to serve.
 
-    `behind` counts the trainer's steps from there to its run's target; None where they cannot be compared: on start-up
+    `behind` counts the trainer's steps from there to its run's target; None if they cannot be compared: on start-up
     weights or unknown contents, without a target, between generations and between runs.
-    `plugin` is the release of refitd's plugin that carries out its loads; None where SGLang does, for `stock_reason`.
+    `plugin` is the release of refitd's plugin that carries out its loads; None if SGLang does, for `stock_reason`.
     `through_loader` says why the plugin loads tensors through SGLang's loader, which takes longer and refuses deltas of
-    them; None where it copies all, or has loaded nothing yet. `loads_whole`: it loads all of them so.
+    them; None if it copies all, or has loaded nothing yet. `loads_whole`: it loads all of them so.
     `in_memory` is that of the version it serves: after a restart it could not be brought back to it.
-    `known` is False while nobody knows what it holds. `unreachable_since` is when it was first found not to answer, as
-    far as the service that runs now has seen; None while it answers. `moved`: somebody has moved it to its run, against
-    what the settings or the engines file say.
+    `known` is False while its contents are unknown. `unreachable_since` is when it was first found not to answer, as
+    far as the service that runs now has seen; None while it answers. `moved`: an operator has moved it to its run,
+    against the settings or the engines file.
     """
 
     id: str
@@ -188,7 +189,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneRun:
-    """The body of POST /v1/runs/close and /v1/runs/reopen: which run is meant."""
+    """The body of POST /v1/runs/close and /v1/runs/reopen: the run."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = STRICT
 
@@ -221,19 +222,17 @@ class RollbackPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollouts:
-    """The body of POST /v1/rollouts/pause and /v1/rollouts/resume: whose rollouts are meant."""
+    """The body of POST /v1/rollouts/pause and /v1/rollouts/resume: the run whose rollouts they are."""
 
     run: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """What the service cannot do now, in sentences: list its root, say which engines there are, write its journal, keep
-    within its disk budget (`disk`), take in all folders of its root (`folders`).
+    """What the service cannot do now, each in a sentence: list its root, read which engines there are, write its
+    journal, keep within its disk budget (`disk`), take in all folders of its root (`folders`). None: nothing is wrong.
 
-    None: nothing is wrong.
-
-    Where the engines file cannot be used any more, what it said before stays in force.
+    If the engines file cannot be used any more, its last good content stays in force.
     """
 
     root: str | None = None
@@ -243,8 +242,8 @@ class Faults:
     folders: str | None = None
 
     @property
-    def told(self) -> list[str]:
-        """The sentences."""
+    def sentences(self) -> list[str]:
+        """The sentences, of those that there are."""
         found = (self.root, self.engines, self.journal, self.disk, self.folders)
         return [sentence for sentence in found if sentence is not None]
 
@@ -277,9 +276,9 @@ class RunGlance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """Everything that can be seen at a glance, as of event `event`: what Last-Event-ID takes to hear what comes next.
+    """Everything at a glance, as of event `event`: with that as Last-Event-ID the event stream goes on from there.
 
-    `versions` counts them by state. `held_bytes` is what versions take on disk. `wants_token`: the service wants a
+    `versions` counts them by state. `held_bytes` is what versions take on disk. `wants_token`: the service asks for a
     bearer token, for changes at least.
     """
 
@@ -298,8 +297,8 @@ class Overview:
 class Reclaimable:
     """One line of the reclaim plan: what happens to a version or a leftover folder, and why.
 
-    `bytes` is what it takes on disk. `foreign_bytes` are those of them that refitd may not delete: they stay, whatever
-    becomes of the rest, and do not count in a disk budget.
+    `bytes` is what it takes on disk. `foreign_bytes` are those of them that refitd may not delete: they always stay,
+    and do not count in a disk budget.
     """
 
     path: str
@@ -314,7 +313,7 @@ class Reclaimable:
 class ReclaimPlan:
     """What would be, or was, deleted and kept. `freed_bytes` counts the lines that are not kept.
 
-    `kept_bytes` counts the others that lie in the root, and `disk_budget` is the limit for that, None where none is
+    `kept_bytes` counts the others that lie in the root, and `disk_budget` is the limit for that, None if none is
     set. Neither sum counts `foreign_bytes`, which refitd may not delete.
     """
 
@@ -330,7 +329,7 @@ class ReclaimPlan:
 class Delivery:
     """A webhook to one URL. `to` names its host alone: the rest may be a secret. `reason`: why the last try failed.
 
-    `about` is the id of the version that it tells of, or the run where it tells of no version.
+    `about` is the id of the version that it is about, or the run if it is about no version.
     """
 
     id: str
@@ -354,7 +353,7 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One entry of the journal's log, as the event stream sends it. `seq` is what Last-Event-ID takes."""
+    """One entry of the journal's log, as the event stream sends it. `seq` is its number, for Last-Event-ID."""
 
     seq: int
     at: str

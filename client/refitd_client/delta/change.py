@@ -1,9 +1,9 @@
-"""What a delta holds: for each tensor that changed, where, and what is there now."""
+"""What a delta holds: for each tensor that changed, the flat indices of the changed elements and their new bits."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,13 +13,15 @@ from refitd_client.fingerprint import Bits, width_of
 
 Indices = NDArray[np.unsignedinteger[Any]]
 
+_CHUNK = 2**18  # elements compared at a time: the result is still in the processor's cache when it is searched
+
 
 class DeltaRefusedError(ValueError):
     """A delta that cannot be read, or must not be applied here. The message is a sentence."""
 
 
 def elements_of(dtype: str, shape: tuple[int, ...]) -> int:
-    """How many elements a tensor has, types below a byte being counted by bytes."""
+    """How many elements a tensor has. Types below a byte are counted by bytes."""
     return prod(shape) * BITS[dtype] // 8 // width_of(dtype)
 
 
@@ -30,10 +32,10 @@ def index_type(elements: int) -> type[np.uint32] | type[np.uint64]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Change:
-    """One tensor's: flat indices in strict order, and the bits that are there now, whatever was there before.
+    """The changes of one tensor: flat indices in strict order, and the new bits at them.
 
-    `base` and `result` are the tensor's fingerprints in the base and with the change. Because values are absolute,
-    applying it twice does what applying it once does, and half an application is mended by a whole one.
+    `base` and `result` are the tensor's fingerprints in the base and with the change. Values are absolute, so applying
+    a change twice does what applying it once does, and applying it again repairs an application that was cut off.
     """
 
     dtype: str
@@ -45,15 +47,15 @@ class Change:
 
     @property
     def elements(self) -> int:
-        """How many the tensor has, changed or not."""
+        """How many elements the tensor has, changed or not."""
         return elements_of(self.dtype, self.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Delta:
-    """The way from version `base` to `version`, both by id; tensors that are not named did not change.
+    """All changes from version `base` to `version` (ids). Tensors that are not named did not change.
 
-    Every element is listed that changed in any version since the base. So it leads to `version` from each version in
+    It lists every element that changed in any version since the base. So it leads to `version` from each version in
     between as well.
     """
 
@@ -67,11 +69,56 @@ class Delta:
         return sum(len(change.indices) for change in self.changes.values())
 
 
+def changed(old: Bits, new: Bits) -> Indices:
+    """The flat indices, in order, at which two tensors' bits differ. Either may be a mapped file.
+
+    Bits are compared: -0.0 differs from 0.0, and a NaN equals itself.
+
+    Raises:
+        ValueError: the arrays have different dtypes or shapes.
+    """
+    if old.dtype != new.dtype or old.shape != new.shape:
+        raise ValueError(f"{old.dtype} of shape {old.shape} cannot be compared with {new.dtype} of shape {new.shape}")
+    kind = index_type(len(new))
+    found = [
+        (np.flatnonzero(old[begin : begin + _CHUNK] != new[begin : begin + _CHUNK]) + begin).astype(kind)
+        for begin in range(0, len(new), _CHUNK)
+    ]
+    return np.concatenate(found) if found else np.empty(0, kind)
+
+
 def union(parts: list[Indices]) -> Indices:
     """All indices that are in any of some strictly ordered arrays, in strict order."""
     if len(parts) == 1:
         return parts[0]
-    together = np.sort(np.concatenate(parts), kind="stable")  # stable: merges what is in order already
-    is_first = np.ones(len(together), bool)
-    np.not_equal(together[1:], together[:-1], out=is_first[1:])
-    return together[is_first]
+    merged = np.sort(np.concatenate(parts), kind="stable")  # stable: it merges runs that are in order already
+    is_first = np.ones(len(merged), bool)
+    np.not_equal(merged[1:], merged[:-1], out=is_first[1:])
+    return merged[is_first]
+
+
+def together(arrays: Sequence[NDArray[Any]]) -> NDArray[Any] | None:
+    """One view over flat arrays of one type that follow each other in memory; None where they do not.
+
+    A delta's arrays lie so in its file. One numpy operation on all of them is better than one on each: beside a busy
+    Python thread each operation costs a wait for the interpreter's lock.
+    """
+    if not arrays or any(array.ndim != 1 or not array.flags.c_contiguous for array in arrays):
+        return None
+    begins = [int(array.__array_interface__["data"][0]) for array in arrays]
+    ends = [begin + array.nbytes for begin, array in zip(begins, arrays, strict=True)]
+    if ends[:-1] != begins[1:] or any(array.dtype != arrays[0].dtype for array in arrays):
+        return None
+    owner = _memory_owner(arrays[0])
+    if any(_memory_owner(array) != owner for array in arrays):  # neighbours by chance are freed separately
+        return None
+    total = sum(len(array) for array in arrays)
+    return np.lib.stride_tricks.as_strided(arrays[0], shape=(total,), strides=(arrays[0].itemsize,))
+
+
+def _memory_owner(array: NDArray[Any]) -> int:
+    """The id of the object that owns an array's memory."""
+    base: Any = array
+    while isinstance(base, np.ndarray) and base.base is not None:
+        base = base.base
+    return id(base.obj) if isinstance(base, memoryview) else id(cast("object", base))

@@ -1,7 +1,7 @@
 """The `gap` encoding of strictly increasing indices: 2 bytes an index instead of 4 or 8. Pure.
 
-A token is an unsigned 16-bit number. Below 65535 it says how many elements lie between the index before (at first: -1)
-and this one. 65535 says that as many elements are skipped, and no index follows yet.
+A token is an unsigned 16-bit number. Below 65535 it is the number of elements between the previous index (at first: -1)
+and this one. 65535 skips that many elements, and the next token continues the distance.
 
     indices 0, 1, 5, 70000      gaps 0, 0, 3, 69994      tokens 0, 0, 3, 65535, 4459
 """
@@ -22,10 +22,9 @@ def encode(indices: Indices) -> NDArray[np.uint16]:
     near = indices.copy()
     near[1:] -= indices[:-1]
     near[1:] -= 1
-    if len(near) == 0 or int(near.max()) < ESCAPE:  # as nearly always: a third of the time, in less memory
+    if len(near) == 0 or int(near.max()) < ESCAPE:  # nearly always: a third of the time, in less memory
         return near.astype(np.uint16)
-    wide = indices.astype(np.int64)
-    gaps = np.diff(wide, prepend=-1) - 1
+    gaps = np.diff(indices.astype(np.int64), prepend=-1) - 1
     escapes = gaps // ESCAPE
     if not escapes.any():
         return gaps.astype(np.uint16)
@@ -35,10 +34,16 @@ def encode(indices: Indices) -> NDArray[np.uint16]:
 
 
 def decode(tokens: NDArray[np.uint16], count: int, elements: int, kind: type[np.uint32] | type[np.uint64]) -> Indices:
-    """The `count` indices of a tensor with so many elements. They are in strict order whatever the tokens are.
+    """The indices that tokens stand for. They are in strict order whatever the tokens are.
+
+    Args:
+        tokens: all tokens of a tensor.
+        count: how many indices there have to be.
+        elements: how many elements the tensor has.
+        kind: the type of the result.
 
     Raises:
-        DeltaRefusedError: there are more or fewer, the last lies outside the tensor, or skips lead nowhere.
+        DeltaRefusedError: there are more or fewer, the last lies outside the tensor, or it ends with a skip.
     """
     if len(tokens) == 0 or tokens[-1] == ESCAPE:
         raise DeltaRefusedError("ends with a skip that leads to no index")

@@ -1,8 +1,8 @@
-"""The header of a delta that anyone may have written, checked before a byte of the data is read.
+"""The header of a delta from an untrusted writer, checked before a byte of the data is read.
 
-It says where each tensor's indices and values lie, and how many there are. All of it is held against the file's size,
-and the counts against the tensors' shapes: what follows knows how much memory each part takes before it takes any.
-Names and rows are read one after another, so that a header takes a few times its own size and never more.
+It says where each tensor's indices and values lie, and how many there are. All of it is checked against the file's
+size, and the counts against the tensors' shapes, so readers know how much memory each part takes before they take any.
+Names and records are parsed one after another: a header takes a few times its own size in memory and never more.
 """
 
 import os
@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -36,18 +36,19 @@ from refitd_client.delta.layout import (
     Compression,
     Encoding,
     Metadata,
-    Row,
+    TensorRecord,
 )
 from refitd_client.delta.wire import MAX_UNPACKED_BYTES, packed_bytes
-from refitd_client.files.file_bytes import read_at
+from refitd_client.files.plain_file import read_at
 from refitd_client.fingerprint import width_of
 
 DIGEST_BYTES = DIGEST_ENTRY.nbytes
 _FORMATS = (FORMAT, FIRST_FORMAT)
 _HEX = frozenset("0123456789abcdef")
-_SHOWN = 100
+_SHOWN = 100  # characters of foreign text that an error message repeats
+_WIDTHS = {name: width for width, name in UNSIGNED.items()}
 
-KindT = TypeVar("KindT")
+_KindT = TypeVar("_KindT")
 
 
 class _Place(msgspec.Struct, forbid_unknown_fields=True):
@@ -58,10 +59,12 @@ class _Place(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """What a header says. `places` are the bytes of the file, from and up to, that each entry's data lies in."""
+    """A checked header. `rows` are the changed tensors by name, `places` the first byte and the end of each entry's
+    data in the file.
+    """
 
     metadata: Metadata
-    rows: Mapping[str, Row]
+    rows: Mapping[str, TensorRecord]
     places: Mapping[str, tuple[int, int]]
 
     @property
@@ -81,7 +84,7 @@ class Head:
 
 
 def bytes_of_change(dtype: str, shape: tuple[int, ...]) -> int:
-    """What the index and the value of one changed element of a tensor take."""
+    """Bytes of the index and the value of one changed element of a tensor."""
     return index_type(elements_of(dtype, shape))().itemsize + width_of(dtype)
 
 
@@ -93,35 +96,21 @@ def read_head(fd: int) -> Head:
         OSError: it cannot be read.
     """
     size = os.fstat(fd).st_size
-    length = _length_of_header(read_at(fd, min(8, size), 0), size)
-    return parse_head(read_at(fd, length, 8), size)
+    return _parse(read_at(fd, _header_length(read_at(fd, min(8, size), 0), size), 8), size)
 
 
 def head_in(view: memoryview) -> Head:
-    """The same for a file in memory."""
-    length = _length_of_header(bytes(view[:8]), len(view))
-    return parse_head(bytes(view[8 : 8 + length]), len(view))
-
-
-def parse_head(data: bytes, size: int) -> Head:
-    """Check the JSON of the header of a file of `size` bytes; raises DeltaRefusedError as `read_head`."""
-    try:
-        places, metadata = _parse(data)
-        rows = _rows(metadata)
-    except PairsRefusedError as error:
-        raise DeltaRefusedError(f"its header does not parse: {_told(error)}") from error
-    _check_places(places, rows, metadata, size - 8 - len(data))
-    begin = 8 + len(data)
-    spans = {name: (begin + place.data_offsets[0], begin + place.data_offsets[1]) for name, place in places.items()}
-    return Head(metadata=metadata, rows=rows, places=spans)
+    """As `read_head`, of a file in memory."""
+    length = _header_length(bytes(view[:8]), len(view))
+    return _parse(bytes(view[8 : 8 + length]), len(view))
 
 
 def named(name: str) -> str:
-    """A tensor, in a sentence."""
+    """A tensor's name as error messages show it."""
     return f"tensor {name[:_SHOWN]!a}"
 
 
-def _length_of_header(begin: bytes, size: int) -> int:
+def _header_length(begin: bytes, size: int) -> int:
     if size < 8 + DIGEST_BYTES:
         raise DeltaRefusedError(f"it has {size} bytes, too few for a delta")
     length = int.from_bytes(begin, "little")
@@ -132,14 +121,27 @@ def _length_of_header(begin: bytes, size: int) -> int:
     return length
 
 
-def _parse(data: bytes) -> tuple[dict[str, _Place], Metadata]:
+def _parse(data: bytes, size: int) -> Head:
+    """Check the JSON of the header of a file of `size` bytes."""
+    try:
+        places, metadata = _places(data)
+        rows = _rows(metadata)
+    except PairsRefusedError as error:
+        raise DeltaRefusedError(f"its header does not parse: {_shown(error)}") from error
+    begin = 8 + len(data)
+    _check_places(places, rows, metadata, size - begin)
+    spans = {name: (begin + place.data_offsets[0], begin + place.data_offsets[1]) for name, place in places.items()}
+    return Head(metadata=metadata, rows=rows, places=spans)
+
+
+def _places(data: bytes) -> tuple[dict[str, _Place], Metadata]:
     places: dict[str, _Place] = {}
     metadata: Metadata | None = None
-    for name, value in _once(data):
+    for name, value in _unique(data):
         if name == METADATA_KEY:
             metadata = _metadata(value)
         else:
-            places[name] = _decoded(value, _Place, "its header is not a delta's")
+            places[name] = _decoded(value, _Place, 8, "its header is not a delta's")
         if len(places) > 2 * MAX_TENSORS + 1:
             raise DeltaRefusedError(f"it has more than {MAX_TENSORS} tensors")
     if metadata is None:
@@ -148,31 +150,32 @@ def _parse(data: bytes) -> tuple[dict[str, _Place], Metadata]:
 
 
 def _metadata(value: bytes) -> Metadata:
-    texts = {name: text(string) for name, string in _once(value, STRINGS)}
+    texts = {name: text(string) for name, string in _unique(value, STRINGS)}
     try:
         metadata = msgspec.convert(texts, Metadata)
     except msgspec.ValidationError as error:
-        raise DeltaRefusedError(f"its header is not a delta's: {_told(error)}") from error
+        raise DeltaRefusedError(f"its header is not a delta's: {_shown(error)}") from error
     if metadata.format not in _FORMATS:
-        raise DeltaRefusedError(f"its format is {_told(metadata.format)}; this refitd reads {' and '.join(_FORMATS)}")
+        raise DeltaRefusedError(f"its format is {_shown(metadata.format)}; this refitd reads {' and '.join(_FORMATS)}")
     for what, id_ in (("base", metadata.base), ("version", metadata.version)):
         if parse_version_id(id_) is None:
-            raise DeltaRefusedError(f"its {what} is {_told(id_)!r}, which is no version's id")
+            raise DeltaRefusedError(f"its {what} is {_shown(id_)!r}, which is no version's id")
     return metadata
 
 
-def _rows(metadata: Metadata) -> dict[str, Row]:
-    rows: dict[str, Row] = {}
-    for name, value in _once(metadata.tensors.encode()):
+def _rows(metadata: Metadata) -> dict[str, TensorRecord]:
+    rows: dict[str, TensorRecord] = {}
+    for name, value in _unique(metadata.tensors.encode()):
         if len(rows) == MAX_TENSORS:
             raise DeltaRefusedError(f"it has more than {MAX_TENSORS} tensors")
-        rows[name] = row = _decoded(value, Row, "its list of tensors does not parse")
+        quotes = 18 if b'"tokens"' in value else 16
+        rows[name] = row = _decoded(value, TensorRecord, quotes, "its list of tensors does not parse")
         _check_row(name, row, metadata.encoding)
     return rows
 
 
-def _once(data: bytes, values: re.Pattern[bytes] = OBJECTS) -> Iterator[tuple[str, bytes]]:
-    """Each key with its value, in which nothing nests."""
+def _unique(data: bytes, values: re.Pattern[bytes] = OBJECTS) -> Iterator[tuple[str, bytes]]:
+    """Each key of a flat JSON object with its value. A key that comes twice is refused."""
     seen: set[str] = set()
     for name, value in pairs(data, values):
         if name in seen:
@@ -181,29 +184,22 @@ def _once(data: bytes, values: re.Pattern[bytes] = OBJECTS) -> Iterator[tuple[st
         yield name, value
 
 
-def _decoded(value: bytes, kind: type[KindT], what: str) -> KindT:
-    """A place or a row, in which each key comes once."""
+def _decoded(value: bytes, kind: type[_KindT], quotes: int, what: str) -> _KindT:
+    """A place or a record. It has so many quotes around its keys and texts, or a key comes twice: none is escaped."""
     try:
         found = msgspec.json.decode(value, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise DeltaRefusedError(f"{what}: {_told(error)}") from error
-    if value.count(b'"') != _quotes(kind, value):
+        raise DeltaRefusedError(f"{what}: {_shown(error)}") from error
+    if value.count(b'"') != quotes:
         raise DeltaRefusedError(f"{what}: a key comes twice")
     return found
 
 
-def _quotes(kind: type[Any], value: bytes) -> int:
-    """How many a place or a row has, around its keys and its texts, which need no escapes."""
-    if kind is _Place:
-        return 8
-    return 18 if b'"tokens"' in value else 16
-
-
-def _check_row(name: str, row: Row, encoding: Encoding) -> None:
+def _check_row(name: str, row: TensorRecord, encoding: Encoding) -> None:
     if not name or len(name) > MAX_NAME_LENGTH or not name.isprintable():
         raise DeltaRefusedError(f"{named(name)} has a name that is empty, too long or not printable")
     if row.dtype not in header.BITS:
-        raise DeltaRefusedError(f"{named(name)} has dtype {_told(row.dtype)!r}, which no version has")
+        raise DeltaRefusedError(f"{named(name)} has dtype {_shown(row.dtype)!r}, which no version has")
     is_sane = len(row.shape) <= MAX_DIMENSIONS and all(0 <= size <= MAX_SIZE for size in row.shape)
     if not is_sane or prod(row.shape) > MAX_SIZE or prod(row.shape) * header.BITS[row.dtype] % 8:
         raise DeltaRefusedError(f"{named(name)} has an impossible shape")
@@ -218,7 +214,10 @@ def _check_row(name: str, row: Row, encoding: Encoding) -> None:
             raise DeltaRefusedError(f"{named(name)} has a fingerprint that is not 16 hexadecimal digits")
 
 
-def _check_places(places: Mapping[str, _Place], rows: Mapping[str, Row], metadata: Metadata, body: int) -> None:
+def _check_places(
+    places: Mapping[str, _Place], rows: Mapping[str, TensorRecord], metadata: Metadata, body: int
+) -> None:
+    """Check that the entries are exactly those of the records, and fill the `body` bytes of data without a hole."""
     expected = {DIGEST: (DIGEST_ENTRY.dtype, DIGEST_ENTRY.shape)}
     for name, row in rows.items():
         expected |= _expected(name, row, places, metadata)
@@ -229,7 +228,7 @@ def _check_places(places: Mapping[str, _Place], rows: Mapping[str, Row], metadat
     for name, place in sorted(places.items(), key=lambda item: item[1].data_offsets):
         dtype, shape = expected[name]
         if (place.dtype, place.shape) != (dtype, shape):
-            raise DeltaRefusedError(f"{named(name)} is {_told(place)}, and should be {dtype} of shape {list(shape)}")
+            raise DeltaRefusedError(f"{named(name)} is {_shown(place)}, and should be {dtype} of shape {list(shape)}")
         if place.data_offsets != (reached, reached + Entry(name=name, dtype=dtype, shape=shape).nbytes):
             raise DeltaRefusedError(f"{named(name)} lies where it leaves a hole, or over other data")
         reached = place.data_offsets[1]
@@ -238,8 +237,9 @@ def _check_places(places: Mapping[str, _Place], rows: Mapping[str, Row], metadat
 
 
 def _expected(
-    name: str, row: Row, places: Mapping[str, _Place], metadata: Metadata
+    name: str, row: TensorRecord, places: Mapping[str, _Place], metadata: Metadata
 ) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Dtype and shape of a tensor's two entries."""
     indices, values = INDICES + name, VALUES + name
     width = width_of(row.dtype)
     value_type = row.dtype if header.BITS[row.dtype] == 8 * width else UNSIGNED[width]
@@ -248,15 +248,12 @@ def _expected(
     count = row.tokens if is_gap else row.changed
     if metadata.compression is Compression.ZSTD:  # only the data knows how long it is
         unpacked = {indices: count * _WIDTHS[index_dtype], values: row.changed * width}
-        return {each: ("U8", (_length(each, places, size),)) for each, size in unpacked.items()}
+        return {each: ("U8", (_packed_length(each, places, size),)) for each, size in unpacked.items()}
     return {indices: (index_dtype, (count,)), values: (value_type, (row.changed,))}
 
 
-_WIDTHS = {name: width for width, name in UNSIGNED.items()}
-
-
-def _length(name: str, places: Mapping[str, _Place], unpacked: int) -> int:
-    """How long compressed data is that takes `unpacked` bytes without compression."""
+def _packed_length(name: str, places: Mapping[str, _Place], unpacked: int) -> int:
+    """The length of compressed data that takes `unpacked` bytes without compression."""
     place = places.get(name)
     if place is None or len(place.shape) != 1 or place.shape[0] < 0:
         raise DeltaRefusedError(f"{named(name)} is not there, or is no row of bytes")
@@ -270,6 +267,6 @@ def _length(name: str, places: Mapping[str, _Place], unpacked: int) -> int:
     return place.shape[0]
 
 
-def _told(what: object) -> str:
-    """What anyone may have written, in a sentence: a line of it at most, and nothing that a terminal would obey."""
+def _shown(what: object) -> str:
+    """Foreign text in a message: one line of it at most, and no control characters that a terminal would obey."""
     return ascii(str(what)[:_SHOWN])[1:-1]

@@ -3,8 +3,8 @@
 """Comparison on an NVIDIA GPU: a count for each row, then the changes of all rows, close together and in order.
 
 Between the two, the counts are summed up, so that each row knows where its changes go. Both read what is compared, at
-the memory's speed, and no more: what changes do to the fingerprints is computed from the changes. `twin.py` says the
-same in torch's operations.
+the memory's speed, and no more: what changes do to the fingerprints is computed from the changes. `torch_ops.py` does
+the same with torch's operations.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,14 @@ _FOUND = 64  # changes that a program takes at a time: a row of 4096 elements ha
 
 
 def count(rows: Rows, begin: int, end: int, counts: Any) -> None:
-    """Write how many elements changed in each of the rows from `begin` to `end` to `counts` (an integer a row)."""
+    """Write how many elements changed in each row.
+
+    Args:
+        rows: what is compared.
+        begin: the first row.
+        end: the row after the last.
+        counts: an integer for each row of `rows`, where the results go.
+    """
     taken = {name: value for name, value in constants(rows.listed.width).items() if name in {"BITS", "ROW"}}
     with torch.cuda.device(rows.device):
         _count[(end - begin,)](
@@ -32,7 +39,13 @@ def count(rows: Rows, begin: int, end: int, counts: Any) -> None:
 
 
 def report(starts: Any, begins: Any, out: Any) -> None:
-    """Write `starts` at some places to `out` in page-locked host memory. It does not queue behind copies there."""
+    """Write `starts` at the places `begins` to `out`. A kernel does not queue behind copies to the host.
+
+    Args:
+        starts: int64 numbers on the GPU.
+        begins: places among them, int64 on the GPU.
+        out: page-locked host memory, int64.
+    """
     with torch.cuda.device(starts.device):
         _report[(triton.cdiv(len(begins), 256),)](starts, begins, out, len(begins), BLOCK=256)
 

@@ -1,9 +1,9 @@
-"""How a delta lies in its file, `weights.refit-delta`; docs/delta-format.md says it for readers in other languages.
+"""How a delta lies in its file, `weights.refit-delta`. docs/delta-format.md specifies it for other languages.
 
-The file is a safetensors file in all but its name, so that any safetensors library reads it and no engine takes it for
-a checkpoint. For a tensor `w` that changed there are `indices:w` and `values:w`; its dtype, shape and fingerprints
-stand in the metadata. The last 16 bytes, tensor `digest`, are the digest of all bytes before them
-(`delta/own_digest.py`): it alone is another in files of the first format, which are read and not written any more.
+The file is a safetensors file in all but its name, so any safetensors library reads it and no engine takes it for a
+checkpoint. For a tensor `w` that changed there are `indices:w` and `values:w`; its dtype, shape and fingerprints are in
+the metadata. The last 16 bytes, tensor `digest`, are the digest of all bytes before them (`delta/reader.py`). Only that
+digest differs in files of the first format, which are read and no longer written.
 """
 
 from enum import StrEnum
@@ -39,7 +39,7 @@ class Compression(StrEnum):
     ZSTD = "zstd"
 
 
-class Row(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=True, gc=False):
+class TensorRecord(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=True, gc=False):
     """One tensor in the metadata's `tensors`. `tokens` counts those of the gap encoding."""
 
     dtype: str
@@ -51,7 +51,7 @@ class Row(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, frozen
 
 
 class Metadata(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """`__metadata__`: texts only, as the format of safetensors asks. `tensors` is JSON, name → `Row`."""
+    """`__metadata__`: texts only, as safetensors requires. `tensors` is JSON, name → `TensorRecord`."""
 
     format: str
     base: str

@@ -1,45 +1,137 @@
 """Makes deltas out of a publisher's successive state dicts, or says why a version goes out in full.
 
-    first version                     copy it (the shadow), take its fingerprints → full
-    later ones, same tensors          compare with the shadow → what changed in this step
-                                      since the version that engines serve → the union of the steps after it → plan
-    committed                         remember the step; the shadow holds it already
-    not committed, whatever stopped it   forget everything: the next version is full
+    first version                 copy it (the shadow), compute its fingerprints → full
+    later ones, same tensors      compare with the shadow → the changes of this step
+                                  union of all steps since the version that engines serve → plan: delta or full
+    committed                     remember the step; the shadow holds it already
+    not committed, for any reason forget everything: the next version is full
 
-The comparison is made for full versions too, as long as few elements change: then an anchor ends no chain.
+The comparison is made for full versions too, as long as few elements change: then an anchor ends no chain of deltas.
 
-The trainer waits for the comparison and the plan. A delta is put together afterwards, from what was found and from the
-shadow, which stays as it is until the next version is offered.
+The trainer waits for the comparison and the plan. The delta is put together afterwards, from what was found and from
+the shadow, which stays as it is until the next version is planned. As a version's content it is one file with a suffix
+of its own, and nothing that a loader would take for a checkpoint.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from threading import Thread
 
 from refitd_client.checkpoint.header import Entry
-from refitd_client.contract.manifest import Claims, fitting_fingerprints
+from refitd_client.contract.manifest import Claims, DeltaFacts, fitting_fingerprints
+from refitd_client.contract.naming import DELTA_NAME
+from refitd_client.contract.slot import ShardLayout
+from refitd_client.contract.states import Kind
 from refitd_client.delta.change import Change, Delta, DeltaRefusedError, elements_of
-from refitd_client.delta.content import check_finite, content_of
-from refitd_client.delta.history import History, Since, Step
 from refitd_client.delta.layout import Compression, Encoding
-from refitd_client.delta.plan import DeltaRules, FromBase, Full, plan_delta
-from refitd_client.delta.served import Asked
-from refitd_client.delta.shadow import Changes, Shadows
-from refitd_client.delta.writer import fits_surely
-from refitd_client.fingerprint import Bits, to_texts
-from refitd_client.tensors.source import TensorSource
+from refitd_client.delta.plan import ChangeHistory, DeltaRules, FromBase, Full, StepChanges, last_served, plan_delta
+from refitd_client.delta.shadow import ShadowDiff, Shadows
+from refitd_client.delta.writer import EncodedDelta, encode, fits_surely
+from refitd_client.errors import ServiceError
+from refitd_client.fingerprint import to_texts
+from refitd_client.http.connection import Connection
+from refitd_client.http.publisher_client import open_client
+from refitd_client.tensors.source import refused
 from refitd_client.write.content import Content
 from refitd_client.write.reserve import Reserve
 from refitd_client.write.shards import TensorShards
+from refitd_client.write.version_folder import Staging
 
-_NOTHING_YET = "nothing to compare with: the publisher's first version, or its first after one without delta='auto'"
+# Seconds for the service to say what engines serve, from the begin of the comparison on. After them a version goes out
+# in full. Each of the two requests is tried for as long, in a thread that may outlive the question.
+BASE_DEADLINE = 1.0
+
+
+def ask_base(connection: Connection | None, run: str) -> str | Full:
+    """Ask the service for the id of the version that a delta has to lead from, or why a version has to be full."""
+    if connection is None:
+        return Full("the publisher was opened without service_url, so no service says what engines serve")
+    try:
+        with open_client(connection, try_for=BASE_DEADLINE) as client:
+            newest = client.versions(run, limit=1).items
+            if newest and newest[0].needs_full:
+                return Full(f"{newest[0].id} cannot be carried out: {newest[0].reason}")
+            return last_served(client.engines().items, run)
+    except (ServiceError, OSError, ValueError) as error:
+        return Full(f"the service did not say what engines serve: {error}")
+
+
+class BaseQuery:
+    """The question for the base, in a thread of its own, while the weights are compared."""
+
+    def __init__(self, ask: Callable[[], str | Full]) -> None:
+        """Ask."""
+        self._ask = ask
+        self._answer: str | Full | BaseException = Full("the service gave no answer")
+        self._ends = time.monotonic() + BASE_DEADLINE
+        self._thread = Thread(target=self._run, name="refitd-base", daemon=True)
+        self._thread.start()
+
+    def answer(self) -> str | Full:
+        """Wait for the answer until the deadline. Raises what asking raised."""
+        self._thread.join(max(0.0, self._ends - time.monotonic()))
+        if self._thread.is_alive():
+            return Full(f"the service did not say what engines serve within {BASE_DEADLINE:g} s")
+        if isinstance(self._answer, BaseException):
+            raise self._answer
+        return self._answer
+
+    def _run(self) -> None:
+        try:
+            self._answer = self._ask()
+        except BaseException as error:  # raised by `answer`
+            self._answer = error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
+class DeltaWeights:
+    """A delta as a version's weights. `entries` are the tensors of the resulting model, changed or not."""
+
+    encoded: EncodedDelta
+    entries: Sequence[Entry]
+    reserve: Reserve
+
+    @property
+    def tensors(self) -> dict[str, list[Entry]]:
+        """The tensors of the resulting model, which the manifest sums up."""
+        return {DELTA_NAME: list(self.entries)}
+
+    @property
+    def size(self) -> int:
+        """The bytes of the file."""
+        return self.encoded.size
+
+    @property
+    def layout(self) -> list[ShardLayout]:
+        """None: it takes no slot, those are for full versions."""
+        return []
+
+    def stage(self, staging: Staging) -> Callable[[], None]:
+        """Leave everything to `write`: the changes are copies, and the caller may change its tensors."""
+        return partial(self.write, staging)
+
+    def write(self, staging: Staging) -> None:
+        """Write the file.
+
+        Raises:
+            NoSpaceError: there is no room for it.
+        """
+        reserved = self.reserve.take()
+        if reserved is None:
+            staging.require_space(self.size)
+        with staging.file(DELTA_NAME, reserved) as file:
+            file.write_all(self.encoded.parts())
+            file.write(file.digest)
+        self.reserve.expect(self.size, reserved)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedContent:
     """What to publish. `why_full` is None for a delta. `density` is the share of elements that changed in this step.
 
-    `content` makes it. That of a delta needs nothing of the caller's tensors, and is made in any thread, once.
+    `content` makes it. A delta's needs nothing of the caller's tensors, and is made in any thread, once.
     """
 
     content: Callable[[], Content]
@@ -50,9 +142,9 @@ class Offer:
 
 @dataclass(slots=True, kw_only=True)
 class _Memory:
-    """What is remembered of the versions so far. `next` is the step that was offered and is not committed yet.
+    """What the maker knows of the versions so far. `next` is the step that was planned and is not committed yet.
 
-    `most` is how many elements a delta may list; `fits` says that any delta of these tensors can be encoded.
+    `most` is how many elements a delta may list. `fits` says that any delta of these tensors can be encoded.
     """
 
     entries: dict[str, Entry]
@@ -60,14 +152,14 @@ class _Memory:
     most: int
     shadows: Shadows
     fits: bool
-    history: History | None = None
+    history: ChangeHistory | None = None
     since_anchor: int = 0
-    next: Step | None = None
+    next: StepChanges | None = None
     next_is_full: bool = True
 
 
 class DeltaMaker:
-    """One for a publisher. `ask_base` says what engines serve, or why nothing can be counted on."""
+    """A publisher's maker of deltas. `ask_base` returns what engines serve, or why that is not known."""
 
     def __init__(
         self, rules: DeltaRules, ask_base: Callable[[], str | Full], reserve: Reserve, *, stream: bool, compress: bool
@@ -86,84 +178,82 @@ class DeltaMaker:
         self.forget()
 
     def forget(self) -> None:
-        """The shadow may not be what was published last any more."""
+        """Drop the shadow: it may not be what was published last any more."""
         self._reserve.close()
         if self._memory is not None:
             self._memory.shadows.close()
         self._memory = None
 
-    def offer(self, content: Content, version: str) -> Offer:
+    def offer(self, content: Content, version: str) -> PlannedContent:
         """Decide how `version` goes out. `content` is the full one. Call `committed` or `forget` afterwards.
 
         Raises:
-            InvalidWeightsError: a changed element is NaN or infinite, and that is to be refused.
+            InvalidWeightsError: a changed element is NaN or infinite, and such weights are to be refused.
         """
-        if self._refused is not None:
+        full, memory = content.weights, self._memory
+        if self._refused is not None or not isinstance(full, TensorShards):
             self.forget()
-            return Offer(content=lambda: content, why_full=self._refused)
-        if not isinstance(content.weights, TensorShards):
-            self.forget()
-            why = "deltas are made of state dicts and modules, and this is a folder"
-            return Offer(content=lambda: content, why_full=why)
-        sources = content.weights.sources
-        memory = self._memory
-        if memory is None or not _same(memory, sources):
-            first = (
-                "nothing to compare with: the publisher's first version, or its first after one without delta='auto'"
-            )
-            why = first if memory is None else "the tensors are not those of the last"
-            return self._begin(content, content.weights, why)
-        return self._go_on(memory, content, content.weights, version)
+            why = self._refused or "deltas are made of state dicts and modules, and this is a folder"
+            return PlannedContent(content=lambda: content, why_full=why)
+        if memory is None:
+            why = "nothing to compare with: the publisher's first version, or its first after one without delta='auto'"
+            return self._begin(content, full, why)
+        same_entries = memory.entries == {source.entry.name: source.entry for source in full.sources}
+        if not same_entries or not memory.shadows.fits(full.sources):
+            return self._begin(content, full, "the tensors are not those of the last")
+        return self._go_on(memory, content, full, version)
 
     def committed(self, version: str) -> None:
-        """What was offered is published."""
+        """Remember that the planned version was published."""
         memory = self._memory
         if memory is None:
             return
         if memory.next is None or memory.history is None:
-            room = 2 * memory.most  # steps overlap: their union may still be small
-            memory.history = History(version, room)
+            memory.history = ChangeHistory(version, 2 * memory.most)  # steps overlap: their union may still be small
         else:
             memory.history.add(memory.next)
         memory.since_anchor = 0 if memory.next_is_full else memory.since_anchor + 1
         memory.next = None
-        self._reserve.begin()  # for the next one: while the trainer makes its step there is time for it
+        self._reserve.begin()  # for the next one: there is time for it while the trainer makes its step
 
-    def _begin(self, content: Content, full: TensorShards, why: str) -> Offer:
+    def _begin(self, content: Content, full: TensorShards, why: str) -> PlannedContent:
         self.forget()  # before the new copy is made: there need not be room for both
         shadows = Shadows(full.sources, stream=self._stream)
         entries = {source.entry.name: source.entry for source in full.sources}
         elements = sum(elements_of(entry.dtype, entry.shape) for entry in entries.values())
-        fits = fits_surely(entries.values(), self._wire[1])
         self._memory = _Memory(
-            entries=entries, elements=elements, most=self._rules.most(elements), shadows=shadows, fits=fits
+            entries=entries,
+            elements=elements,
+            most=self._rules.most(elements),
+            shadows=shadows,
+            fits=fits_surely(entries.values(), self._wire[1]),
         )
-        return Offer(content=partial(_in_full, content, full, shadows), why_full=why)
+        return PlannedContent(content=partial(_in_full, content, full, shadows), why_full=why)
 
-    def _go_on(self, memory: _Memory, content: Content, full: TensorShards, version: str) -> Offer:
-        asked = Asked(self._ask_base)
+    def _go_on(self, memory: _Memory, content: Content, full: TensorShards, version: str) -> PlannedContent:
+        query = BaseQuery(self._ask_base)
         before = dict(memory.shadows.fingerprints)
-        changes = memory.shadows.find(full.sources, most=memory.most)
+        diff = memory.shadows.find(full.sources, most=memory.most)
         if full.check_finite:
-            check_finite(changes)
-        step = Step(
+            _check_finite(diff)
+        step = StepChanges(
             version=version,
-            indices={name: found.indices for name, found in changes.found.items()},
-            before={name: before[name] for name in changes.found},
+            indices={name: found.indices for name, found in diff.found.items()},
+            before={name: before[name] for name in diff.found},
         )
-        density = changes.count / max(1, memory.elements)
-        planned = self._plan(memory, step, changes.count, asked.answer())
-        memory.next = None if changes.count > memory.most else step  # indices of everything are not worth keeping
+        planned = self._plan(memory, step, diff.count, query.answer())
+        memory.next = None if diff.count > memory.most else step  # indices of everything are not worth keeping
+        density = diff.count / max(1, memory.elements)
         if isinstance(planned, FromBase):
-            planned = self._delta(memory, step, planned.base, changes)
+            planned = self._delta(memory, step, planned.base, diff)
         memory.next_is_full = isinstance(planned, Full)
         if isinstance(planned, Full):
             self._reserve.close()
             whole = partial(_in_full, content, full, memory.shadows)
-            return Offer(content=whole, why_full=planned.why, density=density)
-        return Offer(content=planned, is_delta=True, density=density)
+            return PlannedContent(content=whole, why_full=planned.why, density=density)
+        return PlannedContent(content=planned, is_delta=True, density=density)
 
-    def _plan(self, memory: _Memory, step: Step, changed: int, base: str | Full) -> FromBase | Full:
+    def _plan(self, memory: _Memory, step: StepChanges, changed: int, base: str | Full) -> FromBase | Full:
         history = memory.history
         if isinstance(base, str) and (history is None or not history.knows(base)):
             base = Full(f"{base}, which engines serve, is not among the last versions of this publisher")
@@ -174,9 +264,9 @@ class DeltaMaker:
                 changed = history.since(base, step).changed
         return plan_delta(base, changed, memory.since_anchor, self._rules, elements=memory.elements)
 
-    def _delta(self, memory: _Memory, step: Step, base: str, changes: Changes) -> Callable[[], Content] | Full:
+    def _delta(self, memory: _Memory, step: StepChanges, base: str, diff: ShadowDiff) -> Callable[[], Content] | Full:
         """What makes the delta, or why it cannot be made: that must be known as long as the tensors are there."""
-        make = partial(self._content, memory, step, base, changes)
+        make = partial(self._content, memory, step, base, diff)
         if memory.fits:
             return make
         try:
@@ -185,42 +275,51 @@ class DeltaMaker:
             return Full(str(error))
         return lambda: made
 
-    def _content(self, memory: _Memory, step: Step, base: str, changes: Changes) -> Content:
+    def _content(self, memory: _Memory, step: StepChanges, base: str, diff: ShadowDiff) -> Content:
+        """The delta as a version's content. It has neither index nor companions: those are its base's."""
         shadows, history = memory.shadows, memory.history
         if history is None:
             raise RuntimeError("a delta was planned without a version to lead from")
         since = history.since(base, step)
-        values = _values(since, changes, shadows)
-        delta = Delta(
-            base=base,
-            version=step.version,
-            changes={
-                name: Change(
-                    dtype=memory.entries[name].dtype,
-                    shape=memory.entries[name].shape,
-                    indices=indices,
-                    values=values[name],
-                    base=since.before[name],
-                    result=shadows.fingerprints[name],
-                )
-                for name, indices in since.indices.items()
-            },
+        # What changed in this step alone was found with its values; the other values are in the shadow.
+        values = {name: found.values for name, found in diff.found.items() if since.indices[name] is found.indices}
+        values |= shadows.gather({name: at for name, at in since.indices.items() if name not in values})
+        changes = {
+            name: Change(
+                dtype=memory.entries[name].dtype,
+                shape=memory.entries[name].shape,
+                indices=indices,
+                values=values[name],
+                base=since.before[name],
+                result=shadows.fingerprints[name],
+            )
+            for name, indices in since.indices.items()
+        }
+        encoding, compression = self._wire
+        facts = DeltaFacts(
+            file=DELTA_NAME,
+            encoding=encoding.value,
+            compression=compression.value,
+            tensors=len(changes),
+            changed=since.changed,
+            elements=memory.elements,
         )
-        return content_of(delta, list(memory.entries.values()), _texts(shadows), *self._wire, self._reserve)
+        encoded = encode(Delta(base=base, version=step.version, changes=changes), encoding, compression)
+        weights = DeltaWeights(encoded=encoded, entries=list(memory.entries.values()), reserve=self._reserve)
+        claims = Claims(kind=Kind.DELTA, base=base, fingerprints=_texts(shadows), delta=facts)
+        return Content(weights=weights, index=b"", companions=(), claims=claims)
 
 
-def _values(since: Since, changes: Changes, shadows: Shadows) -> dict[str, Bits]:
-    """What is now where anything changed since the base. What changed in this step alone was found with its values."""
-    new = {name: found.values for name, found in changes.found.items() if since.indices[name] is found.indices}
-    return new | shadows.gather({name: at for name, at in since.indices.items() if name not in new})
-
-
-def _same(memory: _Memory, sources: Sequence[TensorSource]) -> bool:
-    return memory.entries == {source.entry.name: source.entry for source in sources} and memory.shadows.fits(sources)
+def _check_finite(diff: ShadowDiff) -> None:
+    """Refuse NaN and infinite among the changed elements; the others were checked when they were published."""
+    for name, count in diff.nonfinite.items():
+        raise refused(
+            name, f"has {count} changed values that are NaN or infinite: the training step that made it went wrong"
+        )
 
 
 def _in_full(content: Content, full: TensorShards, shadows: Shadows) -> Content:
-    """With the fingerprints, which are known without another look at the tensors."""
+    """The full version with its fingerprints, which are known without reading the tensors again."""
     return replace(content, weights=replace(full, fingerprinted=False), claims=Claims(fingerprints=_texts(shadows)))
 
 

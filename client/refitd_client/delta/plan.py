@@ -1,13 +1,15 @@
-"""Whether a version goes out as a delta, or in full. Pure."""
+"""Whether a version goes out as a delta or in full, and what has changed since which base. Pure."""
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from refitd_client.contract.naming import parse_version_id
 from refitd_client.contract.states import EngineState
 from refitd_client.contract.wire import Engine
+from refitd_client.delta.change import Indices, union
 
-_HOLDS_UP_NOBODY = frozenset({EngineState.UNREACHABLE, EngineState.QUARANTINED, EngineState.CONTESTED})
+_NOT_COUNTED = frozenset({EngineState.UNREACHABLE, EngineState.QUARANTINED, EngineState.CONTESTED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,10 +24,10 @@ class DeltaRules:
     anchor_every: int = 20
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be meant.
+        """Check the numbers.
 
         Raises:
-            ValueError: a share that is none, or fewer than one version between anchors.
+            ValueError: `threshold` is not between 0 and 1, or `anchor_every` is below 1.
         """
         if not 0.0 <= self.threshold <= 1.0:
             raise ValueError(f"threshold is {self.threshold}; it is a share of all elements, from 0 to 1")
@@ -33,7 +35,7 @@ class DeltaRules:
             raise ValueError(f"anchor_every is {self.anchor_every}; 1 makes every version a full one")
 
     def most(self, elements: int) -> int:
-        """How many of so many elements a delta may list. Whoever asks whether it is too much compares with this."""
+        """How many of so many elements a delta may list. All checks of the threshold use this number."""
         return int(self.threshold * elements)
 
 
@@ -54,14 +56,14 @@ class FromBase:
 def plan_delta(
     base: str | Full, changed: int, since_anchor: int, rules: DeltaRules, *, elements: int
 ) -> FromBase | Full:
-    """Decide.
+    """Decide between a delta and a full version.
 
     Args:
         base: the id of a version that engines serve and all changes since which are known, or why there is none.
         changed: how many elements changed in any version since the base.
         since_anchor: how many versions were published since the last full one.
         rules: when a delta is worth it.
-        elements: how many there are.
+        elements: how many elements all tensors have.
     """
     if isinstance(base, Full):
         return base
@@ -75,11 +77,11 @@ def plan_delta(
 
 
 def last_served(engines: Iterable[Engine], run: str) -> str | Full:
-    """The id of the oldest version that a run's engines serve, or why there is none to count on.
+    """The id of the oldest version that a run's reachable engines serve, or why there is none.
 
-    A delta that leads from it lists what changed in any version since, so it fits the engines that are further, too.
+    A delta from it lists what changed in any version since, so it also fits the engines that serve a newer one.
     """
-    counted = [engine for engine in engines if engine.run == run and engine.state not in _HOLDS_UP_NOBODY]
+    counted = [engine for engine in engines if engine.run == run and engine.state not in _NOT_COUNTED]
     if not counted:
         return Full(f"no engine of run {run} can be reached")
     found: dict[str, tuple[int, int]] = {}
@@ -89,3 +91,66 @@ def last_served(engines: Iterable[Engine], run: str) -> str | Full:
             return Full(f"engine {engine.id} serves no version of run {run} yet")
         found[engine.version] = (parsed[1].generation, parsed[1].step)
     return min(found, key=lambda version: found[version])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepChanges:
+    """What changed from a base (as a rule the version before) to `version`.
+
+    `indices` are the changed elements by tensor, `before` the fingerprints of these tensors in the base.
+    """
+
+    version: str
+    indices: Mapping[str, Indices]
+    before: Mapping[str, int]
+
+    @property
+    def changed(self) -> int:
+        """How many elements changed."""
+        return sum(len(indices) for indices in self.indices.values())
+
+
+class ChangeHistory:
+    """The changes of the last versions, so that a delta can list every element that changed since its base."""
+
+    def __init__(self, first: str, room: int) -> None:
+        """Begin at version `first`. At most `room` indices (4 bytes each) are kept, and those of the last step."""
+        self._first = first  # the oldest version all changes since which are known
+        self._room = room
+        self._steps: deque[StepChanges] = deque()
+
+    def add(self, step: StepChanges) -> None:
+        """Add the changes of a version that was published."""
+        self._steps.append(step)
+        while len(self._steps) > 1 and sum(each.changed for each in self._steps) > self._room:
+            self._first = self._steps.popleft().version
+
+    def knows(self, version: str) -> bool:
+        """Whether all changes since a version are known."""
+        return version == self._first or any(step.version == version for step in self._steps)
+
+    def forget_before(self, version: str) -> None:
+        """Forget the changes up to a known version: no engine serves an older one."""
+        while self._first != version:
+            self._first = self._steps.popleft().version
+
+    def since(self, base: str, last: StepChanges) -> StepChanges:
+        """All changes since a known version, up to and with `last`, which was not added yet."""
+        parts: dict[str, list[Indices]] = {}
+        before: dict[str, int] = {}
+        for step in self._after(base, last):
+            for name, indices in step.indices.items():
+                parts.setdefault(name, []).append(indices)
+                before.setdefault(name, step.before[name])
+        indices = {name: union(found) for name, found in parts.items()}
+        return StepChanges(version=last.version, indices=indices, before=before)
+
+    def most_since(self, base: str, last: StepChanges) -> int:
+        """The number of these changes at most: as if no two steps had changed the same element."""
+        return sum(step.changed for step in self._after(base, last))
+
+    def _after(self, base: str, last: StepChanges) -> list[StepChanges]:
+        steps = list(self._steps)
+        if base != self._first:
+            steps = steps[1 + [step.version for step in steps].index(base) :]
+        return [*steps, last]

@@ -1,14 +1,22 @@
-"""Reading a delta that anyone may have written: everything is checked before any of it can be used.
+"""Reading a delta from an untrusted writer: everything is checked before any of it can be used.
 
-In this order: its header against its size (`head.py`), the digest of all its bytes, then each tensor's indices:
-strictly increasing, in range. What passes can be applied to tensors of those names, dtypes and shapes without another
-look.
+In this order: its header against its size (`head.py`), the digest of all its bytes, then each tensor's indices, which
+are in strict order and in range. What passes can be applied to tensors of those names, dtypes and shapes as it is.
 
-Here all of it is in memory. `pieces.py` goes through a file of any size with a fixed amount of it.
+`parse_delta` has the whole file in memory. `DeltaFile` goes through a file in pieces, with a fixed amount of memory: a
+file with holes takes no room on its disk, and a compressed one little, so neither says what it takes to read them. It
+reads nothing whole but the header, and one tensor at a time of a compressed file (limits in `layout.py` and `wire.py`).
+
+The digest at the end of the file is of all bytes before it:
+
+    refit-delta/2   by blocks, as in manifests (`contract/digest.py`), so that a writer digests its bytes once
+    refit-delta/1   their XXH3-128, in one go
+
+Up to 16 MiB both are the same.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -18,25 +26,35 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from refitd_client.contract.digest import BLOCK, combined, digest_of_pieces, in_blocks
 from refitd_client.delta import gap, wire
 from refitd_client.delta.change import Change, Delta, DeltaRefusedError, Indices, elements_of, index_type
-from refitd_client.delta.head import DIGEST_BYTES, Head, head_in, named
-from refitd_client.delta.layout import INDICES, MAX_HEADER_BYTES, VALUES, Compression, Encoding, Row
-from refitd_client.delta.own_digest import formats_with
-from refitd_client.files.file_bytes import fill
-from refitd_client.files.source_file import opened
-from refitd_client.fingerprint import width_of
+from refitd_client.delta.head import DIGEST_BYTES, Head, head_in, named, read_head
+from refitd_client.delta.layout import (
+    FIRST_FORMAT,
+    FORMAT,
+    INDICES,
+    MAX_HEADER_BYTES,
+    VALUES,
+    Compression,
+    Encoding,
+    TensorRecord,
+)
+from refitd_client.files.plain_file import fill, opened, read_at
+from refitd_client.fingerprint import Bits, width_of
 from refitd_client.lanes import in_lanes, lanes_for
 
 MAX_BYTES = 2**38
 """Bytes that a delta's indices and values may take, unless the caller knows better: 256 GiB."""
 
-DAMAGED = "its digest is not that of its bytes: it is damaged, or was not written to its end"
-_AT_A_TIME = 2**20  # indices that are compared: they stay in the processor's cache
+AT_A_TIME = 2**17  # changes in a piece of a `DeltaFile`
+_COMPARED = 2**20  # indices that one thread compares at a time: they stay in the processor's cache
+_DIGESTED = 2**20  # bytes that are read at a time to be digested
+_DAMAGED = "its digest is not that of its bytes: it is damaged, or was not written to its end"
 
 
 def read_delta(path: Path, *, max_bytes: int = MAX_BYTES) -> Delta:
-    """Read a delta's file, whole. It is read and not mapped: one that gets shorter is an error then, and no SIGBUS.
+    """Read a whole delta file into memory. It is not mapped: a file that is truncated is an error then, and no SIGBUS.
 
     Raises:
         DeltaRefusedError: it is none, is damaged, or takes more than `max_bytes`. The sentence names the file.
@@ -59,17 +77,19 @@ def parse_delta(data: bytes | memoryview, *, max_bytes: int = MAX_BYTES, digeste
     """Parse the bytes of a delta's file. Arrays of the result share them where they are not encoded.
 
     Args:
-        data: the whole file; not to be changed as long as the delta is used.
+        data: the whole file. It must not change while the delta is used.
         max_bytes: how much its indices and values may take once they are decoded.
-        digested: whether the bytes were held against a digest of all of them already, as a manifest has it.
+        digested: whether the bytes were checked against a digest of all of them already, as a manifest has it.
 
     Raises:
         DeltaRefusedError: it breaks a rule. The message is a sentence about "it", the file.
     """
     view = memoryview(data)
     head = head_in(view)
-    if not digested and head.metadata.format not in formats_with(view[:-DIGEST_BYTES], bytes(view[-DIGEST_BYTES:])):
-        raise DeltaRefusedError(DAMAGED)
+    if not digested:
+        body = view[:-DIGEST_BYTES]
+        blocks = [partial(digest_of_pieces, block) for block in in_blocks([body])]
+        _check_digest(head, bytes(view[-DIGEST_BYTES:]), blocks, [body])
     check_memory(head, max_bytes)
     file = np.frombuffer(view, np.uint8)
     in_order = _all_in_order(head, file)
@@ -78,8 +98,7 @@ def parse_delta(data: bytes | memoryview, *, max_bytes: int = MAX_BYTES, digeste
 
 
 def check_memory(head: Head, max_bytes: int) -> None:
-    """See that a delta takes no more memory than there is for it, before anything is unpacked: a few bytes may claim to
-    be a terabyte.
+    """Check that a delta takes no more than `max_bytes`, before anything is unpacked: a few bytes may claim a terabyte.
 
     Raises:
         DeltaRefusedError: it takes more.
@@ -88,11 +107,128 @@ def check_memory(head: Head, max_bytes: int) -> None:
         raise DeltaRefusedError(f"it would take {head.memory} bytes of memory; at most {max_bytes} are given to it")
 
 
-def _all_in_order(head: Head, file: NDArray[np.uint8]) -> bool:
-    """Whether the indices of all tensors are in strict order and range, looked at together where they lie together.
+class DeltaFile:
+    """An open file whose header was read and checked. Threads may share it; the descriptor stays the caller's."""
 
-    Whoever parses beside a busy thread waits for it at each numpy operation: a few for hundreds of tensors are better
-    than a few for each. False means that one has to be looked for.
+    def __init__(self, fd: int) -> None:
+        """Read its header.
+
+        Raises:
+            DeltaRefusedError: it breaks a rule.
+            OSError: it cannot be read.
+        """
+        self._fd = fd
+        self.head: Head = read_head(fd)
+
+    def check_digest(self) -> None:
+        """Check the file against the digest at its end. Takes the memory of a piece for each thread.
+
+        Raises:
+            DeltaRefusedError: it is damaged.
+            OSError: it cannot be read, or is shorter than it was.
+        """
+        fd, end = self._fd, os.fstat(self._fd).st_size - DIGEST_BYTES
+
+        def pieces(begin: int, stop: int) -> Iterator[bytes]:
+            return (read_at(fd, min(_DIGESTED, stop - at), at) for at in range(begin, stop, _DIGESTED))
+
+        def digest(begin: int) -> bytes:
+            return digest_of_pieces(pieces(begin, min(begin + BLOCK, end)))
+
+        blocks = [partial(digest, begin) for begin in range(0, max(1, end), BLOCK)]
+        _check_digest(self.head, read_at(fd, DIGEST_BYTES, end), blocks, pieces(0, end))
+
+    def pieces(self, name: str) -> Iterator[tuple[Indices, Bits]]:
+        """A tensor's indices with their new values, in order. Each piece is checked before it is returned.
+
+        Raises:
+            DeltaRefusedError: indices are not in strict order, or beyond the tensor, or the data is malformed. The
+                sentence names the tensor.
+            OSError: the file cannot be read.
+        """
+        row, first = self.head.rows[name], 0
+        try:
+            values = _EntryArray(self._fd, self.head, VALUES + name, row.changed, np.dtype(f"<u{width_of(row.dtype)}"))
+            for indices in self._indices(name, row):
+                yield indices, values.part(first, len(indices))
+                first += len(indices)
+        except DeltaRefusedError as error:
+            raise DeltaRefusedError(f"{named(name)} {error}") from error
+
+    def _indices(self, name: str, row: TensorRecord) -> Iterator[Indices]:
+        elements, entry = elements_of(row.dtype, row.shape), INDICES + name
+        kind = index_type(elements)
+        if self.head.metadata.encoding is Encoding.GAP:
+            tokens, count = _EntryArray(self._fd, self.head, entry, row.tokens, np.dtype("<u2")), 0
+            for found in gap.decoded(tokens.parts(), elements):
+                count += len(found)
+                if count > row.changed:
+                    break
+                yield found.astype(kind)
+            if count != row.changed:
+                raise DeltaRefusedError(f"has tokens for another number of indices than {row.changed}")
+            return
+        last = -1
+        for indices in _EntryArray(self._fd, self.head, entry, row.changed, np.dtype(kind)).parts():
+            last = _check_order(indices, last, elements)
+            yield indices
+
+
+class _EntryArray:
+    """The numbers of an entry of an open file. Of a compressed one all are in memory, else the part in use."""
+
+    def __init__(self, fd: int, head: Head, name: str, count: int, kind: np.dtype[Any]) -> None:
+        self._fd, self._count, self._kind = fd, count, kind
+        self._begin, end = head.places[name]
+        self._all: NDArray[Any] | None = None
+        if head.metadata.compression is Compression.ZSTD:
+            packed = np.frombuffer(read_at(fd, end - self._begin, self._begin), np.uint8)
+            self._all = wire.unpack(packed, count, kind)
+
+    def part(self, first: int, count: int) -> NDArray[Any]:
+        if self._all is not None:
+            return self._all[first : first + count]
+        begin = self._begin + first * self._kind.itemsize
+        return np.frombuffer(read_at(self._fd, count * self._kind.itemsize, begin), self._kind)
+
+    def parts(self) -> Iterator[NDArray[Any]]:
+        for first in range(0, self._count, AT_A_TIME):
+            yield self.part(first, min(AT_A_TIME, self._count - first))
+
+
+def _check_digest(
+    head: Head, digest: bytes, blocks: Sequence[Callable[[], bytes]], pieces: Iterable[bytes | memoryview]
+) -> None:
+    """Check a file's `digest`. `blocks` digest a block each, in several threads; `pieces` are all bytes."""
+    found = [b""] * len(blocks)
+
+    def take(number: int, _: Event) -> None:
+        found[number] = blocks[number]()
+
+    in_lanes([partial(take, number) for number in range(len(blocks))], lanes=lanes_for(len(blocks)))
+    formats: tuple[str, ...] = ()
+    if combined(found) == digest:
+        formats = (FORMAT, FIRST_FORMAT) if len(blocks) == 1 else (FORMAT,)
+    elif len(blocks) > 1 and digest_of_pieces(pieces) == digest:
+        formats = (FIRST_FORMAT,)
+    if head.metadata.format not in formats:
+        raise DeltaRefusedError(_DAMAGED)
+
+
+def _check_order(indices: Indices, last: int, elements: int) -> int:
+    """Check that indices go on from index `last` in strict order, within so many elements. Returns the last of them."""
+    if int(indices[0]) <= last or not bool(np.all(indices[1:] > indices[:-1])):
+        raise DeltaRefusedError("has indices that are not in strict order")
+    if int(indices[-1]) >= elements:
+        raise DeltaRefusedError(f"has index {int(indices[-1])}, of {elements} elements")
+    return int(indices[-1])
+
+
+def _all_in_order(head: Head, file: NDArray[np.uint8]) -> bool:
+    """Whether the indices of all tensors are in strict order and in range, checked together where they lie together.
+
+    A thread that parses beside a busy Python thread waits for the interpreter's lock at each numpy operation: a few
+    operations for hundreds of tensors are better than a few for each. False means that each has to be checked.
     """
     if (head.metadata.encoding, head.metadata.compression) != (Encoding.FLAT, Compression.NONE):
         return False
@@ -104,58 +240,42 @@ def _all_in_order(head: Head, file: NDArray[np.uint8]) -> bool:
 
 
 def _in_order(spans: Sequence[tuple[int, int, int]], file: NDArray[np.uint8], kind: type[Any]) -> bool:
-    """The same for (begin, end, elements) of tensors with indices of one type."""
+    """The same for (begin, end, elements) of tensors with indices of one type, on as many cores as that is worth."""
     if any(one[1] != other[0] for one, other in pairwise(spans)):
         return False
-    indices = file[spans[0][0] : spans[-1][1]].view(kind)
+    indices: Indices = file[spans[0][0] : spans[-1][1]].view(kind)
+    begins = range(1, len(indices), _COMPARED)
+    falls = [np.empty(0, np.intp)] * len(begins)  # where an index is not above the one before it
+
+    def compare(number: int, _: Event) -> None:
+        begin, end = begins[number], min(begins[number] + _COMPARED, len(indices))
+        falls[number] = np.flatnonzero(indices[begin:end] <= indices[begin - 1 : end - 1]) + begin
+
+    in_lanes([partial(compare, number) for number in range(len(begins))], lanes=lanes_for(len(begins)))
     ends = np.cumsum([(end - begin) // indices.itemsize for begin, end, _ in spans])
-    falls = _falls(indices)
+    is_ordered = np.isin(np.concatenate([np.empty(0, np.intp), *falls]), ends).all()
     last = indices[ends - 1].astype(np.uint64)
-    return bool(np.isin(falls, ends).all() and (last < np.array([each[2] for each in spans], np.uint64)).all())
+    return bool(is_ordered and (last < np.array([each[2] for each in spans], np.uint64)).all())
 
 
-def _falls(indices: Indices) -> NDArray[np.intp]:
-    """Where an index is not above the one before it, on as many cores as that is worth."""
-    begins = range(1, len(indices), _AT_A_TIME)
-    found = [np.empty(0, np.intp)] * len(begins)
+def _change(name: str, row: TensorRecord, head: Head, file: NDArray[np.uint8], *, in_order: bool) -> Change:
+    def array(entry: str, count: int, kind: np.dtype[Any]) -> NDArray[Any]:
+        data = file[slice(*head.places[entry])]
+        return wire.unpack(data, count, kind) if head.metadata.compression is Compression.ZSTD else data.view(kind)
 
-    def look(number: int, _: Event) -> None:
-        begin, end = begins[number], min(begins[number] + _AT_A_TIME, len(indices))
-        found[number] = np.flatnonzero(indices[begin:end] <= indices[begin - 1 : end - 1]) + begin
-
-    in_lanes([partial(look, number) for number in range(len(begins))], lanes=lanes_for(len(begins)))
-    return np.concatenate([np.empty(0, np.intp), *found])
-
-
-def _change(name: str, row: Row, head: Head, file: NDArray[np.uint8], *, in_order: bool) -> Change:
-    bits = np.dtype(f"<u{width_of(row.dtype)}")
+    elements = elements_of(row.dtype, row.shape)
+    kind = index_type(elements)
     try:
-        values = _array(file, head, VALUES + name, row.changed, bits)
-        indices = _indices(file, head, INDICES + name, row, in_order=in_order)
+        values = array(VALUES + name, row.changed, np.dtype(f"<u{width_of(row.dtype)}"))
+        indices: Indices
+        if head.metadata.encoding is Encoding.GAP:
+            tokens = array(INDICES + name, row.tokens, np.dtype("<u2"))
+            indices = gap.decode(tokens, row.changed, elements, kind)
+        else:
+            indices = array(INDICES + name, row.changed, np.dtype(kind))
+            if not in_order:
+                _check_order(indices, -1, elements)
     except DeltaRefusedError as error:
         raise DeltaRefusedError(f"{named(name)} {error}") from error
     base, result = int(row.base, 16), int(row.result, 16)
     return Change(dtype=row.dtype, shape=row.shape, indices=indices, values=values, base=base, result=result)
-
-
-def _indices(file: NDArray[np.uint8], head: Head, name: str, row: Row, *, in_order: bool) -> Indices:
-    elements = elements_of(row.dtype, row.shape)
-    kind = index_type(elements)
-    if head.metadata.encoding is Encoding.GAP:
-        tokens = _array(file, head, name, row.tokens, np.dtype("<u2"))
-        return gap.decode(tokens, row.changed, elements, kind)
-    indices = _array(file, head, name, row.changed, np.dtype(kind))
-    if in_order:
-        return indices
-    if not bool(np.all(indices[1:] > indices[:-1])):
-        raise DeltaRefusedError("has indices that are not in strict order")
-    if int(indices[-1]) >= elements:
-        raise DeltaRefusedError(f"has index {int(indices[-1])}, of {elements} elements")
-    return indices
-
-
-def _array(file: NDArray[np.uint8], head: Head, name: str, count: int, kind: np.dtype[Any]) -> NDArray[Any]:
-    data = file[slice(*head.places[name])]
-    if head.metadata.compression is Compression.ZSTD:
-        return wire.unpack(data, count, kind)
-    return data.view(kind)

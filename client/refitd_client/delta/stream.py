@@ -3,40 +3,43 @@
 
     ── chunk k+1 ──▶ room          the copy engine brings the copy, chunk by chunk, into two rooms on the GPU
        chunk k       compare       with the tensors, there
-    ◀── chunk k-1 ──               the other copy engine takes what the tensors are now back into the copy, where they
+    ◀── chunk k-1 ──               the other copy engine takes the tensors' present bits back into the copy, where they
                                    have changed at all
 
-Both directions of the bus are busy at once, so that it takes about as long as one copy of the tensors. Nobody goes over
-the copy on the host: to write 1 % of its elements one by one takes longer than to send all of them. What is in a chunk,
-and where, is written down once (`chunks.py`).
+Both directions of the bus are busy at once, so it takes about as long as one copy of the tensors. The processors never
+go over the copy: writing 1 % of its elements one by one takes longer than sending all of them. What is in a chunk, and
+where, is computed once (`chunked`).
 """
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from mmap import mmap
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from refitd_client.delta.change import Indices
-from refitd_client.delta.chunks import ALIGNMENT, Chunked, Run, chunked
 from refitd_client.delta.compare import LONGEST, Comparison, Tally
-from refitd_client.delta.device import anew, looks, on
-from refitd_client.delta.located import Kept, Located, located
-from refitd_client.delta.shadow import Changes
-from refitd_client.fingerprint import Bits, scan, twin
-from refitd_client.fingerprint.rows import Rows, bits_at
+from refitd_client.delta.device import AddressCache, LocatedTensor, located, on, scan_inputs, scanned_anew
+from refitd_client.delta.shadow import ShadowDiff
+from refitd_client.fingerprint import Bits, scan, torch_ops
+from refitd_client.fingerprint.rows import Listed, Rows, TensorPart, bits_at, grouped
 from refitd_client.tensors.source import TensorSource
-from refitd_client.write import bus, cuda
+from refitd_client.write import cuda, cuda_driver
+
+ALIGNMENT = 512
+"""Bytes: as torch places tensors."""
 
 CHUNK = 24 * 2**20
-"""Bytes that go over the bus at a time: two rooms of so many are most of what it takes of the GPU.
+"""Bytes that go over the bus at a time: two rooms of this size are most of the GPU memory that it takes.
 
 With chunks of half a millisecond the bus never waits for what is begun from Python; with smaller ones it would.
 """
 
-_ROOM = 2**21  # bytes of a room for changes; a chunk's fit into it when 2 % of 16-bit elements changed
+_ROOM = 2**21  # bytes of a buffer for changes; a chunk's fit into it when 2 % of 16-bit elements changed
 
 
 class StreamShadow:
@@ -46,43 +49,45 @@ class StreamShadow:
         self._copies: dict[str, Any] = {}
         self._region: _Region | None = None
         self._expected = 0
-        self._chunks: Kept[list[Chunked]] = Kept()
+        self._chunks: AddressCache[list[Chunked]] = AddressCache()
 
     def keep(self, sources: Sequence[TensorSource]) -> dict[str, int]:
         """As `Shadow`."""
-        self._region = _Region(sum(_room_of(source) for source in sources), sources)
-        self._chunks = Kept()
+        sizes = [_aligned(source.entry.nbytes) for source in sources]
+        self._region = _Region(sum(sizes), sources)
+        self._chunks = AddressCache()
         end = 0
-        for source in sources:
+        for source, size in zip(sources, sizes, strict=True):
             self._copies[source.entry.name] = self._region.tensor[end : end + source.entry.nbytes]
-            end += _room_of(source)
-        self._keep(sources)
-        return {name: found.fingerprint for name, found in zip(self._copies, scan(looks(sources)), strict=True)}
+            end += size
+        self._copy_all(sources, self._region)
+        return {name: found.fingerprint for name, found in zip(self._copies, scan(scan_inputs(sources)), strict=True)}
 
-    def find(self, sources: Sequence[TensorSource], most: int) -> Changes:
+    def find(self, sources: Sequence[TensorSource], most: int) -> ShadowDiff:
         """As `Shadow`."""
         if self._region is None:
-            return Changes()
+            return ShadowDiff()
         device = self._region.device
         with on(device):
             comparison = Comparison(device, len(sources), most, expected=self._expected, room=_ROOM)
             lane = _Lane(device)
             for batch in located(sources):
                 try:
-                    for each in self._chunks.of(batch, lambda batch=batch: self._cut(batch)):
+                    for each in self._chunks.get(batch, lambda batch=batch: self._cut(batch)):
                         _compare(each, lane, comparison)
                 finally:
-                    lane.wait()  # what is under way goes to and from the region, and from the batch
+                    lane.wait()  # copies under way go to and from the region, and from the batch
                     comparison.out.wait()
             if comparison.is_too_much:
-                self._keep(sources)
-                return anew(sources, comparison.count)
+                self._copy_all(sources, self._region)
+                return scanned_anew(sources, comparison.count)
             self._expected = min(most, comparison.count * 5 // 4)
             return comparison.changes([source.entry.name for source in sources])
 
     def gather(self, wanted: Mapping[str, Indices]) -> dict[str, Bits]:
         """As `Shadow`."""
-        return {name: _unsigned(self._copies[name])[indices] for name, indices in wanted.items()}
+        copies = {name: self._copies[name].numpy() for name in wanted}
+        return {name: copies[name].view(f"u{copies[name].itemsize}")[indices] for name, indices in wanted.items()}
 
     def close(self) -> None:
         """As `Shadow`."""
@@ -91,22 +96,20 @@ class StreamShadow:
             self._region.close()
             self._region = None
 
-    def _cut(self, batch: Sequence[Located]) -> list[Chunked]:
-        """What goes over the bus together."""
+    def _cut(self, batch: Sequence[LocatedTensor]) -> "list[Chunked]":
         copies = {name: copy.data_ptr() for name, copy in self._copies.items()}
         parts = (part for each in batch for part in each.parts(copies[each.source.entry.name], LONGEST))
         return chunked(parts, CHUNK)
 
-    def _keep(self, sources: Sequence[TensorSource]) -> None:
-        """Copy all that there is."""
+    def _copy_all(self, sources: Sequence[TensorSource], region: "_Region") -> None:
         try:
             for source in sources:
-                bits = twin.flat_bits(source.tensor())
+                bits = torch_ops.flat_bits(source.tensor())
                 copy = self._copies[source.entry.name].view(bits.dtype)
                 self._copies[source.entry.name] = copy.copy_(bits, non_blocking=True)
         finally:
-            if self._region is not None:
-                self._region.wait()
+            if region.device.type == "cuda":
+                torch.cuda.synchronize(region.device)
 
 
 class _Region:
@@ -115,19 +118,10 @@ class _Region:
     def __init__(self, size: int, sources: Sequence[TensorSource]) -> None:
         self.device = sources[0].tensor().device if sources else torch.device("cpu")
         memory = mmap(-1, max(1, size))
-        self.tensor, undo = torch.frombuffer(memory, dtype=torch.uint8), _nothing
+        self.tensor, undo = torch.frombuffer(memory, dtype=torch.uint8), lambda: None
         if self.device.type == "cuda":
             self.tensor, undo = cuda.register(memory, self.device) or (self.tensor, undo)
-        self.close = weakref.finalize(self, undo)  # what is registered must not be unmapped
-
-    def wait(self) -> None:
-        """Until what was sent to it is there."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-
-def _nothing() -> None:
-    """Nothing was registered."""
+        self.close = weakref.finalize(self, undo)  # registered memory must not be unmapped
 
 
 class _Lane:
@@ -137,49 +131,45 @@ class _Lane:
         self.device = device
         self._is_cuda = device.type == "cuda"
         self._rooms = [torch.empty(CHUNK + ALIGNMENT, dtype=torch.uint8, device=device) for _ in range(2)]
-        self.places = [-(-room.data_ptr() // ALIGNMENT) * ALIGNMENT for room in self._rooms]
+        self.places = [_aligned(room.data_ptr()) for room in self._rooms]
         if self._is_cuda:
             self._stream = torch.cuda.Stream(device)
             self._free = [torch.cuda.current_stream(device).record_event() for _ in range(2)]
 
-    def bring(self, number: int, runs: Sequence[Run]) -> Any:
-        """Send copies on their way into the places in room `number` that they are for."""
+    def bring(self, number: int, ranges: "Sequence[CopyRange]") -> Any:
+        """Begin to copy into room `number`. Returns the event of its end."""
         room = self.places[number]
-        if not self._is_cuda:
-            for run in runs:
-                bus.copy_here(room + run.target, run.source, run.count)
-            return None
-        self._stream.wait_event(self._free[number])
-        for run in runs:
-            self._send(room + run.target, run)
-        return self._stream.record_event()
+        if self._is_cuda:
+            self._stream.wait_event(self._free[number])
+        for each in ranges:
+            if not self._is_cuda:
+                cuda_driver.copy_here(room + each.target, each.source, each.count)
+            elif cuda_driver.has_driver():
+                cuda_driver.copy("up", room + each.target, each.source, each.count, self._stream)
+            else:
+                with torch.cuda.stream(self._stream):
+                    here = bits_at(each.source, each.count, 1, torch.device("cpu"))
+                    bits_at(room + each.target, each.count, 1, self.device).copy_(here, non_blocking=True)
+        return self._stream.record_event() if self._is_cuda else None
 
-    def arrived(self, sign: Any) -> None:
+    def arrived(self, event: Any) -> None:
         """Have the current stream wait for what was brought."""
         if self._is_cuda:
-            torch.cuda.current_stream(self.device).wait_event(sign)
+            torch.cuda.current_stream(self.device).wait_event(event)
 
     def done(self, number: int) -> None:
-        """Room `number` is not needed any more."""
+        """Room `number` may be filled again after what is queued on the current stream."""
         if self._is_cuda:
             self._free[number] = torch.cuda.current_stream(self.device).record_event()
 
     def wait(self) -> None:
-        """Until nothing is under way."""
+        """Wait until no copy is under way."""
         if self._is_cuda:
             self._stream.synchronize()
 
-    def _send(self, target: int, run: Run) -> None:
-        if bus.has_driver():
-            bus.copy("up", target, run.source, run.count, self._stream)
-        else:
-            with torch.cuda.stream(self._stream):
-                here = bits_at(run.source, run.count, 1, torch.device("cpu"))
-                bits_at(target, run.count, 1, self.device).copy_(here, non_blocking=True)
 
-
-def _compare(each: Chunked, lane: _Lane, comparison: Comparison) -> None:
-    """Parts whose base is in host memory: chunk by chunk, with one on its way while another is compared."""
+def _compare(each: "Chunked", lane: _Lane, comparison: Comparison) -> None:
+    """Compare chunk by chunk, with the next one on its way while one is compared."""
     tally = Tally(Rows(each.listed, lane.device, each.begins(lane.places)))
     coming = lane.bring(0, each.chunks[0].up)
     for number, chunk in enumerate(each.chunks):
@@ -190,14 +180,96 @@ def _compare(each: Chunked, lane: _Lane, comparison: Comparison) -> None:
         lane.done(number % 2)
         if not comparison.is_too_much and counts.any():
             comparison.out.follow()
-            for run in chunk.changed(counts):
-                comparison.out.send(run.target, run.source, run.count)
+            for down in chunk.changed(counts):
+                comparison.out.send(down.target, down.source, down.count)
 
 
-def _room_of(source: TensorSource) -> int:
-    return -(-source.entry.nbytes // ALIGNMENT) * ALIGNMENT
+@dataclass(frozen=True, slots=True)
+class CopyRange:
+    """`count` bytes from the address `source` to `target`: an address, or an offset from a room's begin."""
+
+    target: int
+    source: int
+    count: int
 
 
-def _unsigned(copy: Any) -> np.ndarray[Any, np.dtype[Any]]:
-    array = copy.numpy()
-    return array.view(f"u{array.itemsize}")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """The parts from `begin` to `end` of a list, and what goes over the bus for them. Numbers only.
+
+    `up` brings the copy's bytes into a room: one range, as long as the tensors lie in the copy in the list's order. Its
+    targets count from the room's begin: rooms are allocated for each step, and need not lie where they lay before.
+    `down` takes tensors' bytes back into the copy, by tensor; `firsts` are the places of their first parts.
+    """
+
+    begin: int
+    end: int
+    up: Sequence[CopyRange]
+    down: Sequence[CopyRange]
+    firsts: Sequence[int]
+
+    def changed(self, counts: NDArray[np.int64]) -> list[CopyRange]:
+        """The ranges down in which anything changed; `counts` are the changed elements of each part."""
+        sums = np.add.reduceat(counts, self.firsts)
+        return [self.down[place] for place in np.flatnonzero(sums).tolist()]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunked:
+    """A list of parts, whose bases are offsets from the begin of a room, and its chunks."""
+
+    listed: Listed
+    chunks: Sequence[Chunk]
+
+    def begins(self, rooms: Sequence[int]) -> NDArray[np.int64]:
+        """The address of each part's room: chunks take the rooms in turns."""
+        sizes = [chunk.end - chunk.begin for chunk in self.chunks]
+        return np.repeat(np.resize(np.array(rooms, np.int64), len(sizes)), sizes)
+
+
+def chunked(parts: Iterable[TensorPart], size: int) -> list[Chunked]:
+    """Cut parts, whose bases are addresses in host memory, into chunks for rooms of `size` bytes. Pure.
+
+    Raises:
+        ValueError: a part is larger than a room.
+    """
+    return [_chunked(listed.parts, size) for listed in grouped(parts)]
+
+
+def _chunked(parts: Sequence[TensorPart], size: int) -> Chunked:
+    moved: list[TensorPart] = []
+    chunks: list[Chunk] = []
+    begin = 0
+    while begin < len(parts):
+        ups = [CopyRange(0, parts[begin].base, 0)]
+        end = begin
+        while end < len(parts) and (up := _extended(ups[-1], parts[end])).target + up.count <= size:
+            ups[-1 if up.target == ups[-1].target else len(ups) :] = [up]
+            moved.append(replace(parts[end], base=up.target + parts[end].base - up.source))
+            end += 1
+        if end == begin:
+            raise ValueError(f"a part of {parts[begin].count * parts[begin].width} bytes goes into no room of {size}")
+        downs: list[CopyRange] = []
+        firsts: list[int] = []
+        for place, part in enumerate(parts[begin:end]):
+            nbytes = part.count * part.width
+            if place > 0 and parts[begin + place - 1].number == part.number:
+                downs[-1] = replace(downs[-1], count=downs[-1].count + nbytes)
+            else:
+                downs.append(CopyRange(part.base, part.now, nbytes))
+                firsts.append(place)
+        chunks.append(Chunk(begin=begin, end=end, up=ups, down=downs, firsts=firsts))
+        begin = end
+    return Chunked(Listed(moved), chunks)
+
+
+def _extended(last: CopyRange, part: TensorPart) -> CopyRange:
+    """The range with a part in it: the last one, longer, if the part lies right behind it, or a new one."""
+    nbytes = part.count * part.width
+    if 0 <= part.base - (last.source + last.count) < ALIGNMENT:
+        return replace(last, count=part.base + nbytes - last.source)
+    return CopyRange(_aligned(last.target + last.count), part.base, nbytes)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT

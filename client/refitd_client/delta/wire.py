@@ -1,7 +1,7 @@
-"""zstd for deltas that go over a network, and the order of bytes in which it does best.
+"""zstd for deltas that go over a network, and the byte order that zstd compresses best.
 
-zstd comes with Python from 3.14 on (`compression.zstd`), before that with the extra `wire`. Bytes are sorted
-by their place in the element first: sign and exponent of weights repeat, the low bits of the mantissa do not.
+zstd comes with Python from 3.14 on (`compression.zstd`), before that with the extra `wire`. Bytes are grouped by their
+place in the element first: sign and exponent of weights repeat, the low bits of the mantissa do not.
 """
 
 import importlib
@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from refitd_client.delta.change import DeltaRefusedError
 
 MAX_UNPACKED_BYTES = 2**29
-"""Bytes that one tensor's indices, or its values, may take: they are unpacked together, whatever is done with them."""
+"""Bytes that one tensor's indices, or its values, may take: they are always unpacked together."""
 
-_LEVEL = 1  # of these bytes, which are nearly random, a higher one makes no less, and takes longer
+_LEVEL = 1  # these bytes are nearly random: a higher level compresses no better and takes longer
 
 
 def available() -> bool:
@@ -29,21 +29,34 @@ def pack(array: NDArray[Any]) -> NDArray[np.uint8]:
     """Compress an array.
 
     Raises:
-        DeltaRefusedError: there is no zstd here, or the array is larger than readers unpack.
+        DeltaRefusedError: zstd is not installed, or the array is larger than readers unpack.
     """
     if array.nbytes > MAX_UNPACKED_BYTES:
         raise DeltaRefusedError(f"an array of {array.nbytes} bytes is not compressed: at most {MAX_UNPACKED_BYTES} are")
     planes = np.ascontiguousarray(array.view(np.uint8).reshape(len(array), array.itemsize).T)
-    return np.frombuffer(_needed().compress(planes.reshape(-1).data), np.uint8)
+    return np.frombuffer(_required().compress(planes.reshape(-1).data), np.uint8)
 
 
 def unpack(data: NDArray[np.uint8], count: int, kind: np.dtype[Any]) -> NDArray[Any]:
-    """The array of `count` numbers that was packed. Never takes more memory than that, whatever the data says.
+    """Decompress an array. Takes no more memory than the result, whatever the data claims.
+
+    Args:
+        data: what `pack` returned.
+        count: how many numbers the array has.
+        kind: their type.
 
     Raises:
-        DeltaRefusedError: it is not that, or there is no zstd here.
+        DeltaRefusedError: the data is not such an array, or zstd is not installed.
     """
-    planes = _decompressed(data.tobytes(), count * kind.itemsize)
+    library, size = _required(), count * kind.itemsize
+    try:
+        planes = library.decompress(data.tobytes(), size)
+    except DeltaRefusedError:
+        raise
+    except Exception as error:  # each library has its own error
+        raise DeltaRefusedError(f"does not decompress: {ascii(str(error)[:100])[1:-1]}") from error
+    if len(planes) != size:
+        raise DeltaRefusedError(f"decompresses to another size than {size} bytes")
     rows = np.frombuffer(planes, np.uint8).reshape(kind.itemsize, count)
     return np.ascontiguousarray(rows.T).reshape(-1).view(kind)
 
@@ -53,26 +66,14 @@ def packed_bytes(size: int) -> int:
     return size + size // 128 + 2**10
 
 
-def _decompressed(data: bytes, size: int) -> bytes:
-    try:
-        planes = _needed().decompress(data, size)
-    except DeltaRefusedError:
-        raise
-    except Exception as error:  # each library has its own error
-        raise DeltaRefusedError(f"does not decompress: {ascii(str(error)[:100])[1:-1]}") from error
-    if len(planes) != size:
-        raise DeltaRefusedError(f"decompresses to another size than {size} bytes")
-    return planes
-
-
-def _needed() -> "_Zstandard | _Builtin":
+def _required() -> "_Zstandard | _Builtin":
     library = _library()
     if library is None:
         raise DeltaRefusedError("is compressed by zstd, which is not installed: refitd's extra 'wire' brings it")
     return library
 
 
-@cache  # to look for a module in vain takes longer than to compress a small tensor, and threads take turns for it
+@cache  # a failed import takes longer than compressing a small tensor, and threads take turns for it
 def _library() -> "_Zstandard | _Builtin | None":
     for name, kind in (("compression.zstd", _Builtin), ("zstandard", _Zstandard)):
         try:
@@ -83,7 +84,7 @@ def _library() -> "_Zstandard | _Builtin | None":
 
 
 class _Zstandard:
-    """The package `zstandard`. A thread keeps its compressor: to make one takes as long as to compress 10 KB."""
+    """The package `zstandard`. Each thread keeps its compressor: making one takes as long as compressing 10 KB."""
 
     def __init__(self, module: Any) -> None:
         self._module = module

@@ -26,20 +26,19 @@ from refitd_client.delta.layout import (
     Compression,
     Encoding,
     Metadata,
-    Row,
+    TensorRecord,
 )
 from refitd_client.fingerprint import to_text, width_of
 from refitd_client.lanes import in_lanes, lanes_for
 
 _CHUNK = 2**22  # bytes digested and written at a time
-_MANY = 2**17  # changes that are worth waking threads to pack them
-_Placed = tuple[int, str, str, NDArray[Any]]  # bits of an element, negated; name, dtype, data
-_OTHER_BYTES = 1000  # of a header, or of one tensor in it, beside names and shapes: less than half in truth
+_MANY = 2**17  # changes from which on it is worth waking threads to pack them
+_OTHER_BYTES = 1000  # of a header, or of one tensor in it, beside names and shapes: over twice what it really takes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedDelta:
-    """What will be the file: the bytes before the data, and the data but for its digest. Arrays are not copied."""
+    """The file to write: the bytes before the data, and the data without the digest. Arrays are not copied."""
 
     head: bytes
     arrays: Sequence[NDArray[Any]]
@@ -50,9 +49,9 @@ class EncodedDelta:
         return len(self.head) + sum(array.nbytes for array in self.arrays) + DIGEST_ENTRY.nbytes
 
     def parts(self) -> list[memoryview]:
-        """The file's bytes but for the digest of them at its end, in order."""
+        """The file's bytes in order, without the digest at its end."""
         found = [memoryview(self.head)]
-        for array in _adjoined(self.arrays):
+        for array in _joined(self.arrays):
             data = array.data
             found += [data[begin : begin + _CHUNK] for begin in range(0, len(data), _CHUNK)]
         return found
@@ -68,21 +67,36 @@ class EncodedDelta:
 def encode(
     delta: Delta, encoding: Encoding = Encoding.FLAT, compression: Compression = Compression.NONE
 ) -> EncodedDelta:
-    """Lay a delta out. Its changes are trusted to be in order.
+    """Lay a delta out as a file.
+
+    Args:
+        delta: what to write. Its indices are not checked to be in strict order.
+        encoding: how indices are written.
+        compression: how indices and values are compressed.
 
     Raises:
         DeltaRefusedError: it has more tensors than its header may have, or zstd is wanted and missing.
     """
     if len(delta.changes) > MAX_TENSORS:
         raise DeltaRefusedError(f"{len(delta.changes)} tensors changed; a delta holds at most {MAX_TENSORS}")
-    rows: dict[str, Row] = {}
-    placed: list[_Placed] = []
+    rows: dict[str, TensorRecord] = {}
+    placed: list[tuple[int, str, str, NDArray[Any]]] = []
     for name, (tokens, indices, values) in _packed(delta.changes, encoding, compression).items():
         change = delta.changes[name]
-        rows[name] = _row(change, tokens)
-        placed.append(_placed(INDICES + name, indices))
-        placed.append(_placed(VALUES + name, values, None if compression is Compression.ZSTD else change.dtype))
-    placed.sort(key=lambda each: each[:2])  # as `header.file_order` has it
+        rows[name] = TensorRecord(
+            dtype=change.dtype,
+            shape=change.shape,
+            changed=len(change.indices),
+            base=to_text(change.base),
+            result=to_text(change.result),
+            tokens=tokens,
+        )
+        # Two elements of a 4-bit type are one byte here, and are written as a U8.
+        is_own_type = compression is Compression.NONE and header.BITS[change.dtype] == 8 * values.itemsize
+        value_type = change.dtype if is_own_type else UNSIGNED[values.itemsize]
+        placed.append((-indices.itemsize, INDICES + name, UNSIGNED[indices.itemsize], indices))
+        placed.append((-values.itemsize, VALUES + name, value_type, values))
+    placed.sort(key=lambda each: each[:2])  # by element size, then name, as in `header.file_order`
     metadata = Metadata(
         format=FORMAT,
         base=delta.base,
@@ -96,109 +110,73 @@ def encode(
     head = header.encode_sized([*located, digest], metadata=msgspec.to_builtins(metadata))
     if len(head) > MAX_HEADER_BYTES:
         raise DeltaRefusedError(f"the delta's header takes {len(head)} bytes; at most {MAX_HEADER_BYTES} are read")
-    return EncodedDelta(head=head, arrays=[array for _, _, _, array in placed])
+    return EncodedDelta(head=head, arrays=[array for *_, array in placed])
 
 
-def _adjoined(arrays: Iterable[NDArray[Any]]) -> Iterator[NDArray[np.uint8]]:
+def fits_surely(entries: Iterable[Entry], compression: Compression) -> bool:
+    """Whether any delta of these tensors can be encoded. False means that only encoding it shows."""
+    is_packed = compression is Compression.ZSTD
+    if is_packed and not wire.available():
+        return False
+    tensors = header_bytes = 0
+    for entry in entries:
+        elements = elements_of(entry.dtype, entry.shape)
+        item = max(width_of(entry.dtype), index_type(elements)().itemsize)
+        if is_packed and elements * item > wire.MAX_UNPACKED_BYTES:  # all indices, or all values
+            return False
+        name = msgspec.json.encode(entry.name)  # in two entries, and once more escaped in the record
+        tensors += 1
+        header_bytes += 2 * len(name) + len(msgspec.json.encode(name.decode())) + 25 * len(entry.shape) + _OTHER_BYTES
+    return tensors <= MAX_TENSORS and header_bytes + _OTHER_BYTES <= MAX_HEADER_BYTES
+
+
+def _joined(arrays: Iterable[NDArray[Any]]) -> Iterator[NDArray[np.uint8]]:
     """The bytes of arrays. Those that lie one behind the other in another array come as one.
 
-    So it is for what a GPU has sent. A thread that digests lets go of the interpreter's lock for each piece, and has
-    to get it back, among others: few large pieces are better than hundreds of small ones.
+    The arrays that a GPU has sent lie so. A thread that digests releases the interpreter's lock for each piece, and has
+    to take it again, among others: few large pieces are better than hundreds of small ones.
     """
+
+    def between() -> Iterator[NDArray[np.uint8]]:
+        if isinstance(base, np.ndarray):
+            memory = cast("NDArray[Any]", base).view(np.uint8)
+            yield memory[begin - _address(memory) : end - _address(memory)]
+
     base: object = None
     begin = end = 0
     for array in arrays:
-        first = _address(array)
-        if first != end or array.base is not base:
-            yield from _between(base, begin, end)
-            base, begin = array.base if _is_plain(array.base) else array, first
+        first, owner = _address(array), array.base
+        if first != end or owner is not base:
+            yield from between()
+            is_flat = isinstance(owner, np.ndarray) and owner.ndim == 1 and owner.flags.c_contiguous
+            base, begin = owner if is_flat else array, first
         end = first + array.nbytes
-    yield from _between(base, begin, end)
-
-
-def _between(base: object, begin: int, end: int) -> Iterator[NDArray[np.uint8]]:
-    """What an array has between two addresses."""
-    if isinstance(base, np.ndarray):
-        array = cast("NDArray[Any]", base).view(np.uint8)
-        yield array[begin - _address(array) : end - _address(array)]
-
-
-def _is_plain(base: object) -> bool:
-    """Whether it is an array without gaps."""
-    return isinstance(base, np.ndarray) and base.ndim == 1 and base.flags.c_contiguous
+    yield from between()
 
 
 def _address(array: NDArray[Any]) -> int:
     return array.__array_interface__["data"][0]
 
 
-def fits_surely(entries: Iterable[Entry], compression: Compression) -> bool:
-    """Whether any delta of these tensors can be encoded. False where one has to be, to see."""
-    if compression is Compression.ZSTD and not wire.available():
-        return False
-    known = list(entries)
-    if compression is Compression.ZSTD and any(_most_packed(entry) > wire.MAX_UNPACKED_BYTES for entry in known):
-        return False
-    rooms = [_header_bytes(entry) for entry in known]
-    return len(rooms) <= MAX_TENSORS and sum(rooms) + _OTHER_BYTES <= MAX_HEADER_BYTES
-
-
-def _most_packed(entry: Entry) -> int:
-    """Bytes that are compressed together at most: a tensor's indices, or its values."""
-    elements = elements_of(entry.dtype, entry.shape)
-    return elements * max(width_of(entry.dtype), index_type(elements)().itemsize)
-
-
-def _header_bytes(entry: Entry) -> int:
-    """What a tensor takes of the header at most: two entries and a row, in which its name and quotes are escaped."""
-    name = msgspec.json.encode(entry.name)
-    return 2 * len(name) + len(msgspec.json.encode(name.decode())) + 25 * len(entry.shape) + _OTHER_BYTES
-
-
 def _packed(
     changes: Mapping[str, Change], encoding: Encoding, compression: Compression
 ) -> dict[str, tuple[int, NDArray[Any], NDArray[Any]]]:
-    """For each tensor how many tokens of the gap encoding there are, and its indices and values as they are written."""
+    """For each tensor the number of tokens of the gap encoding, and its indices and values as they are written."""
     if (encoding, compression) == (Encoding.FLAT, Compression.NONE):
         return {name: (0, change.indices, change.values) for name, change in changes.items()}
-    tokens: dict[str, int] = {}
-    indices: dict[str, NDArray[Any]] = {}
-    values: dict[str, NDArray[Any]] = {}
-    finished = wire.pack if compression is Compression.ZSTD else _as_it_is
+    packed: dict[tuple[str, bool], NDArray[Any]] = {}
+    tokens = dict.fromkeys(changes, 0)
 
-    def pack_indices(name: str, change: Change, stop: Event) -> None:
-        if not stop.is_set():
-            found = change.indices if encoding is Encoding.FLAT else gap.encode(change.indices)
-            tokens[name] = len(found) if encoding is Encoding.GAP else 0
-            indices[name] = finished(found)
+    def pack(name: str, is_index: bool, stop: Event) -> None:
+        if stop.is_set():
+            return
+        array: NDArray[Any] = changes[name].indices if is_index else changes[name].values
+        if is_index and encoding is Encoding.GAP:
+            array = gap.encode(changes[name].indices)
+            tokens[name] = len(array)
+        packed[name, is_index] = wire.pack(array) if compression is Compression.ZSTD else array
 
-    def pack_values(name: str, change: Change, stop: Event) -> None:
-        if not stop.is_set():
-            values[name] = finished(change.values)
-
-    largest_first = sorted(changes.items(), key=lambda pair: -len(pair[1].indices))  # it would be waited for
-    jobs = [partial(pack, *pair) for pair in largest_first for pack in (pack_indices, pack_values)]
+    largest_first = sorted(changes, key=lambda name: -len(changes[name].indices))  # else the others wait for it
+    jobs = [partial(pack, name, is_index) for name in largest_first for is_index in (True, False)]
     in_lanes(jobs, lanes=lanes_for(len(jobs)) if sum(len(each.indices) for each in changes.values()) >= _MANY else 1)
-    return {name: (tokens[name], indices[name], values[name]) for name in changes}
-
-
-def _as_it_is(array: NDArray[Any]) -> NDArray[Any]:
-    return array
-
-
-def _row(change: Change, tokens: int) -> Row:
-    return Row(
-        dtype=change.dtype,
-        shape=change.shape,
-        changed=len(change.indices),
-        base=to_text(change.base),
-        result=to_text(change.result),
-        tokens=tokens,
-    )
-
-
-def _placed(name: str, array: NDArray[Any], dtype: str | None = None) -> _Placed:
-    """Data and what it is called. Two elements of a 4-bit type are one byte here, and are written as a U8."""
-    is_itself = dtype is not None and header.BITS[dtype] == 8 * array.itemsize
-    kind = dtype if is_itself and dtype is not None else UNSIGNED[array.itemsize]
-    return -8 * array.itemsize, name, kind, array
+    return {name: (tokens[name], packed[name, True], packed[name, False]) for name in changes}

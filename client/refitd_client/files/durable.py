@@ -1,7 +1,7 @@
 """Everything that changes the file system, one function for each effect, so that a commit survives a power cut.
 
-What makes a file durable is `sync` of the file *and* `sync_folder` of the folder that names it. A rename that
-overtakes either leaves, after a power cut, a name without its data. The order is therefore always
+A file is durable after `sync` of the file *and* `sync_folder` of the folder that names it. A rename before either can
+leave, after a power cut, a name without its data. The order is therefore always
 
     create → write → sync (each file) → sync_folder (its folder) → rename → sync_folder (the parent)
 
@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 
 
 class Bytes(Protocol):
-    """A file in memory: its content."""
+    """A file in memory."""
 
     @property
     def bytes(self) -> NDArray[np.uint8]:
-        """All of it."""
+        """Its content."""
         ...
 
 
@@ -32,7 +32,7 @@ _FICLONE = 0x40049409  # linux/fs.h: share the blocks of another file, copy on w
 
 
 def make_folder(path: Path) -> None:
-    """Make one folder, with the permissions that the umask leaves.
+    """Make one folder, with the permissions that the umask allows.
 
     Raises:
         FileExistsError: it exists.
@@ -63,10 +63,10 @@ def create(path: Path, mode: int = 0o666) -> int:
 
 
 def create_nameless(folder: Path) -> int:
-    """Open a new file that is in no folder yet. If it never gets a name it goes with the descriptor.
+    """Open a new file that is in no folder yet. If it never gets a name it is gone with the descriptor.
 
     Raises:
-        OSError: the file system has no such files, or anything else.
+        OSError: the file system has no such files, or another reason.
     """
     return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
 
@@ -85,10 +85,10 @@ def give_name(fd: int, path: Path) -> None:
 
 
 def reserve(fd: int, size: int) -> None:
-    """Have blocks for the first `size` bytes of a file, which has at least that size then; its content stays.
+    """Allocate blocks for the first `size` bytes of a file, which has at least that size then; its content stays.
 
     Raises:
-        OSError: the file system has not so much room.
+        OSError: the file system has not enough room.
     """
     os.posix_fallocate(fd, 0, size)
 
@@ -101,7 +101,7 @@ def write(fd: int, data: bytes | memoryview) -> None:
 
 
 def write_at(fd: int, data: bytes | memoryview, offset: int) -> None:
-    """Write all of `data` at a place in a file."""
+    """Write all of `data` into a file, from byte `offset` on."""
     view = memoryview(data)
     while view:
         count = os.pwrite(fd, view, offset)
@@ -109,36 +109,36 @@ def write_at(fd: int, data: bytes | memoryview, offset: int) -> None:
 
 
 def overwrite(file: Bytes, data: NDArray[np.uint8], offset: int) -> None:
-    """Write into a mapped file; it must have the room."""
+    """Write `data` into a mapped file, from byte `offset` on; the file must be long enough."""
     file.bytes[offset : offset + len(data)] = data
 
 
 def touch_pages(file: Bytes) -> None:
-    """Have a mapped file's pages in the table of the process. Its content does not matter any more then."""
+    """Bring a mapped file's pages into the process's page table. This overwrites a byte of each."""
     file.bytes[:: mmap.PAGESIZE] = 0
 
 
 def touch(fd: int) -> None:
-    """Give a file the time of now, as writing through a mapping does not do on a tmpfs: times tell of changes."""
+    """Set a file's times to now: on a tmpfs writing through a mapping does not, and changes are found by them."""
     os.utime(fd)
 
 
 def clone(source: int, target: int) -> bool:
-    """Make `target` a copy of `source` that shares its blocks until either changes. False where that cannot be."""
+    """Make `target` a copy of `source` that shares its blocks until either changes. False if that is not possible."""
     try:
         fcntl.ioctl(target, _FICLONE, source)
-    except OSError:  # other file system, or one without reflinks: each has its own error number
+    except OSError:  # another file system, or one without reflinks: each has its own error number
         return False
     return True
 
 
 def sync(fd: int) -> None:
-    """Have a file's bytes on stable storage when this returns."""
+    """Write a file's bytes to stable storage."""
     os.fsync(fd)
 
 
 def sync_folder(path: Path, handle: int | None = None) -> None:
-    """Have a folder's names on stable storage when this returns. `handle` is on it, where it may go away meanwhile."""
+    """Write a folder's names to stable storage. `handle` is its descriptor, if the path may be gone."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if handle is None else handle
     try:
         os.fsync(fd)
@@ -165,7 +165,7 @@ def remove_folder(path: Path) -> None:
 
 
 def write_file(path: Path, data: bytes, mode: int = 0o666) -> None:
-    """Create a small file with these bytes, durable but for its folder."""
+    """Create a small file with the content `data`, durable but for its folder. `mode` is less what the umask takes."""
     fd = create(path, mode)
     try:
         write(fd, data)
@@ -175,9 +175,14 @@ def write_file(path: Path, data: bytes, mode: int = 0o666) -> None:
 
 
 def replace_file(path: Path, data: bytes, *, by: Path) -> None:
-    """Have `path` hold the old bytes or the new at any moment. `by` is a free name on the same file system.
+    """Replace the content of `path` by `data` in one step: at any moment it holds the old bytes or the new.
 
-    Only its owner may write to the file, whatever the umask: others replace it, where they may write to the folder.
+    Only its owner may write to the file, whatever the umask: others replace it, if they may write to the folder.
+
+    Args:
+        path: the file.
+        data: its new content.
+        by: a free name on the same file system.
     """
     write_file(by, data, 0o644)
     rename(by, path)
@@ -185,5 +190,5 @@ def replace_file(path: Path, data: bytes, *, by: Path) -> None:
 
 
 def resize(fd: int, size: int) -> None:
-    """Give a new file its full size at once, so that several processes can write to places of it."""
+    """Set a file's size, of a new one before it is written, so that several processes can write to it."""
     os.ftruncate(fd, size)

@@ -1,10 +1,10 @@
-"""A lock on a file that lives as long as its holder: `flock(2)`, given back by the kernel when the process dies.
+"""A lock on a file that lives as long as its holder: `flock(2)`, released by the kernel when the process dies.
 
-The file says who holds it (`{"pid": 4711, "host": "node3"}`) for the message of whoever comes second. It is the lock
-that counts and never the file: a file without a holder is free, whatever it says.
+The file names the holder (`{"pid": 4711, "host": "node3"}`) for the error of a second process. Only the lock counts and
+never the file: a file that is not locked is free, whatever it says.
 
 A forked child (a data loader's worker) shares its parent's lock and would keep it beyond the parent's death. So
-children close their copies at once; the lock is free when its holder's, the last, is closed.
+children close their copies at once; the lock is free when its holder's copy, the last, is closed.
 """
 
 import errno
@@ -21,31 +21,32 @@ import msgspec
 
 from refitd_client.files.plain_file import open_plain
 
-_HELD: "weakref.WeakSet[Lock]" = weakref.WeakSet()
+_HELD: "weakref.WeakSet[FileLock]" = weakref.WeakSet()
 _UNSUPPORTED = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """Who a lock file says holds it."""
+    """The process that a lock file names."""
 
     pid: int
     host: str
 
 
 class LockHeldError(Exception):
-    """Somebody else holds the lock; `holder` is who, as far as the file says."""
+    """The lock is held; `holder` is the process that the file names, None if it names none."""
 
     def __init__(self, path: Path, holder: Holder | None) -> None:
         super().__init__(path, holder)
         self.holder = holder
 
 
-class Lock:
-    """A held lock. Taken by construction, given back by `release` or the end of the process."""
+class FileLock:
+    """A held lock. Taken by construction, released by `release` or the end of the process."""
 
     def __init__(self, path: Path, mode: int = 0o666) -> None:
-        """Take it without waiting. `mode` is the file's, less what the umask takes: who may open it may take the lock.
+        """Take it without waiting. `mode` is the file's, less what the umask takes: users that may open the file may
+        take the lock.
 
         Raises:
             LockHeldError: another process, or another part of this one, holds it.
@@ -53,7 +54,10 @@ class Lock:
         """
         self._fd: int | None = open_plain(path, os.O_RDWR | os.O_CREAT, mode)
         try:
-            _narrow(self._fd, mode)
+            excess = stat.S_IMODE(os.fstat(self._fd).st_mode) & ~mode
+            if excess:  # the file was there before
+                with suppress(PermissionError):  # another user's, who does the same
+                    os.fchmod(self._fd, stat.S_IMODE(os.fstat(self._fd).st_mode) & mode)
             self._take(self._fd, path)
         except BaseException:
             self.release()
@@ -66,7 +70,7 @@ class Lock:
         return self._fd is not None
 
     def release(self) -> None:
-        """Give it back. Harmless when it was given back before."""
+        """Release it. Harmless if it was released before."""
         fd, self._fd = self._fd, None
         if fd is not None:
             os.close(fd)
@@ -75,7 +79,11 @@ class Lock:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise LockHeldError(path, _read_holder(fd)) from None
+            try:
+                holder = msgspec.json.decode(os.pread(fd, 4096, 0), type=Holder)
+            except msgspec.MsgspecError:  # it was just taken, and has not been written yet
+                holder = None
+            raise LockHeldError(path, holder) from None
         except OSError as error:
             if error.errno not in _UNSUPPORTED:
                 raise
@@ -84,20 +92,6 @@ class Lock:
             ) from error
         os.ftruncate(fd, 0)
         os.pwrite(fd, msgspec.json.encode(Holder(pid=os.getpid(), host=socket.gethostname())), 0)
-
-
-def _narrow(fd: int, mode: int) -> None:
-    """Take from a file that is there already what its mode has too much, where this process may."""
-    if (now := stat.S_IMODE(os.fstat(fd).st_mode)) & ~mode:
-        with suppress(PermissionError):  # another's, who does the same
-            os.fchmod(fd, now & mode)
-
-
-def _read_holder(fd: int) -> Holder | None:
-    try:
-        return msgspec.json.decode(os.pread(fd, 4096, 0), type=Holder)
-    except msgspec.MsgspecError:  # it was just taken, and has not been written yet
-        return None
 
 
 def _forget_in_child() -> None:

@@ -1,12 +1,13 @@
-"""Files of versions that stay mapped in the trainer's process, to be written again when their slot comes round.
+"""Files of versions that stay mapped in the trainer's process, to be written again when their slot is taken again.
 
 Mapping a file anew costs a page fault for each 4 KiB, registering it with the CUDA driver 80 ms a gigabyte; writing to
 one that is mapped costs a copy. A mapping goes with its inode: versions and slots change names all the time.
 
-A file that was deleted keeps its memory until it is let go: at the next publication, or when the publisher is closed.
+A file that was deleted keeps its memory until it is unmapped: at the next publication, or when the publisher is closed.
 
 Only on tmpfs. On a disk's file system a page that is written through a mapping may need a block that is not there
-(SIGBUS), and one that a GPU has written would not be known to be dirty. And only whole files: a hole is such a page.
+(SIGBUS), and one that a GPU has written would not be known to be dirty. And only files without holes: a hole has no
+pages, either.
 """
 
 import mmap
@@ -36,34 +37,34 @@ class Mapped:
         self.bytes: NDArray[np.uint8] = np.frombuffer(self._map, dtype=np.uint8)
         self.address = self.bytes.ctypes.data
         self.tensor: Any = None
-        self._let_go: Callable[[], None] | None = None
-        self._was_asked = False
+        self._unregister: Callable[[], None] | None = None
+        self._was_tried = False
 
     def register(self, how: Callable[[Any], tuple[Any, Callable[[], None]] | None]) -> bool:
-        """Have it registered with a driver, or hear that it is not. `how` is asked once.
+        """Register the mapping with a driver; whether it is registered. `how` is called once.
 
-        It gives a tensor over the mapping and what undoes it, or None where the driver will not.
+        It returns a tensor over the mapping and what undoes it, or None if the driver will not.
         """
-        if not self._was_asked:
-            self._was_asked = True
+        if not self._was_tried:
+            self._was_tried = True
             if (done := how(self._map)) is not None:
-                self.tensor, self._let_go = done
+                self.tensor, self._unregister = done
         return self.tensor is not None
 
     @property
     def is_gone(self) -> bool:
-        """Whether the file has no name any more: nobody will write it again, and its memory waits for us."""
+        """Whether the file has no name any more: it is never written again, and only this mapping keeps its memory."""
         return os.fstat(self.fd).st_nlink == 0
 
     def close(self) -> None:
         """Unregister and unmap."""
-        if self._let_go is not None:
-            self._let_go()
-        self.tensor = self._let_go = None
+        if self._unregister is not None:
+            self._unregister()
+        self.tensor = self._unregister = None
         self.bytes = np.empty(0, dtype=np.uint8)
         try:
             self._map.close()
-        except BufferError:  # somebody still looks at it, and unmaps it by letting go of it
+        except BufferError:  # an array still refers to it; it is unmapped when that is freed
             del self._map
         os.close(self.fd)
 
@@ -72,15 +73,14 @@ class Mappings:
     """All files that a publisher has mapped."""
 
     def __init__(self) -> None:
-        """None yet."""
         self._files: dict[tuple[int, int], Mapped] = {}
         self._in_memory: dict[int, bool] = {}
         self._turn = threading.Lock()
 
     def of(self, fd: int) -> Mapped | None:
-        """The mapping of an open file, a new one if need be; None where it must not be written through one."""
+        """The mapping of an open file, a new one if need be; None if the file must not be written through one."""
         status = os.fstat(fd)
-        if status.st_size == 0 or status.st_blocks * _BLOCK < status.st_size or not self._is_in_memory(status.st_dev):
+        if status.st_size == 0 or status.st_blocks * _BLOCK < status.st_size or not self._is_tmpfs(status.st_dev):
             return None
         key = status.st_dev, status.st_ino
         with self._turn:
@@ -88,26 +88,26 @@ class Mappings:
                 self._files[key] = Mapped(fd, status.st_size)
             return self._files[key]
 
-    def _is_in_memory(self, device: int) -> bool:
+    def _is_tmpfs(self, device: int) -> bool:
         if device not in self._in_memory:
             self._in_memory[device] = is_tmpfs(device)
         return self._in_memory[device]
 
     def prune(self) -> None:
-        """Let go of files that have gone."""
+        """Unmap files that were deleted."""
         with self._turn:
             for key in [key for key, file in self._files.items() if file.is_gone]:
                 self._files.pop(key).close()
 
     def close(self) -> None:
-        """Let go of all."""
+        """Unmap all."""
         with self._turn:
             while self._files:
                 self._files.popitem()[1].close()
 
 
 def is_tmpfs(device: int) -> bool:
-    """Whether a device number (`st_dev`) is a tmpfs's, as far as this process's mounts tell."""
+    """Whether a device number (`st_dev`) is a tmpfs's, by this process's mounts."""
     wanted = f"{os.major(device)}:{os.minor(device)}"
     try:
         text = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")

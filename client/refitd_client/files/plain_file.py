@@ -1,8 +1,10 @@
 """Opening files in folders that others write to: the one place where it is done.
 
-Whoever can write to a folder can put a FIFO, a socket, a device or a link where a file belongs. To open a FIFO waits
-until somebody writes to it, and a link leads anywhere. So nothing here waits, follows a link or gives anything but a
-plain file. A test (`tests/unit/test_plain_file.py`) sees that nothing else opens files.
+Any process that can write to a folder can put a FIFO, a socket, a device or a link where a file belongs. Opening a FIFO
+waits for a writer, and a link leads anywhere. So nothing here waits, follows a link without being asked to, or opens
+anything but a plain file. A test (`tests/unit/files/test_plain_file.py`) checks that nothing else opens files.
+
+`fill` and `read_at` read all the bytes that were asked for: the kernel may return fewer, and a file may become shorter.
 """
 
 import errno
@@ -12,7 +14,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from refitd_client.files.file_bytes import read_at
+from refitd_client.errors import InvalidWeightsError
 
 _ALWAYS = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -34,7 +36,7 @@ def open_plain(
 
     Args:
         path: its path, or its name in the folder `within`.
-        flags: how it is opened, as `os.open` has them; what keeps it from waiting is added.
+        flags: how it is opened, as for `os.open`; what keeps that from waiting is added.
         mode: a new file's, less what the umask takes.
         within: a descriptor of the folder that it is in.
         follow: whether `path` may be a link. Only what the operator or the caller's own user named may.
@@ -57,7 +59,7 @@ def open_plain(
 
 @contextmanager
 def plain_file(path: str | os.PathLike[str], *, within: int | None = None, follow: bool = False) -> Generator[int]:
-    """A descriptor for reading, as long as the context lasts; raises as `open_plain`."""
+    """A descriptor for reading, for the length of the block. Arguments and errors are those of `open_plain`."""
     fd = open_plain(path, within=within, follow=follow)
     try:
         yield fd
@@ -65,14 +67,42 @@ def plain_file(path: str | os.PathLike[str], *, within: int | None = None, follo
         os.close(fd)
 
 
+@contextmanager
+def opened(path: Path) -> Generator[int, None, None]:
+    """A descriptor of a file of the trainer's, or of a link to one, for the length of the block.
+
+    Raises:
+        InvalidWeightsError: it cannot be read, or is no plain file.
+    """
+    try:
+        fd = open_plain(path, follow=True)
+    except NotPlainError as error:
+        raise InvalidWeightsError(f"{path} is not a plain file") from error
+    except OSError as error:
+        raise InvalidWeightsError(f"{path} cannot be read: {error.strerror}") from error
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
 def read_plain(path: Path, most: int, *, follow: bool = False) -> bytes:
-    """The first `most` bytes of a file, or all of it where it has fewer; raises as `open_plain`."""
+    """The first `most` bytes of a file, or all of it if it has fewer; links are followed with `follow`.
+
+    Raises:
+        NotPlainError, OSError: as `open_plain`.
+    """
     with plain_file(path, follow=follow) as fd:
         return read_at(fd, min(most, os.fstat(fd).st_size), 0)
 
 
 def open_folder(path: str | os.PathLike[str], *, within: int | None = None, follow: bool = False) -> int:
     """Open a folder, and return its descriptor.
+
+    Args:
+        path: its path, or its name in the folder `within`.
+        within: a descriptor of the folder that it is in.
+        follow: whether `path` may be a link.
 
     Raises:
         NotADirectoryError: it is no folder, or a link that is not to be followed.
@@ -83,3 +113,32 @@ def open_folder(path: str | os.PathLike[str], *, within: int | None = None, foll
 
 def _not_plain(number: int, path: str | os.PathLike[str]) -> NotPlainError:
     return NotPlainError(number, "it is a link, a FIFO, a folder or a device, and not a plain file", os.fspath(path))
+
+
+def fill(fd: int, data: memoryview, offset: int) -> None:
+    """Read into all of `data` from byte `offset` of a file on.
+
+    Raises:
+        OSError: the bytes cannot be read, or the file ends before.
+    """
+    filled = 0
+    while filled < len(data):
+        count = os.preadv(fd, [data[filled:]], offset + filled)
+        if count == 0:
+            raise _ended(offset + filled, offset + len(data))
+        filled += count
+
+
+def read_at(fd: int, length: int, offset: int) -> bytes:
+    """The `length` bytes of a file from byte `offset` on; raises as `fill`."""
+    data = os.pread(fd, length, offset)
+    while len(data) < length:
+        more = os.pread(fd, length - len(data), offset + len(data))
+        if not more:
+            raise _ended(offset + len(data), offset + length)
+        data += more
+    return data
+
+
+def _ended(at: int, end: int) -> OSError:
+    return OSError(f"the file ended at byte {at} while it was read up to {end}")

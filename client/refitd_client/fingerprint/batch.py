@@ -1,75 +1,98 @@
-"""The fingerprints of many tensors that stay where they are, taken again and again: on a GPU in one launch.
+# pyright: basic
+"""The fingerprints of many tensors that stay where they are, computed again and again: on a GPU in one launch.
 
-A launch for each of a model's hundreds of tensors takes longer than to read them. So where every tensor lies is written
-down once, in lists of rows on the device (`rows.py`), and the kernel goes over these each time.
+A launch for each of a model's hundreds of tensors takes longer than to read them. So the addresses of all tensors are
+written down once, in lists of rows on the device (`rows.py`), and the kernel goes over these each time.
 """
 
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
-from refitd_client.fingerprint.rows import Part, Rows, alike, whole
-from refitd_client.fingerprint.tensors import fingerprints, has_triton
-from refitd_client.fingerprint.twin import flat_bits
+from refitd_client.fingerprint.rows import Rows, grouped, whole_tensor
+from refitd_client.fingerprint.tensors import Scan, ScanInput, fingerprints, has_triton
+from refitd_client.fingerprint.torch_ops import flat_bits
+
+
+class FixedScan:
+    """The addresses of tensors on one GPU, as the kernel reads them. Tensors are not kept alive: the caller does that.
+
+    `of` makes one.
+    """
+
+    def __init__(self, inputs: Sequence[ScanInput], device: torch.device) -> None:
+        """Waits for the current stream, so that any stream may use it. All tensors are `_is_read_in_place`."""
+        self._count, self._device = len(inputs), device
+        parts = [whole_tensor(number, flat_bits(each.tensor), each.rule) for number, each in enumerate(inputs)]
+        self._lists = [Rows(each, device) for each in grouped(parts)]
+        torch.cuda.current_stream(device).synchronize()
+
+    @classmethod
+    def of(cls, inputs: Sequence[ScanInput]) -> "FixedScan | None":
+        """None where a kernel cannot read all tensors in place on one GPU: use `scan` then."""
+        if not inputs or len({each.tensor.device for each in inputs}) > 1:
+            return None
+        if not all(_is_read_in_place(each.tensor) for each in inputs):
+            return None
+        return cls(inputs, inputs[0].tensor.device)
+
+    def begin(self) -> Callable[[], list[Scan]]:
+        """As `tensors.begin_scan`: along the current stream."""
+        from refitd_client.fingerprint import kernel
+
+        out = torch.zeros((self._count, 2), dtype=torch.int64, device=self._device)
+        for rows in self._lists:
+            kernel.add_scan(rows, out)
+
+        def results() -> list[Scan]:
+            prints, bad = out.cpu().numpy().T.copy()
+            return [Scan(*each) for each in zip(prints.view(np.uint64).tolist(), bad.tolist(), strict=True)]
+
+        return results
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """What is under way: the sums on each device, and the fingerprints that were taken at once."""
+    """Fingerprints under way: what waits for each device's, and those that were computed at once."""
 
-    sums: Sequence[Any]
+    ends: Sequence[Callable[[], list[Scan]]]
     rest: Sequence[int]
 
 
-class Batch:
+class FingerprintBatch:
     """Tensors whose memory stays where it is. They are kept alive; their contents may change between calls."""
 
     def __init__(self, tensors: Sequence[Any]) -> None:
-        """Write down where they lie. Waits for each GPU's current stream, so that any stream may follow."""
+        """Write down the addresses. Waits for each GPU's current stream, so that any stream may be used later."""
         self._tensors = list(tensors)
-        there = [place for place, tensor in enumerate(self._tensors) if has_triton() and _is_read_in_place(tensor)]
-        self._rest = sorted(set(range(len(self._tensors))) - set(there))
-        self._lists: dict[Any, list[Rows]] = {}
-        for device in dict.fromkeys(self._tensors[place].device for place in there):
-            parts = [self._part(place) for place in there if self._tensors[place].device == device]
-            self._lists[device] = [Rows(each, device) for each in alike(parts)]
-            _torch().cuda.current_stream(device).synchronize()
+        groups: dict[Any, list[int]] = {}
+        self._rest: list[int] = []
+        for number, tensor in enumerate(self._tensors):
+            (groups.setdefault(tensor.device, []) if _is_read_in_place(tensor) else self._rest).append(number)
+        self._groups = [
+            (numbers, FixedScan([ScanInput(self._tensors[number]) for number in numbers], device))
+            for device, numbers in groups.items()
+        ]
 
     def fingerprints(self) -> list[int]:
-        """Their fingerprints now, in order. Waits for each GPU once."""
+        """The fingerprints now, in order. Waits for each GPU once."""
         return self.end(self.begin())
 
     def begin(self) -> Begun:
-        """Have them taken along each GPU's current stream, without waiting where kernels take them."""
-        sums = [self._sums(device, lists) for device, lists in self._lists.items()]
-        return Begun(sums, fingerprints(self._tensors[place] for place in self._rest))
+        """Begin along each GPU's current stream. Does not wait for the GPU where kernels compute them."""
+        ends = [scan.begin() for _, scan in self._groups]
+        return Begun(ends, fingerprints(self._tensors[number] for number in self._rest))
 
     def end(self, begun: Begun) -> list[int]:
-        """The fingerprints, in order, once the GPUs have them."""
+        """Wait for the GPUs. Returns the fingerprints in order."""
         found = dict(zip(self._rest, begun.rest, strict=True))
-        for lists, sums in zip(self._lists.values(), begun.sums, strict=True):
-            numbers = sums.cpu().numpy()[:, 0].view(np.uint64).tolist()
-            found |= {part.number: numbers[part.number] for rows in lists for part in rows.listed.parts}
-        return [found[place] for place in range(len(self._tensors))]
-
-    def _part(self, place: int) -> Part:
-        return whole(place, flat_bits(self._tensors[place]))  # a view: see _is_read_in_place
-
-    def _sums(self, device: Any, lists: Sequence[Rows]) -> Any:
-        from refitd_client.fingerprint import kernel
-
-        out = _torch().zeros((len(self._tensors), 2), dtype=_torch().int64, device=device)
-        for rows in lists:
-            kernel.add_scan(rows, out)
-        return out
+        for (numbers, _), end in zip(self._groups, begun.ends, strict=True):
+            found |= {number: each.fingerprint for number, each in zip(numbers, end(), strict=True)}
+        return [found[number] for number in range(len(self._tensors))]
 
 
 def _is_read_in_place(tensor: Any) -> bool:
-    return bool(tensor.is_cuda and tensor.is_contiguous() and tensor.numel() and not tensor.is_neg())
-
-
-def _torch() -> Any:
-    return sys.modules["torch"]
+    return has_triton() and bool(tensor.is_cuda and tensor.is_contiguous() and not tensor.is_neg())

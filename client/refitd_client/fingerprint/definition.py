@@ -1,4 +1,4 @@
-"""What a tensor's fingerprint is: numbers only, the same for numpy, torch and triton. docs/delta-format.md says it too.
+"""The definition of a tensor's fingerprint, the same for numpy, torch and triton (also in docs/delta-format.md).
 
     F = Σ K(i) · m(bits_i)  mod 2^64        over the elements i = 0, 1, 2, … in order of index (row-major)
 
@@ -6,14 +6,13 @@
     m                                        a bijection of the element's bits: two rounds of xor-shift and multiply
 
 `bits_i` is the element's bits as an unsigned integer of its width: 8, 16, 32 or 64. Types below a byte are taken byte
-by byte. It is a sum, so parts can be summed in any order, by any number of processors, and a change is taken over by
-subtracting what the old elements gave and adding what the new ones give.
+by byte. It is a sum, so parts can be summed in any order, by any number of processors, and a change updates it by
+subtracting what the old elements added and adding what the new ones add.
 
-How good it is: K is odd, so that one changed element always changes F. For tensors that differ in more, F is a
-multilinear hash (Lemire, Kaser: "Strongly universal string hashing is fast", The Computer Journal 57, 2014): over
-random keys two different tensors of 16-bit elements have the same F with a probability of about 2^-60, and of 2^-43 in
-the worst of cases. It finds accidents (a lost, doubled or misplaced update); it does not keep out a forger, who knows
-the keys.
+Its strength: K is odd, so one changed element always changes F. For tensors that differ in more, F is a multilinear
+hash (Lemire, Kaser: "Strongly universal string hashing is fast", The Computer Journal 57, 2014): over random keys two
+different tensors of 16-bit elements have the same F with a probability of about 2^-60, and of 2^-43 in the worst case.
+It finds accidents (a lost, doubled or misplaced update). It does not keep out a forger, who knows the keys.
 """
 
 from collections.abc import Mapping
@@ -55,7 +54,7 @@ def width_of(dtype: str) -> int:
 
 
 def key_of_column(column: int) -> int:
-    """R: the key of a place in a row."""
+    """R: the key of a column."""
     return _splitmix(COLUMN_SEED, column) | 1
 
 
@@ -74,23 +73,29 @@ def mixed(bits: int, width: int) -> int:
 
 
 def share_of(index: int, bits: int, width: int) -> int:
-    """What one element adds to F. Slow: it is the definition, and tests hold the fast ways against it."""
+    """What one element adds to F. Slow: it is the definition that tests compare the fast implementations with.
+
+    Args:
+        index: the element's flat index.
+        bits: its bits as an unsigned integer.
+        width: its bytes.
+    """
     return (key_of_row(index // ROW) * key_of_column(index % ROW) * mixed(bits, width)) & MASK
 
 
-def to_text(fingerprint: int) -> str:
-    """As manifests and deltas have it: 16 hexadecimal digits."""
-    return f"{fingerprint:016x}"
-
-
 def _splitmix(seed: int, count: int) -> int:
-    """The `count`th number that splitmix64 gives from a seed on (https://prng.di.unimi.it/splitmix64.c)."""
+    """The `count`th number of splitmix64 from a seed on (https://prng.di.unimi.it/splitmix64.c)."""
     x = (seed + (count + 1) * WEYL) & MASK
     for shift, factor in SPLITMIX:
         x = ((x ^ (x >> shift)) * factor) & MASK
     return x ^ (x >> 31)
 
 
+def to_text(fingerprint: int) -> str:
+    """A fingerprint in manifests and deltas: 16 hexadecimal digits."""
+    return f"{fingerprint:016x}"
+
+
 def to_texts(fingerprints: Mapping[str, int]) -> dict[str, str]:
-    """The same for many tensors, in order of their names."""
+    """The fingerprints of many tensors in manifests, in order of their names."""
     return {name: to_text(found) for name, found in sorted(fingerprints.items())}

@@ -1,9 +1,9 @@
 """Fingerprints in host memory, by numpy: 1.5 GB/s and more of 16-bit elements on one core, 3 MB of memory a thread.
 
 The elements go through in blocks that fit the processor's cache. In a block the narrow work (the bijection m) is done
-at the element's own width, where one instruction takes 32 elements, and only the sum is 64 bits wide. numpy lets go of
-the interpreter's lock meanwhile, so that threads can share out tensors. Larger blocks
-let them do so less often, and wait for it less: with a quarter of the size 16 threads took more than twice as long.
+at the element's own width, where one instruction takes 32 elements, and only the sum is 64 bits wide. numpy releases
+the interpreter's lock meanwhile, so threads can share out tensors. Larger blocks release it less often, and wait for it
+less: with a quarter of the size 16 threads took more than twice as long.
 """
 
 from functools import cache
@@ -17,8 +17,9 @@ from refitd_client.fingerprint.definition import COLUMN_SEED, MASK, MIXES, ROW, 
 
 Bits = NDArray[np.unsignedinteger[Any]]
 
+AT_ONCE = 2**18  # changes that `TrackedWrites` computes with together; they take 11 MiB for 16-bit elements
 _ROWS = 64  # in a block: 512 KiB of 16-bit elements, and 2 MiB of products
-_memory = local()  # a thread's blocks: to have them anew for each call costs as much as what is done in them
+_blocks = local()  # a thread's blocks: allocating them for each call costs as much as the computation
 _TYPES: dict[int, type[np.unsignedinteger[Any]]] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
@@ -28,38 +29,36 @@ def bits_of(data: NDArray[np.uint8], width: int) -> Bits:
 
 
 def fingerprint(bits: Bits, *, first: int = 0) -> int:
-    """The fingerprint of a tensor, given as the bits of all its elements in order of index.
+    """The fingerprint of a tensor, given as the bits of all its elements in row-major order.
 
-    Or what a part of it adds to that: the elements from `first` on, which is a multiple of `ROW`.
+    Of a part of a tensor it is what the part adds: the elements from `first` on, which is a multiple of `ROW`.
+
+    Raises:
+        ValueError: `first` is no multiple of `ROW`.
     """
     if first % ROW:
         raise ValueError(f"first is {first}: parts begin at a multiple of {ROW} elements")
-    keys = column_keys()
-    narrow, spare, wide = _blocks(bits.dtype)
-    whole = len(bits) // ROW
+    if getattr(_blocks, "dtype", None) != bits.dtype:
+        _blocks.dtype = bits.dtype
+        _blocks.narrow, _blocks.spare = np.empty((_ROWS, ROW), bits.dtype), np.empty((_ROWS, ROW), bits.dtype)
+        _blocks.wide = np.empty((_ROWS, ROW), np.uint64)
+    keys, wide, rows = column_keys(), _blocks.wide, len(bits) // ROW
     total = 0
-    for row in range(0, whole, _ROWS):
-        count = min(_ROWS, whole - row)
+    for row in range(0, rows, _ROWS):
+        count = min(_ROWS, rows - row)
         block = bits[row * ROW : (row + count) * ROW].reshape(count, ROW)
-        wide[:count] = mix(block, narrow[:count], spare[:count])
+        wide[:count] = mix(block, _blocks.narrow[:count], _blocks.spare[:count])
         sums = np.einsum("ij,j->i", wide[:count], keys)
-        total += int(sums @ row_keys(first // ROW + row, count))
-    rest = bits[whole * ROW :]
+        begin = first // ROW + row
+        total += int(sums @ keys_of_rows(np.arange(begin, begin + count, dtype=np.uint64)))
+    rest = bits[rows * ROW :]
     if len(rest):
-        total += int(share(np.arange(first + whole * ROW, first + len(bits), dtype=np.uint64), rest))
+        total += int(share(np.arange(first + rows * ROW, first + len(bits), dtype=np.uint64), rest))
     return total & MASK
 
 
-def _blocks(dtype: np.dtype[Any]) -> tuple[Bits, Bits, NDArray[np.uint64]]:
-    """Two blocks of elements of a type, and one of products, of this thread."""
-    if getattr(_memory, "dtype", None) != dtype:
-        narrow, spare = np.empty((_ROWS, ROW), dtype), np.empty((_ROWS, ROW), dtype)
-        _memory.dtype, _memory.blocks = dtype, (narrow, spare, np.empty((_ROWS, ROW), np.uint64))
-    return _memory.blocks
-
-
 def share(indices: NDArray[np.unsignedinteger[Any]], bits: Bits) -> int:
-    """What elements at some flat indices add to a tensor's fingerprint."""
+    """What the elements at some flat indices add to a tensor's fingerprint."""
     total = 0
     for begin in range(0, len(indices), _ROWS * ROW):
         part = slice(begin, begin + _ROWS * ROW)
@@ -71,25 +70,27 @@ def share(indices: NDArray[np.unsignedinteger[Any]], bits: Bits) -> int:
 
 
 def updated(before: int, indices: NDArray[np.unsignedinteger[Any]], old: Bits, new: Bits) -> int:
-    """The fingerprint after the elements at some indices, each named once, went from `old` to `new` bits."""
+    """The fingerprint after a change.
+
+    Args:
+        before: the fingerprint before it.
+        indices: the flat indices of the changed elements, each once.
+        old: their bits before.
+        new: their bits after.
+    """
     return (before - share(indices, old) + share(indices, new)) & MASK
 
 
 @cache
 def column_keys() -> NDArray[np.uint64]:
-    """R, for all columns."""
+    """R, of all columns."""
     keys = _keys(COLUMN_SEED, np.arange(ROW, dtype=np.uint64))
     keys.flags.writeable = False
     return keys
 
 
-def row_keys(first: int, count: int) -> NDArray[np.uint64]:
-    """Q, for rows that follow each other."""
-    return keys_of_rows(np.arange(first, first + count, dtype=np.uint64))
-
-
 def keys_of_rows(rows: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Q, for any rows."""
+    """Q, of rows."""
     return _keys(ROW_SEED, rows)
 
 
@@ -106,7 +107,13 @@ def _keys(seed: int, counts: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def mix(bits: Bits, out: Bits, spare: Bits) -> Bits:
-    """m, for a block. `out` and `spare` are of its shape and type; `out` is returned."""
+    """The bijection m, of a block.
+
+    Args:
+        bits: the elements' bits.
+        out: where the result goes, of the same shape and type. It is returned.
+        spare: memory of the same shape and type to work in.
+    """
     mix, kind = MIXES[bits.dtype.itemsize], bits.dtype.type
     np.bitwise_xor(bits, kind(mix.seed), out=out)
     for shift, factor in mix.rounds:
@@ -115,3 +122,78 @@ def mix(bits: Bits, out: Bits, spare: Bits) -> Bits:
         np.multiply(out, kind(factor), out=out)
     np.right_shift(out, kind(mix.last), out=spare)
     return np.bitwise_xor(out, spare, out=out)
+
+
+class TrackedWrites:
+    """Writes to tensors in host memory, and by how much they move the tensors' fingerprints. For one thread.
+
+    The changes of many tensors are computed with together, and in memory that is kept. Each numpy call waits for
+    Python's lock at its end, and most tensors have few changes: several threads that computed for each tensor by itself
+    would mostly wait. Allocating the memory each time takes longer than to compute.
+    """
+
+    def __init__(self) -> None:
+        self._shifts: dict[str, int] = {}
+        self._names: list[str] = []
+        self._begins: list[int] = []
+        self._count = 0
+        self._at, self._near = np.empty(AT_ONCE, np.intp), np.empty(AT_ONCE, np.intp)
+        self._wide, self._keys = np.empty(AT_ONCE, np.uint64), np.empty(AT_ONCE, np.uint64)
+        self._narrow = _elements(np.dtype(np.uint16))
+
+    def change(self, name: str, bits: Bits, first: int, indices: NDArray[Any], values: Bits) -> None:
+        """Give elements of a tensor new values.
+
+        Args:
+            name: the tensor's.
+            bits: some of its elements, which are written to.
+            first: the flat index of the first of them.
+            indices: the flat indices of those that change, each named once; at most `AT_ONCE`.
+            values: their new bits.
+        """
+        if self._narrow.dtype != bits.dtype:
+            self._settle()
+            self._narrow = _elements(bits.dtype)
+        elif self._count + len(indices) > AT_ONCE:
+            self._settle()
+        here = slice(self._count, self._count + len(indices))
+        old, new = self._narrow[0, :, here]
+        self._at[here] = indices
+        near = np.subtract(self._at[here], first, out=self._near[: len(indices)])
+        bits.take(near, out=old, mode="wrap")  # all are in range: the other modes make a copy
+        new[:] = values
+        bits[near] = new
+        self._names.append(name)
+        self._begins.append(self._count)
+        self._count = here.stop
+
+    def take_all(self) -> dict[str, int]:
+        """What to add to each tensor's fingerprint, by name, since the last call."""
+        self._settle()
+        shifts, self._shifts = self._shifts, {}
+        return shifts
+
+    def _settle(self) -> None:
+        """Compute the shifts of the changes in memory."""
+        if not self._count:
+            return
+        old, new = mix(*self._narrow[:, :, : self._count])
+        at, wide, keys = self._at[: self._count], self._wide[: self._count], self._keys[: self._count]
+        wide[:] = new
+        wide -= old
+        rows = np.floor_divide(at, ROW, out=self._near[: self._count])
+        count = int(rows.max()) + 1
+        if count > len(rows):
+            wide *= keys_of_rows(rows.view(np.uint64))
+        else:  # fewer rows than changes: the key of each is computed once
+            wide *= keys_of_rows(np.arange(count, dtype=np.uint64)).take(rows, out=keys, mode="wrap")
+        at -= np.multiply(rows, ROW, out=rows)
+        wide *= column_keys().take(at, out=keys, mode="wrap")
+        for name, total in zip(self._names, np.add.reduceat(wide, self._begins).tolist(), strict=True):
+            self._shifts[name] = (self._shifts.get(name, 0) + total) & MASK
+        self._names, self._begins, self._count = [], [], 0
+
+
+def _elements(dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Memory for the elements before and after, for what `mix` makes of both, and for `mix` itself."""
+    return np.empty((3, 2, AT_ONCE), dtype)

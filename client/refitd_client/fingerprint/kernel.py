@@ -4,8 +4,8 @@
 
 Each program takes some rows that follow each other and keeps one sum for each column, Σ Q(row) · m(bits); the column's
 own key R is multiplied in at the end of a tensor. So an element costs one 64-bit multiply-add beside its bijection.
-A variant without the count serves those who ask for fingerprints alone: it needs fewer registers.
-Needs triton, which comes with torch's builds for CUDA. `twin.py` says the same in torch's operations.
+Fingerprints alone are computed by a variant without the count, which needs fewer registers.
+Needs triton, which comes with torch's builds for CUDA. `torch_ops.py` does the same with torch's operations.
 """
 
 from typing import Any
@@ -38,7 +38,7 @@ def add_scan(rows: Rows, out: Any) -> None:
 
 
 def constants(width: int) -> dict[str, Any]:
-    """What kernels are compiled for, beside their own: the bijection and keys of elements of a width in bytes."""
+    """Constants that kernels are compiled with: the bijection and keys of elements of a width in bytes."""
     mix = MIXES[width]
     (shift_1, factor_1), (shift_2, factor_2) = mix.rounds
     return {
@@ -121,7 +121,7 @@ def mixed(
     x, SIZE: tl.constexpr, SEED: tl.constexpr, SHIFT_1: tl.constexpr, FACTOR_1: tl.constexpr,
     SHIFT_2: tl.constexpr, FACTOR_2: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip
-    """The bijection m, of bits in a type of at least 32."""
+    """The bijection m. `x` are bits in a type of at least 32; the constants are those of `constants`."""
     x ^= SEED
     x = _narrowed((x ^ (x >> SHIFT_1)) * FACTOR_1, SIZE)
     x = _narrowed((x ^ (x >> SHIFT_2)) * FACTOR_2, SIZE)
@@ -138,7 +138,7 @@ def _narrowed(x, SIZE: tl.constexpr):
 
 @triton.jit
 def key(number, SEED: tl.constexpr, WEYL: tl.constexpr, SPLIT_1: tl.constexpr, SPLIT_2: tl.constexpr):
-    """Q or R, by the seed."""
+    """Q of a row or R of a column, by the seed; the constants are those of `constants`."""
     x = (number + 1) * WEYL + SEED
     x = (x ^ (x >> 30)) * SPLIT_1
     x = (x ^ (x >> 27)) * SPLIT_2

@@ -1,14 +1,15 @@
 # pyright: basic
 """Parts of many tensors on one GPU as one list of rows of `ROW` elements, for one launch of a kernel over all of them.
 
-    table[part]    addresses, count, place in the tensor, rule for NaN: `FIELDS` numbers, in the order of `Part.fields`
+    table[part]    addresses, count, place in the tensor, rule for NaN: `FIELDS` numbers, in the order of
+                   `TensorPart.fields`
     owner[row]     the part that a row is of
 
-A program that takes many rows finds the part of its first one by bisection of the table. Where each program takes one,
-it looks into `owner`: 4 bytes a row on the GPU, 1/2048 of 16-bit tensors, for as long as the list is used.
+A program that takes many rows finds the part of its first one by bisection of the table. Where each program takes one
+row, it reads `owner`: 4 bytes a row on the GPU, 1/2048 of 16-bit tensors, for as long as the list is used.
 
 `Listed` is numbers alone, so it can be kept for as long as tensors stay where they are, without keeping them alive;
-`Rows` is the list on the device. Whoever uses them sees to it that there is memory at the addresses.
+`Rows` is the list on the device. Their users ensure that the memory at the addresses is there.
 """
 
 import ctypes
@@ -23,20 +24,20 @@ from numpy.typing import NDArray
 
 from refitd_client.checkpoint.finite import NO_RULE, Rule
 from refitd_client.fingerprint.definition import ROW
+from refitd_client.fingerprint.torch_ops import INTEGERS, signed
 
 FIELDS = 8
 _BASE = 1  # of the fields
 _ALIGNMENT = 16  # bytes that a thread takes at a time, and elements of a count, where all addresses allow it
 _SHORT = 2**32  # elements whose flat indices take 32 bits
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class TensorPart:
     """`count` elements of `width` bytes of tensor `number`, from its element `first` on, a multiple of `ROW`.
 
     `now` is the address of their bits, `base` that of what to compare them with, if anything, on the same device.
-    `elements` is how many the whole tensor has: its parts are alike, so that they are looked at in their order.
+    `elements` is how many the whole tensor has: all its parts go into the same list, in their order.
     """
 
     number: int
@@ -55,26 +56,32 @@ class Part:
 
     @property
     def key(self) -> tuple[int, bool, bool]:
-        """Parts with the same one can be in one list: width, width of indices, whether 16 bytes are read at a time."""
+        """Equal for parts that fit one list: width, whether indices take 64 bits, whether 16 bytes are read at once."""
         is_aligned = not (self.now % _ALIGNMENT or self.base % _ALIGNMENT or self.elements % _ALIGNMENT)
         return self.width, self.elements > _SHORT, is_aligned
 
     def fields(self, begin: int) -> tuple[int, ...]:
         """Its line of the table, if its first row is row `begin` of the list."""
-        mask, pattern = (_signed(number) for number in self.rule)
+        mask, pattern = (signed(number) for number in self.rule)
         return self.now, self.base, self.count, self.first, begin, mask, pattern, self.number
 
 
-def whole(number: int, bits: Any, rule: Rule = NO_RULE) -> Part:
-    """A tensor (from `twin.flat_bits`), which the caller keeps alive."""
-    count = bits.numel()
-    return Part(number=number, now=bits.data_ptr(), count=count, width=bits.element_size(), rule=rule, elements=count)
+def whole_tensor(number: int, bits: Any, rule: Rule = NO_RULE) -> TensorPart:
+    """A whole tensor as one part.
+
+    Args:
+        number: the tensor's.
+        bits: from `torch_ops.flat_bits`. The caller keeps them alive.
+        rule: its dtype's, for NaN and infinity.
+    """
+    count, width = bits.numel(), bits.element_size()
+    return TensorPart(number=number, now=bits.data_ptr(), count=count, width=width, rule=rule, elements=count)
 
 
 class Listed:
-    """The list in host memory. `begins[part]` is the part's first row; the last is how many there are."""
+    """The list in host memory. `begins[part]` is the part's first row; the last is the number of all rows."""
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    def __init__(self, parts: Sequence[TensorPart]) -> None:
         """All parts have elements, and the same `key`."""
         self.parts = parts
         self.width, self.has_long_index, self.is_aligned = parts[0].key
@@ -84,25 +91,23 @@ class Listed:
         lines = [part.fields(begin) for part, begin in zip(parts, self.begins, strict=False)]
         self.table = np.array(lines, dtype=np.int64)
 
-    def table_from(self, begins: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The table, if each part's base is so many bytes behind an address."""
-        table = self.table.copy()
-        table[:, _BASE] += begins
-        return table
-
 
 class Rows:
     """The list on a device."""
 
     def __init__(self, listed: Listed, device: Any, begins: NDArray[np.int64] | None = None) -> None:
-        """Send it, without waiting for what the device does. `begins`: what each part's base counts from, else 0."""
+        """Send it, without waiting for work on the device. With `begins` each part's base is an offset from these."""
         self.listed = listed
         self.device = device
-        self.table = on_device(listed.table if begins is None else listed.table_from(begins), device)
+        table = listed.table
+        if begins is not None:
+            table = table.copy()
+            table[:, _BASE] += begins
+        self.table = on_device(table, device)
 
     @cached_property
     def owner(self) -> Any:
-        """The part of each row, as int32, made along the current stream when it is first asked for."""
+        """The part of each row, as int32, made along the current stream at the first use."""
         numbers = torch.arange(len(self.listed.parts), dtype=torch.int32, device=self.device)
         counts = on_device(np.diff(self.listed.begins), self.device)
         return numbers.repeat_interleave(counts, output_size=len(self))
@@ -111,9 +116,9 @@ class Rows:
         return self.listed.begins[-1]
 
 
-def alike(parts: Iterable[Part]) -> Iterator[Listed]:
-    """Parts that have elements, those that can be in one list together."""
-    found: dict[tuple[int, bool, bool], list[Part]] = {}
+def grouped(parts: Iterable[TensorPart]) -> Iterator[Listed]:
+    """Lists of the parts that have elements, by `key`."""
+    found: dict[tuple[int, bool, bool], list[TensorPart]] = {}
     for part in parts:
         if part.count:
             found.setdefault(part.key, []).append(part)
@@ -122,26 +127,29 @@ def alike(parts: Iterable[Part]) -> Iterator[Listed]:
 
 
 def on_device(numbers: Any, device: Any) -> Any:
-    """64-bit numbers, sent without waiting for what the device does."""
+    """64-bit numbers, sent without waiting for work on the device."""
     here = torch.from_numpy(np.array(numbers, dtype=np.int64))
     return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here
 
 
 def bits_at(address: int, count: int, width: int, device: Any) -> Any:
-    """The elements at an address as a tensor of integers, for those who cannot follow an address themselves."""
+    """A tensor of integers over memory at an address, for code that cannot follow an address itself.
+
+    Args:
+        address: of the first element.
+        count: how many elements.
+        width: bytes of an element.
+        device: where the memory is.
+    """
     if device.type != "cuda":
         memory = (ctypes.c_char * (count * width)).from_address(address)
-        return torch.frombuffer(memory, dtype=_INTEGERS[width])
-    return torch.as_tensor(_There(address, count, width), device=device)
+        return torch.frombuffer(memory, dtype=INTEGERS[width])
+    return torch.as_tensor(_DeviceArray(address, count, width), device=device)
 
 
-class _There:
-    """Memory of a GPU, as numba and CuPy say it: https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html."""
+class _DeviceArray:
+    """Memory of a GPU: https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html."""
 
     def __init__(self, address: int, count: int, width: int) -> None:
         kind = "|u1" if width == 1 else f"<i{width}"
         self.__cuda_array_interface__ = {"shape": (count,), "typestr": kind, "data": (address, False), "version": 3}
-
-
-def _signed(number: int) -> int:
-    return number - 2**64 if number >= 2**63 else number

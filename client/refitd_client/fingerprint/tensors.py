@@ -1,13 +1,13 @@
-"""What is found out about torch tensors where they are: on the GPU by the kernel, in host memory by numpy.
+"""Fingerprints of torch tensors, and their NaN and infinite elements, where they are: on the GPU or in host memory.
 
-No tensor leaves its device. Nothing is imported that the process does not have: who passes a tensor has torch, and who
-passes one on a GPU has a CUDA context.
+No tensor leaves its device. Nothing is imported that the process does not have: a caller with a tensor has torch, and
+one with a tensor on a GPU has a CUDA context.
 """
 
 import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache, partial
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,11 +16,11 @@ from refitd_client.checkpoint.finite import NO_RULE, Rule
 from refitd_client.fingerprint import host
 
 _MADE = 2**28  # bytes of casts' results that are there at a time
-_BATCH = 2**30  # bytes of tensors that are looked at in one launch: it takes 1/2048 of them beside the tensors
+_BATCH = 2**30  # bytes of tensors that one launch reads: it takes 1/2048 of them beside the tensors
 
 
-class Look(NamedTuple):
-    """A dense tensor, and its dtype's rule for NaN and infinity. It `is_view` if it was not made to be looked at."""
+class ScanInput(NamedTuple):
+    """A dense tensor, and its dtype's rule for NaN and infinity. `is_view`: it takes no memory of its own."""
 
     tensor: Any
     rule: Rule = NO_RULE
@@ -28,7 +28,7 @@ class Look(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """A tensor's fingerprint, and how many elements are NaN or infinite by the rule that was given."""
+    """A tensor's fingerprint, and how many elements are NaN or infinite by the given rule."""
 
     fingerprint: int
     nonfinite: int
@@ -36,53 +36,56 @@ class Scan(NamedTuple):
 
 def fingerprints(tensors: Iterable[Any]) -> list[int]:
     """The fingerprints of dense tensors, in their order. As `scan`."""
-    return [found.fingerprint for found in scan(Look(tensor) for tensor in tensors)]
+    return [found.fingerprint for found in scan(ScanInput(tensor) for tensor in tensors)]
 
 
-def scan(looks: Iterable[Look]) -> list[Scan]:
-    """Look at tensors. The results are in their order.
+def scan(inputs: Iterable[ScanInput]) -> list[Scan]:
+    """Scan tensors. The results are in their order.
 
-    Every byte is read once. Waits for the GPU once, however many tensors there are. Each tensor is taken when it is its
-    turn, and let go of soon.
+    Every byte is read once. Waits for the GPU once, however many tensors there are. A tensor is taken from `inputs`
+    when it is its turn, and released soon.
     """
-    return begin_scan(looks)()
+    return begin_scan(inputs)()
 
 
-def begin_scan(looks: Iterable[Look]) -> Callable[[], list[Scan]]:
-    """As `scan`. What is returned waits for the GPU, and must be called before the tensors change."""
+def begin_scan(inputs: Iterable[ScanInput]) -> Callable[[], list[Scan]]:
+    """As `scan`. The function that is returned waits for the GPU. Call it before the tensors change."""
     found: dict[int, Scan] = {}
     sums: list[tuple[Sequence[int], Any]] = []
-    for batch in _batches(looks):
+    for batch in _batches(inputs):
         for device in dict.fromkeys(bits.device for _, bits, _ in batch):
             here = [(number, bits, rule) for number, bits, rule in batch if bits.device == device]
-            if device.type == "cpu":
-                found |= {number: _on_host(bits, rule) for number, bits, rule in here}
-            else:
+            if device.type != "cpu":
                 sums.append(([number for number, _, _ in here], _on_device([each[1:] for each in here])))
-    return partial(_results, found, sums)
+                continue
+            for number, bits, rule in here:
+                elements: host.Bits = bits.numpy().view(f"u{bits.element_size()}")
+                found[number] = Scan(host.fingerprint(elements), _nonfinite(elements, rule))
+
+    def results() -> list[Scan]:
+        for numbers, out in sums:
+            prints, bad = out.cpu().numpy().T.copy()
+            for number, each, count in zip(numbers, prints.view(np.uint64).tolist(), bad.tolist(), strict=True):
+                found[number] = Scan(each, count)
+        return [found[number] for number in range(len(found))]
+
+    return results
 
 
-def _results(found: dict[int, Scan], sums: Sequence[tuple[Sequence[int], Any]]) -> list[Scan]:
-    for numbers, out in sums:
-        prints, bad = out.cpu().numpy().T.copy()
-        for number, each, count in zip(numbers, prints.view(np.uint64).tolist(), bad.tolist(), strict=True):
-            found[number] = Scan(each, count)
-    return [found[number] for number in range(len(found))]
-
-
+@cache
 def has_triton() -> bool:
     """Whether kernels can be compiled here."""
-    return _is_installed("triton")
+    return importlib.util.find_spec("triton") is not None
 
 
-def _batches(looks: Iterable[Look]) -> Iterator[list[tuple[int, Any, Rule]]]:
+def _batches(inputs: Iterable[ScanInput]) -> Iterator[list[tuple[int, Any, Rule]]]:
     """Numbered bits, of `_BATCH` bytes together or little more, and of `_MADE` that take memory of their own."""
-    from refitd_client.fingerprint import twin
+    from refitd_client.fingerprint import torch_ops
 
     batch: list[tuple[int, Any, Rule]] = []
     size = made = 0
-    for number, (tensor, rule, is_view) in enumerate(looks):
-        bits: Any = twin.flat_bits(tensor)
+    for number, (tensor, rule, is_view) in enumerate(inputs):
+        bits: Any = torch_ops.flat_bits(tensor)
         batch.append((number, bits, rule))
         size += bits.nbytes
         made += 0 if is_view else bits.nbytes
@@ -92,12 +95,9 @@ def _batches(looks: Iterable[Look]) -> Iterator[list[tuple[int, Any, Rule]]]:
     yield batch
 
 
-def _on_host(bits: Any, rule: Rule) -> Scan:
-    array = bits.numpy()
-    elements: host.Bits = array.view(f"u{array.itemsize}")
+def _nonfinite(elements: host.Bits, rule: Rule) -> int:
     mask, pattern = rule
-    bad = 0 if rule == NO_RULE else int(np.count_nonzero((elements & elements.dtype.type(mask)) == pattern))
-    return Scan(host.fingerprint(elements), bad)
+    return 0 if rule == NO_RULE else int(np.count_nonzero((elements & elements.dtype.type(mask)) == pattern))
 
 
 def _on_device(items: Sequence[tuple[Any, Rule]]) -> Any:
@@ -107,18 +107,13 @@ def _on_device(items: Sequence[tuple[Any, Rule]]) -> Any:
     out = torch.zeros((len(items), 2), dtype=torch.int64, device=device)
     if device.type == "cuda" and has_triton():
         from refitd_client.fingerprint import kernel
-        from refitd_client.fingerprint.rows import Rows, alike, whole
+        from refitd_client.fingerprint.rows import Rows, grouped, whole_tensor
 
-        for listed in alike(whole(number, *item) for number, item in enumerate(items)):
+        for listed in grouped(whole_tensor(number, *item) for number, item in enumerate(items)):
             kernel.add_scan(Rows(listed, device), out)
     else:
-        from refitd_client.fingerprint import twin
+        from refitd_client.fingerprint import torch_ops
 
         for number, (bits, rule) in enumerate(items):
-            twin.add_scan(bits, rule, out[number])
+            torch_ops.add_scan(bits, rule, out[number])
     return out
-
-
-@cache
-def _is_installed(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None

@@ -1,62 +1,227 @@
-"""The blocking client of the service: what a trainer, a script and the command line talk through.
+"""The clients of the service: `RefitClient` blocks, `AsyncRefitClient` is awaited. Both have the same methods.
 
 >>> with RefitClient("http://127.0.0.1:8700") as client:
 ...     version = client.announce(Notice(run="exp/trial", step=123))
 ...     client.wait(version.id, timeout=60).outcome
 <WaitOutcome.SERVED: 'served'>
 
-Threads may share one client. A request that failed is sent again as `retry.py` says. Errors of each method:
-`ServiceUnreachableError` where no answer comes (or one that no refitd service gives), and the `ServiceProblemError`
-that the service's problem document stands for: `UnauthorizedError`, `NotFoundError`, `ConflictError`, …
+>>> async with AsyncRefitClient("http://127.0.0.1:8700") as client:
+...     version = await client.announce(Notice(run="exp/trial", step=123))
+...     (await client.wait(version.id, timeout=60)).outcome
+<WaitOutcome.SERVED: 'served'>
+
+What a method sends and when it tries again is written once, as a generator (`Steps`): it yields the calls to send and
+the pauses to make, and returns the result. Each client only carries that out, with httpx's own client and its own way
+to sleep.
+
+Threads may share one `RefitClient`, tasks of one event loop one `AsyncRefitClient`. A request that failed is sent again
+as `retry.py` says. Errors of each method: `ServiceUnreachableError` where no answer comes (or one that no refitd
+service gives), and the `ServiceProblemError` that the service's problem document stands for: `UnauthorizedError`,
+`NotFoundError`, `ConflictError`, …
 """
 
+import asyncio
+import inspect
 import os
 import random
 import time
-from collections.abc import Generator, Sequence
-from typing import Self
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from functools import wraps
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeAlias, TypeVar, cast, get_args, overload
 
 import httpx
 
-from refitd_client.contract.states import VersionState, WaitOutcome
-from refitd_client.contract.wire import (
-    Attempt,
-    Delivery,
-    Engine,
-    Event,
-    Explanation,
-    Faults,
-    NewEngine,
-    Notice,
-    Overview,
-    Page,
-    ReclaimPlan,
-    RollbackPlan,
-    RunGlance,
-    Version,
-    WaitResult,
-)
+from refitd_client.contract.states import WaitOutcome
+from refitd_client.contract.wire import Event, WaitResult
 from refitd_client.errors import ServiceError
 from refitd_client.http import routes
-from refitd_client.http.answer import failure, read_outcome
-from refitd_client.http.connection import Connection, connect_to, tls_of
-from refitd_client.http.events import EventReader, Redial
+from refitd_client.http.connection import connect_to, tls_of
+from refitd_client.http.events import EventReader, StreamRetry
 from refitd_client.http.exchange import (
     ONE_CALL_EACH,
-    LongPoll,
-    answer_of,
+    failure,
+    http_request,
     is_event_stream,
-    lost,
-    request_of,
-    stream_request_of,
+    lost_reply,
+    read_outcome,
+    reply_of,
+    stream_request,
 )
-from refitd_client.http.retry import Answer, Lost, RetryPolicy
+from refitd_client.http.retry import HttpReply, LostReply, RetryPolicy
 from refitd_client.http.routes import Call, ResultT, WaitFor
 
-_TRY = 10.0  # seconds for one request to connect and be answered
+# The longest single poll: below the 30 to 60 s after which proxies give up on a silent connection.
+_LONGEST_POLL = 25.0
+# A service that says "pending" before the time is up is about to stop. Seconds before it is asked again.
+_EARLY_PAUSE = 0.25
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Steps: TypeAlias = Generator[Call[Any] | float, HttpReply | LostReply, R]
+"""Yields calls, each answered by its outcome, and pauses in seconds; returns the result."""
 
 
-class RefitClient:
+class ClientMethod(Generic[P, R]):
+    """A method of both clients, as type checkers see it: a blocking one of `RefitClient`, else a coroutine's."""
+
+    @overload
+    def __get__(self, client: "RefitClient", owner: type) -> Callable[P, R]: ...
+    @overload
+    def __get__(self, client: "AsyncRefitClient", owner: type) -> Callable[P, Coroutine[Any, Any, R]]: ...
+    @overload
+    def __get__(self, client: None, owner: type) -> Callable[..., Any]: ...
+    def __get__(self, client: Any, owner: type) -> Any:
+        raise NotImplementedError  # `method` and `request` return plain functions
+
+
+def method(steps: Callable[Concatenate[Any, P], Steps[R]]) -> ClientMethod[P, R]:
+    """A method of both clients from the steps that it takes."""
+
+    @wraps(steps)
+    def run(client: "_Client", /, *args: P.args, **kwargs: P.kwargs) -> Any:
+        return client._run(steps(client, *args, **kwargs))  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+
+    signature = inspect.signature(steps)
+    *_, result = get_args(signature.return_annotation)
+    shown = None if result is type(None) else result
+    run.__signature__ = signature.replace(return_annotation=shown)  # pyright: ignore[reportAttributeAccessIssue]
+    return cast("ClientMethod[P, R]", run)
+
+
+def request(describe: Callable[P, Call[R]]) -> ClientMethod[P, R]:
+    """A method of both clients that sends one call, with the signature and the docstring of the call's description."""
+
+    @wraps(describe)
+    def steps(client: "_Client", /, *args: P.args, **kwargs: P.kwargs) -> Steps[R]:
+        return client._send(describe(*args, **kwargs))  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+
+    signature, client = inspect.signature(describe), inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    parameters = [client, *signature.parameters.values()]
+    steps.__signature__ = signature.replace(parameters=parameters)  # pyright: ignore[reportAttributeAccessIssue]
+    return method(steps)
+
+
+class _Client:
+    """What both clients have: where the service is, when to try again, and the methods."""
+
+    def __init__(
+        self,
+        service_url: str | None,
+        *,
+        token: str | None,
+        token_file: str | os.PathLike[str] | None,
+        timeout: float,
+        retry: RetryPolicy | None,
+    ) -> None:
+        self._connection = connect_to(service_url, token=token, token_file=token_file)
+        self._timeout = timeout
+        self._retry = retry or RetryPolicy()
+        # Proxies and .netrc of the environment are not for a sidecar next door, and would see the token.
+        self._httpx: dict[str, Any] = {
+            "trust_env": False,
+            "follow_redirects": False,
+            "verify": tls_of(self._connection),
+            "limits": ONE_CALL_EACH,
+        }
+
+    @property
+    def url(self) -> str:
+        """The service's URL."""
+        return self._connection.url
+
+    announce = request(routes.announce)
+    versions = request(routes.versions)
+    version = request(routes.version)
+
+    @method
+    def wait(self, version_id: str, wait_for: WaitFor = "served", timeout: float = 30.0) -> Steps[WaitResult]:
+        """Wait until a version is served, has failed or was superseded.
+
+        The outcome is `PENDING` when the time is up. A restart of the service in between does not end the wait, and
+        a service that does not know the version yet, since it has just started, is asked again.
+
+        Args:
+            version_id: the version.
+            wait_for: `served`; or `sealed`: the service has found it good; or `taken`: no engine copies it from its
+                trainer's memory any more, or will, whatever happens to it then.
+            timeout: seconds.
+        """
+        ends = time.monotonic() + timeout
+        while True:
+            began = time.monotonic()
+            asked = min(max(0.0, ends - began), _LONGEST_POLL)
+            call = routes.wait(version_id, wait_for, asked)
+            result = yield from self._send(call, self._retry.waiting(ends - began))
+            now = time.monotonic()
+            if result.outcome is not WaitOutcome.PENDING or now >= ends:
+                return result
+            if now - began < asked / 2:
+                yield min(_EARLY_PAUSE, ends - now)
+
+    pin = request(routes.pin)
+    unpin = request(routes.unpin)
+    rollback = request(routes.rollback)
+    rollback_plan = request(routes.rollback_plan)
+    attempts = request(routes.attempts)
+    pause = request(routes.pause)
+    resume = request(routes.resume)
+    overview = request(routes.overview)
+    log = request(routes.log)
+    deliveries = request(routes.deliveries)
+    engines = request(routes.engines)
+    engine = request(routes.engine)
+    add_engine = request(routes.add_engine)
+    move_engines = request(routes.move_engines)
+    close_run = request(routes.close_run)
+    reopen_run = request(routes.reopen_run)
+    remove_engine = request(routes.remove_engine)
+    resync = request(routes.resync)
+    reclaim_plan = request(routes.reclaim_plan)
+    reclaim = request(routes.reclaim)
+    explain = request(routes.explain)
+    faults = request(routes.faults)
+
+    @method
+    def healthy(self) -> Steps[bool]:
+        """Whether the service answers. Asks once."""
+        return (yield from self._says_yes(routes.probe("/healthz")))
+
+    @method
+    def ready(self) -> Steps[bool]:
+        """Whether the service is ready: its journal can be written, and it has listed the root. Asks once."""
+        return (yield from self._says_yes(routes.probe("/readyz")))
+
+    def _says_yes(self, call: Call[None]) -> Steps[bool]:
+        try:
+            yield from self._send(call, self._retry.within(0))
+        except ServiceError:
+            return False
+        return True
+
+    def _send(self, call: Call[ResultT], policy: RetryPolicy | None = None) -> Steps[ResultT]:
+        policy = policy or self._retry
+        began, tried = time.monotonic(), 0
+        while True:
+            outcome = yield call
+            tried += 1
+            elapsed, chance = time.monotonic() - began, random.random()  # noqa: S311 - jitter is no secret
+            pause = policy.pause(call, outcome, tried=tried, elapsed=elapsed, chance=chance)
+            if pause is None:
+                return read_outcome(call, outcome)
+            yield pause
+
+    def _run(self, steps: Steps[Any]) -> Any:
+        raise NotImplementedError
+
+    def _pause_of_stream(self, reader: EventReader, stream_retry: StreamRetry, outcome: HttpReply | LostReply) -> float:
+        """Seconds before the event stream is opened again, or the error that ends it."""
+        pause = stream_retry.pause(outcome, time.monotonic(), random.random())  # noqa: S311 - jitter is no secret
+        if pause is None:
+            raise failure(routes.events(), outcome)
+        return max(pause, reader.pause)
+
+
+class RefitClient(_Client):
     """Talks to one service. Close it, or use it as a context manager, to give its connections back."""
 
     def __init__(
@@ -69,7 +234,7 @@ class RefitClient:
         transport: httpx.BaseTransport | None = None,
         retry: RetryPolicy | None = None,
     ) -> None:
-        """Settle on a service, without a word to it yet.
+        """Settle on a service. Nothing is sent yet.
 
         Args:
             service_url: such as `http://127.0.0.1:8700`; else `REFITD_URL`, else that.
@@ -82,22 +247,8 @@ class RefitClient:
         Raises:
             ValueError: the URL or the token cannot be one.
         """
-        self._connection = connect_to(service_url, token=token, token_file=token_file)
-        self._timeout = timeout
-        self._retry = retry or RetryPolicy()
-        # Proxies and .netrc of the environment are not for a sidecar next door, and would see the token.
-        self._http = httpx.Client(
-            transport=transport,
-            trust_env=False,
-            follow_redirects=False,
-            verify=tls_of(self._connection),
-            limits=ONE_CALL_EACH,
-        )
-
-    @property
-    def url(self) -> str:
-        """The service's URL."""
-        return self._connection.url
+        super().__init__(service_url, token=token, token_file=token_file, timeout=timeout, retry=retry)
+        self._http = httpx.Client(transport=transport, **self._httpx)
 
     def close(self) -> None:
         """Give the connections back."""
@@ -109,226 +260,122 @@ class RefitClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def announce(self, notice: Notice) -> Version:
-        """Say that weights are ready. Returns once the service has it on disk; the same notice again is harmless."""
-        return self._send(routes.announce(notice))
+    def _run(self, steps: Steps[R]) -> R:
+        try:
+            step = next(steps)
+            while True:
+                if isinstance(step, Call):
+                    step = steps.send(self._try(step))
+                else:
+                    time.sleep(step)
+                    step = next(steps)
+        except StopIteration as end:
+            return end.value
 
-    def versions(
-        self, run: str | None = None, state: VersionState | None = None, limit: int = 50, cursor: str | None = None
-    ) -> Page[Version]:
-        """A page of the versions, newest first. `cursor` is `next_cursor` of the page before.
-
-        Within one run they go by generation and step, across runs by when the service first saw them.
-        """
-        return self._send(routes.versions(run, state, limit, cursor))
-
-    def version(self, version_id: str) -> Version:
-        """One version."""
-        return self._send(routes.version(version_id))
-
-    def wait(self, version_id: str, wait_for: WaitFor = "served", timeout: float = 30.0) -> WaitResult:
-        """Wait up to `timeout` seconds until a version is served, has failed or was superseded.
-
-        With `wait_for="sealed"` until the service has found it good; with `"taken"` until no engine copies it from its
-        trainer's memory any more, or will, whatever becomes of it then.
-
-        The outcome is `PENDING` when the time is up. A restart of the service in between does not end the wait, and
-        a service that does not know the version yet, since it has just started, is asked again.
-        """
-        poll = LongPoll(ends=time.monotonic() + timeout)
-        while True:
-            began = time.monotonic()
-            asked = poll.next_poll(began)
-            policy = self._retry.waiting(poll.ends - began)
-            result = self._send(routes.wait(version_id, wait_for, asked), policy)
-            pause = poll.pause(began, asked, time.monotonic()) if result.outcome is WaitOutcome.PENDING else None
-            if pause is None:
-                return result
-            time.sleep(pause)
-
-    def pin(self, version_id: str) -> Version:
-        """Keep a version until it is unpinned."""
-        return self._send(routes.pin(version_id))
-
-    def unpin(self, version_id: str) -> Version:
-        """Leave a version to the keep rules again."""
-        return self._send(routes.unpin(version_id))
-
-    def rollback(self, run: str, to: str | None = None) -> Version:
-        """Bring a run's engines to the version `to`, else to the last good one before the current; returns it.
-
-        Without `to` it is not sent again when the reply is lost, since twice would go back two versions.
-        """
-        return self._send(routes.rollback(run, to))
-
-    def rollback_plan(self, run: str, to: str | None = None) -> RollbackPlan:
-        """Where `rollback` would lead, and what it would bar for good. Nothing is done.
-
-        Given its `goal` as `to`, `rollback` goes there and no further back, also where somebody else has been faster.
-        """
-        return self._send(routes.rollback_plan(run, to))
-
-    def attempts(self, version_id: str, limit: int = 500) -> Page[Attempt]:
-        """How engines were brought to a version: its newest loads, each with the time of its stages."""
-        return self._send(routes.attempts(version_id, limit))
-
-    def pause(self, run: str) -> RunGlance:
-        """Bring no engine of a run to a newer version until it is resumed."""
-        return self._send(routes.pause(run))
-
-    def resume(self, run: str) -> RunGlance:
-        """Let the rollouts of a run go on."""
-        return self._send(routes.resume(run))
-
-    def overview(self) -> Overview:
-        """Everything at a glance. `event` is where the event stream goes on from there."""
-        return self._send(routes.overview())
-
-    def log(self, subject: str | None = None, before: str | None = None, limit: int = 50) -> Page[Event]:
-        """A page of the log of decisions, newest first. `before` is `next_cursor` of the page before."""
-        return self._send(routes.log(subject, before, limit))
-
-    def deliveries(self, before: str | None = None, limit: int = 50) -> Page[Delivery]:
-        """A page of the webhooks, newest first. `before` is `next_cursor` of the page before."""
-        return self._send(routes.deliveries(before, limit))
-
-    def engines(self) -> Page[Engine]:
-        """The fleet."""
-        return self._send(routes.engines())
-
-    def engine(self, engine_id: str) -> Engine:
-        """One engine."""
-        return self._send(routes.engine(engine_id))
-
-    def add_engine(self, new: NewEngine) -> Engine:
-        """Take an engine into the fleet. It is brought to its run's target at once."""
-        return self._send(routes.add_engine(new))
-
-    def move_engines(self, engine_ids: Sequence[str], run: str, *, insist: bool = False) -> Page[Engine]:
-        """Have engines follow another run from now on, which need not have published yet; returns them.
-
-        They go on serving what they serve until they have loaded that run's target. It outlives restarts.
-
-        Args:
-            engine_ids: engines' ids or URLs; all are moved, or none.
-            run: the run to follow.
-            insist: also where one follows a run that is not closed, which loses it: a `ConflictError` else.
-        """
-        return self._send(routes.move_engines(engine_ids, run, insist=insist))
-
-    def close_run(self, run: str) -> RunGlance:
-        """Say that a run has ended: it wants no engines any more, and those that follow it are free for another run.
-
-        Collection keeps its newest good version, with what engines need and what is pinned, and one without a verdict
-        if it is newer. It deletes the others. The next version that is published opens it again.
-        """
-        return self._send(routes.close_run(run))
-
-    def reopen_run(self, run: str) -> RunGlance:
-        """Take back that a run has ended. What was deleted meanwhile stays deleted."""
-        return self._send(routes.reopen_run(run))
-
-    def remove_engine(self, engine_id: str) -> None:
-        """Let an engine go. It goes on serving what it serves."""
-        self._send(routes.remove_engine(engine_id))
-
-    def resync(self, engine_id: str) -> Engine:
-        """Load an engine again, whatever it claims to serve."""
-        return self._send(routes.resync(engine_id))
-
-    def reclaim_plan(self) -> ReclaimPlan:
-        """What would be deleted and what kept, with the reasons."""
-        return self._send(routes.reclaim_plan())
-
-    def reclaim(self) -> ReclaimPlan:
-        """Delete what nobody needs; returns what was done."""
-        return self._send(routes.reclaim())
-
-    def explain(self, subject: str) -> Explanation:
-        """Why a run (by its name), a version (its id) or an engine (its id or URL) is where it is."""
-        return self._send(routes.explain(subject))
-
-    def faults(self) -> Faults:
-        """What the service cannot do now, and why."""
-        return self._send(routes.faults())
-
-    def healthy(self) -> bool:
-        """Whether the service answers. Asks once."""
-        return self._says_yes(routes.healthy())
-
-    def ready(self) -> bool:
-        """Whether the service is ready: its journal can be written, and it has listed the root. Asks once."""
-        return self._says_yes(routes.ready())
+    def _try(self, call: Call[Any]) -> HttpReply | LostReply:
+        arguments = http_request(self._connection, call, self._timeout)
+        try:
+            return reply_of(self._http.request(**arguments))
+        except httpx.RequestError as error:
+            return lost_reply(arguments["url"], error)
 
     def events(self, last_event_id: str | None = None) -> Generator[Event, None, None]:
         """The service's events as they come, without end: those after `last_event_id`, else from now on.
 
         A broken stream is resumed where it broke off. Close the generator (`contextlib.closing`) to hang up.
         """
-        reader, redial = EventReader(self.url, last_event_id), Redial(self._retry, time.monotonic())
+        reader, stream_retry = EventReader(self.url, last_event_id), StreamRetry(self._retry, time.monotonic())
         while True:
-            outcome = yield from self._read_stream(reader, redial)
-            if outcome is None:
-                return
-            pause = redial.pause(outcome, time.monotonic(), random.random())  # noqa: S311 - jitter is no secret
-            if pause is None:
-                raise failure(routes.events(), outcome)
-            time.sleep(max(pause, reader.pause))
+            reader.start()
+            arguments = stream_request(self._connection, reader.headers, self._timeout)
+            outcome: HttpReply | LostReply
+            outcome = LostReply(url=arguments["url"], sent=True, reason="the event stream ended")
+            try:
+                with self._http.stream(**arguments) as response:
+                    if is_event_stream(response):
+                        stream_retry.opened()
+                        for chunk in response.iter_bytes():
+                            yield from reader.feed(chunk)
+                    elif response.status_code == 204:
+                        return
+                    else:
+                        response.read()
+                        outcome = reply_of(response)
+            except httpx.RequestError as error:
+                outcome = lost_reply(arguments["url"], error)
+            time.sleep(self._pause_of_stream(reader, stream_retry, outcome))
 
-    def _read_stream(self, reader: EventReader, redial: Redial) -> Generator[Event, None, Answer | Lost | None]:
-        """Hand out the events of one connection; return how it ended, None where the service wants no other."""
-        reader.start()
-        request = stream_request_of(self._connection, reader.headers, self._timeout)
+
+class AsyncRefitClient(_Client):
+    """Talks to one service. Close it, or use it as a context manager, to give its connections back."""
+
+    def __init__(
+        self,
+        service_url: str | None = None,
+        *,
+        token: str | None = None,
+        token_file: str | os.PathLike[str] | None = None,
+        timeout: float = 10.0,
+        transport: httpx.AsyncBaseTransport | None = None,
+        retry: RetryPolicy | None = None,
+    ) -> None:
+        """Settle on a service. Nothing is sent yet. Arguments and errors are those of `RefitClient`."""
+        super().__init__(service_url, token=token, token_file=token_file, timeout=timeout, retry=retry)
+        self._http = httpx.AsyncClient(transport=transport, **self._httpx)
+
+    async def aclose(self) -> None:
+        """Give the connections back."""
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def _run(self, steps: Steps[R]) -> R:
         try:
-            with self._http.stream(**request) as response:
-                if not is_event_stream(response):
-                    response.read()
-                    return None if response.status_code == 204 else answer_of(response)
-                redial.opened()
-                for chunk in response.iter_bytes():
-                    yield from reader.feed(chunk)
+            step = next(steps)
+            while True:
+                if isinstance(step, Call):
+                    step = steps.send(await self._try(step))
+                else:
+                    await asyncio.sleep(step)
+                    step = next(steps)
+        except StopIteration as end:
+            return end.value
+
+    async def _try(self, call: Call[Any]) -> HttpReply | LostReply:
+        # In a thread: it may read the token file.
+        arguments = await asyncio.to_thread(http_request, self._connection, call, self._timeout)
+        try:
+            return reply_of(await self._http.request(**arguments))
         except httpx.RequestError as error:
-            return lost(request["url"], error)
-        return Lost(url=request["url"], sent=True, reason="the event stream ended")
+            return lost_reply(arguments["url"], error)
 
-    def _says_yes(self, call: Call[None]) -> bool:
-        try:
-            self._send(call, self._retry.within(0))
-        except ServiceError:
-            return False
-        return True
+    async def events(self, last_event_id: str | None = None) -> AsyncGenerator[Event, None]:
+        """The service's events as they come, without end: those after `last_event_id`, else from now on.
 
-    def _send(self, call: Call[ResultT], policy: RetryPolicy | None = None) -> ResultT:
-        policy = policy or self._retry
-        began, tried = time.monotonic(), 0
+        A broken stream is resumed where it broke off. Close the generator (`contextlib.aclosing`) to hang up.
+        """
+        reader, stream_retry = EventReader(self.url, last_event_id), StreamRetry(self._retry, time.monotonic())
         while True:
-            outcome = self._try(call)
-            tried += 1
-            elapsed, chance = time.monotonic() - began, random.random()  # noqa: S311 - jitter is no secret
-            pause = policy.pause(call, outcome, tried=tried, elapsed=elapsed, chance=chance)
-            if pause is None:
-                return read_outcome(call, outcome)
-            time.sleep(pause)
-
-    def _try(self, call: Call[ResultT]) -> Answer | Lost:
-        request = request_of(self._connection, call, self._timeout)
-        try:
-            return answer_of(self._http.request(**request))
-        except httpx.RequestError as error:
-            return lost(request["url"], error)
-
-
-def no_token(error: OSError | ValueError) -> ServiceError:
-    """The error for a token file that cannot be read, or holds no token: it may be about to be replaced."""
-    return ServiceError(f"the service cannot be asked without its token: {error}")
-
-
-def open_client(connection: Connection, *, try_for: float) -> RefitClient:
-    """A client that tries again for that many seconds, and no longer."""
-    return RefitClient(
-        connection.url,
-        token=connection.token,
-        token_file=connection.token_file,
-        timeout=min(_TRY, max(try_for, 1.0)),
-        retry=RetryPolicy(deadline=try_for),
-    )
+            reader.start()
+            arguments = await asyncio.to_thread(stream_request, self._connection, reader.headers, self._timeout)
+            outcome: HttpReply | LostReply
+            outcome = LostReply(url=arguments["url"], sent=True, reason="the event stream ended")
+            try:
+                async with self._http.stream(**arguments) as response:
+                    if is_event_stream(response):
+                        stream_retry.opened()
+                        async for chunk in response.aiter_bytes():
+                            for event in reader.feed(chunk):
+                                yield event
+                    elif response.status_code == 204:
+                        return
+                    else:
+                        await response.aread()
+                        outcome = reply_of(response)
+            except httpx.RequestError as error:
+                outcome = lost_reply(arguments["url"], error)
+            await asyncio.sleep(self._pause_of_stream(reader, stream_retry, outcome))

@@ -1,13 +1,13 @@
-"""Where the service is and what opens it: from arguments, else from the environment.
+"""Where the service is, and the token for it: from arguments, else from the environment.
 
     REFITD_URL         the service's URL, http://127.0.0.1:8700 by default
     REFITD_TOKEN       the bearer token
     REFITD_TOKEN_FILE  a file with the bearer token, read again for each request so that it can be rotated
     REFITD_READ_TOKEN, REFITD_READ_TOKEN_FILE
-                       the same for a token that only opens what looks; it is sent where there is no other
+                       the same for a token that allows reading alone; it is sent where there is no other
 
 Arguments win over the environment, a token over a token file. Of a file with several tokens, one a line, the first is
-sent: the service takes each of its own file's, so both can work from the same file.
+sent: the service accepts each token of its own file, so both can work from the same file.
 """
 
 import os
@@ -46,40 +46,39 @@ class Connection:
 def connect_to(
     service_url: str | None = None, *, token: str | None = None, token_file: str | os.PathLike[str] | None = None
 ) -> Connection:
-    """Settle where the service is and what opens it.
+    """Decide where the service is and with which token it is asked.
+
+    Args:
+        service_url: the service's URL.
+        token: the bearer token.
+        token_file: a file that holds the token.
 
     Raises:
         ValueError: the URL is not one of an HTTP service, or the token cannot be a token.
     """
     url = _check_url(service_url or os.environ.get("REFITD_URL") or DEFAULT_URL)
     if token is None and token_file is None:
-        token, token_file = _from_environment()
+        for name in ("REFITD_TOKEN", "REFITD_READ_TOKEN"):
+            token, token_file = os.environ.get(name) or None, os.environ.get(f"{name}_FILE") or None
+            if token or token_file:
+                break
     if token is not None:
         return Connection(url=url, token=_check_token(token, "the token (REFITD_TOKEN)"))
     return Connection(url=url, token_file=None if token_file is None else Path(token_file))
 
 
 def tls_of(connection: Connection) -> ssl.SSLContext | bool:
-    """What httpx is to check certificates with.
+    """What httpx checks certificates with.
 
-    A context with the system's certificates takes 20 ms to make, and is of no use without TLS. One that trusts nobody
-    takes 0.2 ms, as much as the rest of a client, and is made once.
+    A context with the system's certificates takes 20 ms to make, and is of no use without TLS. One without any
+    certificate takes 0.2 ms, as much as the rest of a client, and is made once.
     """
-    return True if connection.url.startswith("https") else _trusts_nobody()
+    return True if connection.url.startswith("https") else _without_certificates()
 
 
 @cache
-def _trusts_nobody() -> ssl.SSLContext:
+def _without_certificates() -> ssl.SSLContext:
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-
-
-def _from_environment() -> tuple[str | None, str | None]:
-    """The token, or the file, that the environment gives first."""
-    for name in ("REFITD_TOKEN", "REFITD_READ_TOKEN"):
-        token, file = os.environ.get(name), os.environ.get(f"{name}_FILE")
-        if token or file:
-            return token or None, file
-    return None, None
 
 
 def _check_url(text: str) -> str:

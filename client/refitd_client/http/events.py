@@ -1,9 +1,10 @@
-"""Server-sent events, read as they come and resumed where they broke off. Pure: bytes in, events out.
+"""Server-sent events, read as they come and resumed where the stream broke off. Pure: bytes in, events out.
 
 The format is WHATWG's (https://html.spec.whatwg.org/multipage/server-sent-events.html): lines `field: value`, an empty
 line ends an event, `id` is what `Last-Event-ID` takes on the next connection, `retry` is a pause in milliseconds.
-The data of each event is one `Event` in JSON. Lines are split here because `str.splitlines`, which httpx uses, also
-splits at characters such as U+2028 that JSON may hold.
+The data of each event is one `Event` in JSON. Two reasons against a library: httpx's own
+lines also end at characters such as U+2028 that JSON may hold, and httpx-sse (0.4.3) keeps an event of any length in
+memory, while this reader refuses one above `MAX_EVENT_BYTES`.
 """
 
 import re
@@ -14,7 +15,7 @@ import msgspec
 from refitd_client.contract.wire import Event
 from refitd_client.errors import ServiceUnreachableError
 from refitd_client.http import routes
-from refitd_client.http.retry import Answer, Lost, RetryPolicy
+from refitd_client.http.retry import HttpReply, LostReply, RetryPolicy
 
 MAX_EVENT_BYTES = 2**20
 # The service sends a comment every few seconds: a stream that is silent for this long is dead.
@@ -30,7 +31,8 @@ class BadStreamError(ServiceUnreachableError):
 class EventReader:
     """Reads one stream over any number of connections.
 
-    `last_event_id` is where the next one resumes, `pause` the seconds that the service asks to wait before it.
+    `last_event_id` is what the next connection resumes after, `pause` how many seconds the service asks to wait before
+    that connection.
     """
 
     def __init__(self, url: str, last_event_id: str | None = None) -> None:
@@ -40,7 +42,7 @@ class EventReader:
         self.start()
 
     def start(self) -> None:
-        """Forget the half of an event that a broken connection left behind."""
+        """Begin a connection: drop the half of an event that the one before left behind."""
         self._rest = b""
         self._data: list[bytes] = []
         self._id = self.last_event_id
@@ -52,13 +54,13 @@ class EventReader:
         return {"Accept": "text/event-stream", "Cache-Control": "no-store", **resume}
 
     def feed(self, chunk: bytes) -> Iterator[Event]:
-        """The events that end in this chunk. `last_event_id` moves as each is handed out, and not before.
+        """Yield the events that end in this chunk. `last_event_id` moves as each is yielded, and not before.
 
         Raises:
-            BadStreamError: it is not an event of refitd's, or longer than `MAX_EVENT_BYTES`.
+            BadStreamError: an event is not in refitd's form, or longer than `MAX_EVENT_BYTES`.
         """
         *lines, self._rest = _LINE_END.split(self._rest + chunk)
-        if chunk.endswith(b"\r"):  # the first half of \r\n, or a whole line end: the next byte tells
+        if chunk.endswith(b"\r"):  # half of \r\n, or a whole line end: the next byte decides
             self._rest = lines.pop() + b"\r"
         if len(self._rest) + sum(map(len, self._data)) > MAX_EVENT_BYTES:
             raise BadStreamError(f"{self._url} sends an event longer than {MAX_EVENT_BYTES} bytes")
@@ -79,7 +81,7 @@ class EventReader:
             case b"retry" if value.isdigit():
                 self.pause = min(int(value[:9]) / 1000, 60.0)
             case _:
-                pass  # comments and fields that nobody knows are to be ignored
+                pass  # comments and unknown fields are ignored, as the format asks
 
     def _end(self) -> Event | None:
         data, self._data = b"\n".join(self._data), []
@@ -94,8 +96,8 @@ class EventReader:
             ) from error
 
 
-class Redial:
-    """Decides when to open a broken stream again. The time without a stream counts, not the time with one."""
+class StreamRetry:
+    """Decides when to open a broken stream again. Only time without a stream counts against the deadline."""
 
     def __init__(self, policy: RetryPolicy, now: float) -> None:
         self._policy = policy
@@ -104,11 +106,17 @@ class Redial:
         self._opened = False
 
     def opened(self) -> None:
-        """A stream has begun."""
+        """Note that a stream has begun."""
         self._opened = True
 
-    def pause(self, outcome: Answer | Lost, now: float, chance: float) -> float | None:
-        """The pause before the next connection, None to give up. `chance` is random in [0, 1)."""
+    def pause(self, outcome: HttpReply | LostReply, now: float, chance: float) -> float | None:
+        """The pause before the next connection, in seconds; None to give up.
+
+        Args:
+            outcome: how the last connection ended.
+            now: the monotonic clock, in seconds.
+            chance: random, in [0, 1), for the jitter.
+        """
         if self._opened:
             self._tried, self._since, self._opened = 0, now, False
         self._tried += 1

@@ -1,30 +1,31 @@
-"""What both clients share around httpx: how a request is built, and how what httpx raises becomes an outcome."""
+"""One call on its way: the arguments of its HTTP request, what came of it, and the result or error that this is. Pure.
+
+An answer that is not in refitd's form is an error that names its URL.
+"""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 import httpx
 import msgspec
 
+from refitd_client.contract.wire import Problem
+from refitd_client.errors import ServiceError, ServiceUnreachableError, problem_error
 from refitd_client.http import routes
 from refitd_client.http.connection import Connection
 from refitd_client.http.events import SILENCE
-from refitd_client.http.retry import Answer, Lost
-from refitd_client.http.routes import Call
+from refitd_client.http.retry import HttpReply, LostReply
+from refitd_client.http.routes import Call, ResultT
 
-# The longest single poll: below the 30 to 60 s after which proxies give up on a silent connection.
-LONGEST_POLL = 25.0
-# A service that says "pending" before the time is up is about to stop: let it.
-EARLY_PAUSE = 0.25
 # A connection is not used twice: an answer that a proxy on the way repeats would be taken for that of the next call.
 ONE_CALL_EACH = httpx.Limits(max_keepalive_connections=0)
 
 _NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+_QUOTED = 120  # characters of an answer in another form that an error quotes
 
 
-class Request(TypedDict):
-    """The arguments of `httpx.Client.build_request`."""
+class HttpArguments(TypedDict):
+    """The arguments of `httpx.Client.request` and `stream`."""
 
     method: str
     url: str
@@ -34,11 +35,17 @@ class Request(TypedDict):
     timeout: httpx.Timeout
 
 
-def request_of(connection: Connection, call: Call[Any], timeout: float) -> Request:
-    """The request for a call. Reads the token file, if there is one: see `Connection.headers` for what that raises."""
+def http_request(connection: Connection, call: Call[Any], timeout: float) -> HttpArguments:
+    """The HTTP request of a call. Reads the token file, if there is one: see `Connection.headers` for the errors.
+
+    Args:
+        connection: where the service is, and its token.
+        call: the call.
+        timeout: seconds for each step of the request; the service's time to think (`call.patience`) is added.
+    """
     has_body = call.body is not None
     headers = connection.headers() | ({"Content-Type": "application/json"} if has_body else {})
-    return Request(
+    return HttpArguments(
         method=call.method,
         url=connection.url + call.path,
         params=call.params,
@@ -48,52 +55,84 @@ def request_of(connection: Connection, call: Call[Any], timeout: float) -> Reque
     )
 
 
-def stream_request_of(connection: Connection, last: Mapping[str, str], timeout: float) -> Request:
-    """The request that opens the event stream. `last` are the headers with which it resumes."""
-    request = request_of(connection, routes.events(), timeout)
-    request["headers"] = {**request["headers"], **last}
+def stream_request(connection: Connection, resume: Mapping[str, str], timeout: float) -> HttpArguments:
+    """The HTTP request that opens the event stream.
+
+    Args:
+        connection: where the service is, and its token.
+        resume: the headers that say after which event the stream resumes.
+        timeout: seconds to connect and to send.
+    """
+    request = http_request(connection, routes.events(), timeout)
+    request["headers"] = {**request["headers"], **resume}
     request["timeout"] = httpx.Timeout(timeout, read=SILENCE)
     return request
 
 
 def is_event_stream(response: httpx.Response) -> bool:
-    """Whether what follows are events."""
+    """Whether the body of a response is an event stream."""
     return response.status_code == 200 and response.headers.get("content-type", "").startswith("text/event-stream")
 
 
-def answer_of(response: httpx.Response) -> Answer:
-    """An answer whose body was read."""
+def reply_of(response: httpx.Response) -> HttpReply:
+    """A response whose body was read."""
     headers = {name.lower(): value for name, value in response.headers.items()}
-    return Answer(url=str(response.url), status=response.status_code, headers=headers, body=response.content)
+    return HttpReply(url=str(response.url), status=response.status_code, headers=headers, body=response.content)
 
 
-def lost(url: str, error: httpx.RequestError) -> Lost:
-    """No answer, and whether the request may have been carried out all the same."""
-    return Lost(url=url, sent=not isinstance(error, _NEVER_SENT), reason=_spoken(error))
-
-
-def _spoken(error: httpx.RequestError) -> str:
-    """Why there is no answer; that nobody listens there not in the words of Python, which have its number."""
+def lost_reply(url: str, error: httpx.RequestError) -> LostReply:
+    """What httpx raised, as an outcome: the request may have been carried out unless it never left."""
+    reason = str(error) or type(error).__name__
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, ConnectionRefusedError):
-            return "connection refused (is refitd running there?)"
+        if isinstance(cause, ConnectionRefusedError):  # in plain words: Python's name the errno
+            reason = "connection refused (is refitd running there?)"
         cause = cause.__cause__ or cause.__context__
-    return str(error) or type(error).__name__
+    return LostReply(url=url, sent=not isinstance(error, _NEVER_SENT), reason=reason)
 
 
-@dataclass(slots=True)
-class LongPoll:
-    """A wait of any length, cut into polls. Times are of the monotonic clock."""
+def read_outcome(call: Call[ResultT], outcome: HttpReply | LostReply) -> ResultT:
+    """The result of a call.
 
-    ends: float
+    Raises:
+        ServiceProblemError: the service answered with a problem document, or a proxy wants a login (401, 403).
+        ServiceUnreachableError: no answer came, or one that no refitd service gives.
+    """
+    if isinstance(outcome, LostReply) or not 200 <= outcome.status < 300:
+        raise failure(call, outcome)
+    if call.result is type(None):
+        return cast("ResultT", None)
+    try:
+        return msgspec.json.decode(outcome.body, type=call.result)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ServiceUnreachableError(
+            f"{outcome.url} answered HTTP {outcome.status} in a form that this client does not know ({error}): "
+            f"{_quoted(outcome)}; is this refitd's URL, and is the service as new as the client?"
+        ) from error
 
-    def next_poll(self, now: float) -> float:
-        """How long the next poll may last. The first is made even when there is no time at all."""
-        return min(max(0.0, self.ends - now), LONGEST_POLL)
 
-    def pause(self, began: float, asked: float, now: float) -> float | None:
-        """The pause after a poll that ended "pending", None when the time is up."""
-        if now >= self.ends:
-            return None
-        return min(EARLY_PAUSE, self.ends - now) if now - began < asked / 2 else 0.0
+def failure(call: Call[Any], outcome: HttpReply | LostReply) -> ServiceError:
+    """The error that an outcome other than 2xx stands for."""
+    if isinstance(outcome, LostReply):
+        perhaps = " after it was sent, so it may have been carried out" if outcome.sent else ""
+        return ServiceUnreachableError(f"{call.method} {outcome.url} got no answer{perhaps}: {outcome.reason}")
+    if 300 <= outcome.status < 400:
+        target = outcome.headers.get("location", "elsewhere")
+        return ServiceUnreachableError(
+            f"{outcome.url} redirects to {target} (HTTP {outcome.status}); redirects are not followed, because the "
+            "token would go along: give the service's own URL"
+        )
+    try:
+        return problem_error(msgspec.json.decode(outcome.body, type=Problem))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        answered = f"{outcome.url} answered HTTP {outcome.status}, but not as refitd does: {_quoted(outcome)}"
+    if outcome.status not in {401, 403}:
+        return ServiceUnreachableError(f"{answered}; is this refitd's URL, and the proxy before it in order?")
+    detail = f"{answered}; a proxy before the service seems to want a login"
+    return problem_error(Problem(type="about:blank", title="Not authorised", status=outcome.status, detail=detail))
+
+
+def _quoted(reply: HttpReply) -> str:
+    text = " ".join(reply.body[: 4 * _QUOTED].decode("utf-8", "replace").split())
+    kind = reply.headers.get("content-type", "no content type").partition(";")[0]
+    return f"{kind}, {text[:_QUOTED]!r}"

@@ -1,6 +1,6 @@
-"""When to send a request again: pure. One try's outcome goes in; out comes a pause in seconds, or None to give up.
+"""When to send a request again. Pure: the outcome of one try goes in; a pause in seconds comes out, or None to give up.
 
-A try ends in an `Answer` or is `Lost`. What is tried again:
+A try ends in an `HttpReply` or a `LostReply`. What is tried again:
 
     never sent (no connection)        always
     sent, reply lost or late          if the call is repeatable
@@ -9,8 +9,9 @@ A try ends in an `Answer` or is `Lost`. What is tried again:
     any other answer                  never
 
 `Retry-After` is obeyed where an answer has it (RFC 9110, 10.2.3). Otherwise pauses double, with jitter, so that many
-trainers that lost one service do not come back in step. No try starts later than `deadline` after the first; but a wait
-for a version goes on for all its time while the service answers 503, since the service does not know the version yet.
+trainers that lost one service do not come back at the same moment. No try starts later than `deadline` after the first,
+with one exception: a wait for a version goes on for all its time while the service answers 503, because a service that
+has just started does not know the version yet.
 """
 
 from collections.abc import Mapping
@@ -27,8 +28,8 @@ _PERHAPS_DONE = frozenset({502, 504})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """An answer from whoever listens there. `headers` has lower-case names."""
+class HttpReply:
+    """An answer to one try, by refitd or by whatever else listens there. `headers` has lower-case names."""
 
     url: str
     status: int
@@ -37,8 +38,8 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lost:
-    """No (whole) answer came. `sent` says that the request may have been carried out."""
+class LostReply:
+    """One try without a whole answer. `sent`: the request may have been carried out."""
 
     url: str
     sent: bool
@@ -66,18 +67,27 @@ class RetryPolicy:
         return replace(self.within(seconds), not_yet=seconds)
 
     def pause(
-        self, call: Call[Any], outcome: Answer | Lost, *, tried: int, elapsed: float, chance: float
+        self, call: Call[Any], outcome: HttpReply | LostReply, *, tried: int, elapsed: float, chance: float
     ) -> float | None:
-        """The pause before the next try, None if there is to be none.
+        """The pause before the next try, in seconds; None if there is to be none.
 
-        `tried` counts the tries so far, `elapsed` is the time since the first began, `chance` is random in [0, 1).
+        Args:
+            call: what was sent.
+            outcome: how the last try ended.
+            tried: the number of tries so far.
+            elapsed: seconds since the first try began.
+            chance: random, in [0, 1), for the jitter.
         """
-        if not may_repeat(call, outcome):
+        if isinstance(outcome, LostReply):
+            status, may_repeat = 0, call.repeatable or not outcome.sent
+        else:
+            status = outcome.status
+            may_repeat = status in _REFUSED_UNDONE or (call.repeatable and status in _PERHAPS_DONE)
+        if not may_repeat:
             return None
         asked = retry_after(outcome)
         pause = self._backoff(tried, chance) if asked is None else asked + chance * self.first_pause
-        is_not_yet = isinstance(outcome, Answer) and outcome.status == _NOT_YET
-        deadline = max(self.deadline, self.not_yet) if is_not_yet else self.deadline
+        deadline = max(self.deadline, self.not_yet) if status == _NOT_YET else self.deadline
         return pause if elapsed + pause < deadline else None
 
     def _backoff(self, tried: int, chance: float) -> float:
@@ -85,18 +95,9 @@ class RetryPolicy:
         return min(doubled, self.longest_pause) * (0.5 + chance / 2)
 
 
-def may_repeat(call: Call[Any], outcome: Answer | Lost) -> bool:
-    """Whether the same call may be sent again after this outcome."""
-    match outcome:
-        case Lost():
-            return call.repeatable or not outcome.sent
-        case Answer():
-            return outcome.status in _REFUSED_UNDONE or (call.repeatable and outcome.status in _PERHAPS_DONE)
-
-
-def retry_after(outcome: Answer | Lost) -> float | None:
+def retry_after(outcome: HttpReply | LostReply) -> float | None:
     """The pause in seconds that the answer asks for. A time of day counts from the answer's `Date`, not our clock."""
-    if isinstance(outcome, Lost):
+    if isinstance(outcome, LostReply):
         return None
     asked = outcome.headers.get("retry-after", "").strip()
     if asked.isdecimal() and asked.isascii():

@@ -1,4 +1,6 @@
-"""The routes of the HTTP API (v1), each described once: both clients send these descriptions, neither knows a path.
+"""The routes of the HTTP API (v1), each described once: method, path, body and the type of the answer. Pure.
+
+Both clients make their methods from these functions (`client.py`), signatures and docstrings included.
 
 >>> pin("exp~v000007")
 Call(method='PUT', path='/v1/versions/exp~v000007/pin', result=<class '...Version'>, ...)
@@ -54,15 +56,24 @@ class Call(Generic[ResultT]):
 
 
 def announce(notice: Notice) -> Call[Version]:
-    """POST the notice. The same notice again is the same version, which makes it repeatable."""
+    """Say that weights are ready. Returns once the service has it on disk; the same notice again is harmless."""
     return Call(method="POST", path="/v1/versions", result=Version, body=notice)
 
 
 def versions(
     run: str | None = None, state: VersionState | None = None, limit: int = 50, cursor: str | None = None
 ) -> Call[Page[Version]]:
-    """A page of the versions, newest first."""
-    params = _given(run=run, state=state, limit=limit, cursor=cursor)
+    """A page of the versions, newest first.
+
+    Within one run they are ordered by generation and step, across runs by when the service first saw them.
+
+    Args:
+        run: only versions of this run.
+        state: only versions in this state.
+        limit: versions on a page.
+        cursor: `next_cursor` of the page before.
+    """
+    params = _params(run=run, state=state, limit=limit, cursor=cursor)
     return Call(method="GET", path="/v1/versions", result=Page[Version], params=params)
 
 
@@ -72,14 +83,20 @@ def version(version_id: str) -> Call[Version]:
 
 
 def wait(version_id: str, wait_for: WaitFor, timeout: float) -> Call[WaitResult]:
-    """One long poll of at most `timeout` seconds."""
+    """One long poll.
+
+    Args:
+        version_id: the version.
+        wait_for: what is waited for.
+        timeout: seconds after which the service answers `pending`.
+    """
     params = {"for": wait_for, "timeout": f"{timeout:.3f}"}
     path = _path("versions", version_id, "wait")
     return Call(method="GET", path=path, result=WaitResult, params=params, patience=timeout)
 
 
 def pin(version_id: str) -> Call[Version]:
-    """Keep a version whatever the keep rules say."""
+    """Keep a version until it is unpinned, whatever the keep rules say."""
     return Call(method="PUT", path=_path("versions", version_id, "pin"), result=Version)
 
 
@@ -89,24 +106,30 @@ def unpin(version_id: str) -> Call[Version]:
 
 
 def rollback(run: str, to: str | None = None) -> Call[Version]:
-    """Roll forward to an earlier good version. Without `to` it is not repeatable: twice would go back two versions."""
+    """Bring a run's engines to the version `to`, else to the last good one before the current; returns it.
+
+    Without `to` it is not sent again when the reply is lost, since twice would go back two versions.
+    """
     body = Rollback(run=run, to=to)
     return Call(method="POST", path="/v1/rollback", result=Version, body=body, repeatable=to is not None)
 
 
 def rollback_plan(run: str, to: str | None = None) -> Call[RollbackPlan]:
-    """Where that would lead."""
-    return Call(method="GET", path="/v1/rollback", result=RollbackPlan, params=_given(run=run, to=to))
+    """Where `rollback` would lead, and what it would bar for good. Nothing is done.
+
+    With the plan's `goal` as `to`, `rollback` goes there and no further back, even if another client was faster.
+    """
+    return Call(method="GET", path="/v1/rollback", result=RollbackPlan, params=_params(run=run, to=to))
 
 
 def attempts(version_id: str, limit: int = 500) -> Call[Page[Attempt]]:
-    """How engines were brought to a version."""
+    """How engines were brought to a version: its newest loads, each with the time of its stages."""
     params = {"limit": str(limit)}
     return Call(method="GET", path=_path("versions", version_id, "attempts"), result=Page[Attempt], params=params)
 
 
 def pause(run: str) -> Call[RunGlance]:
-    """Bring no engine of a run to a newer version."""
+    """Bring no engine of a run to a newer version until it is resumed."""
     return Call(method="POST", path="/v1/rollouts/pause", result=RunGlance, body=Rollouts(run=run))
 
 
@@ -116,19 +139,25 @@ def resume(run: str) -> Call[RunGlance]:
 
 
 def overview() -> Call[Overview]:
-    """Everything at a glance."""
+    """Everything at a glance. `event` is the number after which the event stream goes on from there."""
     return Call(method="GET", path="/v1/overview", result=Overview)
 
 
 def log(subject: str | None = None, before: str | None = None, limit: int = 50) -> Call[Page[Event]]:
-    """A page of the log of decisions, newest first."""
-    params = _given(subject=subject, before=before, limit=limit)
+    """A page of the log of decisions, newest first.
+
+    Args:
+        subject: only entries about this run, version or engine.
+        before: `next_cursor` of the page before.
+        limit: entries on a page.
+    """
+    params = _params(subject=subject, before=before, limit=limit)
     return Call(method="GET", path="/v1/log", result=Page[Event], params=params)
 
 
 def deliveries(before: str | None = None, limit: int = 50) -> Call[Page[Delivery]]:
-    """A page of the webhooks, newest first."""
-    params = _given(before=before, limit=limit)
+    """A page of the webhooks, newest first. `before` is `next_cursor` of the page before."""
+    params = _params(before=before, limit=limit)
     return Call(method="GET", path="/v1/deliveries", result=Page[Delivery], params=params)
 
 
@@ -143,53 +172,67 @@ def engine(engine_id: str) -> Call[Engine]:
 
 
 def add_engine(new: NewEngine) -> Call[Engine]:
-    """Take an engine into the fleet. The second time would be a conflict."""
+    """Take an engine into the fleet. It is brought to its run's target at once."""
+    # Not repeatable: the second time would be a conflict.
     return Call(method="POST", path="/v1/engines", result=Engine, body=new, repeatable=False)
 
 
-def move_engines(engines: Sequence[str], run: str, *, insist: bool = False) -> Call[Page[Engine]]:
-    """Have engines follow another run. The second time they follow it already."""
-    body = Move(engines=list(engines), run=run, insist=insist)
+def move_engines(engine_ids: Sequence[str], run: str, *, insist: bool = False) -> Call[Page[Engine]]:
+    """Have engines follow another run from now on, which need not have published yet; returns them.
+
+    They go on serving what they serve until they have loaded that run's target. The move outlives restarts.
+
+    Args:
+        engine_ids: engines' ids or URLs; all are moved, or none.
+        run: the run to follow.
+        insist: also move engines of a run that is not closed, which loses them; without it that is a `ConflictError`.
+    """
+    body = Move(engines=list(engine_ids), run=run, insist=insist)
     return Call(method="POST", path="/v1/engines/move", result=Page[Engine], body=body)
 
 
 def close_run(run: str) -> Call[RunGlance]:
-    """Say that a run has ended."""
+    """Say that a run has ended: it wants no engines any more, and those that follow it are free for another run.
+
+    Collection keeps its newest good version, with what engines need and what is pinned, and one without a verdict
+    if it is newer. It deletes the others. The next version that is published opens it again.
+    """
     return Call(method="POST", path="/v1/runs/close", result=RunGlance, body=OneRun(run=run))
 
 
 def reopen_run(run: str) -> Call[RunGlance]:
-    """Take that back."""
+    """Take back that a run has ended. What was deleted meanwhile stays deleted."""
     return Call(method="POST", path="/v1/runs/reopen", result=RunGlance, body=OneRun(run=run))
 
 
 def remove_engine(engine_id: str) -> Call[None]:
-    """Let an engine go. The second time it would not be found."""
+    """Take an engine out of the fleet. It goes on serving what it serves."""
+    # Not repeatable: the second time it would not be found.
     return Call(method="DELETE", path=_path("engines", engine_id), result=type(None), repeatable=False)
 
 
 def resync(engine_id: str) -> Call[Engine]:
-    """Load the target again, whatever the engine seems to serve."""
+    """Load an engine's target again, whatever the engine claims to serve."""
     return Call(method="POST", path=_path("engines", engine_id, "resync"), result=Engine)
 
 
 def reclaim_plan() -> Call[ReclaimPlan]:
-    """What would be deleted or kept, and why."""
+    """What would be deleted and what kept, with the reasons."""
     return Call(method="GET", path="/v1/reclaim/plan", result=ReclaimPlan)
 
 
 def reclaim() -> Call[ReclaimPlan]:
-    """Delete what nobody needs. What is gone is not deleted twice. A minute's patience: deleting takes its time."""
-    return Call(method="POST", path="/v1/reclaim", result=ReclaimPlan, patience=60.0)
+    """Delete what is not needed any more; returns what was done."""
+    return Call(method="POST", path="/v1/reclaim", result=ReclaimPlan, patience=60.0)  # deleting takes its time
 
 
 def explain(subject: str) -> Call[Explanation]:
-    """Why a run, a version or an engine is where it is."""
+    """Why a run (by its name), a version (its id) or an engine (its id or URL) is where it is."""
     return Call(method="GET", path=_path("explain", subject), result=Explanation)
 
 
 def faults() -> Call[Faults]:
-    """What the service cannot do now."""
+    """What the service cannot do now, and why."""
     return Call(method="GET", path="/v1/faults", result=Faults)
 
 
@@ -198,18 +241,13 @@ def events() -> Call[None]:
     return Call(method="GET", path="/v1/events", result=type(None))
 
 
-def healthy() -> Call[None]:
-    """Liveness."""
-    return Call(method="GET", path="/healthz", result=type(None))
-
-
-def ready() -> Call[None]:
-    """Readiness."""
-    return Call(method="GET", path="/readyz", result=type(None))
+def probe(path: Literal["/healthz", "/readyz"]) -> Call[None]:
+    """Liveness or readiness."""
+    return Call(method="GET", path=path, result=type(None))
 
 
 def _path(*parts: str) -> str:
-    """The path under /v1. An id is one segment whatever is in it.
+    """The path under /v1. An id is one segment, whatever characters it has.
 
     Raises:
         ValueError: an id that would lead to another route: it is empty, '.' or '..'.
@@ -220,5 +258,5 @@ def _path(*parts: str) -> str:
     return "/".join(["/v1", *(quote(part, safe="") for part in parts)])
 
 
-def _given(**params: object) -> dict[str, str]:
+def _params(**params: object) -> dict[str, str]:
     return {name: str(value) for name, value in params.items() if value is not None}

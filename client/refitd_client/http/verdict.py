@@ -1,4 +1,4 @@
-"""What the service's answer to a wait means for the trainer: pure. A result is returned, a failure is raised."""
+"""What the service's answer to a wait means for the trainer. Pure: a good end is returned, any other is raised."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -31,11 +31,17 @@ class Served:
 
 
 def judge(result: WaitResult, waited: float, digest: str | None = None) -> Served:
-    """Return a good end of a wait of `waited` seconds for what was published with `digest`.
+    """Return how a wait ended, if it ended well.
+
+    Args:
+        result: the service's answer.
+        waited: seconds that the wait took.
+        digest: the digest of what was published, if the caller knows it.
 
     Raises:
-        VersionFailedError, EngineFailedError, WaitTimeoutError: it has not ended, or not well; or the service means
-            other content by the version.
+        VersionFailedError: the version will not be served, or the service knows other content by its name.
+        EngineFailedError: the version is good, and engines did not take it.
+        WaitTimeoutError: the wait is over, and the rollout is not.
     """
     version = result.version
     is_other = digest is not None and version.digest is not None and version.digest != digest
@@ -68,7 +74,7 @@ def _failure(version: Version) -> RefitError:
     if not failed:
         return VersionFailedError(f"version {version.id} will not be served: {reason}")
     return EngineFailedError(
-        f"version {version.id} is good, and engines did not take it: {_told(failed)}", engines=failed
+        f"version {version.id} is good, and engines did not take it: {_states_of(failed)}", engines=failed
     )
 
 
@@ -76,21 +82,18 @@ def _timeout(version: Version, waited: float) -> WaitTimeoutError:
     if version.state.is_open:
         reason = f" ({version.reason})" if version.reason else ""
         failed = tuple(engine for engine in version.engines if engine.state in _FAILED)
-        told = f"; {_told(failed)}" if failed else ""
+        states = f"; {_states_of(failed)}" if failed else ""
         return WaitTimeoutError(
-            f"version {version.id} is still {version.state} after {waited:g} s{reason}{told}", laggards=failed
+            f"version {version.id} is still {version.state} after {waited:g} s{reason}{states}", laggards=failed
         )
-    late = tuple(engine for engine in version.engines if not _is_there(engine))
-    whom = _told(late) or "no engine of the run is known to the service"
+    late = tuple(engine for engine in version.engines if engine.state is not EngineState.IN_SYNC or not engine.serves)
+    laggards = _states_of(late) or "no engine of the run is known to the service"
     return WaitTimeoutError(
-        f"version {version.id} is not served after {waited:g} s, waiting for: {whom}", laggards=late
+        f"version {version.id} is not served after {waited:g} s, waiting for: {laggards}", laggards=late
     )
 
 
-def _is_there(engine: EngineOnVersion) -> bool:
-    return engine.state is EngineState.IN_SYNC and engine.serves
-
-
-def _told(engines: Iterable[EngineOnVersion]) -> str:
-    told = (f"{engine.id} is {engine.state}" + (f" ({engine.reason})" if engine.reason else "") for engine in engines)
-    return "; ".join(told)
+def _states_of(engines: Iterable[EngineOnVersion]) -> str:
+    return "; ".join(
+        f"{engine.id} is {engine.state}" + (f" ({engine.reason})" if engine.reason else "") for engine in engines
+    )

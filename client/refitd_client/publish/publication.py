@@ -1,8 +1,12 @@
-"""A version that was published, and the wait until it is served."""
+"""A version that was published, its notice to the service, and the wait until it is served.
+
+The notice only saves time: the service finds a version by itself, a little later.
+"""
 
 import asyncio
+import logging
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,29 +20,33 @@ from refitd_client.errors import (
     ServiceUnreachableError,
     WaitTimeoutError,
 )
-from refitd_client.http.client import no_token, open_client
 from refitd_client.http.connection import Connection
+from refitd_client.http.publisher_client import no_token, open_client
 from refitd_client.http.routes import WaitFor
 from refitd_client.http.verdict import Served, judge
-from refitd_client.publish.background import Outcome
+from refitd_client.publish.background import PendingPublication
+from refitd_client.write.progress import Laps
 
 if TYPE_CHECKING:
-    from refitd_client.transport.ipc.handing import Handed
+    from refitd_client.transport.ipc.handover import Handed
 
+NOTICE_DEADLINE = 2.5  # seconds in which new tries to send the notice begin; the last may take as long again
 _PAUSE = 0.5  # seconds before a service that said "not now" is asked again
+
+_log = logging.getLogger("refitd_client")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publication:
-    """A version on disk. It stands whatever became of the notice: the service finds it by itself, a little later.
+    """A version on disk. It stands even if the notice was lost: the service finds it by itself, a little later.
 
     `bytes` counts its files, `digest` is the manifest's. `timings` are milliseconds of `write` (copying, checking and
     digesting), `sync` (added up over threads), `commit` and `notice`, of `stage` where the rest went on without the
-    trainer, of `compare` where a delta was wished for, and of `encode`, which puts one together. `notice_error` is why
-    the service does not know yet, None if it does. `begun` says so where a generation of the run begins with it, None
-    where the run goes on.
+    trainer, of `compare` where a delta was asked for, and of `encode`, which puts one together. `notice_error` is why
+    the notice did not reach the service, None if it did. `begun` is a sentence if a generation of the run begins with
+    it, None if the run goes on.
 
-    `kind` and `base` say whether it is a delta, and against which version. Where a delta was wished for, `why_full` is
+    `kind` and `base` say whether it is a delta, and against which version. Where a delta was asked for, `why_full` is
     the reason for a full version, and `density` the share of all elements that changed since the version before.
     """
 
@@ -62,7 +70,7 @@ class Publication:
     def wait(self, timeout: float = 60.0, wait_for: WaitFor = "served") -> Served:
         """Wait until engines serve the version, or until what `wait_for` says.
 
-        A service that is down is waited for; it is told of the version again when the notice was lost.
+        A service that is down is waited for, and sent the notice again if the first one was lost.
 
         Args:
             timeout: seconds.
@@ -85,29 +93,29 @@ class Publication:
             ServiceError: the token file cannot be read.
         """
         ends = time.monotonic() + timeout
-        tell = self.notice_error is not None
+        announce_first = self.notice_error is not None
         while True:
             left = max(0.0, ends - time.monotonic())
             try:
-                return judge(self._ask(wait_for, left, tell=tell), timeout, self.digest)
+                return judge(self._ask(wait_for, left, announce_first=announce_first), timeout, self.digest)
             except ServiceProblemError as error:
                 is_unknown = isinstance(error, NotFoundError)  # its journal was lost, or it has not scanned yet
                 if left <= 0 or not (is_unknown or error.fault is Fault.SERVICE):
                     raise
-                tell = tell or is_unknown
+                announce_first = announce_first or is_unknown
             time.sleep(min(_PAUSE, left))
 
     async def wait_async(self, timeout: float = 60.0, wait_for: WaitFor = "served") -> Served:  # noqa: ASYNC109
         """As `wait`, in a thread, for a trainer with an event loop. Cancelling leaves the thread to its timeout."""
         return await asyncio.to_thread(self.wait, timeout, wait_for)
 
-    def _ask(self, wait_for: WaitFor, left: float, *, tell: bool) -> WaitResult:
+    def _ask(self, wait_for: WaitFor, left: float, *, announce_first: bool) -> WaitResult:
         if self.connection is None:
-            raise ServiceUnreachableError("the publisher was opened without service_url, so there is nobody to ask")
+            raise ServiceUnreachableError("the publisher was opened without service_url, so there is no service to ask")
         ends = time.monotonic() + left
         try:
             with open_client(self.connection, try_for=left) as client:
-                if tell:
+                if announce_first:
                     client.announce(self.notice)
                 return client.wait(self.version_id, wait_for, max(0.0, ends - time.monotonic()))
         except (OSError, ValueError) as error:
@@ -127,18 +135,18 @@ class StagedPublication:
     step: int
     path: Path
     version_id: str
-    outcome: Outcome = field(repr=False, compare=False)
+    outcome: PendingPublication = field(repr=False, compare=False)
     handed: "Handed | None" = None
 
     def committed(self, timeout: float | None = None) -> Publication:
-        """Wait until it is on stable storage, and the service was told.
+        """Wait until it is on stable storage, and the notice was sent.
 
         Args:
             timeout: seconds; None waits for as long as it takes.
 
         Raises:
             WaitTimeoutError: the time is up; it goes on.
-            InvalidWeightsError, StorageError, ServiceProblemError: whatever `publish` would have raised.
+            InvalidWeightsError, StorageError, ServiceProblemError: what `publish` would have raised.
         """
         try:
             return self.outcome.get(timeout)
@@ -153,3 +161,30 @@ class StagedPublication:
     async def wait_async(self, timeout: float = 60.0, wait_for: WaitFor = "served") -> Served:  # noqa: ASYNC109
         """As `wait`, in a thread, for a trainer with an event loop. Cancelling leaves the thread to its timeout."""
         return await asyncio.to_thread(self.wait, timeout, wait_for)
+
+
+def announce(publication: Publication) -> Publication:
+    """Send the notice. Returns the publication with the time that this took, and why it failed, if it did.
+
+    Raises:
+        ServiceProblemError: the service refuses the notice; the version stands, and is the error's `publication`.
+    """
+    laps = Laps()
+    error: ServiceError | None = None
+    with laps.lap("notice"):
+        try:
+            if publication.connection is not None:
+                with open_client(publication.connection, try_for=NOTICE_DEADLINE) as client:
+                    client.announce(publication.notice)
+        except ServiceError as refused:
+            error = refused
+        except (OSError, ValueError) as refused:
+            error = no_token(refused)
+    announced = replace(publication, timings=publication.timings | laps.times, notice_error=error)
+    if error is not None:
+        error.publication = announced
+        if error.fault is Fault.TRAINER:
+            raise error
+        text = "%s is published, and the notice did not reach the service (%s); the service will find the version"
+        _log.warning(text, publication.version_id, error)
+    return announced

@@ -1,4 +1,4 @@
-"""The trainer's side: weights become a version on disk, whole or not at all, and the service is told.
+"""The trainer's side: weights become a version on disk, whole or not at all, and a notice goes to the service.
 
     <root>/<run>/.incoming-…/   model-0000i-of-0000N.safetensors, each synced
                                 model.safetensors.index.json, after the shards
@@ -7,10 +7,10 @@
     <root>/<run>/.publisher.json   the generation and step, so that neither is ever used again
     <root>/<run>/v000123/       by rename; sync of the parent; then the notice
 
-Whatever stops a trainer, and wherever: a version is there, complete and synced, or it is not there at all.
+Wherever a trainer is stopped: a version is there, complete and synced, or it is not there at all.
 
-Where the service hands the files of old versions back, `.incoming-…` is one of these slots and its shards are written
-in place: see `refitd_client.contract.slot`. With `block="staged"` the trainer goes on as soon as the tensors' bytes are
+If the service hands the files of old versions back, `.incoming-…` is one of these slots and its shards are written in
+place: see `refitd_client.contract.slot`. With `block="staged"` the trainer goes on as soon as the tensors' bytes are
 in the files; the rest is done by one thread, in order.
 """
 
@@ -24,25 +24,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from refitd_client.contract.naming import Order, whole_step
-from refitd_client.delta.maker import DeltaMaker
+from refitd_client.delta.maker import DeltaMaker, ask_base
 from refitd_client.delta.plan import DeltaRules
-from refitd_client.delta.served import ask_base
 from refitd_client.errors import RefitError
 from refitd_client.files.mapped import Mappings
 from refitd_client.http.connection import connect_to
-from refitd_client.http.handshake import newest_known
-from refitd_client.publish.attempt import Attempt, DeltaChoice
-from refitd_client.publish.background import Background, Outcome
-from refitd_client.publish.context import Means, check_engines
+from refitd_client.http.publisher_client import newest_known
+from refitd_client.publish.attempt import DeltaChoice, PublishAttempt, PublisherContext
+from refitd_client.publish.background import Background, PendingPublication
 from refitd_client.publish.publication import Publication, StagedPublication
 from refitd_client.publish.run_folder import RunFolder
 from refitd_client.publish.tracing import PublishTrace
-from refitd_client.tensors.casts import casts
 from refitd_client.tensors.names import Rename
+from refitd_client.tensors.source import casts
 from refitd_client.transport.ipc import exporter
-from refitd_client.transport.ipc.handing import Handed
-from refitd_client.write.base_model import BaseModel
-from refitd_client.write.content import Reading
+from refitd_client.transport.ipc.handover import Handed
+from refitd_client.write.content import BaseModel, WeightsReader
 from refitd_client.write.progress import Progress
 from refitd_client.write.reserve import Reserve
 
@@ -85,7 +82,7 @@ class WeightPublisher:
         Args:
             root: the folder that the service watches; made if it is not there.
             run: the run's name, such as `experiment/trial`.
-            service_url: whom to send notices; without it the service finds versions by watching the root.
+            service_url: the service to send notices to; without it the service finds versions by watching the root.
             base_model: a model's folder, whose configuration and tokenizer files go into each version, and whose
                 tensors' names decide which names of tied weights are written.
             token: the bearer token; else `token_file`, `REFITD_TOKEN`, `REFITD_TOKEN_FILE`.
@@ -120,8 +117,11 @@ class WeightPublisher:
             raise ValueError(f"max_shard_bytes is {max_shard_bytes}; a shard takes at least one byte")
         if shadow not in {"gpu", "stream"}:
             raise ValueError(f"shadow is {shadow!r}: it is 'gpu' or 'stream'")
-        check_engines(engines, service_url)
-        reading = Reading(
+        if engines not in {None, "mine"}:
+            raise ValueError(f"engines is {engines!r}: it is 'mine', or None")
+        if engines is not None and service_url is None:
+            raise ValueError("engines='mine' needs the service_url of the service that has the engines")
+        reader = WeightsReader(
             base_model=BaseModel(Path(base_model)) if base_model is not None else None,
             max_shard_bytes=max_shard_bytes,
             check_finite=check_finite,
@@ -140,23 +140,22 @@ class WeightPublisher:
         )
         self._turn = threading.Lock()
         self._background = Background()
-        self._mappings = Mappings()
-        self._means = Means(
+        self._context = PublisherContext(
             folder=self._folder,
-            reading=reading,
+            reader=reader,
             deltas=deltas,
-            mappings=self._mappings,
+            mappings=Mappings(),
             connection=connection,
             engines=engines,
         )
-        self._finalizer = weakref.finalize(self, _let_go, self._background.begun, self._means)
+        self._finalizer = weakref.finalize(self, _release, self._background.begun, self._context)
         self._finalizer.atexit = False  # the end of the process gives everything back
 
     def close(self) -> None:
-        """Finish what is under way, and let the run go. Publications stay usable.
+        """Finish what is under way, and unlock the run. Publications stay usable.
 
         Raises:
-            PublishError, ServiceProblemError: a publication failed in the background, and nobody has heard of it.
+            PublishError, ServiceProblemError: a publication failed in the background, and no call has raised that yet.
         """
         with self._turn:
             try:
@@ -176,7 +175,7 @@ class WeightPublisher:
             _log.warning("a publication has failed as well: %s", error)  # what is being raised came first
 
     def begins(self, step: int) -> str | None:
-        """Say, in a sentence, that publishing this step now would begin a generation of the run; None if it would not.
+        """A sentence if publishing this step now would begin a generation of the run; None if it would not.
 
         Raises:
             StepConflictError, NameRefusedError: the step cannot be published.
@@ -239,7 +238,7 @@ class WeightPublisher:
         block: Literal["committed", "staged"] = "committed",
         handover: bool = False,
     ) -> Publication | StagedPublication:
-        """Write a version, commit it and tell the service. Returns when it is on stable storage.
+        """Write a version, commit it and send the notice. Returns when it is on stable storage.
 
         With `block="staged"` it returns when the tensors may be changed; checks, digests, syncs, commit and notice go
         on in a thread of the publisher's. What fails there is raised by the publication's `wait` or `committed`, or by
@@ -247,7 +246,8 @@ class WeightPublisher:
 
         A folder's files are cloned or copied, never linked: nothing that the trainer does to its own files or tensors
         afterwards changes a version. A first step that is not above the last of the run begins a new generation, which
-        is logged as a warning. The last is the run's folder's, or the service's, which remembers what was deleted.
+        is logged as a warning. The last step is known from the run's folder and from the service, which remembers
+        deleted versions.
 
         Args:
             weights: a state dict of torch tensors or numpy arrays, an `nn.Module` (its parameters and persistent
@@ -280,15 +280,15 @@ class WeightPublisher:
             raise ValueError(f"block is {block!r}: it is 'committed' or 'staged'")
         if delta not in {"auto", "never"}:
             raise ValueError(f"delta is {delta!r}: it is 'auto' or 'never'")
-        if handover and (delta != "never" or self._means.connection is None):
+        if handover and (delta != "never" or self._context.connection is None):
             raise ValueError("handover=True goes with a service_url, and with delta='never'")
         with self._turn:
             self._background.settle()
             order = self._placed(step)
-            self._mappings.prune()
+            self._context.mappings.prune()
             trace = PublishTrace(self._folder.run, step)
-            attempt = Attempt(
-                means=self._means,
+            attempt = PublishAttempt(
+                context=self._context,
                 order=order,
                 metadata=trace.carrier | dict(metadata or {}),
                 allow_missing=allow_missing,
@@ -298,42 +298,38 @@ class WeightPublisher:
                 delta=delta,
                 begun=self._folder.begun(order),
             )
-            if handover:
-                return self._handed_over(attempt, weights)
-            if block == "staged":
-                return attempt.staged(self._background.begin(attempt.stage(weights)))
+            if handover and not self._context.debt.due:
+                rest, handed = attempt.hand_over(weights)
+                return attempt.staged(self._background.begin(rest), handed)
+            if handover or block == "staged":
+                late = Handed(reason="the files of what was handed over before were never written: these come first")
+                return attempt.staged(self._background.begin(attempt.stage(weights)), late if handover else None)
             publication = attempt.write(weights)
         return attempt.announce(publication)
 
     def _placed(self, step: int) -> Order:
         """The generation and step. The service may know of steps that a root which was emptied does not."""
-        if not self._folder.is_begun and (known := newest_known(self._means.connection, self._folder.run)) is not None:
-            self._folder.heard(known)
+        if not self._folder.is_begun:
+            known = newest_known(self._context.connection, self._folder.run)
+            if known is not None:
+                self._folder.note_known(known)
         return self._folder.place(step)
 
-    def _handed_over(self, attempt: Attempt, weights: Any) -> StagedPublication:
-        if self._means.debt.due:
-            handed = Handed(reason="the files of what was handed over before were never written: these come first")
-            return attempt.staged(self._background.begin(attempt.stage(weights)), handed)
-        rest, handed = attempt.hand_over(weights)
-        return attempt.staged(self._background.begin(rest), handed)
 
-
-def _let_go(begun: list[Outcome], means: Means) -> None:
+def _release(begun: list[PendingPublication], context: PublisherContext) -> None:
     """Give everything back when the last publication has ended: until then it writes, and its step is not free."""
-    end = partial(_give_back, means)
+
+    def give_back() -> None:
+        if not context.folder.lock.held:  # in a forked child: what is registered is its parent's
+            return
+        try:
+            context.deltas.forget()
+            context.mappings.close()
+        finally:
+            exporter.end(context.folder.path)  # before the lock: the next one to export there voids what it finds
+            context.folder.lock.release()
+
     if begun:
-        begun[-1].afterwards(end)
+        begun[-1].afterwards(give_back)
     else:
-        end()
-
-
-def _give_back(means: Means) -> None:
-    if not means.folder.lock.held:  # a forked child's: what is registered is its parent's
-        return
-    try:
-        means.deltas.forget()
-        means.mappings.close()
-    finally:
-        exporter.end(means.folder.path)  # before the lock: the next one to export there voids what it finds
-        means.folder.lock.release()
+        give_back()

@@ -1,18 +1,70 @@
-"""A run's folder, held by one publisher at a time: what was published in it, and where the next step goes."""
+"""A run's folder, held by one publisher at a time: what was published in it, and where the next step goes.
+
+Which (generation, step) a publication gets:
+
+    first publication of a publisher, run at g2 step 40       step 41 → g2 step 41 (it goes on)
+                                                              step 40 → g3 step 40 (the trainer was restarted)
+    later publication, after g2 step 41                       step 42 → g2 step 42
+                                                              step 41 → conflict
+    g2 step 42 had its name, which could not be synced        step 42 → g3 step 42, as after a restart
+
+What counts as published is every `v…` folder and the record `.publisher.json`, which is written before a version gets
+its name. So a version that was reclaimed meanwhile still counts, and so does one that a crash kept from its name: a
+restart never reuses a name that a service or engine may know.
+"""
 
 import os
 from pathlib import Path
 
+import msgspec
+
 from refitd_client.contract import naming
-from refitd_client.contract.naming import Order, version_folder
+from refitd_client.contract.naming import Order, parse_version_folder, version_folder
 from refitd_client.errors import NameRefusedError, PublishError, RunBusyError, StepConflictError, StorageError
 from refitd_client.files import durable
-from refitd_client.files.lock import Holder, Lock, LockHeldError
-from refitd_client.publish import generation
-from refitd_client.publish.generation import RECORD_NAME, Conflict
+from refitd_client.files.lock import FileLock, LockHeldError
+from refitd_client.files.plain_file import read_plain
 from refitd_client.write.slots import Slots
 
+RECORD_NAME = ".publisher.json"
 LOCK_NAME = ".publisher.lock"
+_MAX_RECORD_BYTES = 4096
+
+
+def decide(step: int, *, found: Order | None, own: Order | None) -> Order | None:
+    """The generation and step for a step of the trainer; None if the step is not after `own`. Pure.
+
+    Args:
+        step: the trainer's step.
+        found: the newest version of the run that was there before this publisher.
+        own: the last version of this publisher.
+    """
+    if own is not None:
+        return Order(own.generation, step) if step > own.step else None
+    if found is None:
+        return Order(1, step)
+    return Order(found.generation if step > found.step else found.generation + 1, step)
+
+
+def newest_in(folder: Path) -> Order | None:
+    """The newest that was ever published in a run's folder, by its `v…` folders and the record.
+
+    Raises:
+        PublishError: the record cannot be read as one.
+    """
+    names = (entry.name for entry in folder.iterdir() if not entry.is_symlink())  # a link is never a version
+    orders = [order for name in names if (order := parse_version_folder(name)) is not None]
+    record = folder / RECORD_NAME
+    try:
+        orders.append(msgspec.json.decode(read_plain(record, _MAX_RECORD_BYTES), type=Order))
+    except FileNotFoundError:
+        pass
+    except msgspec.MsgspecError as error:
+        raise PublishError(
+            f"{record} does not hold the last generation and step of the run ({error}): remove it if "
+            "all of the run's versions are still in its folder, else restore it"
+        ) from error
+    return max(orders, default=None)
 
 
 class RunFolder:
@@ -27,20 +79,23 @@ class RunFolder:
             StorageError: it cannot be made, read or locked.
             PublishError: its record cannot be read.
         """
-        self.run = _checked(run)
+        try:
+            self.run = naming.check_run(run)
+        except naming.InvalidNameError as error:
+            raise NameRefusedError(str(error)) from None
         self.root = root
         self.path = root / run
-        self.slots = Slots(root, self.run)
+        self.slots = Slots(root, run)
         try:
             durable.make_folders(self.path)
-            self.lock = Lock(self.path / LOCK_NAME, 0o660)
+            self.lock = FileLock(self.path / LOCK_NAME, 0o660)
         except LockHeldError as error:
-            raise _busy(self.run, error.holder) from None
+            raise _busy(run, error) from None
         except OSError as error:
             raise StorageError(f"run {run} cannot be published into {root}: {error}") from error
         self._own: Order | None = None
         try:
-            self._found = generation.newest_in(self.path)
+            self._found = newest_in(self.path)
         except BaseException:
             self.lock.release()
             raise
@@ -56,12 +111,13 @@ class RunFolder:
         if not self.lock.held:
             raise PublishError(f"this publisher of run {self.run} is closed, or was opened before a fork: open another")
         try:
-            placed = generation.decide(naming.check_step(step), found=self._found, own=self._own)
-        except naming.NameRefusedError as error:
+            placed = decide(naming.check_step(step), found=self._found, own=self._own)
+        except naming.InvalidNameError as error:
             raise NameRefusedError(str(error)) from None
-        if isinstance(placed, Conflict):
+        if placed is None:
+            last = step if self._own is None else self._own.step
             raise StepConflictError(
-                f"step {step} of run {self.run} is not after step {placed.last.step}, which this publisher published: "
+                f"step {step} of run {self.run} is not after step {last}, which this publisher published: "
                 "publish steps in order; after a restart of the trainer, open a new WeightPublisher"
             )
         if os.path.lexists(self.folder_of(placed)):
@@ -73,12 +129,12 @@ class RunFolder:
         """Whether this publisher has published."""
         return self._own is not None
 
-    def heard(self, order: Order) -> None:
-        """The service knows of this version in the run: its name is used up, as if it were still in the folder."""
+    def note_known(self, order: Order) -> None:
+        """Note a version that the service knows: its name is used up, as if it were still in the folder."""
         self._found = order if self._found is None else max(self._found, order)
 
     def begun(self, order: Order) -> str | None:
-        """That a step which was just placed begins a generation of the run, None where it does not."""
+        """A sentence that a step which was just placed begins a generation of the run, None if it does not."""
         if self._own is not None or self._found is None or order.generation == self._found.generation:
             return None
         return (
@@ -91,36 +147,31 @@ class RunFolder:
         return self.path / version_folder(order)
 
     def record(self, order: Order, scratch: Path) -> None:
-        """Note durably that a version is about to get its name. `scratch` is a folder for the moment in between."""
-        durable.replace_file(self.path / RECORD_NAME, generation.to_record(order), by=scratch / RECORD_NAME)
+        """Note durably that a version is about to get its name. The record is first written into folder `scratch`."""
+        durable.replace_file(self.path / RECORD_NAME, msgspec.json.encode(order), by=scratch / RECORD_NAME)
 
     def promise(self, order: Order) -> None:
-        """Note durably that engines may hear of a version whose files do not exist yet. Its step is used up with that:
+        """Note durably that engines may know a version whose files do not exist yet. Its step is used up with that:
         a trainer that dies now, and does the step again, begins a generation.
         """
         self._own = order
-        durable.replace_file(self.path / RECORD_NAME, generation.to_record(order), by=self.path / f"{RECORD_NAME}.new")
+        scratch = self.path / f"{RECORD_NAME}.new"
+        durable.replace_file(self.path / RECORD_NAME, msgspec.json.encode(order), by=scratch)
 
     def published(self, order: Order) -> None:
-        """A version got its name."""
+        """Note that a version got its name."""
         self._own = order
 
-    def taken_back(self, order: Order) -> None:
-        """A version had its name for a moment: whoever has seen it takes no other for it, so its step begins anew."""
+    def withdrawn(self, order: Order) -> None:
+        """Note that a version had its name for a moment. It may have been seen, so its step begins a generation."""
         self._found, self._own = order, None
 
 
-def _checked(run: str) -> str:
-    try:
-        return naming.check_run(run)
-    except naming.NameRefusedError as error:
-        raise NameRefusedError(str(error)) from None
-
-
-def _busy(run: str, holder: Holder | None) -> RunBusyError:
-    whom = "another publisher" if holder is None else f"process {holder.pid} on {holder.host}"
+def _busy(run: str, error: LockHeldError) -> RunBusyError:
+    holder = error.holder
+    by = "another publisher" if holder is None else f"process {holder.pid} on {holder.host}"
     return RunBusyError(
-        f"run {run} is held by {whom}: one publisher a run, so publish from one rank only, close that publisher first, "
+        f"run {run} is held by {by}: one publisher a run, so publish from one rank only, close that publisher first, "
         "or use another run name",
         pid=None if holder is None else holder.pid,
         host=None if holder is None else holder.host,

@@ -1,4 +1,4 @@
-"""The trainer's part of a version's trace (OpenTelemetry), where the trainer traces; nothing at all where it does not.
+"""The trainer's part of a version's trace (OpenTelemetry), if the trainer traces; nothing at all if it does not.
 
     refitd.publish                   the trainer: from the first byte to the end of the notice
         refitd.notice
@@ -7,10 +7,11 @@
             refitd.load              one for each try of each engine
                 refitd.prepare, refitd.pause, refitd.load-weights, refitd.verify, refitd.resume
 
-What connects them is W3C's `traceparent` (https://www.w3.org/TR/trace-context/) among the version's metadata: it goes
-with the notice and lies in the manifest, so that a version which is found by watching belongs to its trace as well.
+W3C's `traceparent` (https://www.w3.org/TR/trace-context/) among the version's metadata connects them: it is in the
+notice and in the manifest, so that a version which is found by watching belongs to its trace as well.
 
-OpenTelemetry is used where the trainer has imported it, and never imported here: it would be for nothing.
+OpenTelemetry is used if the trainer has imported it, and never imported here: without the trainer's set-up its spans
+would go nowhere.
 """
 
 import sys
@@ -22,10 +23,10 @@ TRACEPARENT = "traceparent"
 
 
 class PublishTrace:
-    """The span of one publication, from its first byte to its notice. Ends once, whatever is called after that."""
+    """The span of one publication, from its first byte to its notice. It ends once; later calls do nothing."""
 
     def __init__(self, run: str, step: int) -> None:
-        """Begin it, under the span that is current in this thread, if there is one."""
+        """Begin the span, under the one that is current in this thread, if there is one."""
         self._api: Any = sys.modules.get("opentelemetry.trace")
         self._span: Any = None
         if self._api is None:
@@ -36,25 +37,25 @@ class PublishTrace:
             kind=self._api.SpanKind.PRODUCER,
             attributes={"refitd.run": run, "refitd.step": step},
         )
-        if span.get_span_context().is_valid:  # else nobody has set OpenTelemetry up
+        if span.get_span_context().is_valid:  # else OpenTelemetry was not set up
             self._span = span
 
     @property
     def carrier(self) -> dict[str, str]:
-        """What the version's metadata say of it."""
+        """The entry for the version's metadata."""
         if self._span is None:
             return {}
         context = self._span.get_span_context()
         return {TRACEPARENT: f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"}
 
-    def tell(self, facts: Mapping[str, str | int | float]) -> None:
+    def add(self, facts: Mapping[str, str | int | float]) -> None:
         """Add facts about the publication, by name."""
         if self._span is not None:
             self._span.set_attributes({f"refitd.{name}": value for name, value in facts.items()})
 
     @contextmanager
-    def last_part(self, name: str) -> Generator[None, None, None]:
-        """A span of its own for the block, with which the publication ends."""
+    def last_span(self, name: str) -> Generator[None, None, None]:
+        """A span for the block, with whose end the publication's ends as well."""
         try:
             if self._span is None:
                 yield
@@ -68,7 +69,7 @@ class PublishTrace:
         self.end()
 
     def end(self, error: BaseException | None = None) -> None:
-        """End it, as failed where there is an error."""
+        """End the span, as failed if there is an error."""
         if self._span is None:
             return
         if error is not None:

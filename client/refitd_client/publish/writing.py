@@ -12,14 +12,14 @@ from refitd_client.errors import PublishError
 from refitd_client.files.mapped import Mappings
 from refitd_client.fingerprint import to_texts
 from refitd_client.publish.run_folder import RunFolder
-from refitd_client.write import source_folder as checkpoint
 from refitd_client.write.content import Content
 from refitd_client.write.progress import Laps, Meter, Progress
+from refitd_client.write.source_folder import copy_into
 from refitd_client.write.version_folder import Staging, staged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class WrittenVersion:
     """A committed version's manifest, and milliseconds of `stage`, `write`, `sync` and `commit`."""
 
     manifest: Manifest
@@ -41,8 +41,8 @@ class VersionWriter:
     progress: Callable[[Progress], None] | None
     mappings: Mappings
 
-    def write(self, content: Content) -> Written:
-        """Write the version, durably, and give it its name. Whatever is raised, no version is visible then.
+    def write(self, content: Content) -> WrittenVersion:
+        """Write the version, durably, and give it its name. After any error no version is visible.
 
         Raises:
             InvalidWeightsError: the weights turn out not to be publishable as they are read.
@@ -55,7 +55,7 @@ class VersionWriter:
                 content.weights.write(staging)
             return self._complete(content, staging, laps)
 
-    def stage(self, content: Content) -> Callable[[], Written]:
+    def stage(self, content: Content) -> Callable[[], WrittenVersion]:
         """Copy the version's bytes, so that the caller may change its tensors; return what does the rest.
 
         That must be called, in any thread. Until it has returned nothing is visible. Both raise as `write` does.
@@ -67,7 +67,7 @@ class VersionWriter:
                 seal = content.weights.stage(staging)
             held = stack.pop_all()
 
-        def finish() -> Written:
+        def finish() -> WrittenVersion:
             with held:
                 with laps.lap("write"):
                     seal()
@@ -80,30 +80,16 @@ class VersionWriter:
         meter = Meter(content.size, self.progress)
         return staged(self.folder.path, meter, laps, take=take, mappings=self.mappings)
 
-    def _complete(self, content: Content, staging: Staging, laps: Laps) -> Written:
+    def _complete(self, content: Content, staging: Staging, laps: Laps) -> WrittenVersion:
         with laps.lap("write"):
             if content.index:
                 with staging.file(INDEX_NAME) as file:  # after the shards: others take it for a sign that all is there
                     file.write(content.index)
             for path in content.companions:
-                checkpoint.copy_into(staging, path)
-            manifest = self._manifest(content, staging)
+                copy_into(staging, path)
         laps.times["write"] = max(0.0, laps.times["write"] - laps.times.get("sync", 0.0))
-        with laps.lap("commit"):
-            # Before the name: a version that anyone may have seen counts, even when it is gone after a crash.
-            self.folder.record(self.order, staging.path)
-        try:
-            staging.commit(_checked(manifest), MANIFEST_NAME, self.folder.folder_of(self.order))
-        except BaseException:
-            if staging.was_seen:
-                self.folder.taken_back(self.order)
-            raise
-        self.folder.published(self.order)
-        return Written(manifest=manifest, timings=laps.times)
-
-    def _manifest(self, content: Content, staging: Staging) -> Manifest:
         claims = content.claims
-        return Manifest(
+        manifest = Manifest(
             run=self.folder.run,
             generation=self.order.generation,
             step=self.order.step,
@@ -116,6 +102,17 @@ class VersionWriter:
             fingerprints=claims.fingerprints or fitting_fingerprints(to_texts(staging.fingerprints)),
             delta=claims.delta,
         )
+        with laps.lap("commit"):
+            # Before the name: a version that may have been seen counts, even when it is gone after a crash.
+            self.folder.record(self.order, staging.path)
+        try:
+            staging.commit(_checked(manifest), MANIFEST_NAME, self.folder.folder_of(self.order))
+        except BaseException:
+            if staging.was_seen:
+                self.folder.withdrawn(self.order)
+            raise
+        self.folder.published(self.order)
+        return WrittenVersion(manifest=manifest, timings=laps.times)
 
 
 def _checked(manifest: Manifest) -> bytes:

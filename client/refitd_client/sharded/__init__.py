@@ -13,7 +13,7 @@ instead of its answer; one that dies closes its connection. Either way rank 0 th
 the rest.
 """
 
-from refitd_client.sharded.description import Sharded
+from refitd_client.sharded.holdings import Sharded
 from refitd_client.sharded.publisher import ShardedPublisher
 
 __all__ = ["Sharded", "ShardedPublisher"]

@@ -1,7 +1,7 @@
 """A rank's tensors: what it holds of each, claimed as boxes and read as bytes.
 
-Which way a tensor goes into the file is decided here, from nothing but its placements, mesh and whole shape, so that
-all ranks of its mesh decide alike:
+How a tensor gets into the file is decided here, from its placements, mesh and whole shape alone, so that all ranks of
+its mesh decide alike:
 
     cut along the first dimension       its bytes are one range of the file: written as they are
     cut along another, in long runs     written run by run (`pwrite`)
@@ -9,27 +9,57 @@ all ranks of its mesh decide alike:
                                         then written as one range; plain tensors have no mesh and are written run by run
     replicated                          claimed whole by every rank; rank 0 shares the writing out
 
-A pending reduction (Partial) is refused: no parameter is one, and a sum that nobody asked for is no weight.
+A pending reduction (Partial) is refused: no parameter is one, and a publisher must not sum silently.
+
+This is the only module that knows `torch.distributed.tensor`. Placements are recognised by the names of their classes:
+torch moved them between modules, and made the strided one (which FSDP2 uses under tensor parallelism) a subclass of the
+plain one in some releases and not in others.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from refitd_client.errors import InvalidWeightsError
-from refitd_client.sharded import mesh
-from refitd_client.sharded.boxes import Box, run_length, whole
-from refitd_client.sharded.claims import Claim
-from refitd_client.sharded.description import Sharded
-from refitd_client.sharded.placement import Split, boxes_of, local_shape
+from refitd_client.sharded.boxes import Split, boxes_of, local_shape, run_length, whole_box
+from refitd_client.sharded.layout import Claim
 from refitd_client.tensors import from_torch as torch_tensors
-from refitd_client.tensors.casts import Casts
 from refitd_client.tensors.names import Rename, plain_names, published_names, second_names
-from refitd_client.tensors.source import entry_of, refused
+from refitd_client.tensors.source import Casts, entry_of, refused
 
 # A pwrite costs about as much as copying so many bytes into the page cache: shorter runs take longer than the copy, and
 # an exchange between the ranks (which costs the part's own bytes once more, over a link faster than files) is cheaper.
 MIN_RUN_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Sharded:
+    """A rank's plain tensor is part `index` of `count` along dimension `dim`, split as `torch.chunk` splits.
+
+    `size` is the whole tensor's size along `dim`; without it the parts are of equal size.
+
+    >>> Sharded(dim=0, index=tensor_parallel_rank, count=tensor_parallel_size)
+    """
+
+    dim: int
+    index: int
+    count: int
+    size: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.index < self.count:
+            raise ValueError(f"part {self.index} of {self.count}: parts are counted from 0 to count - 1")
+        if self.dim < 0 or (self.size is not None and self.size < 0):
+            raise ValueError(f"dim {self.dim} and size {self.size}: neither is negative")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamingOptions:
+    """How a publisher names and casts the tensors that it is given."""
+
+    casts: Casts
+    rename: Rename | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,41 +78,47 @@ class Holding:
         tensor = self.tensor.detach()
         if self.target is not None:
             tensor = tensor.redistribute(placements=self.target)
-        return tensor.to_local() if mesh.is_dtensor(tensor) else tensor
+        return tensor.to_local() if is_dtensor(tensor) else tensor
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """How a publisher names, casts and understands what it is passed."""
-
-    casts: Casts
-    rename: Rename | None
-
-
-def holdings_of(weights: Any, options: Options, sharded: Mapping[str, Sharded]) -> dict[str, Holding]:
+def holdings_of(weights: Any, options: NamingOptions, sharded: Mapping[str, Sharded]) -> dict[str, Holding]:
     """This rank's tensors by published name.
 
-    `sharded` describes plain tensors that are parts, by the trainer's name, with or without the marks of wrappers.
+    Args:
+        weights: the module, or this rank's state dict.
+        options: names and casts.
+        sharded: describes plain tensors that are parts, by the trainer's name, with or without the marks of wrappers.
 
     Raises:
         InvalidWeightsError: the weights are no module or state dict, or hold what cannot be published.
     """
     state, patterns = _state(weights)
     names = published_names(state.keys(), options.rename)
-    described = _described(sharded, state.keys())
-    held = [_holding(state[name], new, name, options.casts, described.get(name)) for name, new in names.items()]
-    ties = _ties(state[name] for name in names)
-    found: dict[str, Holding] = {}
+    plain = plain_names(list(state))
+    for name in sharded:
+        if name not in plain and name not in plain.values():
+            raise refused(name, "is described as Sharded, and there is none of that name")
     second = second_names(names, patterns)
-    for new, holding, tie in zip(names.values(), held, ties, strict=True):
-        first = None if tie is None else held[tie].claim.name
+    first_names: dict[Any, str] = {}  # the first name of each memory
+    found: dict[str, Holding] = {}
+    for name, new in names.items():
+        tensor = state[name]
+        holding = _holding(tensor, new, name, options.casts, sharded.get(name) or sharded.get(plain[name]))
+        memory = torch_tensors.memory_of(tensor.detach().to_local() if is_dtensor(tensor) else tensor)
+        first = None if memory is None else first_names.setdefault((memory, tuple(tensor.shape)), new)
         found[new] = replace(holding, claim=replace(holding.claim, memory=first, second=new in second))
     return found
 
 
+def is_dtensor(tensor: Any) -> bool:
+    """Whether a tensor is sharded or replicated over a mesh."""
+    return hasattr(tensor, "placements") and hasattr(tensor, "device_mesh")
+
+
 def _state(weights: Any) -> tuple[Mapping[str, Any], list[str]]:
+    """The tensors by the trainer's names, and the patterns of names that the module declares to be tied."""
     if torch_tensors.is_module(weights):
-        return torch_tensors.module_state(weights), torch_tensors.tied_patterns(weights)
+        return weights.state_dict(), torch_tensors.tied_patterns(weights)
     if not isinstance(weights, Mapping):
         raise InvalidWeightsError(
             f"weights are a {type(weights).__name__}: pass the module or this rank's state dict; "
@@ -97,50 +133,68 @@ def _state(weights: Any) -> tuple[Mapping[str, Any], list[str]]:
     return state, []
 
 
-def _described(sharded: Mapping[str, Sharded], names: Iterable[str]) -> dict[str, Sharded]:
-    plain = plain_names(list(names))
-    known = set(plain) | set(plain.values())
-    for name in sharded:
-        if name not in known:
-            raise refused(name, "is described as Sharded, and there is none of that name")
-    found = {name: sharded.get(name) or sharded.get(new) for name, new in plain.items()}
-    return {name: part for name, part in found.items() if part is not None}
-
-
 def _holding(tensor: Any, name: str, old: str, casts: Casts, part: Sharded | None) -> Holding:
+    """A tensor with published name `name`, which the trainer calls `old` and may describe as a `part`."""
     target: tuple[Any, ...] | None = None
-    if mesh.is_dtensor(tensor):
+    shape, local, splits = tuple(tensor.shape), tensor, list[Split]()
+    if is_dtensor(tensor):
         if part is not None:
             raise refused(old, "is a DTensor, which says itself how it is sharded: do not describe it")
-        shape, local = tuple(tensor.shape), tensor.detach().to_local()
-        splits = mesh.splits_of(old, tensor)
+        local, splits = tensor.detach().to_local(), _splits_of(old, tensor, tensor.placements)
         target = _target(tensor, shape, splits)
-    else:
-        shape, splits = _plain_splits(old, tuple(tensor.shape), part)
-        local = tensor
+    elif part is not None:
+        if part.dim >= len(shape):
+            raise refused(old, f"has {len(shape)} dimensions and is described as {part}")
+        size = shape[part.dim] * part.count if part.size is None else part.size
+        shape = (*shape[: part.dim], size, *shape[part.dim + 1 :])
+        splits = [Split(part.dim, part.index, part.count)]
     _check_local(old, local, shape, splits)
     if target is not None:
-        splits = mesh.splits_of(old, tensor, target)
+        splits = _splits_of(old, tensor, target)
     dtype = casts.target(name, str(tensor.dtype).removeprefix("torch."))
     entry_of(name, dtype, shape)  # refuses what the format cannot hold, on the rank that has it
-    claim = Claim(name=name, dtype=dtype, shape=shape, boxes=_boxes(shape, splits), memory=None)
+    boxes = boxes_of(shape, splits) if splits else [whole_box(shape)]
+    claim = Claim(name=name, dtype=dtype, shape=shape, boxes=tuple(box for box in boxes if box.count), memory=None)
     return Holding(claim=claim, tensor=tensor, target=target)
 
 
-def _boxes(shape: tuple[int, ...], splits: Sequence[Split]) -> tuple[Box, ...]:
-    if not splits:
-        box = whole(shape)
-        return (box,) if box.count else ()
-    return tuple(boxes_of(shape, splits))
+def _splits_of(name: str, tensor: Any, placements: Sequence[Any]) -> list[Split]:
+    """How placements on a DTensor's mesh split the whole tensor for this rank."""
+    mesh = tensor.device_mesh
+    place = mesh.get_coordinate()
+    if place is None:
+        raise refused(name, "is a DTensor of a mesh that this rank is not in: leave it out of this rank's state dict")
+    splits: list[Split] = []
+    for dimension, placement in enumerate(placements):
+        match type(placement).__name__:
+            case "Replicate":
+                continue
+            case "Shard" | "_StridedShard":
+                stride = int(getattr(placement, "split_factor", 1))
+                splits.append(Split(int(placement.dim), int(place[dimension]), int(mesh.size(dimension)), stride))
+            case "Partial" | "_MaskPartial" | "_NormPartial":
+                raise refused(
+                    name, f"has a pending reduction ({placement}): redistribute it to Replicate() or Shard(0) first"
+                )
+            case other:
+                raise refused(name, f"has placement {other}, which is not known: redistribute it to Shard(0) first")
+    return splits
 
 
-def _plain_splits(name: str, shape: tuple[int, ...], part: Sharded | None) -> tuple[tuple[int, ...], list[Split]]:
-    if part is None:
-        return shape, []
-    if part.dim >= len(shape):
-        raise refused(name, f"has {len(shape)} dimensions and is described as {part}")
-    size = shape[part.dim] * part.count if part.size is None else part.size
-    return (*shape[: part.dim], size, *shape[part.dim + 1 :]), [Split(part.dim, part.index, part.count)]
+def _target(tensor: Any, shape: tuple[int, ...], splits: Sequence[Split]) -> tuple[Any, ...] | None:
+    """Placements with every split on the first dimension, if the runs are too short and the splits are plain.
+
+    The first rank's box decides for all: it has the longest runs.
+    """
+    if not any(split.dim > 0 for split in splits):
+        return None
+    first = boxes_of(shape, [replace(split, index=0) for split in splits])
+    if not first or run_length(first[0], shape) * tensor.element_size() >= MIN_RUN_BYTES:
+        return None
+    if any(type(placement).__name__ not in {"Shard", "Replicate"} for placement in tensor.placements):
+        return None
+    shard = sys.modules["torch.distributed.tensor"].Shard
+    return tuple(shard(0) if type(each).__name__ == "Shard" else each for each in tensor.placements)
 
 
 def _check_local(name: str, local: Any, shape: tuple[int, ...], splits: Sequence[Split]) -> None:
@@ -154,24 +208,3 @@ def _check_local(name: str, local: Any, shape: tuple[int, ...], splits: Sequence
             f"has a local part of shape {list(local.shape)}, and a tensor of shape {list(shape)} sharded like this has "
             f"one of {list(expected)} here: redistribute it to Shard(0) or Replicate first",
         )
-
-
-def _target(tensor: Any, shape: tuple[int, ...], splits: Sequence[Split]) -> tuple[Any, ...] | None:
-    """Placements to bring it to, if its runs are too short. The first rank's box stands for all: it has the longest."""
-    if not any(split.dim > 0 for split in splits):
-        return None
-    first = boxes_of(shape, [replace(split, index=0) for split in splits])
-    if not first or run_length(first[0], shape) * tensor.element_size() >= MIN_RUN_BYTES:
-        return None
-    return mesh.along_first_dimension(tensor)
-
-
-def _ties(tensors: Iterable[Any]) -> list[int | None]:
-    """For each tensor the number of the first with the same memory, None where there is none to share."""
-    seen: dict[Any, int] = {}
-    ties: list[int | None] = []
-    for number, tensor in enumerate(tensors):
-        local = tensor.detach().to_local() if mesh.is_dtensor(tensor) else tensor
-        memory = torch_tensors.memory_of(local)
-        ties.append(None if memory is None else seen.setdefault((memory, tuple(tensor.shape)), number))
-    return ties

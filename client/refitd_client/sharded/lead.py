@@ -1,4 +1,8 @@
-"""Rank 0's part of a publication: what all ranks agree on, and what they are told of how it ended."""
+"""Rank 0's part of a publication: what all ranks agree on, the files that they fill, and how it ended.
+
+Rank 0 makes the files, has all ranks write and digest them, and commits them as a `WeightPublisher` would commit one
+process's weights.
+"""
 
 import logging
 import os
@@ -8,26 +12,40 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from refitd_client.checkpoint.header import Entry
+from refitd_client.contract.manifest import ManifestFile
 from refitd_client.contract.naming import Order
+from refitd_client.contract.slot import ShardLayout
 from refitd_client.errors import RankLostError, ServiceError, StepConflictError
+from refitd_client.files import durable
 from refitd_client.publish.publication import Publication
 from refitd_client.publish.publisher import WeightPublisher
-from refitd_client.sharded import blame, samples
-from refitd_client.sharded.claims import Claim
-from refitd_client.sharded.layout import lay_out
-from refitd_client.sharded.messages import Failed, Opening, Published, Refused
-from refitd_client.sharded.rank_group import RankGroup
-from refitd_client.sharded.shared_shards import Answer, Planned, SharedShards
-from refitd_client.write.base_model import BaseModel
-from refitd_client.write.content import Content
+from refitd_client.sharded import samples
+from refitd_client.sharded.layout import Claim, ShardedLayout, lay_out, spread
+from refitd_client.sharded.messages import (
+    DigestOrder,
+    DoneReply,
+    FailedReply,
+    Opening,
+    PublishedOutcome,
+    RankTask,
+    RefusedOutcome,
+    WriteOrder,
+)
+from refitd_client.sharded.rank_group import RankGroup, error_of_rank, portable, portable_service_error
+from refitd_client.write.content import BaseModel, Content
 from refitd_client.write.plan import index_json
+from refitd_client.write.slots import open_shard
+from refitd_client.write.version_folder import Staging
 
 _log = logging.getLogger("refitd_client")
+
+Answer = Callable[[WriteOrder | DigestOrder], DoneReply | FailedReply]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeadOptions:
-    """What only rank 0 needs to know."""
+    """Options that only rank 0 needs."""
 
     base_model: str | os.PathLike[str] | None
     max_shard_bytes: int | None
@@ -35,27 +53,127 @@ class LeadOptions:
     fingerprinted: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgreedLayout:
+    """The layout that was last agreed on, its number, and the claims that it was made from."""
+
+    number: int
+    claims: list[list[Claim]]
+    layout: ShardedLayout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedShards:
+    """The weights of a version, written by all ranks into rank 0's staging folder.
+
+    `known` are the numbers of the layouts that the ranks have from before, by rank; `answer` is rank 0's own follower.
+    """
+
+    agreed: AgreedLayout
+    known: Sequence[int]
+    rank_group: RankGroup
+    answer: Answer
+    fingerprinted: bool
+
+    @property
+    def tensors(self) -> dict[str, list[Entry]]:
+        """What is in each shard."""
+        return self.agreed.layout.shards.tensors
+
+    @property
+    def size(self) -> int:
+        """The bytes that the shards will take."""
+        return self.agreed.layout.shards.size
+
+    @property
+    def layout(self) -> Sequence[ShardLayout]:
+        """What a slot has to look like for them."""
+        return self.agreed.layout.shards.layout
+
+    def stage(self, staging: Staging) -> Callable[[], None]:
+        """As `write`: nothing is left to do after it."""
+        self.write(staging)
+        return lambda: None
+
+    def write(self, staging: Staging) -> None:
+        """Have every rank write its parts, then have the files digested. Each phase ends when all ranks are done.
+
+        Raises:
+            PublishError: a rank failed, was lost, or has no room.
+        """
+        if not staging.recycled:
+            staging.require_space(self.size)
+        sizes = self._create(staging)
+        agreed, layout, ranks = self.agreed, self.agreed.layout, range(self.rank_group.size)
+        orders: list[WriteOrder | DigestOrder] = []
+        for rank in ranks:
+            parts = layout.parts[rank]
+            task = RankTask(number=agreed.number, files=list(sizes), locations=layout.locations, parts=parts)
+            is_known = self.known[rank] == agreed.number
+            orders.append(WriteOrder(staging=staging.path.name, task=None if is_known else task))
+        self._all(orders, "write its part")
+        shares = spread(sizes, self.rank_group.size)
+        orders = [DigestOrder(names=names, fingerprints=self.fingerprinted) for names in shares]
+        entries: dict[str, ManifestFile] = {}
+        for done in self._all(orders, "digest its files"):
+            entries |= done.files
+            staging.fingerprints.update(done.fingerprints)
+        staging.files.update({name: entries[name] for name in sizes})  # in the order of a gathered save
+
+    def _create(self, staging: Staging) -> dict[str, int]:
+        """Make the files with their headers, at full size. Returns the sizes by name."""
+        sizes: dict[str, int] = {}
+        for shard in self.agreed.layout.shards.shards:
+            sizes[shard.name] = shard.size
+            path, is_there = staging.path / shard.name, shard.name in staging.recycled
+            fd = open_shard(path) if is_there else durable.create(path)
+            try:
+                if not is_there:  # a recycled file has its size, and is never truncated
+                    durable.resize(fd, shard.size)
+                durable.write_at(fd, memoryview(shard.header), 0)
+                durable.sync(fd)
+            finally:
+                os.close(fd)
+        return sizes
+
+    def _all(self, orders: Sequence[WriteOrder | DigestOrder], doing: str) -> list[DoneReply]:
+        self.rank_group.tell_all(orders)
+        return _succeeded(self.rank_group.hear_all(self.answer(orders[0]), doing))
+
+
 def agree(
-    openings: Sequence[Opening | Failed],
-    last: Planned | None,
+    openings: Sequence[Opening | FailedReply],
+    last: AgreedLayout | None,
     options: LeadOptions,
     inventory: Callable[[], frozenset[str] | None],
-) -> Planned:
-    """Make the layout of what all ranks brought, or take the last one if nothing has changed.
+) -> AgreedLayout:
+    """Make the layout of what all ranks hold, or take the last one if nothing has changed.
+
+    Args:
+        openings: the ranks', by rank.
+        last: the layout that was last agreed on.
+        options: rank 0's.
+        inventory: returns the names in the base model's checkpoint, None if there is none.
 
     Raises:
         StepConflictError: ranks are at different steps.
         InvalidWeightsError: what they hold is no version.
         PublishError: a rank could not begin.
     """
-    opened = _opened(openings)
+    opened: list[Opening] = _succeeded(openings)
+    claims: list[list[Claim]] = []
     for rank, opening in enumerate(opened):
         if opening.step != opened[0].step:
             raise StepConflictError(
                 f"rank {rank} publishes step {opening.step} and rank 0 step {opened[0].step}: all ranks publish the "
                 "same step"
             )
-    claims = [_claims(opening, rank, last) for rank, opening in enumerate(opened)]
+        if opening.claims is not None:
+            claims.append(opening.claims)
+        elif last is not None and last.number == opening.layout:
+            claims.append(last.claims[rank])
+        else:
+            raise StepConflictError(f"rank {rank} refers to an earlier publication that rank 0 knows nothing of")
     if last is None or claims != last.claims:
         layout = lay_out(
             claims,
@@ -63,7 +181,7 @@ def agree(
             max_shard_bytes=options.max_shard_bytes,
             check_finite=options.check_finite,
         )
-        last = Planned(number=1 if last is None else last.number + 1, claims=claims, layout=layout)
+        last = AgreedLayout(number=1 if last is None else last.number + 1, claims=claims, layout=layout)
     difference = samples.compare([opening.samples for opening in opened], last.layout.shared)
     if difference is not None:
         raise difference
@@ -71,24 +189,29 @@ def agree(
 
 
 class Lead:
-    """Rank 0 from one publication to the next."""
+    """Rank 0's state from one publication to the next. `publisher` holds the run and commits versions."""
 
     def __init__(self, rank_group: RankGroup, publisher: WeightPublisher, options: LeadOptions) -> None:
-        """`publisher` holds the run; it commits what all ranks write as it would commit one process's weights."""
         self.publisher = publisher
         self._rank_group = rank_group
         self._options = options
         self._base = None if options.base_model is None else BaseModel(Path(options.base_model))
-        self._planned: Planned | None = None
+        self._agreed: AgreedLayout | None = None
 
     def publish(
-        self, opening: Opening | Failed, answer: Answer, step: int, publish: Callable[[Any], Publication]
+        self, opening: Opening | FailedReply, answer: Answer, step: int, publish: Callable[[Any], Publication]
     ) -> Publication:
-        """Lead a publication, and tell all ranks how it ended. `publish` wants nothing more than the weights."""
+        """Lead a publication, and tell all ranks how it ended.
+
+        Args:
+            opening: rank 0's own.
+            answer: rank 0's own follower, which carries orders out.
+            step: the trainer's.
+            publish: publishes content; everything else is bound to it.
+        """
         try:
-            openings: list[Opening | Failed] = self._rank_group.hear_all(opening, f"come to publish step {step}")
-            content = self._content(openings, answer)
-            publication = publish(content)
+            openings: list[Opening | FailedReply] = self._rank_group.hear_all(opening, f"come to publish step {step}")
+            publication = publish(self._content(openings, answer))
         except ServiceError as error:
             if isinstance(error.publication, Publication):
                 self._tell(error.publication, error)
@@ -101,62 +224,49 @@ class Lead:
         self._tell(publication, None)
         return publication
 
-    def _content(self, openings: Sequence[Opening | Failed], answer: Answer) -> Content:
-        inventory = _nobody if self._base is None else self._base.inventory
-        planned = self._planned = agree(openings, self._planned, self._options, inventory)
-        known = [each.layout for each in openings if isinstance(each, Opening)]
+    def _content(self, openings: Sequence[Opening | FailedReply], answer: Answer) -> Content:
+        base = self._base
+        inventory: Callable[[], frozenset[str] | None] = (lambda: None) if base is None else base.inventory
+        self._agreed = agree(openings, self._agreed, self._options, inventory)
         shared = SharedShards(
-            planned=planned,
-            known=known,
+            agreed=self._agreed,
+            known=[each.layout for each in openings if isinstance(each, Opening)],
             rank_group=self._rank_group,
             answer=answer,
             fingerprinted=self._options.fingerprinted,
         )
-        companions = self._base.companions if self._base is not None else []
+        companions = [] if base is None else base.companions
         return Content(weights=shared, index=index_json(shared.tensors), companions=companions)
 
     def _tell(self, publication: Publication, error: ServiceError | None) -> None:
         notice_error = publication.notice_error
-        published = Published(
+        outcome = PublishedOutcome(
             order=Order(publication.generation, publication.step),
             bytes=publication.bytes,
             digest=publication.digest,
             timings=publication.timings,
             notice=publication.notice,
-            notice_error=None if notice_error is None else blame.as_service_error(notice_error),
+            notice_error=None if notice_error is None else portable_service_error(notice_error),
             is_refused=error is not None,
             begun=publication.begun,
         )
         try:
-            self._rank_group.tell_all([published] * self._rank_group.size)
-        except RankLostError as lost:  # the version stands; the next publication says who is missing
+            self._rank_group.tell_all([outcome] * self._rank_group.size)
+        except RankLostError as lost:  # the version stands; the next publication says which rank is missing
             _log.warning("step %d is published, but not all ranks heard of it: %s", publication.step, lost)
 
 
 def refuse(rank_group: RankGroup, error: BaseException) -> None:
-    """Tell all ranks that nothing was published. Those who are gone have been missed already, or will be."""
+    """Tell all ranks that nothing was published. Ranks that are gone have been reported already, or will be."""
     if not isinstance(error, Exception):
         rank_group.broken = f"rank 0 was interrupted by {type(error).__name__}"
     with suppress(RankLostError):
-        rank_group.tell_all([Refused(error=blame.portable(error), broken=rank_group.broken)] * rank_group.size)
+        rank_group.tell_all([RefusedOutcome(error=portable(error), broken=rank_group.broken)] * rank_group.size)
 
 
-def _opened(openings: Sequence[Opening | Failed]) -> list[Opening]:
-    opened: list[Opening] = []
-    for rank, opening in enumerate(openings):
-        if isinstance(opening, Failed):
-            raise blame.of_rank(rank, opening.error) from opening.error
-        opened.append(opening)
-    return opened
-
-
-def _claims(opening: Opening, rank: int, last: Planned | None) -> list[Claim]:
-    if opening.claims is not None:
-        return opening.claims
-    if last is None or last.number != opening.layout:
-        raise StepConflictError(f"rank {rank} refers to an earlier publication that rank 0 knows nothing of")
-    return last.claims[rank]
-
-
-def _nobody() -> None:
-    return None
+def _succeeded(answers: Sequence[Any]) -> list[Any]:
+    """The answers of all ranks. Raises the error of the first rank that failed."""
+    for rank, answer in enumerate(answers):
+        if isinstance(answer, FailedReply):
+            raise error_of_rank(rank, answer.error) from answer.error
+    return list(answers)

@@ -1,4 +1,4 @@
-"""What ranks say to each other. Rank 0 sends orders, the others answer each with one reply."""
+"""The messages between ranks. Rank 0 sends orders, the others answer each with one reply."""
 
 from dataclasses import dataclass, field
 
@@ -6,13 +6,12 @@ from refitd_client.contract.manifest import ManifestFile
 from refitd_client.contract.naming import Order
 from refitd_client.contract.wire import Notice
 from refitd_client.errors import ServiceError
-from refitd_client.sharded.claims import Claim
-from refitd_client.sharded.layout import Location, Part
+from refitd_client.sharded.layout import Claim, Location, WritePart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """A rank has come to `publish`. `claims` are None where they are those of layout number `layout`."""
+    """A rank has called `publish`. `claims` are None where they are those of layout number `layout`."""
 
     step: int
     layout: int
@@ -21,33 +20,33 @@ class Opening:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class RankTask:
     """A layout as one rank needs it."""
 
     number: int
     files: list[str]
     locations: dict[str, Location]
-    parts: list[Part]
+    parts: list[WritePart]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Write:
-    """Write your parts into this staging folder of the run. `task` is None where it is the one of last time."""
+class WriteOrder:
+    """Write your parts into this staging folder of the run. `task` is None where it is that of the last time."""
 
     staging: str
-    task: Task | None
+    task: RankTask | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Digest:
-    """All is written and synced: digest these files, and take their tensors' `fingerprints` where these are wanted."""
+class DigestOrder:
+    """All is written and synced: digest these files, with their tensors' `fingerprints` where they are wanted."""
 
     names: list[str]
     fingerprints: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
+class DoneReply:
     """An order was carried out. `files` are what it digested, `fingerprints` those of the tensors in them."""
 
     files: dict[str, ManifestFile] = field(default_factory=dict[str, ManifestFile])
@@ -55,15 +54,15 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failed:
+class FailedReply:
     """An order was not carried out, or a rank could not begin."""
 
     error: Exception
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
-    """The version is committed, and this is what became of the notice. `is_refused`: the service would not hear it."""
+class PublishedOutcome:
+    """The version is committed; `notice_error` is why the service was not told. `is_refused`: it refused the notice."""
 
     order: Order
     bytes: int
@@ -76,7 +75,7 @@ class Published:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
+class RefusedOutcome:
     """Nothing was published. `broken` says why the publisher cannot be used again, None if it can."""
 
     error: Exception

@@ -1,4 +1,4 @@
-"""`ShardedPublisher`: every rank of a trainer publishes its part, and one version comes of it."""
+"""`ShardedPublisher`: every rank of a trainer publishes its part of one version."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -11,14 +11,21 @@ from refitd_client.errors import PublishError
 from refitd_client.http.connection import Connection, connect_to
 from refitd_client.publish.publication import Publication
 from refitd_client.publish.publisher import WeightPublisher
-from refitd_client.sharded.description import Sharded
 from refitd_client.sharded.follower import Follower
-from refitd_client.sharded.holdings import Options
+from refitd_client.sharded.holdings import NamingOptions, Sharded
 from refitd_client.sharded.lead import Lead, LeadOptions, refuse
-from refitd_client.sharded.messages import Digest, Done, Failed, Opening, Published, Refused, Write
+from refitd_client.sharded.messages import (
+    DigestOrder,
+    DoneReply,
+    FailedReply,
+    Opening,
+    PublishedOutcome,
+    RefusedOutcome,
+    WriteOrder,
+)
 from refitd_client.sharded.rank_group import RankGroup
-from refitd_client.tensors.casts import casts
 from refitd_client.tensors.names import Rename
+from refitd_client.tensors.source import casts
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +66,7 @@ class ShardedPublisher:
         Args:
             root: the folder that the service watches, as this rank sees it: one file system for all ranks.
             run: the run's name.
-            service_url: whom to send notices (rank 0 does) and to ask in `wait` (any rank may).
+            service_url: the service to send notices to (rank 0 does) and to ask in `wait` (any rank may).
             process_group: the ranks that hold the weights, as a group that can carry CPU tensors (gloo). Without it
                 all ranks, in a group of their own.
             rank_timeout: seconds that a rank may come later than the others, or take for its part. One that dies is
@@ -69,7 +76,7 @@ class ShardedPublisher:
             rename: published names for the trainer's, as a mapping or a function; None leaves a tensor out. Marks of
                 wrappers (`_fsdp_wrapped_module.`, `_orig_mod.`, DDP's `module.`) are taken off before.
             base_model, token, token_file, max_shard_bytes, check_finite, engines: as for a `WeightPublisher`.
-            fingerprints: have each manifest name the tensors' fingerprints, which engines can be held against: the
+            fingerprints: have each manifest name the tensors' fingerprints, which engines can be checked against: the
                 same as of the gathered weights. Ranks compute them of the files that they digest, at about 1.5 GB/s a
                 thread.
 
@@ -80,7 +87,7 @@ class ShardedPublisher:
         """
         if rank_timeout <= 0:
             raise ValueError(f"rank_timeout is {rank_timeout}; it is a positive number of seconds")
-        options = Options(casts=casts(dtype), rename=rename)
+        options = NamingOptions(casts=casts(dtype), rename=rename)
         self._run = run
         self._connection: Connection | None = None
         if service_url is not None:
@@ -89,29 +96,26 @@ class ShardedPublisher:
         self._lead: Lead | None = None
         self._rank_group = RankGroup(process_group, rank_timeout)
         self._follower = Follower(self._folder, options, self._rank_group.size, check_finite=check_finite)
+        publisher = partial(
+            WeightPublisher,
+            root,
+            run,
+            service_url,
+            base_model=base_model,
+            token=token,
+            token_file=token_file,
+            max_shard_bytes=max_shard_bytes,
+            check_finite=check_finite,
+            engines=engines,
+        )
+        lead_options = LeadOptions(
+            base_model=base_model,
+            max_shard_bytes=max_shard_bytes,
+            check_finite=check_finite,
+            fingerprinted=fingerprints,
+        )
         try:
-            if self._rank_group.rank == 0:
-                self._lead = self._take_run(
-                    lambda: WeightPublisher(
-                        root,
-                        run,
-                        service_url,
-                        base_model=base_model,
-                        token=token,
-                        token_file=token_file,
-                        max_shard_bytes=max_shard_bytes,
-                        check_finite=check_finite,
-                        engines=engines,
-                    ),
-                    LeadOptions(
-                        base_model=base_model,
-                        max_shard_bytes=max_shard_bytes,
-                        check_finite=check_finite,
-                        fingerprinted=fingerprints,
-                    ),
-                )
-            else:
-                self._see_begun()
+            self._begin(publisher, lead_options)
         except BaseException:
             self.close()
             raise
@@ -122,7 +126,7 @@ class ShardedPublisher:
         return self._rank_group.rank
 
     def close(self) -> None:
-        """Let the run go. Publications stay usable."""
+        """Release the run. Publications stay usable."""
         if self._lead is not None:
             self._lead.publisher.close()
         self._follower.close()
@@ -144,7 +148,7 @@ class ShardedPublisher:
         allow_missing: bool = False,
         allow_extra: bool = False,
     ) -> Publication:
-        """Write this rank's part of a version, and return when the whole is committed and the service told.
+        """Write this rank's part of a version. Returns when the whole version is committed and the service was told.
 
         Args:
             weights: the module, or this rank's state dict: DTensors, plain tensors that all ranks hold alike, plain
@@ -162,7 +166,7 @@ class ShardedPublisher:
             InvalidWeightsError: what the ranks hold is no version; the message names rank and tensor.
             StepConflictError: ranks are at different steps, or the step cannot be published.
             RankLostError: a rank died or is late. Nothing is visible; open a new publisher on the ranks of a new group.
-            NoSpaceError, StorageError: the file system would not, on the rank that is named.
+            NoSpaceError, StorageError: the file system refused a write, on the rank that is named.
             ServiceProblemError: the service refuses the notice. The version stands all the same.
         """
         self._rank_group.require_whole()
@@ -188,38 +192,36 @@ class ShardedPublisher:
         finally:
             self._follower.release()
 
-    def _take_run(self, make: Callable[[], WeightPublisher], options: LeadOptions) -> Lead:
+    def _begin(self, publisher: Callable[[], WeightPublisher], options: LeadOptions) -> None:
+        """Take the run on rank 0; raise its error on every rank."""
+        group = self._rank_group
+        if group.rank != 0:
+            if isinstance(answer := group.hear(), RefusedOutcome):
+                raise answer.error
+            return
         try:
-            lead = Lead(self._rank_group, make(), options)
+            self._lead = Lead(group, publisher(), options)
         except Exception as error:
-            refuse(self._rank_group, error)
+            refuse(group, error)
             raise
-        self._rank_group.tell_all([Done()] * self._rank_group.size)
-        return lead
+        group.tell_all([DoneReply()] * group.size)
 
-    def _see_begun(self) -> None:
-        match self._rank_group.hear():
-            case Refused(error=error):
-                raise error
-            case _:
-                return
-
-    def _follow(self, opening: Opening | Failed, step: int) -> Publication:
-        reply: Opening | Failed | Done = opening
+    def _follow(self, opening: Opening | FailedReply, step: int) -> Publication:
+        reply: Opening | FailedReply | DoneReply = opening
         while True:
             self._rank_group.tell(reply)
             match self._rank_group.hear():
-                case Write() | Digest() as order:
+                case WriteOrder() | DigestOrder() as order:
                     reply = self._follower.answer(order)
-                case Published() as published:
+                case PublishedOutcome() as published:
                     return self._publication(published)
-                case Refused(error=error, broken=broken):
+                case RefusedOutcome(error=error, broken=broken):
                     self._rank_group.broken = broken
                     raise error
                 case other:
                     raise PublishError(f"rank 0 says {other!r} in publishing step {step}: do all ranks run one refitd?")
 
-    def _publication(self, published: Published) -> Publication:
+    def _publication(self, published: PublishedOutcome) -> Publication:
         order, run = published.order, self._run
         publication = Publication(
             run=run,

@@ -1,11 +1,14 @@
 """The ranks of a publication: rank 0 asks, each other rank answers, over a CPU process group (gloo).
 
-Everything goes between rank 0 and one other rank, never from all to all. So whoever waits knows for whom, an answer is
-due for every question, and after a failure the connections between rank 0 and the ranks that live are still in step:
-rank 0 hears all that can still be heard before it tells everybody how it ended.
+All messages go between rank 0 and one other rank, never from all to all. So a rank that waits knows which one it waits
+for, and an answer is due for every question. After a failure the connections between rank 0 and the living ranks are
+still in step: rank 0 receives all answers that can still come before it tells the ranks how it ended.
 
 gloo reports a process that died at once. One that hangs is given up after the timeout; gloo then closes every
 connection of the group, so the rank group is broken and a new publisher has to be opened, as after a death.
+
+An error of one rank is raised on all of them, with the rank's number, and of the same class where a caller may want to
+tell it apart.
 """
 
 import pickle
@@ -14,19 +17,27 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from refitd_client.errors import PublishError, RankLostError
+from refitd_client.errors import (
+    NO_SPACE,
+    InvalidWeightsError,
+    NoSpaceError,
+    PublishError,
+    RankLostError,
+    ServiceError,
+    StorageError,
+)
 
 _LEAD_PATIENCE = 4.0  # times the timeout that others wait for rank 0, which may itself be waiting for a rank
 
 
 class RankGroup:
-    """This rank's connections. `rank` and `size` are those in the group."""
+    """This rank's connections. `rank` and `size` are those in the group; `broken` says why it cannot be used again."""
 
     def __init__(self, process_group: Any, timeout: float) -> None:
         """Join. Without a group it is all ranks, which make a group of their own for this: a collective call.
 
         Raises:
-            PublishError: torch.distributed is not initialised, or the group cannot carry what is in host memory.
+            PublishError: torch.distributed is not initialised, or the group cannot carry CPU tensors.
         """
         import torch
         from torch import distributed
@@ -40,7 +51,10 @@ class RankGroup:
         self._distributed: Any = distributed
         self._timeout = timeout
         self._is_own = process_group is None
-        self._group: Any = self._made() if process_group is None else process_group
+        if process_group is None:
+            longest = timedelta(seconds=timeout * _LEAD_PATIENCE * 2)  # each wait has its own, shorter one
+            process_group = self._distributed.new_group(backend="gloo", timeout=longest)
+        self._group: Any = process_group
         if "cpu:" not in self._distributed.get_backend_config(self._group):
             raise PublishError(
                 "process_group carries GPU tensors only: pass one made with new_group(ranks, backend='gloo') on every "
@@ -52,16 +66,16 @@ class RankGroup:
         self.broken: str | None = None
 
     def close(self) -> None:
-        """Give up a group that was made for this."""
+        """Destroy the group if it was made for this."""
         if self._is_own and self._group is not None and self._distributed.is_initialized():
             self._distributed.destroy_process_group(self._group)
         self._group = None
 
     def require_whole(self) -> None:
-        """See that no rank was lost before.
+        """Check that the group can be used.
 
         Raises:
-            PublishError: one was, or the publisher is closed.
+            PublishError: a rank was lost before, or the publisher is closed.
         """
         if self._group is None:
             raise PublishError("this publisher is closed: open another")
@@ -80,10 +94,10 @@ class RankGroup:
             raise self._lost_lead(error) from error
 
     def hear(self) -> Any:
-        """What rank 0 says next.
+        """Receive the next message from rank 0.
 
         Raises:
-            RankLostError: it is gone, or says nothing.
+            RankLostError: rank 0 is gone, or sends nothing in time.
         """
         try:
             return self._receive(self._expect(0), 0, self._timeout * _LEAD_PATIENCE)
@@ -91,19 +105,24 @@ class RankGroup:
             raise self._lost_lead(error) from error
 
     def hear_all(self, own: Any, doing: str) -> list[Any]:
-        """The answers of all ranks, `own` as rank 0's. Only rank 0 calls it.
+        """Receive the answers of all ranks, with `own` as rank 0's. Only rank 0 calls it.
 
         Raises:
-            RankLostError: a rank is gone or late with `doing`; those that live were heard, so that they are in step.
+            RankLostError: a rank is gone or late with `doing`. The other answers were received, so those ranks are in
+                step.
         """
         ends = time.monotonic() + self._timeout
         answers: list[Any] = [own]
+        expected: dict[int, Any] = {}
         lost: dict[int, RuntimeError] = {}
-        for rank, expected in [(rank, self._expect_safely(rank)) for rank in range(1, self.size)]:
+        for rank in range(1, self.size):
             try:
-                if isinstance(expected, RuntimeError):
-                    raise expected
-                answers.append(self._receive(expected, rank, max(0.1, ends - time.monotonic())))
+                expected[rank] = self._expect(rank)
+            except RuntimeError as error:
+                lost[rank] = error
+        for rank, each in expected.items():
+            try:
+                answers.append(self._receive(each, rank, max(0.1, ends - time.monotonic())))
             except RuntimeError as error:
                 lost[rank] = error
         if lost:
@@ -111,10 +130,10 @@ class RankGroup:
         return answers
 
     def tell_all(self, messages: Sequence[Any]) -> None:
-        """Send each other rank its message, given by rank. Who is gone does not keep the others from theirs.
+        """Send each other rank its message (by rank), also after one of them is found to be gone.
 
         Raises:
-            RankLostError: somebody is.
+            RankLostError: a rank is gone.
         """
         lost: dict[int, RuntimeError] = {}
         for rank in range(1, self.size):
@@ -124,10 +143,6 @@ class RankGroup:
                 lost[rank] = error
         if lost:
             raise self._lost(lost, "listen")
-
-    def _made(self) -> Any:
-        seconds = self._timeout * _LEAD_PATIENCE * 2  # each wait has its own, shorter one
-        return self._distributed.new_group(backend="gloo", timeout=timedelta(seconds=seconds))
 
     def _send(self, message: Any, to: int) -> None:
         data = bytearray(pickle.dumps(message))
@@ -140,12 +155,6 @@ class RankGroup:
         length = self._torch.zeros(1, dtype=self._torch.int64)
         return length, self._distributed.irecv(length, src=self._ranks[source], group=self._group)
 
-    def _expect_safely(self, source: int) -> tuple[Any, Any] | RuntimeError:
-        try:
-            return self._expect(source)
-        except RuntimeError as error:
-            return error
-
     def _receive(self, expected: tuple[Any, Any], source: int, timeout: float) -> Any:
         length, work = expected
         work.wait(timedelta(seconds=timeout))
@@ -155,8 +164,8 @@ class RankGroup:
         return pickle.loads(body.numpy().data)  # noqa: S301 from a rank of the same job, as torch's own collectives do
 
     def _lost(self, lost: dict[int, RuntimeError], doing: str) -> RankLostError:
-        ranks = ", ".join(str(rank) for rank in lost)
-        first = next(iter(lost))
+        first = min(lost)
+        ranks = ", ".join(str(rank) for rank in sorted(lost))
         self.broken = f"rank {ranks} was lost"
         return RankLostError(
             f"rank {ranks} is gone, or did not {doing} within {self._timeout:g} s, so nothing was published "
@@ -174,3 +183,44 @@ class RankGroup:
 
 def _first_line(error: RuntimeError) -> str:
     return (str(error).splitlines() or [""])[0]
+
+
+def error_of_rank(rank: int, error: Exception) -> PublishError:
+    """The error that every rank raises for an error on one."""
+    text = f"rank {rank}: {error}"
+    match error:
+        case InvalidWeightsError():
+            return InvalidWeightsError(text, tensor=error.tensor)
+        case NoSpaceError():
+            return NoSpaceError(text, needed=error.needed, free=error.free)
+        case RankLostError():
+            return RankLostError(text, rank=error.rank)
+        case OSError() if error.errno in NO_SPACE:
+            return NoSpaceError(f"{text}: free some, or let the service keep fewer versions")
+        case OSError() | StorageError():
+            return StorageError(text)
+        case PublishError():
+            return PublishError(text)
+        case _:
+            return PublishError(f"rank {rank} failed with {type(error).__name__}: {error}")
+
+
+def portable(error: BaseException) -> Exception:
+    """An error that can be sent to another process."""
+    plain = PublishError(f"{type(error).__name__}: {error}")
+    if not isinstance(error, Exception):
+        return plain
+    try:
+        return error if type(pickle.loads(pickle.dumps(error))) is type(error) else plain  # noqa: S301 our own bytes
+    except Exception:  # a foreign class may raise anything when it is pickled
+        return plain
+
+
+def portable_service_error(error: ServiceError) -> ServiceError:
+    """A service error that can be sent, without its publication: each rank has its own object for that."""
+    sent = portable(error)
+    if not isinstance(sent, ServiceError):
+        return ServiceError(str(error))
+    sent = pickle.loads(pickle.dumps(sent))  # noqa: S301 our own bytes
+    sent.publication = None
+    return sent

@@ -28,26 +28,35 @@ class Reader:
     """Reads local tensors. One caller at a time."""
 
     def __init__(self, ranks: int) -> None:
-        """`ranks` share the host's processors, where the launcher does not say how many do."""
+        """`ranks` share the host's processors, unless the launcher says how many do (LOCAL_WORLD_SIZE)."""
         here = int(os.environ.get("LOCAL_WORLD_SIZE", "0")) or ranks
         threads = min(_MOST_THREADS, max(1, len(os.sched_getaffinity(0)) // here))
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="refitd-rank")
-        self._buffers: list[_Bounce] = []
+        self._buffers: list[_BounceBuffer] = []
 
     def close(self) -> None:
-        """End the threads, and let the buffers go."""
+        """End the threads, and free the buffers."""
         self._pool.shutdown()
         self._buffers = []
 
     def each(self, items: Iterable[In], do: Callable[[In], Out]) -> list[Out]:
-        """Do something with every item, in the threads."""
+        """Call `do` with every item, in the threads."""
         return list(self._pool.map(do, items))
 
     def read(self, flat: Any, begin: int, end: int, dtype: str, use: Use) -> int:
-        """Have `use(first element, bytes)` called with every piece of elements `begin` to `end`; add up its results.
+        """Have every piece of a tensor used, in any order and at once.
 
-        Pieces come in any order and at once; their bytes are valid during the call. No call is going on any more when
-        this returns or raises: what they write to may be closed then.
+        No call of `use` is going on any more when this returns or raises: the files that it writes to may be closed.
+
+        Args:
+            flat: the tensor, from `flat_of`.
+            begin: its first element to read.
+            end: the element after the last.
+            dtype: torch's name of the dtype to cast to.
+            use: called with a piece's first element and its bytes, which are valid during the call.
+
+        Returns:
+            The sum of what `use` returned.
         """
         torch: Any = sys.modules["torch"]
         kind = getattr(torch, dtype)
@@ -64,32 +73,33 @@ class Reader:
 
     def _from_gpu(self, torch: Any, flat: Any, begin: int, end: int, kind: Any, use: Use) -> int:
         if not self._buffers:
-            self._buffers = [_Bounce(torch) for _ in range(2)]
+            self._buffers = [_BounceBuffer(torch) for _ in range(2)]
         total, filled = 0, None
         step = _BOUNCE_BYTES // kind.itemsize
+
+        def start(buffer: _BounceBuffer) -> None:
+            here = buffer.arrived().view(kind)
+            work = _pieces(torch, here, buffer.first, kind, use)
+            buffer.tasks = self._tasks(work, buffer.first, buffer.first + here.numel(), kind.itemsize)
+
         with torch.cuda.device(flat.device):
             try:
                 for number, first in enumerate(range(begin, end, step)):
-                    bounce = self._buffers[number % 2]
-                    total += _ended(bounce.take_tasks())
-                    bounce.fill(flat[first : min(first + step, end)].to(kind), first)
+                    buffer = self._buffers[number % 2]
+                    total += _ended(buffer.take_tasks())
+                    buffer.fill(flat[first : min(first + step, end)].to(kind), first)
                     if filled is not None:
-                        self._start(torch, filled, kind, use)
-                    filled = bounce
+                        start(filled)
+                    filled = buffer
                 if filled is not None:
-                    self._start(torch, filled, kind, use)
+                    start(filled)
             finally:
-                total += _ended([task for bounce in self._buffers for task in bounce.take_tasks()])
+                total += _ended([task for buffer in self._buffers for task in buffer.take_tasks()])
         return total
 
-    def _start(self, torch: Any, bounce: "_Bounce", kind: Any, use: Use) -> None:
-        here = bounce.arrived().view(kind)
-        work = _pieces(torch, here, bounce.first, kind, use)
-        bounce.tasks = self._tasks(work, bounce.first, bounce.first + here.numel(), kind.itemsize)
 
-
-class _Bounce:
-    """A pinned buffer, and the work that is being done on what is in it."""
+class _BounceBuffer:
+    """A pinned buffer, and the threads' tasks on its content, which begins with the tensor's element `first`."""
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
@@ -107,19 +117,19 @@ class _Bounce:
         self._done = self._torch.cuda.Event()
         self._done.record()
 
-    def take_tasks(self) -> "list[Future[int]]":
-        """Who is at work on the bytes; they are the caller's to wait for."""
-        tasks, self.tasks = self.tasks, []
-        return tasks
-
     def arrived(self) -> Any:
-        """The bytes, when all are there."""
+        """Wait for the copy. Returns its bytes."""
         self._done.synchronize()
         return self._data
 
+    def take_tasks(self) -> "list[Future[int]]":
+        """The tasks, which the caller waits for."""
+        tasks, self.tasks = self.tasks, []
+        return tasks
+
 
 def _ended(tasks: "list[Future[int]]") -> int:
-    """Wait for all of them, whatever becomes of one; then raise its error, or add up what they return."""
+    """Wait for all tasks, also after one fails; then raise its error, or add up what they return."""
     try:
         wait(tasks, return_when=FIRST_EXCEPTION)
     finally:
@@ -143,5 +153,5 @@ def _pieces(torch: Any, flat: Any, shift: int, kind: Any, use: Use) -> Callable[
 
 
 def flat_of(tensor: Any) -> Any:
-    """All elements of a plain tensor in order of index, in one dimension; a copy only where they do not lie so."""
+    """All elements of a plain tensor in row-major order, in one dimension; a copy only where they do not lie so."""
     return tensor.detach().resolve_neg().reshape(-1)

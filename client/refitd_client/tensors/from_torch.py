@@ -1,19 +1,17 @@
-"""torch tensors and modules as tensor sources, without importing torch: who passes one has it in `sys.modules`.
+"""torch tensors and modules as tensor sources, without importing torch: a caller with a tensor has imported it.
 
 Nothing here can create a CUDA context: `torch.cuda` is not called, tensors in host memory are read where they are,
 and one on a GPU comes with the context that it lives in.
 """
 
 import sys
-from collections.abc import Hashable, Mapping
-from functools import partial
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from refitd_client.tensors.casts import Casts
-from refitd_client.tensors.source import HOST, Held, TensorSource, entry_of, refused
+from refitd_client.tensors.source import HOST, Casts, TensorRef, TensorSource, entry_of, refused
 
 _GATHER = (
     "gather it on this rank first, e.g. with torch.distributed.checkpoint.state_dict.get_model_state_dict(model, "
@@ -34,7 +32,12 @@ def is_module(value: object) -> bool:
 
 
 def source(name: str, tensor: Any, casts: Casts) -> TensorSource:
-    """Check a tensor.
+    """A tensor as a source.
+
+    Args:
+        name: the published one.
+        tensor: the trainer's.
+        casts: the dtypes to publish in.
 
     Raises:
         InvalidWeightsError: it has no bytes of its own to write, or none that can be served.
@@ -45,13 +48,18 @@ def source(name: str, tensor: Any, casts: Casts) -> TensorSource:
     own = str(tensor.dtype).removeprefix("torch.")
     dtype = casts.target(name, own)
     is_view = dtype == own and tensor.is_contiguous() and not tensor.is_neg()
-    held = Held(tensor)
+    held = TensorRef(tensor)
+
+    def published() -> Any:
+        value = held.value.detach()
+        return value if is_view else value.to(getattr(sys.modules["torch"], dtype)).resolve_neg()
+
     return TensorSource(
         entry=entry_of(name, dtype, tuple(tensor.shape)),
-        read=partial(_read, held, dtype),
+        read=lambda: _read(held, dtype),
         memory=memory_of(tensor),
         place=str(tensor.device) if on_gpu(tensor) else HOST,
-        tensor=partial(_detached, held) if is_view else partial(_as_published, held, dtype),
+        tensor=published,
         is_view=is_view,
         address=tensor.data_ptr() if is_view else 0,
         held=held,
@@ -61,11 +69,6 @@ def source(name: str, tensor: Any, casts: Casts) -> TensorSource:
 def on_gpu(tensor: Any) -> bool:
     """Whether its bytes are copied by a CUDA device."""
     return tensor.device.type == "cuda"
-
-
-def module_state(module: Any) -> Mapping[str, Any]:
-    """Parameters and persistent buffers, by name, sharing the module's memory."""
-    return module.state_dict()
 
 
 def tied_patterns(module: Any) -> list[str]:
@@ -100,25 +103,15 @@ def refusal(tensor: Any) -> str | None:
     return None
 
 
-def _detached(held: Held) -> Any:
-    return held.value.detach()
-
-
-def _as_published(held: Held, dtype: str) -> Any:
+def _read(held: TensorRef, dtype: str) -> NDArray[np.uint8]:
     torch: Any = sys.modules["torch"]
-    return held.value.detach().to(getattr(torch, dtype)).resolve_neg()
-
-
-def _read(held: Held, dtype: str) -> NDArray[np.uint8]:
-    torch: Any = sys.modules["torch"]
-    # Each copies only where it has to.
+    # Each call copies only where it has to.
     here = held.value.detach().to(device="cpu", dtype=getattr(torch, dtype)).resolve_neg().reshape(-1)
     return here.view(torch.uint8).numpy()
 
 
 def memory_of(tensor: Any) -> Hashable | None:
-    """Equal for tensors of the same bytes, seen in the same way; None for one without bytes."""
+    """Equal for tensors with the same bytes, dtype, shape and strides; None for one without bytes."""
     if tensor.numel() == 0:
         return None
-    place = tensor.device, tensor.data_ptr()
-    return *place, tensor.dtype, tuple(tensor.shape), tensor.stride()
+    return tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()

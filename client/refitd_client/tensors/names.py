@@ -1,16 +1,23 @@
-"""From a trainer's names of tensors to those that engines know. Pure.
+"""From a trainer's names of tensors to those that engines know, and which names of tied weights are written. Pure.
 
 Wrappers leave their mark in names: `_fsdp_wrapped_module.` (FSDP), `_checkpoint_wrapped_module.` (activation
 checkpointing), `_orig_mod.` (torch.compile), wherever they stand, and a `module.` before every name (DDP). No model of
-a hub has such names, so the marks are taken off, and what the caller's own `rename` gets is the model's name. A
-`module.` before some of the names only is the model's own.
+a hub has such names, so the marks are removed, and the caller's own `rename` gets the model's name. A `module.` before
+some of the names only is the model's own.
+
+Two names of the same memory (`lm_head.weight` and `model.embed_tokens.weight`) are one tensor. A checkpoint with both
+names has one tensor more than the engines' model may have, and is rejected for it; one with too few is rejected, too.
+The base model's own checkpoint decides what the model expects, without one the module's declaration. Without either,
+every name is written, with its own bytes.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from refitd_client.errors import InvalidWeightsError
+from refitd_client.tensors.source import TensorSource
 
 Rename = Mapping[str, str | None] | Callable[[str], str | None]
 
@@ -19,7 +26,7 @@ _DDP = "module."
 
 
 def published_names(names: Collection[str], rename: Rename | None = None) -> dict[str, str]:
-    """The published name of each tensor, by the trainer's. What is renamed to None is left out.
+    """The published name of each tensor, by the trainer's. Names that are renamed to None are left out.
 
     A mapping leaves the names that it does not hold as they are.
 
@@ -29,9 +36,13 @@ def published_names(names: Collection[str], rename: Rename | None = None) -> dic
     published: dict[str, str] = {}
     taken: dict[str, str] = {}
     for name, plain in plain_names(names).items():
-        new = _renamed(plain, rename)
+        new: Any = plain
+        if rename is not None:
+            new = rename(plain) if callable(rename) else rename.get(plain, plain)
         if new is None:
             continue
+        if not (isinstance(new, str) and new):
+            raise InvalidWeightsError(f"rename makes {new!r} of tensor {plain}: give a name, or None to leave it out")
         if taken.setdefault(new, name) != name:
             raise InvalidWeightsError(f"tensors {taken[new]} and {name} would both be published as {new}", tensor=name)
         published[name] = new
@@ -59,10 +70,34 @@ def without_marks(name: str) -> str:
     return name
 
 
-def _renamed(name: str, rename: Rename | None) -> str | None:
-    if rename is None:
-        return name
-    new: Any = rename(name) if callable(rename) else rename.get(name, name)
-    if new is not None and not (isinstance(new, str) and new):
-        raise InvalidWeightsError(f"rename makes {new!r} of tensor {name}: give a name, or None to leave it out")
-    return new
+def without_second_names(
+    sources: Sequence[TensorSource],
+    *,
+    inventory: Callable[[], frozenset[str] | None],
+    second: Sequence[str] = (),
+) -> list[TensorSource]:
+    """Leave out the names that the model does not expect beside another name for the same memory.
+
+    Args:
+        sources: all tensors.
+        inventory: returns the names in the base model's checkpoint, None if there is none. It is called only where
+            names share memory.
+        second: regular expressions for names that the module declares to be second names.
+    """
+    by_memory: dict[Hashable, list[str]] = defaultdict(list)
+    for source in sources:
+        if source.memory is not None:
+            by_memory[source.memory].append(source.entry.name)
+    groups = [names for names in by_memory.values() if len(names) > 1]
+    if not groups:
+        return list(sources)
+    expected = inventory()
+    dropped: set[str] = set()
+    for names in groups:
+        if expected is not None:
+            unwanted = [name for name in names if name not in expected]
+        else:
+            unwanted = [name for name in names if any(re.search(pattern, name) for pattern in second)]
+        if len(unwanted) < len(names):
+            dropped.update(unwanted)
+    return [source for source in sources if source.entry.name not in dropped]

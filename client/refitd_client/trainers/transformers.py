@@ -32,7 +32,7 @@ _log = logging.getLogger("refitd_client")
 class RefitCallback(TrainerCallback):
     """Publishes the model that is being trained.
 
-    `last_error` is why the newest publication failed, None where it did not.
+    `last_error` is the error of the newest publication, None if it succeeded.
     """
 
     def __init__(
@@ -46,12 +46,12 @@ class RefitCallback(TrainerCallback):
         errors: Literal["log", "raise"] = "log",
         **publisher: Any,
     ) -> None:
-        """Publish nothing yet: the run is taken when the training begins.
+        """Check the arguments. The run is taken when the training begins.
 
         Args:
             root: the folder that the service watches.
             run: the run's name, such as `experiment/trial`.
-            service_url: whom to send notices; without it the service finds versions by watching the root.
+            service_url: the service to send notices to; without it the service finds versions by watching the root.
             every: steps from one publication to the next; None publishes only when the trainer saves.
             wait: seconds to wait after each publication until engines serve it (0: do not wait), for training that
                 generates with the weights that it has just made. Needs `service_url`.
@@ -61,7 +61,7 @@ class RefitCallback(TrainerCallback):
                 `dtype=torch.bfloat16` where the training is in float32 and the engines are not, `base_model`, `token`.
 
         Raises:
-            ValueError: `every`, `wait` or `errors` cannot be one, or `wait` has nobody to ask.
+            ValueError: `every`, `wait` or `errors` is out of range, or `wait` is given without `service_url`.
         """
         if every is not None and every < 1:
             raise ValueError(f"every is {every}: it is a positive number of steps, or None")
@@ -81,7 +81,7 @@ class RefitCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Take the run. What is wrong with it is raised here, whatever `errors` says: nothing is trained in vain.
+        """Take the run. Its errors are raised here, whatever `errors` says, before anything is trained.
 
         Raises:
             RefitError: as `WeightPublisher` does, or the weights cannot be published as they are held.
@@ -107,7 +107,7 @@ class RefitCallback(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Let the run go."""
+        """Release the run."""
         self._close()
 
     def _publish(self, model: "torch.nn.Module", state: TrainerState) -> None:
@@ -116,18 +116,15 @@ class RefitCallback(TrainerCallback):
             return
         try:
             self._published = step
-            self._await(_published(publisher, model, step), state)
+            publication = _published(publisher, model, step)
+            if self._wait and state.is_world_process_zero:  # every rank of a sharded publication has it; one asks
+                publication.wait(self._wait)
             self.last_error = None
         except RefitError as error:
             self.last_error = error
             if self._raises:
                 raise
             _log.error("step %d did not reach the engines, and the training goes on: %s", step, error)
-
-    def _await(self, publication: Publication, state: TrainerState) -> None:
-        """Every rank of a sharded publication has it; one asks."""
-        if self._wait and state.is_world_process_zero:
-            publication.wait(self._wait)
 
     def _close(self) -> None:
         publisher, self._publisher = self._publisher, None
@@ -136,7 +133,7 @@ class RefitCallback(TrainerCallback):
 
 
 def _published(publisher: WeightPublisher | ShardedPublisher, model: "torch.nn.Module", step: int) -> Publication:
-    """Publish the model; of one that peft wraps, what is trained: its adapter, as a version of that kind."""
+    """Publish the model. Of one that peft wraps, publish the adapter, as a version of that kind."""
     if isinstance(publisher, ShardedPublisher) or not hasattr(model, "peft_config"):
         return publisher.publish(model, step=step)
     with ExitStack() as stack:

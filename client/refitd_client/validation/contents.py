@@ -8,31 +8,36 @@ Each thread needs the interpreter several times a chunk, and so does the loop th
 threads seldom meet there, sixteen mostly wait for each other: with more threads the chunks are larger. They leave the
 cache of the core then, which takes a tenth to a fifth more of the processor (`tests/bench/contents.py` measures both).
 Files are read and not mapped: one that gets shorter is then an error, and not a SIGBUS that ends the service.
+
+`read_whole` reads one file into memory and digests it on the way.
 """
 
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import islice
-from threading import Event, local
+from functools import partial
+from threading import Event, Lock, local
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
-from refitd_client.checkpoint.nonfinite import NonFinite, Search
+from refitd_client.checkpoint.finite import NonFinite, Search
 from refitd_client.checkpoint.opening import FileStat, Folder, check_unchanged
 from refitd_client.checkpoint.strict_header import Header
-from refitd_client.contract.digest import BLOCK, joined
-from refitd_client.files.file_bytes import fill
+from refitd_client.contract.digest import BLOCK, digest_of_block, joined
+from refitd_client.files.plain_file import fill
+from refitd_client.lanes import MAX_LANES, in_lanes, lanes_for
 
 CHUNK_BYTES = 2**20
-MAX_THREADS = 16
+MAX_THREADS = MAX_LANES
 _CALM = 4  # threads that read such chunks without waiting for each other
+_PIECE = 2**21  # bytes that a thread of `read_whole` reads at a time
 
 
 class ReadingStoppedError(Exception):
-    """The reading was told to stop before its end."""
+    """The caller stopped the reading before its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,70 +50,60 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A file that is read: what the listing saw, and what is looked for in it."""
+    """A file that is read: what the listing saw, the search for non-finite values, and the digests of its blocks."""
 
     name: str
     stat: FileStat
     search: Search
-
-    @property
-    def blocks(self) -> int:
-        """How many its digest is made of."""
-        return max(1, -(-self.stat.size // BLOCK))
+    digests: list[bytes]
 
 
-class _Room(local):
-    """Where a thread reads to. It goes with the reading."""
+class _Buffer(local):
+    """A thread's memory to read to. It is freed with the reading."""
 
     chunk: memoryview | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """One pass over some files of a folder. `failed` ends it early: nobody waits for a terabyte to hear of an error."""
+    """One pass over some files of a folder."""
 
     folder: Folder
     stop: Event
-    failed: Event
     chunk: int
-    tell: Callable[[int], None] | None = None
-    room: _Room = field(default_factory=_Room)
+    on_read: Callable[[int], None] | None
+    buffer: _Buffer = field(default_factory=_Buffer)
 
-    def block(self, file: _File, number: int) -> bytes:
-        """The digest of one block of a file; what is not finite in it is noted."""
-        try:
-            with self.folder.open(file.name, file.stat) as fd:
-                begin = number * BLOCK
-                digest = self._pass(fd, file, begin, min(begin + BLOCK, file.stat.size))
-                check_unchanged(file.name, fd, file.stat)
-                return digest
-        except BaseException:
-            self.failed.set()
-            raise
+    def block(self, file: _File, number: int, failed: Event) -> None:
+        """Digest block `number` of a file, and search it. A value that its begin cuts in two is part of this block, one
+        that its end cuts is part of the next.
+        """
+        begin = number * BLOCK
+        end = min(begin + BLOCK, file.stat.size)
+        with self.folder.open(file.name, file.stat) as fd:
+            hasher, position, last = xxhash.xxh3_128(), file.search.boundary(begin), file.search.boundary(end)
+            os.posix_fadvise(fd, position, end - position, os.POSIX_FADV_SEQUENTIAL)
+            while position < end:
+                if self.stop.is_set():
+                    raise ReadingStoppedError
+                if failed.is_set():  # another block: its error should not wait for a terabyte to be read
+                    return
+                stop = file.search.boundary(min(position + self.chunk, end)) if position < last else end
+                data = self._memory()[: stop - position]
+                fill(fd, data, position)
+                hasher.update(data[max(0, begin - position) :])
+                if position < last:
+                    file.search.look(data, position)
+                position += len(data)
+                if self.on_read is not None:
+                    self.on_read(len(data))
+            check_unchanged(file.name, fd, file.stat)
+        file.digests[number] = hasher.digest()
 
-    def _pass(self, fd: int, file: _File, begin: int, end: int) -> bytes:
-        """A value that the block's begin cuts in two is looked at here, one that its end does by the next block."""
-        hasher, position, last = xxhash.xxh3_128(), file.search.boundary(begin), file.search.boundary(end)
-        chunk = self._chunk()
-        os.posix_fadvise(fd, position, end - position, os.POSIX_FADV_SEQUENTIAL)
-        while position < end:
-            if self.stop.is_set() or self.failed.is_set():
-                raise ReadingStoppedError
-            stop = file.search.boundary(min(position + self.chunk, end)) if position < last else end
-            data = chunk[: stop - position]
-            fill(fd, data, position)
-            hasher.update(data[max(0, begin - position) :])
-            if position < last:
-                file.search.look(data, position)
-            position += len(data)
-            if self.tell is not None:
-                self.tell(len(data))
-        return hasher.digest()
-
-    def _chunk(self) -> memoryview:
-        if self.room.chunk is None:
-            self.room.chunk = np.empty(self.chunk, np.uint8).data
-        return self.room.chunk
+    def _memory(self) -> memoryview:
+        if self.buffer.chunk is None:
+            self.buffer.chunk = np.empty(self.chunk, np.uint8).data
+        return self.buffer.chunk
 
 
 def read_contents(
@@ -118,40 +113,69 @@ def read_contents(
     *,
     threads: int | None = None,
     stop: Event | None = None,
-    tell: Callable[[int], None] | None = None,
+    on_read: Callable[[int], None] | None = None,
 ) -> Contents:
-    """Read `files` (name → what the listing saw), several at a time, and look into the tensors of `headers`.
+    """Read files of a folder, several at a time, and search their tensors for non-finite values.
 
-    `tell` hears of bytes that were read, in any thread.
+    Args:
+        folder: the folder.
+        files: what the listing saw, by name.
+        headers: the headers of those that have tensors.
+        threads: 16 at most; by default as many as there are processors.
+        stop: ends the reading when it is set.
+        on_read: is called with the number of bytes that were read, in any thread.
 
     Raises:
         ChangedError: a file is not, or is no longer, what the listing saw.
         ReadingStoppedError: `stop` was set.
         OSError: a file cannot be read to its end.
     """
-    read = [_File(name, files[name], Search(name, headers.get(name))) for name in sorted(files)]
-    tasks = [(file, number) for file in read for number in range(file.blocks)]
-    lanes = _threads(len(tasks), threads)
-    reading = _Reading(folder, stop or Event(), Event(), chunk_bytes(lanes), tell)
-    with ThreadPoolExecutor(lanes, thread_name_prefix="refitd-contents") as pool:
-        futures = [pool.submit(reading.block, file, number) for file, number in tasks]
-    _raise_first(futures)
-    results = iter([future.result() for future in futures])
-    digests = {file.name: joined(list(islice(results, file.blocks))) for file in read}
+    read = [
+        _File(name, files[name], Search(name, headers.get(name)), [b""] * max(1, -(-files[name].size // BLOCK)))
+        for name in sorted(files)
+    ]
+    blocks = [(file, number) for file in read for number in range(len(file.digests))]
+    lanes = lanes_for(len(blocks)) if threads is None else max(1, min(threads, MAX_THREADS, len(blocks)))
+    reading = _Reading(folder, stop or Event(), chunk_bytes(lanes), on_read)
+    in_lanes([partial(reading.block, *block) for block in blocks], lanes=lanes)
+    digests = {file.name: joined(file.digests) for file in read}
     return Contents(digests, tuple(found for file in read for found in file.search.found))
 
 
 def chunk_bytes(threads: int) -> int:
-    """What each of so many threads reads at a time."""
+    """The bytes that each of so many threads reads at a time."""
     return CHUNK_BYTES * max(1, threads // _CALM)
 
 
-def _threads(tasks: int, asked: int | None) -> int:
-    return max(1, min(asked or len(os.sched_getaffinity(0)), MAX_THREADS, tasks))
+def read_whole(fd: int, data: NDArray[np.uint8], *, stop: Event | None = None) -> str:
+    """Fill `data` with the first bytes of a file, on as many cores as that is worth.
 
+    Blocks are read in pieces, since most files have fewer blocks than there are cores. The thread that reads the last
+    piece of a block digests it.
 
-def _raise_first(futures: list[Future[bytes]]) -> None:
-    errors = [error for future in futures if (error := future.exception()) is not None]
-    causes = [error for error in errors if not isinstance(error, ReadingStoppedError)]  # the others only followed
-    if errors:
-        raise (causes or errors)[0]
+    Returns:
+        Their digest, as a manifest has it.
+
+    Raises:
+        ReadingStoppedError: `stop` was set.
+        OSError: the file cannot be read, or is shorter.
+    """
+    blocks = [data[begin : begin + BLOCK] for begin in range(0, max(1, len(data)), BLOCK)]
+    pieces = [(number, begin) for number, block in enumerate(blocks) for begin in range(0, max(1, len(block)), _PIECE)]
+    missing = Counter(number for number, _ in pieces)
+    digests = [b""] * len(blocks)
+    turn = Lock()
+
+    def read_piece(number: int, begin: int, _: Event) -> None:
+        if stop is not None and stop.is_set():
+            raise ReadingStoppedError
+        block = blocks[number]
+        fill(fd, block[begin : begin + _PIECE].data, number * BLOCK + begin)
+        with turn:  # for the count alone
+            missing[number] -= 1
+            is_complete = not missing[number]
+        if is_complete:
+            digests[number] = digest_of_block(block)
+
+    in_lanes([partial(read_piece, *piece) for piece in pieces], lanes=lanes_for(len(pieces)))
+    return joined(digests)

@@ -1,4 +1,4 @@
-"""How trainers without refitd's SDK call a checkpoint's folder, and how they say that it is complete. Pure.
+"""The names of checkpoint folders of trainers without refitd's SDK, and how those say that one is complete. Pure.
 
     weight_v000012/       slime, miles   complete when model.safetensors.index.json is there: it is written last
     step_12/              prime-rl       complete when the empty file STABLE is there
@@ -6,9 +6,9 @@
     checkpoint-12/        transformers   no marker: complete when headers, index and files agree and nothing changes
     weight_update_v12/    areal          no marker in the folder; its name-resolve record is another matter
 
-The number is the step; the folder around it is the run. Which of them count is the operator's choice (`--trainers`): a
+The number is the step; the folder around it is the run. The operator chooses which of them count (`--trainers`): a
 trainer's output folder may hold checkpoints that were never meant for engines. Such a folder stays the trainer's own:
-it is written again after a restart, deleted when its trainer likes, and by refitd only where that was asked for.
+the trainer may write it again after a restart and delete it at any time; refitd deletes it only if that was asked for.
 """
 
 import re
@@ -21,7 +21,7 @@ from refitd_client.contract.naming import INDEX_NAME, MAX_STEP, parse_version_fo
 
 
 class Trainer(StrEnum):
-    """Whose folders can be looked for, beside refitd's own."""
+    """The trainers whose folders refitd can look for, beside its own."""
 
     SLIME = "slime"
     MILES = "miles"
@@ -40,18 +40,18 @@ class Marker:
     above: bool = False
 
     def is_among(self, names: Collection[str]) -> bool:
-        """Whether it is there."""
+        """Whether the file is among `names`."""
         return any(fnmatchcase(name, self.pattern) for name in names)
 
     @property
     def awaited(self) -> str:
-        """What is waited for, as a sentence."""
+        """A sentence that says what is waited for."""
         return f"{self.writer} writes {self.pattern} last, and it is not there yet (or announce the folder)"
 
 
 @dataclass(frozen=True, slots=True)
-class Foreign:
-    """What the path of a trainer's own folder says. `marker` None: nothing tells when it is complete."""
+class ForeignCheckpoint:
+    """What the path of a trainer's own folder says. `marker` is None if no file says that it is complete."""
 
     run: str
     step: int
@@ -85,8 +85,8 @@ _CONVENTIONS = (
 )
 
 
-def recognise(path: str, trainers: Collection[Trainer] = tuple(Trainer)) -> Foreign | None:
-    """What a path beneath the root says by its last parts; None where it is no folder of these trainers'."""
+def recognise(path: str, trainers: Collection[Trainer] = tuple(Trainer)) -> ForeignCheckpoint | None:
+    """The run and step in the last parts of a path beneath the root; None if it is no folder of these trainers'."""
     parts = path.split("/")
     for convention in _CONVENTIONS:
         if convention.trainers.isdisjoint(trainers) or (convention.inner or parts[-1]) != parts[-1]:
@@ -94,22 +94,22 @@ def recognise(path: str, trainers: Collection[Trainer] = tuple(Trainer)) -> Fore
         *run, name = parts if convention.inner is None else parts[:-1] or [""]
         match = convention.folder.fullmatch(name)
         if match is not None and run and int(match[1]) <= MAX_STEP:
-            return Foreign("/".join(run), int(match[1]), convention.marker)
+            return ForeignCheckpoint("/".join(run), int(match[1]), convention.marker)
     return None
 
 
 def inner_folders(path: str, trainers: Collection[Trainer]) -> list[str]:
-    """Where the checkpoint may lie in a folder of this path: there itself, or in a folder of a set name."""
+    """The folders in which the checkpoint of a folder may lie: itself, or one of a fixed name in it."""
     inner = [f"{path}/{each.inner}" for each in _CONVENTIONS if each.inner is not None]
     return [each for each in (*inner, path) if recognise(each, trainers) is not None]
 
 
-def holds_checkpoint(foreign: Foreign, names: Collection[str]) -> bool:
-    """Whether something in the folder says that it is one: a part of a run's name may be called like a checkpoint."""
+def holds_checkpoint(foreign: ForeignCheckpoint, names: Collection[str]) -> bool:
+    """Whether the folder is one by its content: a part of a run's name may look like a checkpoint's folder."""
     marked = foreign.marker is not None and foreign.marker.is_among(names)
     return marked or any(name.endswith(".safetensors") for name in names)
 
 
 def is_foreign(path: str) -> bool:
-    """Whether a version's folder is its trainer's own: it has another name than refitd gives."""
+    """Whether a version's folder is its trainer's own: its name is not one that refitd gives."""
     return parse_version_folder(path.rpartition("/")[2]) is None

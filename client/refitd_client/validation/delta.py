@@ -1,37 +1,55 @@
-"""Whether a delta leads from its base to what its manifest says. Pure: what both hold in, faults out.
+"""Whether a delta leads from its base to what its manifest says.
 
-Nothing of the base is read for this but headers and manifest: fingerprints say what its tensors are. So a delta is
-found bad before a byte of a copy is written: it names a tensor that is not there, or was made from other contents than
-its base's, or says that something it does not list has changed.
+Of the base only headers and manifest are read for this: fingerprints stand for its tensors. So a delta is found bad
+before a byte of a copy is written: it names a tensor that is not there, or was made from other contents than its
+base's, or says that something it does not list has changed.
+
+The delta's own file is read in pieces, with a fixed amount of memory (`read_delta_contents`). It may have holes: its
+blocks on disk say nothing of what it takes to read it, and compression, shared blocks and network file systems make
+honest files look as if they had holes, too. So the size that counts is the one that the file says, and the base bounds
+that: no delta lists an element twice.
 """
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import prod
+from threading import Event
 
-from refitd_client.checkpoint.fault import Code, Fault, shown
+from refitd_client.checkpoint.fault import Code, Defect, shown
+from refitd_client.checkpoint.finite import any_nonfinite, count_nonfinite
 from refitd_client.checkpoint.header import BITS
 from refitd_client.checkpoint.inventory import Inventory
+from refitd_client.checkpoint.opening import FileStat, Folder, check_unchanged
 from refitd_client.checkpoint.strict_header import BITS as ALL_BITS
 from refitd_client.contract.manifest import Manifest, TensorsSummary
 from refitd_client.contract.naming import DELTA_NAME, version_id
+from refitd_client.delta import DeltaFile, DeltaRefusedError
 from refitd_client.delta.change import elements_of
 from refitd_client.delta.head import bytes_of_change
 from refitd_client.delta.layout import MAX_HEADER_BYTES
+from refitd_client.lanes import in_lanes, lanes_for
+from refitd_client.validation.contents import ReadingStoppedError
 
 _FEW = 3
-_AGAIN = "publish in full, and start the publisher anew"
+_ADVICE = "publish in full, and start the publisher anew"
 
 
 @dataclass(frozen=True, slots=True)
 class Base:
     """What a delta leads from. `inventory` are the model's tensors, the same from a full version to the last delta on
-    it. `fingerprints` are those of its manifest, by name; empty where it has none.
+    it. `fingerprints` are those of its manifest, by name; empty if it has none.
     """
 
     id: str
     inventory: Inventory
     fingerprints: Mapping[str, str]
+
+    @property
+    def summary(self) -> TensorsSummary:
+        """The summary of the model's tensors."""
+        tensors = self.inventory.tensors.values()
+        return TensorsSummary.of((tensor.dtype, prod(tensor.shape) * ALL_BITS[tensor.dtype] // 8) for tensor in tensors)
 
     @property
     def most_bytes(self) -> int:
@@ -45,7 +63,7 @@ class Base:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaRow:
-    """One tensor that changed; fingerprints as texts."""
+    """One tensor that changed: how many of its elements, and its fingerprints in the base and in the result."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -68,36 +86,48 @@ class DeltaContents:
     fault: str | None = None
 
 
-def structure_faults(manifest: Manifest, names: Collection[str], base: Base) -> Iterator[Fault]:
-    """What is wrong with a delta as far as manifest and folder tell."""
+def structure_faults(manifest: Manifest, names: Collection[str], base: Base) -> Iterator[Defect]:
+    """What is wrong with a delta as far as manifest and folder tell. Pure.
+
+    Args:
+        manifest: the delta's.
+        names: of the files in its folder.
+        base: what it should lead from.
+    """
     if manifest.base != base.id or manifest.delta is None:
-        yield Fault(Code.WRONG_BASE, f"refit.json says base {shown(str(manifest.base))}, and it was to be {base.id}")
+        yield Defect(Code.WRONG_BASE, f"refit.json says base {shown(str(manifest.base))}, and it was to be {base.id}")
         return
     if manifest.delta.file != DELTA_NAME:
-        yield Fault(Code.BAD_DELTA, f"refit.json has the changes in {shown(manifest.delta.file)}, not in {DELTA_NAME}")
+        yield Defect(Code.BAD_DELTA, f"refit.json has the changes in {shown(manifest.delta.file)}, not in {DELTA_NAME}")
     strange = sorted(name for name in names if name.endswith((".safetensors", ".bin", ".pt")))
     if strange:
-        yield Fault(
+        yield Defect(
             Code.BAD_DELTA, f"{shown(strange[0])} lies beside a delta, where an engine would take it for weights"
         )
     size = manifest.files[manifest.delta.file].size
     if size > base.most_bytes + MAX_HEADER_BYTES:
         most = f"one on {base.id} has at most {base.most_bytes} of indices and values, for every element of its tensors"
-        yield Fault(Code.BAD_DELTA, f"{DELTA_NAME} has {size} bytes, more than any delta can have: {most}")
-    if manifest.tensors != _summary(base.inventory):
-        yield Fault(Code.WRONG_BASE, f"refit.json speaks of other tensors than those of its base {base.id}: {_AGAIN}")
+        yield Defect(Code.BAD_DELTA, f"{DELTA_NAME} has {size} bytes, more than any delta can have: {most}")
+    if manifest.tensors != base.summary:
+        yield Defect(Code.WRONG_BASE, f"refit.json describes other tensors than those of its base {base.id}: {_ADVICE}")
     if manifest.fingerprints and manifest.fingerprints.keys() != base.inventory.tensors.keys():
-        yield Fault(Code.WRONG_BASE, f"refit.json has fingerprints of other tensors than its base {base.id} has")
+        yield Defect(Code.WRONG_BASE, f"refit.json has fingerprints of other tensors than its base {base.id} has")
 
 
-def content_faults(manifest: Manifest, delta: DeltaContents, base: Base) -> Iterator[Fault]:
-    """What is wrong with what its file holds."""
+def content_faults(manifest: Manifest, delta: DeltaContents, base: Base) -> Iterator[Defect]:
+    """What is wrong with what the delta's file holds. Pure.
+
+    Args:
+        manifest: the delta's.
+        delta: what its file holds.
+        base: what it should lead from.
+    """
     if delta.fault is not None:
-        yield Fault(Code.BAD_DELTA, f"{DELTA_NAME} cannot be used: {delta.fault}")
+        yield Defect(Code.BAD_DELTA, f"{DELTA_NAME} cannot be used: {delta.fault}")
         return
     expected = version_id(manifest.run, manifest.order)
     if (delta.base, delta.version) != (base.id, expected):
-        yield Fault(
+        yield Defect(
             Code.WRONG_BASE,
             f"{DELTA_NAME} leads from {delta.base} to {delta.version}, and refit.json says {base.id} to {expected}",
         )
@@ -105,40 +135,79 @@ def content_faults(manifest: Manifest, delta: DeltaContents, base: Base) -> Iter
         yield from _row_faults(name, row, manifest, base)
     for name, text in base.fingerprints.items() if manifest.fingerprints else ():
         if name not in delta.rows and manifest.fingerprints.get(name) != text:
-            yield Fault(
+            yield Defect(
                 Code.WRONG_BASE, f"tensor {shown(name)} has another fingerprint than in {base.id}, and no changes"
             )
     for name, count in list(delta.non_finite.items())[:_FEW]:
         text = f"tensor {shown(name)} has {count} new value{'s' * (count > 1)} that are NaN or infinite"
-        yield Fault(Code.NON_FINITE, f"{text}: the trainer has diverged or wrote damage")
+        yield Defect(Code.NON_FINITE, f"{text}: the trainer has diverged or wrote damage")
 
 
-def fits(name: str, row: DeltaRow, base: Base) -> bool:
+def _row_faults(name: str, row: DeltaRow, manifest: Manifest, base: Base) -> Iterator[Defect]:
+    tensor = base.inventory.tensors.get(name)
+    if tensor is None:
+        yield Defect(Code.WRONG_BASE, f"it changes tensor {shown(name)}, which its base {base.id} does not have")
+        return
+    if not _fits(name, row, base):
+        text = f"it changes tensor {shown(name)} as {row.dtype} {list(row.shape)}, and in {base.id} it is {tensor}"
+        yield Defect(Code.WRONG_BASE, text)
+    if base.fingerprints.get(name, row.base) != row.base:
+        text = f"it was made from a tensor {shown(name)} with fingerprint {row.base}, and that of {base.id} has"
+        yield Defect(Code.WRONG_BASE, f"{text} {base.fingerprints[name]}: {_ADVICE}")
+    if manifest.fingerprints.get(name, row.result) != row.result:
+        yield Defect(Code.BAD_DELTA, f"tensor {shown(name)} is to get another fingerprint than refit.json says")
+
+
+def _fits(name: str, row: DeltaRow, base: Base) -> bool:
     """Whether a tensor that a delta changes is one of the base's: then that bounds what its changes take."""
     tensor = base.inventory.tensors.get(name)
     return tensor is not None and (row.dtype, row.shape) == (tensor.dtype, tensor.shape)
 
 
-def _row_faults(name: str, row: DeltaRow, manifest: Manifest, base: Base) -> Iterator[Fault]:
-    tensor = base.inventory.tensors.get(name)
-    if tensor is None:
-        yield Fault(Code.WRONG_BASE, f"it changes tensor {shown(name)}, which its base {base.id} does not have")
-        return
-    if not fits(name, row, base):
-        text = f"it changes tensor {shown(name)} as {row.dtype} {list(row.shape)}, and in {base.id} it is {tensor}"
-        yield Fault(Code.WRONG_BASE, text)
-    if base.fingerprints.get(name, row.base) != row.base:
-        text = f"it was made from a tensor {shown(name)} with fingerprint {row.base}, and that of {base.id} has"
-        yield Fault(Code.WRONG_BASE, f"{text} {base.fingerprints[name]}: {_AGAIN}")
-    if manifest.fingerprints.get(name, row.result) != row.result:
-        yield Fault(Code.BAD_DELTA, f"tensor {shown(name)} is to get another fingerprint than refit.json says")
+def read_delta_contents(folder: Folder, file: FileStat, base: Base, *, stop: Event | None = None) -> DeltaContents:
+    """Read the delta in an open folder, without keeping the changes.
+
+    Its data is read only if its tensors are the base's. Its digest is not computed here: `read_contents` does
+    that, as for any other file.
+
+    Args:
+        folder: the delta's folder.
+        file: what the listing saw.
+        base: what the delta should lead from.
+        stop: ends the reading when it is set.
+
+    Raises:
+        ChangedError: it is not the file that was listed.
+        ReadingStoppedError: `stop` was set.
+        OSError: it cannot be read.
+    """
+    with folder.open(DELTA_NAME, file) as fd:
+        try:
+            delta = DeltaFile(fd)
+            rows = {
+                name: DeltaRow(dtype=row.dtype, shape=row.shape, changed=row.changed, base=row.base, result=row.result)
+                for name, row in delta.head.rows.items()
+            }
+            found = _nonfinite(delta, stop or Event()) if all(_fits(*row, base) for row in rows.items()) else {}
+        except DeltaRefusedError as error:
+            return DeltaContents(rows={}, non_finite={}, fault=str(error))
+        check_unchanged(DELTA_NAME, fd, file)
+        return DeltaContents(base=delta.head.base, version=delta.head.version, rows=rows, non_finite=found)
 
 
-def _summary(inventory: Inventory) -> TensorsSummary:
-    tensors = list(inventory.tensors.values())
-    kinds = sorted({tensor.dtype for tensor in tensors})
-    return TensorsSummary(
-        count=len(tensors),
-        bytes=sum(prod(tensor.shape) * ALL_BITS[tensor.dtype] // 8 for tensor in tensors),
-        dtypes={kind: sum(tensor.dtype == kind for tensor in tensors) for kind in kinds},
-    )
+def _nonfinite(delta: DeltaFile, stop: Event) -> dict[str, int]:
+    """Go through all indices and values, several tensors at a time; count the values that are not finite, by tensor."""
+    found: dict[str, int] = {}
+
+    def look(name: str, failed: Event) -> None:
+        for _, values in delta.pieces(name):
+            if stop.is_set():
+                raise ReadingStoppedError
+            if failed.is_set():
+                return
+            if any_nonfinite(dtype := delta.head.rows[name].dtype, bits := values.view("u1")):
+                found[name] = found.get(name, 0) + count_nonfinite(dtype, bits)
+
+    longest_first = sorted(delta.head.rows, key=lambda name: -delta.head.rows[name].changed)
+    in_lanes([partial(look, name) for name in longest_first], lanes=lanes_for(len(longest_first)))
+    return {name: found[name] for name in delta.head.rows if name in found}

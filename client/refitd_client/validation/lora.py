@@ -1,11 +1,11 @@
-"""LoRA adapters as peft saves them, held against the model that they are for. Pure.
+"""LoRA adapters as peft saves them, compared with the model that they are for. Pure.
 
     adapter_config.json          peft_type, r, target_modules, …
     adapter_model.safetensors    base_model.model.<module>.lora_A.weight  [r, in features]
                                  base_model.model.<module>.lora_B.weight  [out features, r]
 
-What goes to an engine are pairs of A and B for linear layers of the model, all of one rank. What engines would pass
-over in silence, or add in another way (biases, DoRA, whole modules, another scale or rank), is refused by name.
+An engine gets pairs of A and B for linear layers of the model, all of one rank. What engines would ignore in silence,
+or add in another way (biases, DoRA, whole modules, another scale or rank), is refused by name.
 SGLang adds every pair at `lora_alpha / r` (lora/lora.py) and has one buffer of rank r (lora/mem_pool.py).
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from refitd_client.checkpoint.fault import Code, Fault
+from refitd_client.checkpoint.fault import Code, Defect
 from refitd_client.checkpoint.inventory import Inventory, Reference, Tensor
 from refitd_client.contract.naming import ADAPTER_CONFIG_NAME, ADAPTER_NAME
 
@@ -43,7 +43,7 @@ class AdapterRefusedError(ValueError):
 
 
 def parse_adapter(data: bytes) -> AdapterConfig:
-    """Parse a configuration that anyone may have written.
+    """Parse a configuration of any origin.
 
     Raises:
         AdapterRefusedError: it is too large, no such JSON object, or of another kind of adapter.
@@ -60,10 +60,7 @@ def parse_adapter(data: bytes) -> AdapterConfig:
         (config.use_dora, "it says use_dora: engines would add it as a plain LoRA"),
         (config.use_rslora, "it says use_rslora: engines would scale it by lora_alpha / r and not by its root"),
         (bool(config.alpha_pattern), "it has an alpha_pattern: engines would scale all layers by one lora_alpha"),
-        (
-            bool(config.rank_pattern),
-            "it has a rank_pattern, and engines take one rank for all layers",
-        ),
+        (bool(config.rank_pattern), "it has a rank_pattern, and engines take one rank for all layers"),
         (config.bias != "none", "it trains biases, which engines do not take: use bias='none'"),
         (bool(config.modules_to_save), "it saves whole modules, which engines do not take: leave out modules_to_save"),
     ):
@@ -78,8 +75,14 @@ def is_adapter(names: Collection[str]) -> bool:
     return ADAPTER_CONFIG_NAME in names and weights in ([], [ADAPTER_NAME])
 
 
-def adapter_faults(config: AdapterConfig, found: Inventory, reference: Reference) -> Iterator[Fault]:
-    """Say what an engine could not add to its model, at most a few of each kind."""
+def adapter_faults(config: AdapterConfig, found: Inventory, reference: Reference) -> Iterator[Defect]:
+    """What an engine could not add to its model, at most a few of each kind.
+
+    Args:
+        config: the adapter's.
+        found: the adapter's tensors.
+        reference: the model.
+    """
     pairs: dict[str, dict[str, Tensor]] = {}
     extra: list[str] = []
     for name, tensor in found.tensors.items():
@@ -88,9 +91,9 @@ def adapter_faults(config: AdapterConfig, found: Inventory, reference: Reference
         else:
             pairs.setdefault(match[1], {})[match[2]] = tensor
     if extra:
-        yield Fault(Code.EXTRA_TENSOR, f"tensor {extra[0]!a} is no lora_A or lora_B of a linear layer: leave it out")
+        yield Defect(Code.EXTRA_TENSOR, f"tensor {extra[0]!a} is no lora_A or lora_B of a linear layer: leave it out")
     if not pairs:
-        yield Fault(Code.MISSING_TENSOR, f"{ADAPTER_NAME} has no lora_A and lora_B: was the adapter trained?")
+        yield Defect(Code.MISSING_TENSOR, f"{ADAPTER_NAME} has no lora_A and lora_B: was the adapter trained?")
     for count, (module, pair) in enumerate(pairs.items()):
         for fault in _of_module(module, pair, config, reference):
             yield fault
@@ -98,22 +101,24 @@ def adapter_faults(config: AdapterConfig, found: Inventory, reference: Reference
                 return
 
 
-def _of_module(module: str, pair: Mapping[str, Tensor], config: AdapterConfig, reference: Reference) -> Iterator[Fault]:
+def _of_module(
+    module: str, pair: Mapping[str, Tensor], config: AdapterConfig, reference: Reference
+) -> Iterator[Defect]:
     base = reference.inventory.tensors.get(f"{module}.weight")
     if base is None or len(base.shape) != 2:
         where = f"(the model is {reference.source})"
-        yield Fault(Code.EXTRA_TENSOR, f"the adapter is for {module}, which is no linear layer of the model {where}")
+        yield Defect(Code.EXTRA_TENSOR, f"the adapter is for {module}, which is no linear layer of the model {where}")
         return
     if len(pair) != 2:
         (there,) = pair
-        yield Fault(Code.MISSING_TENSOR, f"{module} has a lora_{there} alone: A and B belong together")
+        yield Defect(Code.MISSING_TENSOR, f"{module} has a lora_{there} alone: A and B belong together")
         return
     rank = config.r
     for half, shape in (("A", (rank, base.shape[1])), ("B", (base.shape[0], rank))):
         if pair[half].shape != shape:
-            yield Fault(
+            yield Defect(
                 Code.WRONG_SHAPE,
                 f"{module}.lora_{half} is {list(pair[half].shape)} where the model and rank {rank} want {list(shape)}",
             )
         if pair[half].dtype not in _FLOATS:
-            yield Fault(Code.WRONG_DTYPE, f"{module}.lora_{half} is {pair[half].dtype}: save it in BF16, F16 or F32")
+            yield Defect(Code.WRONG_DTYPE, f"{module}.lora_{half} is {pair[half].dtype}: save it in BF16, F16 or F32")

@@ -1,33 +1,32 @@
 """Reading the model that the engines serve: headers and config, no weights.
 
-The operator named it, or the engine was started with it, so links are followed (the Hugging Face cache is made of
-them). What is read is checked as strictly as a checkpoint.
+The operator named the folder, or the engine was started with it, so links are followed (the Hugging Face cache is made
+of them). What is read is checked as strictly as a checkpoint.
 """
 
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
-from refitd_client.checkpoint.fault import Fault, shown
+from refitd_client.checkpoint.fault import shown
 from refitd_client.checkpoint.inventory import LM_HEAD, Inventory, Reference, duplicates, inventory_of
 from refitd_client.checkpoint.layout import MAX_INDEX_BYTES, Index, IndexRefusedError, check_index, lay_out, parse_index
 from refitd_client.checkpoint.opening import CONFIG_NAME
 from refitd_client.checkpoint.strict_header import Header, HeaderRefusedError, read_header
 from refitd_client.contract.naming import INDEX_NAME
-from refitd_client.files.file_bytes import read_at
-from refitd_client.files.plain_file import NotPlainError, plain_file
+from refitd_client.files.plain_file import NotPlainError, plain_file, read_at
 
 MAX_CONFIG_BYTES = 4 * 2**20
 T = TypeVar("T")
 
 
 class ReferenceRefusedError(ValueError):
-    """A folder that checkpoints cannot be held against. The message is a sentence that says what to do."""
+    """A folder that checkpoints cannot be compared with. The message is a sentence that says what to do."""
 
 
 class _Text(msgspec.Struct):
@@ -51,10 +50,19 @@ def read_reference(path: Path) -> Reference:
             "of the model that the engines serve, not to its name on a hub"
         )
     try:
-        inventory = _inventory(path)
+        names = {file.name for file in path.iterdir() if not file.name.startswith(".")}
+        index = _index(path) if INDEX_NAME in names else None
+        layout = lay_out(names, index)
+        headers = {} if layout.faults else {name: _header(path, name) for name in layout.weights}
     except (HeaderRefusedError, IndexRefusedError) as error:
         raise ReferenceRefusedError(f"the base model in {path} cannot be used: {error}") from error
-    return Reference(inventory, _tied(path, inventory), str(path))
+    faults = [*layout.faults, *duplicates(headers)]
+    if index is not None:
+        faults += check_index(index, {name: header.tensors for name, header in headers.items()})
+    if faults:
+        raise ReferenceRefusedError(f"the base model in {path} cannot be used: {faults[0].reason}")
+    inventory = inventory_of(headers)
+    return Reference(inventory, _is_tied(path, inventory), str(path))
 
 
 def _is_folder(path: Path) -> bool:
@@ -67,21 +75,6 @@ def _is_folder(path: Path) -> bool:
         if error.errno in {errno.ELOOP, errno.ENAMETOOLONG}:
             return False
         raise
-
-
-def _inventory(path: Path) -> Inventory:
-    names = {file.name for file in path.iterdir() if not file.name.startswith(".")}
-    index = _index(path) if INDEX_NAME in names else None
-    layout = lay_out(names, index)
-    headers = {} if layout.faults else {name: _header(path, name) for name in layout.weights}
-    faults = [*layout.faults, *duplicates(headers), *(_disagreements(index, headers) if index else ())]
-    if faults:
-        raise ReferenceRefusedError(f"the base model in {path} cannot be used: {faults[0].reason}")
-    return inventory_of(headers)
-
-
-def _disagreements(index: Index, headers: dict[str, Header]) -> Iterator[Fault]:
-    return check_index(index, {name: header.tensors for name, header in headers.items()})
 
 
 def _header(path: Path, name: str) -> Header:
@@ -98,23 +91,19 @@ def _index(path: Path) -> Index:
         raise IndexRefusedError(f"{INDEX_NAME}: {error}") from error
 
 
-def _tied(path: Path, inventory: Inventory) -> bool:
-    """Whether the output layer is the embedding. Where the config does not say, a model without `lm_head` is tied."""
-    said = _config(path)
-    for each in (said, said.text_config or said):
+def _is_tied(path: Path, inventory: Inventory) -> bool:
+    """Whether the output layer is the embedding. If the config does not say, a model without `lm_head` is tied."""
+    try:
+        data = _read(path / CONFIG_NAME, lambda fd, size: read_at(fd, min(size, MAX_CONFIG_BYTES), 0))
+        config = msgspec.json.decode(data, type=_Config)
+    except FileNotFoundError:
+        config = _Config()
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ReferenceRefusedError(f"{path / CONFIG_NAME} cannot be read as a model's config: {error}") from error
+    for each in (config, config.text_config or config):
         if each.tie_word_embeddings is not None:
             return each.tie_word_embeddings
     return LM_HEAD not in inventory.tensors
-
-
-def _config(path: Path) -> _Config:
-    try:
-        data = _read(path / CONFIG_NAME, lambda fd, size: read_at(fd, min(size, MAX_CONFIG_BYTES), 0))
-        return msgspec.json.decode(data, type=_Config)
-    except FileNotFoundError:
-        return _Config()
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ReferenceRefusedError(f"{path / CONFIG_NAME} cannot be read as a model's config: {error}") from error
 
 
 def _read(path: Path, read: Callable[[int, int], T]) -> T:

@@ -2,41 +2,74 @@
 
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from refitd_client.checkpoint import header
 from refitd_client.checkpoint.header import Entry
 from refitd_client.contract.manifest import Claims, TensorsSummary
 from refitd_client.contract.naming import ADAPTER_CONFIG_NAME
 from refitd_client.contract.slot import ShardLayout
 from refitd_client.contract.states import Kind
-from refitd_client.errors import InvalidWeightsError
-from refitd_client.tensors import from_numpy as numpy_tensors
+from refitd_client.errors import InvalidWeightsError, PublishError
 from refitd_client.tensors import from_torch as torch_tensors
-from refitd_client.tensors.casts import Casts
-from refitd_client.tensors.names import Rename, published_names, second_names
+from refitd_client.tensors.names import Rename, published_names, second_names, without_second_names
 from refitd_client.tensors.reuse import SameTensors
-from refitd_client.tensors.source import TensorSource, refused
-from refitd_client.tensors.tied import without_second_names
+from refitd_client.tensors.source import Casts, TensorSource, numpy_source, refused
 from refitd_client.write import plan as shard
-from refitd_client.write.base_model import BaseModel
 from refitd_client.write.shards import TensorShards
-from refitd_client.write.source_folder import open_checkpoint
+from refitd_client.write.source_folder import companions_of, open_checkpoint
 from refitd_client.write.version_folder import Staging
 
 
+class BaseModel:
+    """The folder of the model that training started from, such as a snapshot in Hugging Face's cache.
+
+    Versions get its configuration and tokenizer files, and of tied weights the names that its checkpoint has.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Check that it is a model's folder.
+
+        Raises:
+            PublishError: there is no such folder, or no `config.json` in it.
+        """
+        if not (folder / "config.json").is_file():
+            raise PublishError(
+                f"base_model {folder} has no config.json: give a model's folder "
+                "(huggingface_hub.snapshot_download returns one), not its name on a hub"
+            )
+        self.folder = folder
+
+    @property
+    def companions(self) -> list[Path]:
+        """Its configuration and tokenizer files."""
+        return companions_of(self.folder)
+
+    @cached_property
+    def _names(self) -> frozenset[str] | None:
+        try:
+            shards = open_checkpoint(self.folder).shards
+        except InvalidWeightsError:  # a folder with a tokenizer and a configuration alone is a good base, too
+            return None
+        return frozenset(entry.name for entries in shards.values() for entry in entries)
+
+    def inventory(self) -> frozenset[str] | None:
+        """The tensors' names in its checkpoint, None if it has none that can be read. Read once."""
+        return self._names
+
+
 class Weights(Protocol):
-    """The shards of a version, wherever they come from."""
+    """The shards of a version, from any source."""
 
     @property
     def tensors(self) -> dict[str, list[Entry]]:
-        """What is in each, by the shard's name."""
+        """The tensors in each, by the shard's name."""
         ...
 
     @property
@@ -46,7 +79,7 @@ class Weights(Protocol):
 
     @property
     def layout(self) -> Sequence[ShardLayout]:
-        """What a slot has to look like for them; nothing where they are not written into one."""
+        """The files of a slot that fits; empty if they are not written into one."""
         ...
 
     def write(self, staging: Staging) -> None:
@@ -54,7 +87,7 @@ class Weights(Protocol):
         ...
 
     def stage(self, staging: Staging) -> Callable[[], None]:
-        """Have their bytes in the files, so that the caller may change its own; return what is left to do."""
+        """Copy their bytes into the files, so that the caller may change its own; return what is left to do."""
         ...
 
 
@@ -77,8 +110,9 @@ class Content:
 
     @property
     def tensors(self) -> TensorsSummary:
-        """What the manifest says of its tensors."""
-        return header.summary([entry for entries in self.weights.tensors.values() for entry in entries])
+        """The summary of its tensors, for the manifest."""
+        shards = self.weights.tensors.values()
+        return TensorsSummary.of((entry.dtype, entry.nbytes) for entries in shards for entry in entries)
 
 
 _WRAPPED = (
@@ -88,13 +122,9 @@ _WRAPPED = (
 )
 
 
-def _nothing_yet() -> SameTensors[tuple[TensorShards, bytes]]:
-    return SameTensors()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """How a publisher reads what it is passed."""
+class WeightsReader:
+    """Makes content of what a publisher is passed, by the publisher's options. One caller at a time."""
 
     base_model: BaseModel | None
     max_shard_bytes: int | None
@@ -102,10 +132,12 @@ class Reading:
     casts: Casts
     rename: Rename | None
     fingerprinted: bool
-    _same: SameTensors[tuple[TensorShards, bytes]] = field(default_factory=_nothing_yet, init=False)
+    _same: SameTensors[tuple[TensorShards, bytes]] = field(
+        default_factory=SameTensors[tuple[TensorShards, bytes]], init=False
+    )
 
     def content(self, weights: Any) -> Content:
-        """See what it is, and check what can be checked without reading tensors.
+        """Recognise the weights, and check what can be checked without reading tensors.
 
         Raises:
             InvalidWeightsError: it cannot be a version.
@@ -113,7 +145,10 @@ class Reading:
         if isinstance(weights, Content):  # from several ranks, which agreed on it before (`sharded/`)
             return weights
         if isinstance(weights, (str, os.PathLike)):
-            checkpoint = open_checkpoint(_folder(weights))
+            folder = Path(cast("str | os.PathLike[str]", weights))
+            if not folder.is_dir():
+                raise InvalidWeightsError(f"{folder} is not a folder: pass the one that the checkpoint was saved to")
+            checkpoint = open_checkpoint(folder)
             if checkpoint.is_adapter:  # no index: engines would look for the model that it names
                 own = [path for path in checkpoint.companions if path.name == ADAPTER_CONFIG_NAME]
                 if not own:
@@ -124,59 +159,41 @@ class Reading:
             if self.rename is None and hasattr(weights, "peft_config"):
                 raise InvalidWeightsError(_WRAPPED)
             second = torch_tensors.tied_patterns(weights)
-            return self._tensors(torch_tensors.module_state(weights), second)
+            return self._tensors(weights.state_dict(), second)
         if isinstance(weights, Mapping):
             return self._tensors(cast("Mapping[Any, Any]", weights), ())
         raise InvalidWeightsError(
             f"weights are a {type(weights).__name__}: pass a state dict, an nn.Module or a checkpoint's folder"
         )
 
-    def let_go(self) -> None:
-        """Nothing of what was read last is needed any more."""
+    def release(self) -> None:
+        """Drop the references to the tensors that were read last."""
         self._same.let_go()
 
     def _tensors(self, state: Mapping[Any, Any], second: Sequence[str]) -> Content:
-        _check_names(state)
+        for name in state:
+            if not isinstance(name, str):
+                raise InvalidWeightsError(f"a state dict's keys are names, and {name!r} is a {type(name).__name__}")
         names = published_names(state.keys(), self.rename)
         made = self._same.again(state, (names, *second))
         if made is None:
             sources = {old: _source(new, state[old], self.casts) for old, new in names.items()}
-            cut = self._cut(list(sources.values()), second_names(names, second))
-            made = cut, shard.index_json(cut.tensors)
+            patterns = [f"^{re.escape(name)}$" for name in second_names(names, second)]
+            inventory = self.base_model.inventory if self.base_model is not None else lambda: None
+            kept = without_second_names(list(sources.values()), inventory=inventory, second=patterns)
+            shards = TensorShards(
+                shards=shard.cut(kept, max_shard_bytes=self.max_shard_bytes),
+                check_finite=self.check_finite,
+                fingerprinted=self.fingerprinted,
+            )
+            made = shards, shard.index_json(shards.tensors)
             self._same.keep(state, (names, *second), [sources.get(name) for name in state], made)
         return self._content(*made, ())
-
-    def _cut(self, sources: Sequence[TensorSource], second: Collection[str]) -> TensorShards:
-        inventory = self.base_model.inventory if self.base_model is not None else _no_inventory
-        patterns = [f"^{re.escape(name)}$" for name in second]
-        sources = without_second_names(sources, inventory=inventory, second=patterns)
-        return TensorShards(
-            shards=shard.cut(sources, max_shard_bytes=self.max_shard_bytes),
-            check_finite=self.check_finite,
-            fingerprinted=self.fingerprinted,
-        )
 
     def _content(self, weights: Weights, index: bytes, own: Sequence[Path]) -> Content:
         base = self.base_model.companions if self.base_model is not None else []
         companions = {path.name: path for path in [*base, *own]}  # the checkpoint's own win
         return Content(weights=weights, index=index, companions=list(companions.values()))
-
-
-def _no_inventory() -> None:
-    return None
-
-
-def _folder(weights: Any) -> Path:
-    folder = Path(weights)
-    if not folder.is_dir():
-        raise InvalidWeightsError(f"{folder} is not a folder: pass the one that the checkpoint was saved to")
-    return folder
-
-
-def _check_names(state: Mapping[Any, Any]) -> None:
-    for name in state:
-        if not isinstance(name, str):
-            raise InvalidWeightsError(f"a state dict's keys are names, and {name!r} is a {type(name).__name__}")
 
 
 def _source(name: str, value: Any, casts: Casts) -> TensorSource:
@@ -186,5 +203,5 @@ def _source(name: str, value: Any, casts: Casts) -> TensorSource:
         array = cast("NDArray[Any]", value)
         if casts.target(name, array.dtype.name) != array.dtype.name:
             raise refused(name, "is a numpy array, which is not cast: cast it before, or pass torch tensors")
-        return numpy_tensors.source(name, array)
+        return numpy_source(name, array)
     raise refused(name, f"is a {type(value).__module__}.{type(value).__name__}: pass torch tensors or numpy arrays")

@@ -1,21 +1,30 @@
-"""Tensors as the shards of a version: which file holds which, and where. Pure.
+"""Tensors as the shards of a version: which file holds which, and where; and what is found out about their bytes. Pure.
 
 model-00001-of-00002.safetensors, model-00002-of-00002.safetensors, model.safetensors.index.json
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from refitd_client.checkpoint import header
+from refitd_client.checkpoint.finite import any_nonfinite, count_nonfinite
 from refitd_client.checkpoint.header import Entry
+from refitd_client.contract.digest import FileDigest
 from refitd_client.errors import InvalidWeightsError
-from refitd_client.tensors.source import TensorSource
+from refitd_client.fingerprint import bits_of, fingerprint, width_of
+from refitd_client.tensors.source import TensorSource, refused
 
 # Digests and page faults of one file are one thread's work: that many files keep that many processors busy.
 _FILES = 16
 _LEAST_SHARD, _MOST_SHARD = 64 * 10**6, 5 * 10**9
+
+PIECE = 2**20
+"""Bytes that `ShardChecks` takes at a time: few enough to be in the processor's cache for the check, the digest and the
+copy, and enough for threads to be seldom in each other's way: they take turns at the interpreter between these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +75,12 @@ def cut(sources: Sequence[TensorSource], *, max_shard_bytes: int | None) -> list
         room -= source.entry.nbytes
     if not parts:
         raise InvalidWeightsError("there are no tensors to publish: the state dict is empty")
-    names = (f"model-{number:05d}-of-{len(parts):05d}.safetensors" for number in range(1, len(parts) + 1))
-    return [_shard(name, sorted(part, key=_file_order)) for name, part in zip(names, parts, strict=True)]
+    shards: list[Shard] = []
+    for number, part in enumerate(parts, 1):
+        part.sort(key=lambda source: header.file_order(source.entry))
+        name = f"model-{number:05d}-of-{len(parts):05d}.safetensors"
+        shards.append(Shard(name=name, header=header.encode(source.entry for source in part), sources=part))
+    return shards
 
 
 def index_json(shards: Mapping[str, Sequence[Entry]]) -> bytes:
@@ -78,9 +91,53 @@ def index_json(shards: Mapping[str, Sequence[Entry]]) -> bytes:
     return msgspec.json.format(msgspec.json.encode(index), indent=2)
 
 
-def _shard(name: str, sources: Sequence[TensorSource]) -> Shard:
-    return Shard(name=name, header=header.encode(source.entry for source in sources), sources=sources)
+class ShardChecks:
+    """What is found out about a shard's bytes as they pass: that they are finite, their digest, their fingerprints.
+
+    Takes the bytes of a shard in order, each tensor in pieces of `PIECE` bytes.
+    """
+
+    def __init__(self, head: bytes, *, check_finite: bool, fingerprinted: Iterable[str]) -> None:
+        """Begin a shard.
+
+        Args:
+            head: the bytes before the tensors.
+            check_finite: refuse NaN and infinity.
+            fingerprinted: the names of the tensors whose fingerprints are wanted.
+        """
+        self.fingerprints = dict.fromkeys(fingerprinted, 0)
+        self._digest = FileDigest()
+        self._digest.update(head)
+        self._check_finite = check_finite
+        self._bad = 0  # elements of the tensor that is passing
+
+    @property
+    def digest(self) -> str:
+        """The digest of the bytes so far, as the manifest has it."""
+        return self._digest.text
+
+    def add(self, entry: Entry, begin: int, piece: NDArray[np.uint8]) -> None:
+        """Take the bytes of tensor `entry` from its byte `begin` on.
+
+        Raises:
+            InvalidWeightsError: they were its last, it has elements that are NaN or infinite, and that is refused.
+        """
+        if self._check_finite and any_nonfinite(entry.dtype, piece):
+            self._bad += count_nonfinite(entry.dtype, piece)
+        if self._bad and begin + len(piece) == entry.nbytes:
+            raise not_finite(entry.name, self._bad)
+        self._digest.update(piece.data)
+        if entry.name in self.fingerprints:
+            width = width_of(entry.dtype)
+            more = fingerprint(bits_of(piece, width), first=begin // width)
+            self.fingerprints[entry.name] = (self.fingerprints[entry.name] + more) % 2**64
 
 
-def _file_order(source: TensorSource) -> tuple[int, str]:
-    return header.file_order(source.entry)
+def not_finite(name: str, count: int) -> InvalidWeightsError:
+    """The error for a tensor with so many values that are NaN or infinite."""
+    values = "1 value that is" if count == 1 else f"{count} values that are"
+    return refused(
+        name,
+        f"holds {values} NaN or infinite: the training step that made it went wrong, and engines would answer with "
+        "noise (check_finite=False publishes it all the same)",
+    )

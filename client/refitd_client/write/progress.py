@@ -18,41 +18,39 @@ class Progress:
 class Meter:
     """Adds up bytes from any thread, and reports them as they grow in the one that made it."""
 
-    def __init__(self, total: int, report: Callable[[Progress], None] | None) -> None:
-        """`report` is called in this thread, about once a megabyte where it is this thread that writes."""
+    def __init__(self, total: int, callback: Callable[[Progress], None] | None) -> None:
+        """`callback` is called in this thread, about once a megabyte if it is this thread that writes."""
         self.total = total
         self._written = 0
         self._reported = 0
-        self._report = report
+        self._callback = callback
         self._thread = threading.get_ident()
         self._turn = threading.Lock()
 
     @property
     def is_watched(self) -> bool:
-        """Whether anybody wants to know."""
-        return self._report is not None
+        """Whether there is a callback."""
+        return self._callback is not None
 
     def add(self, count: int) -> None:
         """Count bytes that were written."""
-        if self._report is None:
-            return
-        with self._turn:
-            self._written += count
-        self.tell()
+        if self._callback is not None:
+            with self._turn:
+                self._written += count
+            self.report()
 
-    def tell(self) -> None:
-        """Report what was counted since the last time, where this is the thread for it."""
-        if self._report is None or self._written == self._reported or threading.get_ident() != self._thread:
+    def report(self) -> None:
+        """Report what was counted since the last time, if this is the thread for it."""
+        if self._callback is None or self._written == self._reported or threading.get_ident() != self._thread:
             return
         self._reported = self._written
-        self._report(Progress(written=self._reported, total=self.total))
+        self._callback(Progress(written=self._reported, total=self.total))
 
 
 class Laps:
     """Milliseconds by name. Laps of the same name add up."""
 
     def __init__(self) -> None:
-        """Start with none."""
         self._began = time.perf_counter()
         self.times: dict[str, float] = {}
         self._turn = threading.Lock()

@@ -1,8 +1,8 @@
 """Tensors written as the shards of a version, by several threads.
 
-Where the caller waits for the commit each piece is checked, digested and written while it is in the processor's cache.
-Where it does not, the bytes go into the files first (from there on the caller may change its tensors), and are checked
-and digested as they lie in the files. Tensors on GPUs go another way: `sending`.
+If the caller waits for the commit, each piece is checked, digested and written while it is in the processor's cache. If
+it does not, the bytes go into the files first (from there on the caller may change its tensors), and are checked and
+digested as they lie in the files. Tensors on GPUs go another way: `device_shards.py`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,15 +17,12 @@ from refitd_client.checkpoint.header import Entry
 from refitd_client.contract.slot import ShardLayout
 from refitd_client.lanes import in_lanes, lanes_for
 from refitd_client.tensors.source import HOST, TensorSource
-from refitd_client.write.plan import Shard
-from refitd_client.write.proof import PIECE, ShardProof
-from refitd_client.write.sending import Sending
-from refitd_client.write.staged_shard import StagedShard
+from refitd_client.write.device_shards import DeviceShards
+from refitd_client.write.plan import PIECE, Shard, ShardChecks
+from refitd_client.write.staged_file import StagedShard
 from refitd_client.write.version_folder import Staging
 
 _THREADS_FROM = 8 * 2**20  # bytes that are worth starting threads for
-
-Rest = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +54,7 @@ class TensorShards:
 
     @property
     def layout(self) -> list[ShardLayout]:
-        """What a slot has to look like for them."""
+        """The files of a slot that fits."""
         return [ShardLayout(name=shard.name, header=shard.header, size=shard.size) for shard in self.shards]
 
     def write(self, staging: Staging) -> None:
@@ -67,83 +64,69 @@ class TensorShards:
             InvalidWeightsError: a tensor holds a value that is not finite.
             NoSpaceError: there is no room for them.
         """
-        self._require_space(staging)
-        if self._has_cuda:
-            self._sent(staging).finish()
+        if (from_gpus := self._begin(staging)) is not None:
+            from_gpus.finish()
         else:
-            self._share_out(staging, [partial(self._write_through, staging, shard) for shard in self.shards])
+            self._share_out(staging, [partial(self._write_checked, staging, shard) for shard in self.shards])
 
-    def stage(self, staging: Staging) -> Rest:
+    def stage(self, staging: Staging) -> Callable[[], None]:
         """Copy the tensors into the files, and return what is left to do: to check, to digest and to sync them.
 
-        The tensors may change as soon as this returns. It raises NoSpaceError; where a tensor is not finite, it or the
+        The tensors may change as soon as this returns. It raises NoSpaceError; if a tensor is not finite, it or the
         rest raises InvalidWeightsError.
         """
-        self._require_space(staging)
-        if self._has_cuda:
-            sending = self._sent(staging)
-            sending.arrive()
-            return sending.finish
+        if (from_gpus := self._begin(staging)) is not None:
+            from_gpus.arrive()
+            return from_gpus.finish
         pairs = [(shard, staging.open_shard(shard.name)) for shard in self.shards]
-        self._share_out(staging, [partial(_fill, staging, shard, file) for shard, file in pairs])
-        return partial(self._share_out, staging, [partial(self._prove, staging, *pair) for pair in pairs])
+        self._share_out(staging, [partial(_fill, staging, shard, file, None) for shard, file in pairs])
+        return partial(self._share_out, staging, [partial(self._check, staging, *pair) for pair in pairs])
 
-    def _sent(self, staging: Staging) -> Sending:
-        return Sending(staging, self.shards, check_finite=self.check_finite, fingerprinted=self.fingerprinted)
-
-    def _proof(self, shard: Shard) -> ShardProof:
-        names = [source.entry.name for source in shard.sources] if self.fingerprinted else []
-        return ShardProof(shard.header, check_finite=self.check_finite, fingerprinted=names)
-
-    @property
-    def _has_cuda(self) -> bool:
-        return any(source.place != HOST for source in self.sources)
-
-    def _require_space(self, staging: Staging) -> None:
+    def _begin(self, staging: Staging) -> DeviceShards | None:
+        """Refuse early what has no room; begin the copies of shards with tensors on GPUs, None if there are none."""
         if not staging.recycled:
             staging.require_space(self.size)
+        if all(source.place == HOST for source in self.sources):
+            return None
+        return DeviceShards(staging, self.shards, check_finite=self.check_finite, fingerprinted=self.fingerprinted)
+
+    def _checks(self, shard: Shard) -> ShardChecks:
+        names = [source.entry.name for source in shard.sources] if self.fingerprinted else []
+        return ShardChecks(shard.header, check_finite=self.check_finite, fingerprinted=names)
 
     def _share_out(self, staging: Staging, jobs: Sequence[Callable[[Event], None]]) -> None:
         lanes = lanes_for(len(jobs)) if self.size >= _THREADS_FROM else 1
-        in_lanes(jobs, lanes=lanes, idle=staging.meter.tell if staging.meter.is_watched else None)
+        in_lanes(jobs, lanes=lanes, idle=staging.meter.report if staging.meter.is_watched else None)
 
-    def _write_through(self, staging: Staging, shard: Shard, stop: Event) -> None:
-        file, proof = staging.open_shard(shard.name), self._proof(shard)
-        _put_header(staging, shard, file)
-        for offset, source in shard.placed:
-            for begin, piece in _pieces(source.read(), stop):
-                file.put(offset + begin, piece)  # first: it fetches the piece from memory faster than a check does
-                proof.add(source.entry, begin, piece)
-                staging.meter.add(len(piece))
-        _seal(staging, shard, file, proof)
+    def _write_checked(self, staging: Staging, shard: Shard, stop: Event) -> None:
+        file, checks = staging.open_shard(shard.name), self._checks(shard)
+        _fill(staging, shard, file, checks, stop)
+        staging.fingerprints.update(checks.fingerprints)
+        staging.seal(file, shard.size, checks.digest)
 
-    def _prove(self, staging: Staging, shard: Shard, file: StagedShard, stop: Event) -> None:
-        proof = self._proof(shard)
+    def _check(self, staging: Staging, shard: Shard, file: StagedShard, stop: Event) -> None:
+        """Check and digest a shard that was filled."""
+        checks = self._checks(shard)
         for offset, source in shard.placed:
             for begin in range(0, source.entry.nbytes, PIECE):
                 if stop.is_set():
                     return
                 piece = file.get(offset + begin, min(PIECE, source.entry.nbytes - begin))
-                proof.add(source.entry, begin, piece)
-        _seal(staging, shard, file, proof)
+                checks.add(source.entry, begin, piece)
+        staging.fingerprints.update(checks.fingerprints)
+        staging.seal(file, shard.size, checks.digest)
 
 
-def _seal(staging: Staging, shard: Shard, file: StagedShard, proof: ShardProof) -> None:
-    staging.fingerprints.update(proof.fingerprints)
-    staging.seal(file, shard.size, proof.digest)
-
-
-def _put_header(staging: Staging, shard: Shard, file: StagedShard) -> None:
-    """Into a slot as well, though it should be there: a slot's bytes mean nothing."""
+def _fill(staging: Staging, shard: Shard, file: StagedShard, checks: ShardChecks | None, stop: Event) -> None:
+    """Write all of a shard, checking it on the way."""
+    # The header into a slot as well, though it should be there: a slot's bytes mean nothing.
     file.put(0, np.frombuffer(shard.header, dtype=np.uint8))
     staging.meter.add(len(shard.header))
-
-
-def _fill(staging: Staging, shard: Shard, file: StagedShard, stop: Event) -> None:
-    _put_header(staging, shard, file)
     for offset, source in shard.placed:
         for begin, piece in _pieces(source.read(), stop):
-            file.put(offset + begin, piece)
+            file.put(offset + begin, piece)  # first: it fetches the piece from memory faster than a check does
+            if checks is not None:
+                checks.add(source.entry, begin, piece)
             staging.meter.add(len(piece))
 
 

@@ -1,7 +1,7 @@
 """A publisher takes a slot: the pages of an old version, to write a new one on. See `refitd_client.contract.slot`.
 
     .lock in the slot           held before it moves: it is never an `.incoming-*` that looks abandoned
-    rename → .incoming-…        who is second finds nothing: another publisher, or the service that takes it back
+    rename → .incoming-…        the second one finds nothing: another publisher, or the service that takes it back
     sync of the slots' folder   before anything is written that could make a version of it: after a power cut the
                                 folder has not both names
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from refitd_client.contract.naming import STAGING_LOCK
 from refitd_client.contract.slot import ShardLayout, layout_in, layout_of, slots_path
 from refitd_client.files import durable
-from refitd_client.files.lock import Lock, LockHeldError
+from refitd_client.files.lock import FileLock, LockHeldError
 from refitd_client.files.plain_file import open_folder, open_plain
 
 _log = logging.getLogger("refitd_client")
@@ -32,10 +32,10 @@ class Slots:
     root: Path
     run: str
 
-    def take(self, layout: Sequence[ShardLayout], target: Path) -> Lock | None:
-        """Make a free slot that fits the folder `target`, whose lock is then held; None where there is none.
+    def take(self, layout: Sequence[ShardLayout], target: Path) -> FileLock | None:
+        """Make a free slot that fits the folder `target`, and return its held lock; None if there is no such slot.
 
-        What has no layout, as a delta, takes none.
+        A version without a layout, as a delta, takes none.
         """
         if not layout:
             return None
@@ -50,16 +50,20 @@ class Slots:
             os.close(handle)
 
     def has(self, layout: Sequence[ShardLayout]) -> bool:
-        """Whether one that fits seems to be there now. Another may take it, or the service, before it is taken."""
+        """Whether a slot that fits seems to be there now. Another publisher or the service may take it first."""
         try:
             names = os.listdir(self.root / slots_path(self.run))
         except OSError:
             return False
         return bool(layout) and layout_of(layout) in map(layout_in, names)
 
-    def _take_one(self, folder: Path, handle: int, layout: Sequence[ShardLayout], target: Path) -> Lock | None:
+    def _take_one(self, folder: Path, handle: int, layout: Sequence[ShardLayout], target: Path) -> FileLock | None:
         wanted = layout_of(layout)
-        for name in _listed(handle):
+        try:
+            names = sorted(os.listdir(handle))
+        except OSError:  # new files will do
+            return None
+        for name in names:
             if layout_in(name) == wanted and (lock := _take(folder / name, target)) is not None:
                 try:
                     durable.sync_folder(folder, handle)  # by path it may be gone: the service takes empty ones away
@@ -80,16 +84,9 @@ def open_shard(path: Path) -> int:
     return open_plain(path, os.O_RDWR)
 
 
-def _listed(folder: int) -> list[str]:
+def _take(slot: Path, target: Path) -> FileLock | None:
     try:
-        return sorted(os.listdir(folder))
-    except OSError:  # new files will do
-        return []
-
-
-def _take(slot: Path, target: Path) -> Lock | None:
-    try:
-        lock = Lock(slot / STAGING_LOCK)
+        lock = FileLock(slot / STAGING_LOCK)
     except (OSError, LockHeldError):  # gone meanwhile, or not ours to write in
         return None
     try:
@@ -119,7 +116,7 @@ def _fault(folder: Path, layout: Sequence[ShardLayout]) -> str | None:
         if not stat.S_ISREG(status.st_mode) or status.st_size != size:
             return f"{name} is not a plain file of {size} bytes"
         if status.st_nlink != 1:
-            return f"{name} has {status.st_nlink} hard links, so somebody else has it as well"
+            return f"{name} has {status.st_nlink} hard links, so it is another file as well"
         if status.st_dev != device:
             return f"{name} is on another file system than the run"
         if not os.access(folder / name, os.R_OK | os.W_OK):

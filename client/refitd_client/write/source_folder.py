@@ -1,8 +1,8 @@
 """A checkpoint in a folder, as `save_pretrained` writes it, as the source of a version.
 
-What is taken: the shards that the index names (without an index, every `*.safetensors` but an adapter's), and the
+A version gets the shards that the index names (without an index, every `*.safetensors` but an adapter's), and the
 small files that belong to a model: configuration, tokenizer, its own code. What a trainer keeps beside them (optimizer
-states, logs) is left. Links are followed, as Hugging Face's cache consists of them; the version holds plain files.
+states, logs) is left out. Links are followed, as Hugging Face's cache consists of them; the version holds plain files.
 
 Files are cloned where the file system shares blocks (reflinks: XFS, Btrfs), else copied. They are never hard-linked:
 a hard link is the trainer's file itself, and a trainer that writes its next checkpoint over the last one would change
@@ -14,32 +14,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-import msgspec
-
 from refitd_client.checkpoint import header
 from refitd_client.checkpoint.header import Entry
+from refitd_client.checkpoint.layout import MAX_INDEX_BYTES, Index, IndexRefusedError, parse_index
 from refitd_client.contract.naming import ADAPTER_NAME, INDEX_NAME, MANIFEST_NAME
 from refitd_client.contract.slot import ShardLayout
 from refitd_client.errors import InvalidWeightsError
 from refitd_client.files import durable
-from refitd_client.files.plain_file import read_plain
-from refitd_client.files.source_file import opened
-from refitd_client.write.staged_file import StagedFile
+from refitd_client.files.plain_file import opened, read_plain
 from refitd_client.write.version_folder import Staging
 
-_MAX_INDEX_BYTES = 64 * 2**20
 _COMPANIONS = frozenset({".json", ".txt", ".model", ".jinja", ".tiktoken", ".py"})
 _NO_COMPANIONS = frozenset({MANIFEST_NAME, "trainer_state.json"})
 _PICKLES = frozenset({".bin", ".pt", ".pth", ".ckpt"})
 _CHUNK = 2**20
 
 
-class _Index(msgspec.Struct):
-    weight_map: dict[str, str]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
+class SourceCheckpoint:
     """A folder's shards with their tensors, and the small files beside them."""
 
     shards: Mapping[Path, list[Entry]]
@@ -62,13 +54,13 @@ class Checkpoint:
 
     @property
     def layout(self) -> list[ShardLayout]:
-        """What a slot has to look like for them."""
+        """The files of a slot that fits."""
         return [header.layout(path) for path in self.shards]
 
     def stage(self, staging: Staging) -> Callable[[], None]:
-        """Copy the shards; nothing is left to do then. Raises as `write` does."""
+        """Copy the shards. Raises as `write` does. What is returned has nothing left to do."""
         self.write(staging)
-        return _nothing
+        return lambda: None
 
     def write(self, staging: Staging) -> None:
         """Copy the shards.
@@ -81,16 +73,22 @@ class Checkpoint:
             copy_into(staging, path)
 
 
-def open_checkpoint(folder: Path) -> Checkpoint:
+def open_checkpoint(folder: Path) -> SourceCheckpoint:
     """Read a folder's listing, its index and the headers of its shards.
 
     Raises:
         InvalidWeightsError: it is no checkpoint in safetensors, or an incomplete one.
     """
-    index = _read_index(folder)
+    path = folder / INDEX_NAME
+    try:
+        index = parse_index(read_plain(path, MAX_INDEX_BYTES + 1, follow=True))
+    except FileNotFoundError:
+        index = None
+    except IndexRefusedError as error:
+        raise InvalidWeightsError(f"{path} is no index of a checkpoint: {error}") from error
     shards = {path: header.read(path) for path in _shard_paths(folder, index)}
     _check_names(folder, shards, index)
-    return Checkpoint(shards=shards, companions=companions_of(folder))
+    return SourceCheckpoint(shards=shards, companions=companions_of(folder))
 
 
 def companions_of(folder: Path) -> list[Path]:
@@ -117,28 +115,25 @@ def copy_into(staging: Staging, path: Path) -> None:
     with opened(path) as source:
         before = os.fstat(source)
         with staging.file(path.name) as file:
-            _copy(source, file, staging, before.st_size)
+            is_clone = durable.clone(source, file.fd)
+            if not is_clone and not staging.recycled:
+                staging.require_space(before.st_size)
+            add, origin = (file.count, file.fd) if is_clone else (file.write, source)
+            while chunk := os.read(origin, _CHUNK):  # a clone is read itself: its digest is of what is published
+                add(chunk)
         after = os.fstat(source)
     if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
         raise InvalidWeightsError(f"{path} was written to while it was copied: publish after the save has returned")
 
 
-def _nothing() -> None:
-    """Nothing is left to do."""
-
-
-def _copy(source: int, file: StagedFile, staging: Staging, size: int) -> None:
-    is_clone = durable.clone(source, file.fd)
-    if not is_clone and not staging.recycled:
-        staging.require_space(size)
-    add, origin = (file.count, file.fd) if is_clone else (file.write, source)
-    while chunk := os.read(origin, _CHUNK):  # a clone is read itself: its digest is of what is published
-        add(chunk)
-
-
-def _shard_paths(folder: Path, index: _Index | None) -> list[Path]:
+def _shard_paths(folder: Path, index: Index | None) -> list[Path]:
     if index is not None:
-        return [folder / _plain(folder, name) for name in sorted(set(index.weight_map.values()))]
+        for name in index.files:
+            if not (folder / name).is_file():
+                raise InvalidWeightsError(
+                    f"{folder / INDEX_NAME} names {name}, which is not there: is the save complete?"
+                )
+        return [folder / name for name in index.files]
     found = [path for path in sorted(folder.glob("*.safetensors")) if not path.name.startswith(".")]
     shards = [path for path in found if path.name != ADAPTER_NAME]
     if shards:
@@ -154,25 +149,7 @@ def _shard_paths(folder: Path, index: _Index | None) -> list[Path]:
     raise InvalidWeightsError(f"{folder} holds no *.safetensors: is it the folder that the checkpoint was saved to?")
 
 
-def _read_index(folder: Path) -> _Index | None:
-    path = folder / INDEX_NAME
-    try:
-        return msgspec.json.decode(read_plain(path, _MAX_INDEX_BYTES, follow=True), type=_Index)
-    except FileNotFoundError:
-        return None
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidWeightsError(f"{path} is no index of a checkpoint: {error}") from error
-
-
-def _plain(folder: Path, name: str) -> str:
-    if not name.endswith(".safetensors") or "/" in name or name.startswith("."):
-        raise InvalidWeightsError(f"{folder / INDEX_NAME} names {name!r}, which is no *.safetensors beside it")
-    if not (folder / name).is_file():
-        raise InvalidWeightsError(f"{folder / INDEX_NAME} names {name}, which is not there: is the save complete?")
-    return name
-
-
-def _check_names(folder: Path, shards: Mapping[Path, list[Entry]], index: _Index | None) -> None:
+def _check_names(folder: Path, shards: Mapping[Path, list[Entry]], index: Index | None) -> None:
     found: dict[str, str] = {}
     for path, entries in shards.items():
         for entry in entries:
@@ -183,8 +160,8 @@ def _check_names(folder: Path, shards: Mapping[Path, list[Entry]], index: _Index
                 )
     if not found:
         raise InvalidWeightsError(f"there are no tensors to publish: the shards of {folder} are empty")
-    if index is not None and index.weight_map != found:
-        name = min(index.weight_map.items() ^ found.items())[0]
+    if index is not None and index.file_of != found:
+        name = min(index.file_of.items() ^ found.items())[0]
         raise InvalidWeightsError(
             f"{folder / INDEX_NAME} and the shards disagree, first over tensor {name}: is the save complete?",
             tensor=name,

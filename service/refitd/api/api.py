@@ -1,30 +1,22 @@
-"""The HTTP API, put together."""
+"""The HTTP API, put together: routes, middleware, and the document at /openapi.json."""
+
+from typing import Any
 
 from fastapi import FastAPI
+from pydantic import TypeAdapter
 
-from refitd.api import (
-    engines,
-    errors,
-    health,
-    log,
-    overview,
-    pages,
-    reclaim,
-    rollback,
-    rollouts,
-    runs,
-    swagger,
-    versions,
-    webhooks,
-)
-from refitd.api.auth import OPEN, Door, Gate
+from refitd.api import engines, errors, health, log, operations, overview, versions, web_pages
+from refitd.api.auth import LOOKS, OPEN, Door, Gate
 from refitd.api.context import Service
-from refitd.api.document import documented
-from refitd.api.feed import Feed
+from refitd.api.feed import Feed, Streams
 from refitd.api.limits import RequestLimit
 from refitd.api.metrics import StoreCollector
-from refitd.api.streams import Streams
 from refitd.observe.telemetry import Telemetry
+from refitd_client.contract.wire import Problem
+
+_BEARER = {"type": "http", "scheme": "bearer", "description": "A write token, or a read token for what only looks."}
+_FASTAPIS_OWN = ("HTTPValidationError", "ValidationError")
+_REFUSED = {"401": "A token is needed, or another one", "403": "The token does not open this"}
 
 
 def routes() -> FastAPI:
@@ -34,12 +26,24 @@ def routes() -> FastAPI:
         version="1",
         summary="Keeps inference engines on the trainer's latest weights.",
         redirect_slashes=False,  # a redirect would go wherever the request's Host header says
-        docs_url=None,  # its pages take scripts from other hosts: `swagger.py` has the service's own
+        docs_url=None,  # its pages take scripts from other hosts: `web_pages.py` has the service's own
         redoc_url=None,
     )
-    for part in (overview, versions, rollback, engines, runs, rollouts, reclaim, log, webhooks, health, pages, swagger):
-        app.include_router(part.router)
-    app.openapi = lambda: documented(app)
+    for router in (
+        overview.router,
+        versions.router,
+        operations.rollback_routes,
+        engines.router,
+        operations.run_routes,
+        operations.rollout_routes,
+        operations.reclaim_routes,
+        log.router,
+        log.delivery_routes,
+        health.router,
+    ):
+        app.include_router(router)
+    web_pages.install(app)
+    app.openapi = lambda: _documented(app)
     return app
 
 
@@ -62,3 +66,35 @@ def build_api(service: Service) -> FastAPI:
         door=Door(tokens=settings.tokens, in_files=in_files, open=OPEN, names=(settings.host, *settings.allowed_hosts)),
     )
     return app
+
+
+def _documented(app: FastAPI) -> dict[str, Any]:
+    """Return the document of the API, which is made once.
+
+    FastAPI knows the routes. That some want a token, and that every error is a problem document, is the middleware's
+    doing (`auth.py`, `errors.py`), and is added here.
+    """
+    if app.openapi_schema is not None:
+        return app.openapi_schema
+    document = FastAPI.openapi(app)
+    components = document.setdefault("components", {})
+    schemas = components.setdefault("schemas", {})
+    for name in _FASTAPIS_OWN:
+        schemas.pop(name, None)
+    schemas["Problem"] = TypeAdapter(Problem).json_schema()
+    components["securitySchemes"] = {"bearer": _BEARER}
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            problems = {"default": "What else can go wrong", "422": "The request does not have the right form"}
+            if path not in OPEN:
+                # Looking needs a token only where the operator has set one for it.
+                operation["security"] = [{"bearer": []}] if method.upper() not in LOOKS else [{}, {"bearer": []}]
+                problems |= _REFUSED
+            operation["responses"] |= {status: _problem(text) for status, text in sorted(problems.items())}
+    app.openapi_schema = document
+    return document
+
+
+def _problem(description: str) -> dict[str, Any]:
+    schema = {"$ref": "#/components/schemas/Problem"}
+    return {"description": description, "content": {"application/problem+json": {"schema": schema}}}

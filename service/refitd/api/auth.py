@@ -1,26 +1,99 @@
-"""Bearer tokens (RFC 6750) at the door: what a request may do is decided by its method, before its body is read.
+"""Decides at the door which requests are let in: by tokens (RFC 6750), by the page that sent them, by the name called.
 
-No route has to ask for a token, so none can forget to: what is not known to be open is closed. Whatever changes
-anything needs the write token. What only looks needs a read or a write token where a read token is set.
+What a request may do is decided by its method, before its body is read. No route has to ask for a token, so none can
+forget to: every path that is not listed as open is closed. Changes need the write token. Looking needs a read or a
+write token where a read token is set.
+
+Browsers send requests wherever a page that they show asks for it. Without a token, a service on loopback would do what
+any page says that its user looks at. So a request from a page changes nothing unless the page is the dashboard itself
+(`Sec-Fetch-Site`, else `Origin`). And a name that its owner points at 127.0.0.1 (DNS rebinding) makes a foreign page
+look like the dashboard, and its requests like those of any other client. So a request that needs no token has to call
+the service by an address or by a name that it goes by.
 """
 
 import asyncio
 import base64
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from ipaddress import ip_address
+from urllib.parse import urlsplit
 
 import structlog
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from refitd.api import pages, swagger
-from refitd.api.browser import Sender, intrusion, other_name
 from refitd.api.errors import answer
-from refitd.problem import Kind, ProblemError
+from refitd.api.web_pages import API_PAGES, DASHBOARD
+from refitd.problem import ProblemError, Slug
 from refitd.tokens import Tokens, TokensRefusedError, is_one_of
+
+_OWN = frozenset({"same-origin", "none"})  # "none": typed into the address bar
+
+
+def intrusion(headers: Mapping[str, str], *, changes: bool) -> ProblemError | None:
+    """Return why a request that another site's page sends is refused, None where it is let in.
+
+    Only browsers send the headers that tell. They are by lower-case name.
+    """
+    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    if site is not None:
+        is_foreign = site not in _OWN
+    else:
+        is_foreign = origin is not None and _authority(origin) != headers.get("host")
+    if changes and is_foreign:
+        return ProblemError(Slug.FOREIGN_PAGE, "a page of another site asks for this: only the dashboard's own may")
+    return None
+
+
+def other_name(host: str | None, names: Collection[str], *, token: str | None = None) -> ProblemError | None:
+    """Return why a request that needs no token is refused for the name it calls, None where it is let in.
+
+    Args:
+        host: its `Host` header, None where it has none, as no browser's.
+        names: names and patterns such as `*.example` that the service goes by.
+        token: what to say of tokens, None where the service has none.
+    """
+    if host is None or _is_local(name := _name_in(host)) or any(fnmatchcase(name, each.lower()) for each in names):
+        return None
+    without = "" if token is None else "without a token that it knows "
+    remedy = f"start the service with --allowed-host {name}"
+    detail = (
+        f"{without}the service is called by its address or a name that it goes by, and not as {host!r}: "
+        f"{remedy if token is None else f'{token}, or {remedy}'}"
+    )
+    return ProblemError(Slug.FOREIGN_HOST, detail)
+
+
+def _is_local(name: str) -> bool:
+    """Return whether it is an address, which no name server can point elsewhere, or this machine."""
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _authority(origin: str) -> str | None:
+    """Return host and port of an `Origin` header; None where it is no URL, such as `http://[`."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
+
+
+def _name_in(host: str) -> str:
+    """Return the name in a `Host` header, without the port; empty where there is none, as in `[`."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
 
 HEALTH = frozenset({"/healthz", "/readyz"})  # orchestrators ask these, without a token
 # And what is the same for everyone: the pages, which ask people for their tokens, and the API's document.
-OPEN = HEALTH | pages.FILES.keys() | swagger.PLACES.keys() | {"/openapi.json"}
+OPEN = HEALTH | DASHBOARD.keys() | API_PAGES.keys() | {"/openapi.json"}
 LOOKS = frozenset({"GET", "HEAD", "OPTIONS"})
 log = structlog.get_logger("refitd")
 
@@ -28,8 +101,8 @@ REALM = 'Bearer realm="refitd"'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What a request asks for, and the `Authorization` headers that it came with."""
+class Credentials:
+    """A request's method, and the `Authorization` headers that it came with."""
 
     method: str
     credentials: tuple[str, ...]
@@ -37,10 +110,15 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Door:
-    """What a gate lets in: the tokens, the paths that need none, and the names that it goes by where none is needed.
+    """What a gate lets in.
 
-    `tokens` is called for each request, in a thread where `in_files` says that it reads files. With `as_password` a
-    token is taken as the password of basic authentication too, for clients that can send credentials in a URL alone.
+    Attributes:
+        tokens: returns the tokens; is called for each request.
+        in_files: whether `tokens` reads files, and so is called in a thread.
+        open: the paths that need no token.
+        names: the names that the service goes by where no token is needed.
+        as_password: whether a token is also taken as the password of basic authentication, for clients that can send
+            credentials in a URL alone.
     """
 
     tokens: Callable[[], Tokens]
@@ -50,13 +128,13 @@ class Door:
     as_password: bool = False
 
 
-def refusal(asked: Asked, tokens: Tokens) -> ProblemError | None:
-    """Why a request is not let in, None where it is. Pure."""
-    looks = asked.method in LOOKS
-    if not is_needed(asked, tokens):
+def refusal(claim: Credentials, tokens: Tokens) -> ProblemError | None:
+    """Return why a request is refused for its token, None where it is let in. Pure."""
+    looks = claim.method in LOOKS
+    if not is_needed(claim, tokens):
         return None
     what = "this" if looks else "this changes something and"
-    given = _token_of(asked.credentials)
+    given = _token_of(claim.credentials)
     if given is None:
         return _unauthorized(f"{what} needs the bearer token: send 'Authorization: Bearer …'", "")
     may_write, may_read = is_one_of(given, tokens.write), is_one_of(given, tokens.read)
@@ -64,30 +142,23 @@ def refusal(asked: Asked, tokens: Tokens) -> ProblemError | None:
         return None
     if may_read:
         detail = "this changes something, and the token only opens what looks: send the write token"
-        return ProblemError(Kind.FORBIDDEN, detail, {"WWW-Authenticate": _challenge("insufficient_scope")})
+        return ProblemError(Slug.FORBIDDEN, detail, {"WWW-Authenticate": _challenge("insufficient_scope")})
     return _unauthorized(f"{what} needs the bearer token: the one that was sent is not known here", "invalid_token")
 
 
-def is_needed(asked: Asked, tokens: Tokens) -> bool:
-    """Whether what is asked for needs a token."""
-    return bool(tokens.read if asked.method in LOOKS else tokens.write)
+def is_needed(claim: Credentials, tokens: Tokens) -> bool:
+    """Return whether the request needs a token."""
+    return bool(tokens.read if claim.method in LOOKS else tokens.write)
 
 
-def is_known(asked: Asked, tokens: Tokens) -> bool:
-    """Whether it came with a token, needed or not."""
-    given = _token_of(asked.credentials)
+def is_known(claim: Credentials, tokens: Tokens) -> bool:
+    """Return whether the request came with a token of the service's, needed or not."""
+    given = _token_of(claim.credentials)
     return given is not None and is_one_of(given, tokens.write + tokens.read)
 
 
-def _token_to_send(asked: Asked, tokens: Tokens) -> str | None:
-    """What to say of tokens to one that came without any that is known; None where there are none."""
-    if not tokens.write + tokens.read:
-        return None
-    return "the token that was sent is not known here: send another" if asked.credentials else "send a token"
-
-
 def _token_of(credentials: tuple[str, ...]) -> str | None:
-    """The token, None where none was sent in a form that is known. Of several none is right: who knows which counts?"""
+    """Return the bearer token, None where there is none; "" of several headers, of which none is right."""
     if len(credentials) > 1:
         return ""
     scheme, _, token = (credentials[0] if credentials else "").partition(" ")
@@ -95,7 +166,7 @@ def _token_of(credentials: tuple[str, ...]) -> str | None:
 
 
 def _as_bearer(credential: str) -> str:
-    """Basic authentication (RFC 7617) as the bearer token that its password is; anything else as it is."""
+    """Return basic authentication (RFC 7617) as the bearer token that its password is; anything else unchanged."""
     scheme, _, pair = credential.partition(" ")
     if scheme.lower() != "basic":
         return credential
@@ -107,11 +178,11 @@ def _as_bearer(credential: str) -> str:
 
 
 def _unauthorized(detail: str, error: str) -> ProblemError:
-    return ProblemError(Kind.UNAUTHORIZED, detail, {"WWW-Authenticate": _challenge(error)})
+    return ProblemError(Slug.UNAUTHORIZED, detail, {"WWW-Authenticate": _challenge(error)})
 
 
 def _challenge(error: str) -> str:
-    """RFC 6750, section 3: the error is named only to whom who sent a token."""
+    """RFC 6750, section 3: only a client that sent a token hears the error."""
     return f'{REALM}, error="{error}"' if error else REALM
 
 
@@ -121,7 +192,7 @@ class Gate:
     def __init__(self, app: ASGIApp, door: Door) -> None:
         self._app = app
         self._door = door
-        self._told: str | None = None
+        self._logged: str | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer 401, 403 or 503."""
@@ -136,28 +207,26 @@ class Gate:
             return None
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         try:
-            tokens = await self._tokens()
+            tokens = await asyncio.to_thread(self._door.tokens) if self._door.in_files else self._door.tokens()
         except OSError as error:
             return self._closed(f"the token file cannot be read: {error.strerror}")
         except TokensRefusedError as error:
             return self._closed(str(error))
-        self._told = None
-        asked = Asked(method=scope["method"], credentials=self._credentials(scope))
-        found = intrusion(Sender(headers=headers), changes=asked.method not in LOOKS) or refusal(asked, tokens)
-        if found is not None or is_needed(asked, tokens) or is_known(asked, tokens):
-            return found
-        return other_name(headers.get("host"), self._door.names, token=_token_to_send(asked, tokens))
-
-    def _credentials(self, scope: Scope) -> tuple[str, ...]:
+        self._logged = None
         sent = tuple(value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization")
-        return tuple(map(_as_bearer, sent)) if self._door.as_password else sent
+        claim = Credentials(
+            method=scope["method"], credentials=tuple(map(_as_bearer, sent)) if self._door.as_password else sent
+        )
+        found = intrusion(headers, changes=claim.method not in LOOKS) or refusal(claim, tokens)
+        if found is not None or is_needed(claim, tokens) or is_known(claim, tokens):
+            return found
+        advice = "the token that was sent is not known here: send another" if claim.credentials else "send a token"
+        has_tokens = bool(tokens.write + tokens.read)
+        return other_name(headers.get("host"), self._door.names, token=advice if has_tokens else None)
 
     def _closed(self, reason: str) -> ProblemError:
-        """Nobody is let in; the log says so once."""
-        if reason != self._told:
-            self._told = reason
+        """Refuse every request; log it once."""
+        if reason != self._logged:
+            self._logged = reason
             log.error("every request is refused", reason=reason)
-        return ProblemError(Kind.NOT_READY, reason)
-
-    async def _tokens(self) -> Tokens:
-        return await asyncio.to_thread(self._door.tokens) if self._door.in_files else self._door.tokens()
+        return ProblemError(Slug.NOT_READY, reason)

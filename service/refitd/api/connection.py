@@ -2,12 +2,19 @@
 
 A client owes two things: a request that it has begun (slow-loris sends it a byte at a time, or stops in the middle),
 and to take the answer that it asked for (one that never reads holds it in memory). Once a second every connection is
-asked what its client owes and since when; one that owes too long is cut off. `connection_slots.py` says how many there
-may be.
+asked what its client owes and since when; one that owes too long is cut off.
+
+A connection takes a slot. When a peer has all of its slots, or all slots are taken, the connection that has waited
+longest for its client makes room: a client that opens sockets and sends nothing shuts out only itself. Where none
+waits, because requests are being answered on all of them, a few slots are left on which only health is answered.
+A peer that sends many requests at once may have more than its slots for a moment, while there are others: what came
+less than `GRACE` seconds ago is a request on its way, and to close it would lose it.
 """
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from ipaddress import IPv6Address, ip_address
 from typing import Any, cast
 
 import h11
@@ -15,12 +22,97 @@ import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, RequestResponseCycle
 
-from refitd.api.connection_slots import ConnectionSlots, Taken, admission, peer_of
-from refitd.api.responses import response
-from refitd.problem import Kind, ProblemError
+from refitd.api.errors import response
+from refitd.problem import ProblemError, Slug
+
+GRACE = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionSlots:
+    """How many connections there may be: in all, from one peer, and beyond these for health alone."""
+
+    all: int = 512
+    peer: int = 128
+    health: int = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """A connection. `waits_since` is when it began to wait for its client (seconds), None while it is answered."""
+
+    key: int
+    peer: str
+    waits_since: float | None
+    health_only: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """What becomes of a new connection. `closes` is the key of the connection that makes room for it."""
+
+    is_in: bool = True
+    health_only: bool = False
+    closes: int | None = None
+
+
+def admission(peer: str, taken: Iterable[Taken], slots: ConnectionSlots, now: float) -> Admission:
+    """Decide on a new connection.
+
+    Args:
+        peer: where it comes from, see `peer_of`.
+        taken: the connections that there are, without it.
+        slots: how many there may be.
+        now: seconds of the clock of `waits_since`.
+    """
+    everything = list(taken)
+    ordinary = [each for each in everything if not each.health_only]
+    own = [each for each in ordinary if each.peer == peer]
+    if len(own) < slots.peer and len(ordinary) < slots.all:
+        return Admission()
+    is_full = len(ordinary) >= slots.all
+    closes = _longest(_makes_room(own, ordinary, slots), until=now if is_full else now - GRACE)
+    if closes is not None:
+        return Admission(closes=closes)
+    if not is_full and _longest(own, until=now) is not None:
+        return Admission()
+    spare = [each for each in everything if each.health_only]
+    if len(spare) < slots.health:
+        return Admission(health_only=True)
+    closes = _longest(spare, until=now)
+    return Admission(is_in=closes is not None, health_only=True, closes=closes)
+
+
+def peer_of(client: tuple[str, int] | None) -> str:
+    """Return the peer of an address: the machine itself, an IPv4 address or an IPv6 network of 64 bits."""
+    try:
+        address = ip_address((client[0] if client is not None else "").partition("%")[0])
+    except ValueError:
+        return "local"  # a Unix socket
+    if isinstance(address, IPv6Address):
+        address = address.ipv4_mapped or address
+    if address.is_loopback:
+        return "local"
+    return str(address) if address.version == 4 else str(int(address) >> 64)
+
+
+def _makes_room(own: Sequence[Taken], ordinary: Sequence[Taken], slots: ConnectionSlots) -> Sequence[Taken]:
+    """Return those of which one makes room: the peer's own, else those of peers over their slots, else all."""
+    if len(own) >= slots.peer:
+        return own
+    held = Counter(each.peer for each in ordinary)
+    return [each for each in ordinary if held[each.peer] > slots.peer] or ordinary
+
+
+def _longest(taken: Sequence[Taken], *, until: float) -> int | None:
+    """Return the key of the one that has waited longest, of those that began to wait no later than `until`."""
+    waiting = [(each.waits_since, each.key) for each in taken if each.waits_since is not None]
+    longest = min(waiting, default=None)
+    return None if longest is None or longest[0] > until else longest[1]
+
 
 _TOO_MANY = ProblemError(
-    Kind.TOO_MANY, "there are as many connections as the server takes: try again", {"Retry-After": "1"}
+    Slug.TOO_MANY, "there are as many connections as the server takes: try again", {"Retry-After": "1"}
 )
 
 
@@ -28,9 +120,11 @@ _TOO_MANY = ProblemError(
 class Patience:
     """How much a client may ask of the service. Times are seconds.
 
-    `request`: for a whole request, head and body, from its first byte or the connection's beginning.
-    `reading`: in which something that was sent to it may lie unread. `idle`: between two requests.
-    `slots`: how many connections there may be. A process has 1024 file descriptors by default.
+    Attributes:
+        request: for a whole request, head and body, from its first byte or the connection's beginning.
+        reading: in which something that was sent may lie unread.
+        idle: between two requests.
+        slots: how many connections there may be. A process has 1024 file descriptors by default.
     """
 
     request: float = 20.0
@@ -39,7 +133,7 @@ class Patience:
     slots: ConnectionSlots = field(default_factory=ConnectionSlots)
 
 
-class Connection(H11Protocol):
+class ClientConnection(H11Protocol):
     """uvicorn's HTTP/1.1, with deadlines, and a problem document where it has plain text."""
 
     patience = Patience()
@@ -51,10 +145,10 @@ class Connection(H11Protocol):
     _unread_since: float | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Take a connection in, for health alone where there is no other slot, or turn it away."""
+        """Accept a connection, for health alone where there is no other slot, or turn it away."""
         super().connection_made(transport)
         self._request_since, self.peer = self.loop.time(), peer_of(self.client)
-        others = {id(each): each for each in cast("set[Connection]", self.connections) if each.is_open}
+        others = {id(each): each for each in cast("set[ClientConnection]", self.connections) if each.is_open}
         del others[id(self)]
         taken = [each.taken for each in others.values()]
         found = admission(self.peer, taken, self.patience.slots, self._request_since)
@@ -67,7 +161,7 @@ class Connection(H11Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether it takes a slot: it is not on its way out."""
+        """Whether it takes a slot: it is not being closed."""
         return not self.transport.is_closing()
 
     @property
@@ -80,8 +174,9 @@ class Connection(H11Protocol):
         return Taken(key=id(self), peer=self.peer, waits_since=waits_since, health_only=self.health_only)
 
     def make_room(self) -> None:
-        """End it because there are too many connections. One between two requests closes without a word, which its
-        client would take for the answer to the next.
+        """End it because there are too many connections.
+
+        Between two requests it closes without a word, which its client would take for the answer to the next.
         """
         if self._request_since is None:
             self.transport.close()
@@ -89,7 +184,7 @@ class Connection(H11Protocol):
             self._say(_TOO_MANY)
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes in: of a request that begins, goes on, or is complete with them."""
+        """Take bytes of a request that begins, goes on, or is complete with them."""
         if self.transport.is_closing():
             return
         super().data_received(data)
@@ -106,12 +201,12 @@ class Connection(H11Protocol):
             self._request_since = self.loop.time()
 
     def shutdown(self) -> None:
-        """Begin the end. A stream has none of its own, and its reader resumes it: other answers are waited for."""
+        """Begin to close. Streams are ended, which their readers resume; other answers are waited for."""
         cycle = cast("RequestResponseCycle | None", self.cycle)
         if cycle is None or cycle.response_complete or not cycle.response_started:
             super().shutdown()
         elif self.transport.get_write_buffer_size() > 0:
-            self.transport.abort()  # nobody reads it: there is nothing to wait for
+            self.transport.abort()  # its client does not read: there is nothing to wait for
         else:
             self._leave(cycle)
             self.transport.close()
@@ -119,7 +214,7 @@ class Connection(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP/1.1, or has a head beyond h11's limit of 16 KiB."""
         del msg
-        self._say(ProblemError(Kind.BAD_REQUEST, "this is no HTTP/1.1, or its head is larger than 16 KiB"))
+        self._say(ProblemError(Slug.BAD_REQUEST, "this is no HTTP/1.1, or its head is larger than 16 KiB"))
 
     def look(self, now: float) -> None:
         """Cut the connection if its client owes something for too long. Called once a second."""
@@ -129,7 +224,7 @@ class Connection(H11Protocol):
             self.transport.abort()
         elif self._request_since is not None and now - self._request_since >= self.patience.request:
             self._request_since = None
-            self._say(ProblemError(Kind.TOO_SLOW, f"a request has {self.patience.request:g} s to arrive in whole"))
+            self._say(ProblemError(Slug.TOO_SLOW, f"a request has {self.patience.request:g} s to arrive in whole"))
 
     def _say(self, problem: ProblemError) -> None:
         """Answer without the application, where no answer has begun, and close."""
@@ -141,7 +236,7 @@ class Connection(H11Protocol):
         self.transport.close()
 
     def _leave(self, cycle: RequestResponseCycle) -> None:
-        """Tell the application that its client is gone. Whatever it says from here on goes nowhere."""
+        """Tell the application that its client is gone; what it sends from here on is dropped."""
         cycle.disconnected = True
         cycle.message_event.set()
 
@@ -158,14 +253,14 @@ class Connection(H11Protocol):
         return b"".join(self.conn.send(part) for part in (head, h11.Data(data=body), h11.EndOfMessage()))
 
 
-def protocol(patience: Patience, health: Collection[str]) -> type[Connection]:
-    """The class of connections with this patience, for uvicorn, which makes them.
+def protocol(patience: Patience, health: Collection[str]) -> type[ClientConnection]:
+    """Return the class of connections with this patience; uvicorn makes them.
 
     Args:
         patience: what a client may ask of the server.
         health: the paths that are answered also where all slots are taken.
     """
-    return type("Connection", (Connection,), {"patience": patience, "health": health})
+    return type("ClientConnection", (ClientConnection,), {"patience": patience, "health": health})
 
 
 def _only(paths: Collection[str], app: ASGIApp) -> ASGIApp:

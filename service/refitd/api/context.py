@@ -1,4 +1,4 @@
-"""What the routes work with, handed to them by the composition root."""
+"""What the routes work with: the parts of the service, as ports."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,9 +6,9 @@ from typing import Annotated, Protocol
 
 from fastapi import Depends, Request
 
-from refitd.materialize.materializer import Copier
+from refitd.materialize.materializer import Materializer
 from refitd.observe.telemetry import Telemetry
-from refitd.policy.kept import Kept
+from refitd.policy.lines import KeptFor
 from refitd.rollout.targets import Targets
 from refitd.settings import Settings
 from refitd.state.store import Store
@@ -16,7 +16,7 @@ from refitd.state.version import VersionRecord
 from refitd_client.contract.wire import NewEngine, Notice, ReclaimPlan
 
 
-class Intake(Protocol):
+class IntakePort(Protocol):
     """Takes notices."""
 
     async def take(self, notice: Notice) -> tuple[VersionRecord, bool]:
@@ -24,7 +24,7 @@ class Intake(Protocol):
         ...
 
 
-class Fleet(Protocol):
+class FleetPort(Protocol):
     """Owns the engines."""
 
     def add(self, engine: NewEngine) -> str:
@@ -40,11 +40,11 @@ class Fleet(Protocol):
         ...
 
 
-class Sweeper(Protocol):
+class SweeperPort(Protocol):
     """Collects versions."""
 
     @property
-    def kept(self) -> Mapping[Kept, int]:
+    def kept(self) -> Mapping[KeptFor, int]:
         """Bytes that the last run left in the root, by what for."""
         ...
 
@@ -59,15 +59,15 @@ class Sweeper(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """The parts of the running service. Without `telemetry` the API measures itself, and nobody the rest."""
+    """The parts of the running service. Without `telemetry` only the API is measured."""
 
     settings: Settings
     store: Store
     targets: Targets
-    intake: Intake
-    fleet: Fleet
-    sweeper: Sweeper
-    copier: Copier | None = None
+    intake: IntakePort
+    fleet: FleetPort
+    sweeper: SweeperPort
+    materializer: Materializer | None = None
     telemetry: Telemetry | None = None
 
 

@@ -5,16 +5,15 @@ from collections.abc import Sequence
 from fastapi import APIRouter, Response
 
 from refitd.api.context import Service, ServiceOf
-from refitd.api.meant import engine_meant
+from refitd.api.lookup import engine_id_of
 from refitd.api.present import present_engine
-from refitd.engine.address import AddressRefusedError, check_url
-from refitd.engine.allow import host_of
+from refitd.engine.address import AddressRefusedError, check_url, host_of
 from refitd.engine.dialing import refused
-from refitd.policy.hosts import guard_of
-from refitd.policy.moving import move
-from refitd.problem import Kind, ProblemError
+from refitd.policy.binding import move
+from refitd.policy.roster import guard_of
+from refitd.problem import ProblemError, Slug
 from refitd.state.records import EngineRecord
-from refitd_client.contract.naming import NameRefusedError, check_run
+from refitd_client.contract.naming import InvalidNameError, check_run
 from refitd_client.contract.wire import Engine, Move, NewEngine, Page
 
 router = APIRouter(prefix="/v1/engines", tags=["engines"])
@@ -45,7 +44,7 @@ async def move_engines(order: Move, service: ServiceOf) -> Page[Engine]:
     another move name another run for the engine.
     """
     run = _checked_run(order.run)
-    meant = [engine_meant(name, service.store) for name in order.engines]
+    meant = [engine_id_of(name, service.store) for name in order.engines]
     records = [_record(service, engine_id) for engine_id in meant]
     _check_moves(service, run, records, insist=order.insist)
     for record in records:
@@ -58,20 +57,20 @@ async def move_engines(order: Move, service: ServiceOf) -> Page[Engine]:
 @router.get("/{engine_id:path}")
 async def get_engine(engine_id: str, service: ServiceOf) -> Engine:
     """One engine, by its id or its URL."""
-    return _present(service, engine_meant(engine_id, service.store))
+    return _present(service, engine_id_of(engine_id, service.store))
 
 
 @router.delete("/{engine_id:path}", status_code=204, response_class=Response)
 async def remove_engine(engine_id: str, service: ServiceOf) -> None:
     """Let go of an engine. What it serves it goes on serving."""
-    service.fleet.remove(engine_meant(engine_id, service.store))
+    service.fleet.remove(engine_id_of(engine_id, service.store))
     await service.store.durable()
 
 
 @router.post("/{engine_id:path}/resync", status_code=202)
 async def resync(engine_id: str, service: ServiceOf) -> Engine:
     """Load an engine again, whatever it claims to serve: now, or when it is reachable. This ends a quarantine."""
-    meant = engine_meant(engine_id, service.store)
+    meant = engine_id_of(engine_id, service.store)
     service.fleet.resync(meant)
     await service.store.durable()
     return _present(service, meant)
@@ -81,16 +80,16 @@ async def _check_host(service: Service, url: str) -> None:
     try:
         host = host_of(check_url(url))
     except AddressRefusedError as error:
-        raise ProblemError(Kind.BAD_ENGINE_URL, str(error)) from error
+        raise ProblemError(Slug.BAD_ENGINE_URL, str(error)) from error
     if (reason := await refused(host, guard_of(service.settings.operator_hosts, service.store.engines))) is not None:
-        raise ProblemError(Kind.ENGINE_NOT_ALLOWED, reason)
+        raise ProblemError(Slug.ENGINE_NOT_ALLOWED, reason)
 
 
 def _checked_run(run: str) -> str:
     try:
         return check_run(run)
-    except NameRefusedError as error:
-        raise ProblemError(Kind.BAD_NAME, str(error)) from error
+    except InvalidNameError as error:
+        raise ProblemError(Slug.BAD_NAME, str(error)) from error
 
 
 def _check_moves(service: Service, run: str, engines: Sequence[EngineRecord], *, insist: bool) -> None:
@@ -100,7 +99,7 @@ def _check_moves(service: Service, run: str, engines: Sequence[EngineRecord], *,
     if kept and not insist:
         told = ", ".join(f"{engine.id} follows {engine.run}" for engine in kept)
         raise ProblemError(
-            Kind.RUN_OPEN,
+            Slug.RUN_OPEN,
             f"{told}, which is not closed and would lose it: close a run that has ended ('refitd runs close "
             f"{kept[0].run}'), or insist ('refitd engines move --yes', 'insist' in the API)",
         )
@@ -109,7 +108,7 @@ def _check_moves(service: Service, run: str, engines: Sequence[EngineRecord], *,
 def _record(service: Service, engine_id: str) -> EngineRecord:
     record = service.store.engines.get(engine_id)
     if record is None:
-        raise ProblemError(Kind.UNKNOWN_ENGINE, f"no engine {engine_id}: 'refitd engines' lists what there is")
+        raise ProblemError(Slug.UNKNOWN_ENGINE, f"no engine {engine_id}: 'refitd engines' lists what there is")
     return record
 
 

@@ -1,24 +1,39 @@
-"""Errors become problem documents (RFC 9457), whoever raised them."""
+"""Errors become problem documents (RFC 9457)."""
 
+from dataclasses import replace
+
+import msgspec
 import structlog
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
-from refitd.api.responses import response
 from refitd.observe.telemetry import Telemetry
-from refitd.problem import Kind, ProblemError
+from refitd.problem import ProblemError, Slug
 from refitd.state.journal.journal import JournalError
+
+
+def response(error: ProblemError, path: str) -> Response:
+    """Return the problem document for a request path. Names of files need not be UTF-8, the document has to be."""
+    document = error.document(path)
+    document = replace(document, detail=document.detail.encode(errors="backslashreplace").decode())
+    return Response(
+        msgspec.json.encode(document),
+        status_code=error.kind.status,
+        media_type="application/problem+json",
+        headers=error.headers,
+    )
+
 
 log = structlog.get_logger("refitd")
 
 _NOT_JSON = "send the body with content-type: application/json (curl -H 'content-type: application/json' -d '{…}')"
-_BY_STATUS = {404: Kind.NOT_FOUND, 405: Kind.METHOD_NOT_ALLOWED, 413: Kind.TOO_LARGE}
+_BY_STATUS = {404: Slug.NOT_FOUND, 405: Slug.METHOD_NOT_ALLOWED, 413: Slug.TOO_LARGE}
 
 
 def answer(error: ProblemError, scope: Scope) -> Response:
-    """The response for a problem, counted where the application has telemetry."""
+    """Return the response for a problem, counted where the application has telemetry."""
     telemetry: Telemetry | None = getattr(scope["app"].state, "telemetry", None)
     if telemetry is not None:
         telemetry.meters.refused(error.kind)
@@ -49,22 +64,22 @@ async def _validation(request: Request, error: Exception) -> Response:
     if not isinstance(error, RequestValidationError):
         raise error
     if not _is_json(request) and any(fault["loc"][:1] == ("body",) for fault in error.errors()):
-        return answer(ProblemError(Kind.BAD_REQUEST, _NOT_JSON), request.scope)
+        return answer(ProblemError(Slug.BAD_REQUEST, _NOT_JSON), request.scope)
     faults = "; ".join(f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}" for fault in error.errors())
-    return answer(ProblemError(Kind.BAD_REQUEST, faults), request.scope)
+    return answer(ProblemError(Slug.BAD_REQUEST, faults), request.scope)
 
 
 async def _http(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
-    kind = _BY_STATUS.get(error.status_code, Kind.BAD_REQUEST)
+    kind = _BY_STATUS.get(error.status_code, Slug.BAD_REQUEST)
     return answer(ProblemError(kind, str(error.detail), error.headers), request.scope)
 
 
 async def _journal(request: Request, error: Exception) -> Response:
-    return answer(ProblemError(Kind.DISK_FULL, f"{error}; it goes on by itself when there is room"), request.scope)
+    return answer(ProblemError(Slug.DISK_FULL, f"{error}; it goes on by itself when there is room"), request.scope)
 
 
 async def _bug(request: Request, error: Exception) -> Response:
     log.error("unexpected error", path=request.url.path, exc_info=error)
-    return answer(ProblemError(Kind.INTERNAL, "the service's log has the details"), request.scope)
+    return answer(ProblemError(Slug.INTERNAL, "the service's log has the details"), request.scope)

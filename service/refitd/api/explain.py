@@ -1,18 +1,55 @@
-"""Why a run, a version or an engine is where it is, in sentences, the most important first.
+"""Why a run, a version or an engine is where it is: sentences from records, the most important first."""
 
-Reads records, asks nobody.
-"""
+from collections.abc import Mapping
 
-from refitd.api.meaning import ended, engine_meaning, version_meaning
+from refitd.engine.port import Outcome
 from refitd.policy.binding import why_unbound
 from refitd.policy.contest import STOP_THE_OTHER, gives_up
 from refitd.policy.strategy import Strategy, has_given_up, released, why_waiting
 from refitd.rollout.targets import Targets
-from refitd.state.records import AttemptRecord, EngineRecord, RolloutRecord, Source
+from refitd.state.records import NOT_SENT, AttemptRecord, EngineRecord, RolloutRecord, Source
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
 from refitd_client.contract.states import EngineState, Kind, VersionState
 from refitd_client.contract.wire import Reclaimable, ReclaimPlan, RunGlance
+
+_ENDED: Mapping[str, str] = {
+    Outcome.ACK.name: "went well: what it loaded was proved",
+    Outcome.NACK.name: "was refused, which left it as it was",
+    Outcome.TAINTED.name: "broke off in the middle, which left contents that nobody can vouch for",
+    Outcome.UNREACHABLE.name: "did not come about, because it could not be reached",
+    NOT_SENT: "did not come about: nothing was sent",
+}
+
+_ENGINES: Mapping[EngineState, str] = {
+    EngineState.PROBING: "it has not answered yet",
+    EngineState.IN_SYNC: "it serves what it should",
+    EngineState.BEHIND: "it serves something older than it should",
+    EngineState.UPDATING: "it loads a version",
+    EngineState.VERIFYING: "it has loaded a version, and its contents are being checked",
+    EngineState.NACKED: "it refused the version, and is proved to serve what it served before",
+    EngineState.TAINTED: "its contents are unknown",
+    EngineState.UNREACHABLE: "it does not answer, is asked again and again, and is brought up to date when it does",
+    EngineState.QUARANTINED: (
+        "it could not be repaired, and is left alone until it is restarted or a resync is asked for"
+    ),
+    EngineState.CONTESTED: (
+        "another writer loads weights into it, so nothing is loaded for a while, and in the end not at all"
+    ),
+}
+
+
+_VERSIONS: Mapping[VersionState, str] = {
+    VersionState.ANNOUNCED: "its files have not been looked at yet",
+    VersionState.SETTLING: "it is being written, as far as its files tell",
+    VersionState.VALIDATING: "its files are being checked",
+    VersionState.SEALED: "its files were checked and are good",
+    VersionState.RETIRED: "it is not needed: its files are being deleted",
+    VersionState.DELETED: "its files were deleted",
+    VersionState.REJECTED: "its files are not good, and no engine loads it",
+    VersionState.UNKNOWN: "its files could not be read: this is tried again",
+    VersionState.LOST: "its files have changed or gone since they were checked",
+}
 
 _SOURCES = {
     Source.SETTINGS: "--engine",
@@ -23,7 +60,7 @@ _SOURCES = {
 
 
 def explain_run(seen: RunGlance, target: str | None) -> list[str]:
-    """How a run stands, and what its target is, which is explained behind this."""
+    """Explain how a run stands; the explanation of `target`, its target, follows."""
     reasons = (reason if reason.endswith(".") else f"{reason}." for reason in seen.reasons)
     lacks = f"It has no target: 'refitd versions --run {seen.run}' lists its versions."
     aims = lacks if target is None else f"{target} is its target."
@@ -33,7 +70,7 @@ def explain_run(seen: RunGlance, target: str | None) -> list[str]:
 def explain_version(
     record: VersionRecord, store: Store, targets: Targets, plan: ReclaimPlan, waits_for: str | None = None
 ) -> list[str]:
-    """What state a version is in and why, which engines serve it, whether it is kept.
+    """Explain what state a version is in and why, which engines serve it, whether it is kept.
 
     Args:
         record: the version.
@@ -42,7 +79,7 @@ def explain_version(
         plan: what would be collected now.
         waits_for: why no copy of a delta is being written now.
     """
-    sentences = [f"{record.id} is {record.state}: {record.reason or version_meaning(record.state)}."]
+    sentences = [f"{record.id} is {record.state}: {record.reason or _VERSIONS[record.state]}."]
     if record.in_memory:
         sentences.append(f"It was handed over from its trainer's memory. {_without_files(record, targets)}")
     if record.barred and not record.was_never_served:
@@ -59,7 +96,7 @@ def explain_version(
 
 
 def _on_disk(line: Reclaimable, plan: ReclaimPlan) -> list[str]:
-    """What its folder takes, and whether that counts."""
+    """Say what its folder takes, and whether that counts."""
     if not line.bytes:
         return []
     sentences = [f"Its folder takes {line.bytes:,} bytes."]
@@ -72,7 +109,7 @@ def _on_disk(line: Reclaimable, plan: ReclaimPlan) -> list[str]:
 
 
 def _without_files(record: VersionRecord, targets: Targets) -> str:
-    """What the lack of a durable copy means for who serves it."""
+    """Say what a restart or a rollback leads to while a version has no files."""
     good = targets.of_run(record.run).last_good
     leads = "no version, since none was good before" if good is None else good.id
     lack = "It has no good files yet: until it has," if record.state.is_open else "It has no good files:"
@@ -113,19 +150,23 @@ def _on_engines(record: VersionRecord, store: Store, targets: Targets) -> list[s
 
 
 def _unfollowed(run: str, store: Store) -> str:
-    told = f"No engine follows run {run}"
-    return (
-        f"{told}, which is closed." if run in store.runs.closed else f"{told}: 'refitd explain {run}' says what to do."
-    )
+    rest = ", which is closed." if run in store.runs.closed else f": 'refitd explain {run}' says what to do."
+    return f"No engine follows run {run}{rest}"
 
 
 def explain_engine(engine: EngineRecord, store: Store, targets: Targets) -> list[str]:
-    """What an engine serves, what it should serve, and what it waits for."""
-    sentences = [f"{engine.id} is {engine.state}: {engine_meaning(engine.state)}."]
+    """Explain what an engine serves, what it should serve, and what it waits for.
+
+    Args:
+        engine: the engine.
+        store: what the service knows.
+        targets: what engines are to serve.
+    """
+    sentences = [f"{engine.id} is {engine.state}: {_ENGINES[engine.state]}."]
     if engine.reload and engine.state in {EngineState.PROBING, EngineState.UNREACHABLE}:
         sentences.append("A resync was asked for: it will be loaded again when it is reachable.")
     if engine.run is None:
-        runs = set(store.runs_with_versions) - store.runs.closed.keys()
+        runs = set(store.index.runs) - store.runs.closed.keys()
         return _with_reason([*sentences, f"It follows no run: {why_unbound(runs)}."], engine, None)
     target = targets.of_run(engine.run).target
     sentences.append(_against(engine, engine.run, target))
@@ -146,12 +187,12 @@ def explain_engine(engine: EngineRecord, store: Store, targets: Targets) -> list
     if engine.plugin is not None or engine.stock_reason is not None:
         sentences.append(f"It {engine.how_it_loads}.")
     if engine.last_attempt is not None:
-        sentences.append(_told(engine.last_attempt))
+        sentences.append(_last_load(engine.last_attempt))
     return _with_reason(sentences, engine, store.rollouts.get(engine.run))
 
 
 def _fought_over(engine: EngineRecord) -> list[str]:
-    """What is known of another writer, and what ends that."""
+    """Say what is known of another writer, and what ends that."""
     if engine.taken is not None or not engine.contests:
         return []
     times = "once" if engine.contests == 1 else f"{engine.contests} times"
@@ -174,7 +215,7 @@ def _about_its_run(engine: EngineRecord, store: Store) -> list[str]:
 
 
 def _with_reason(sentences: list[str], engine: EngineRecord, rollout: RolloutRecord | None) -> list[str]:
-    """Why its state is what it is, behind the state, unless another sentence has it."""
+    """Add why its state is what it is, unless another sentence says so."""
     why = engine.reason
     if why is None or any(why in each for each in sentences) or (rollout is not None and why == rollout.why_paused):
         return sentences
@@ -182,7 +223,7 @@ def _with_reason(sentences: list[str], engine: EngineRecord, rollout: RolloutRec
 
 
 def _against(engine: EngineRecord, run: str, target: VersionRecord | None) -> str:
-    """What an engine serves, held against what it should serve."""
+    """Say what an engine serves, and what it should serve."""
     serves = engine.serves(_contents(engine))
     if target is None:
         return f"It {serves}; run {run} has no target yet."
@@ -197,13 +238,14 @@ def _contents(engine: EngineRecord) -> str:
     return engine.serving or unproven
 
 
-def _told(attempt: AttemptRecord) -> str:
+def _last_load(attempt: AttemptRecord) -> str:
     why = f": {attempt.reason}" if attempt.reason else ""
-    return f"Its last load, of {attempt.version}, began at {attempt.started_at} and {ended(attempt)}{why}."
+    ended = _ENDED.get(attempt.outcome or "", "is under way")
+    return f"Its last load, of {attempt.version}, began at {attempt.started_at} and {ended}{why}."
 
 
 def _turn(engine: EngineRecord, target: VersionRecord, store: Store, strategy: Strategy) -> list[str]:
-    """What the strategy has it wait for."""
+    """Say what the strategy has it wait for."""
     rollout, engines = store.rollouts.get(target.run), store.engines_of(target.run)
     if rollout is not None and rollout.paused_since is not None:
         return [_paused(rollout)]
@@ -222,6 +264,6 @@ def _paused(rollout: RolloutRecord) -> str:
 
 
 def _where(engine: EngineRecord) -> str:
-    """What an engine does instead of serving a version."""
+    """Say what an engine does instead of serving a version."""
     why = f" ({engine.reason})" if engine.reason else ""
     return f"it is {engine.state}{why}, and {engine.serves(_contents(engine))}"

@@ -1,27 +1,30 @@
-"""The event stream, made once for all who watch.
+"""The event stream, made once for all its readers.
 
 Events are gathered for up to 50 ms, read from the journal (so what is streamed is durable) and encoded into one frame,
-which every watcher is sent as it is. The newest frames are kept for whoever is a little behind; they are the only
-buffer there is. A watcher takes the next frame when it has taken the one before; one that has fallen behind the oldest
-frame is dropped, and costs nothing more. It loses nothing either: it comes back with Last-Event-ID, and is read what it
-missed from the journal at the pace that it can take.
+which every reader is sent as it is. The newest frames are kept for readers that are a little behind; they are the only
+buffer there is. A reader takes the next frame when it has taken the one before. One that has fallen behind the oldest
+frame is dropped, and costs nothing more. It loses nothing either: it comes back with Last-Event-ID, and gets what it
+missed from the journal at its own pace.
 
-There is no task behind this: of the watchers that wait for a frame, one makes it for all.
+There is no task behind this: of the readers that wait for a frame, one makes it for all.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import msgspec
 import sqlalchemy as sa
+from fastapi import Request
 
+from refitd.problem import ProblemError, Slug
 from refitd.state.journal import reads
 from refitd.state.store import Store
 from refitd_client.contract.wire import Event
 
+MAX_STREAMS = 64  # each holds a connection for as long as its reader likes
 FRAME_SECONDS = 0.05
 FRAME_EVENTS = 1000
 FRAME_BYTES = 2**18
@@ -33,8 +36,34 @@ PING_SECONDS = 15.0  # a comment as often as this tells both sides that the othe
 PING = b": ping\n\n"
 
 
+class Streams:
+    """Counts the streams that are open."""
+
+    def __init__(self, most: int = MAX_STREAMS) -> None:
+        self.most = most
+        self.open = 0
+
+
+async def stream_slot(request: Request) -> AsyncGenerator[None]:
+    """Hold one of the streams as long as the request lasts.
+
+    Raises:
+        ProblemError: all are taken.
+    """
+    streams: Streams = request.app.state.streams
+    if streams.open >= streams.most:
+        raise ProblemError(
+            Slug.TOO_MANY, f"there are {streams.most} event streams already: close one", {"Retry-After": "5"}
+        )
+    streams.open += 1
+    try:
+        yield
+    finally:
+        streams.open -= 1
+
+
 class FellBehindError(Exception):
-    """A watcher has not taken frames that are no longer kept."""
+    """A reader has not taken frames that are no longer kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,14 +88,14 @@ class Feed:
         self._turn = asyncio.Lock()
 
     async def watch(self, position: int) -> AsyncIterator[bytes]:
-        """What to send to one watcher that has seen all events up to `position`, without end.
+        """Yield what to send to a reader that has seen all events up to `position`, without end.
 
         Raises:
             FellBehindError: it takes them more slowly than they come.
             JournalError: the journal cannot be written now, so that nothing new is durable.
         """
         with self._watching():
-            while position < self._oldest:  # it missed something, and is read it at its own pace
+            while position < self._oldest:  # it missed something, and gets it at its own pace
                 await self._store.durable()
                 frame = await self._read(position)
                 position = frame.last
@@ -83,7 +112,7 @@ class Feed:
 
     @contextmanager
     def _watching(self) -> Generator[None]:
-        """Frames are made while somebody watches. Those from before are of no use to whoever comes after a while."""
+        """Count a reader. Frames are made while there is one; older ones are of no use to one that comes later."""
         if self._watchers == 0:
             self._frames.clear()
             self._bytes = 0
@@ -96,7 +125,7 @@ class Feed:
 
     @property
     def _oldest(self) -> int:
-        """Whoever has seen this event can be sent what follows from the frames."""
+        """A reader that has seen this event can be sent what follows from the frames."""
         return self._frames[0].first - 1 if self._frames else self._last
 
     async def _next(self, position: int) -> Frame:
@@ -104,14 +133,14 @@ class Feed:
             raise FellBehindError
         while self._last <= position:
             async with self._turn:
-                if self._last <= position:  # nobody made it while this one waited for its turn
+                if self._last <= position:  # no other reader made it while this one waited for its turn
                     await self._make()
         frame = self._after(position)
-        # Who caught up with the journal may have seen half of a frame.
+        # A reader that caught up from the journal may have seen half of a frame.
         return frame if frame.first == position + 1 else await self._read(position)
 
     def _after(self, position: int) -> Frame:
-        """The frame with the event behind `position`. Most watchers wait for the newest: look from that end."""
+        """Return the frame with the event behind `position`. Most readers wait for the newest: look from that end."""
         return next(frame for frame in reversed(self._frames) if frame.first <= position + 1)
 
     async def _make(self) -> None:
@@ -137,7 +166,7 @@ class Feed:
 
 
 def _gather(connection: sa.Connection, after: int) -> Frame:
-    """The events behind `after`, as many as fit into one frame. Blocks."""
+    """Return the events behind `after`, as many as fit into one frame. Blocks."""
     data, last = bytearray(), after
     while last - after < FRAME_EVENTS:
         events = reads.read_events(connection, after=last, limit=ROWS)
@@ -152,5 +181,5 @@ def _gather(connection: sa.Connection, after: int) -> Frame:
 
 
 def encode(event: Event) -> bytes:
-    """A server-sent event (WHATWG): its kind, the number that Last-Event-ID takes, and all of it in JSON."""
+    """Encode a server-sent event (WHATWG): its kind, the number that Last-Event-ID takes, and all of it in JSON."""
     return b"event: %b\nid: %d\ndata: %b\n\n" % (event.kind.encode(), event.seq, msgspec.json.encode(event))

@@ -1,4 +1,4 @@
-"""Liveness, readiness and metrics, open to everyone: they say nothing secret. And faults, which name files."""
+"""Routes of liveness, readiness, faults and metrics. The first two are open to everyone: they say nothing secret."""
 
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -38,7 +38,7 @@ async def faults(service: ServiceOf) -> Faults:
 
 
 async def faults_now(store: Store) -> Faults:
-    """What is wrong with the journal, the root, the list of engines and what lies in the root."""
+    """Return what is wrong with the journal, the root, the list of engines and what lies in the root."""
     try:
         await store.durable()
     except JournalError as error:
@@ -49,15 +49,9 @@ async def faults_now(store: Store) -> Faults:
 
 
 def faults_of(store: Store, journal: str | None) -> Faults:
-    """The same, where it is known what is wrong with the journal."""
+    """Return the store's faults with that of the journal."""
     faults = store.faults
-    return Faults(
-        root=faults.root,
-        engines=faults.engines,
-        journal=journal,
-        disk=faults.disk,
-        folders=faults.folders,
-    )
+    return Faults(root=faults.root, engines=faults.engines, journal=journal, disk=faults.disk, folders=faults.folders)
 
 
 @router.get("/metrics", response_class=Response)

@@ -1,7 +1,7 @@
-"""Caps on what a request may send, before anything of it is parsed. uvicorn has none of its own.
+"""Limits on what a request may send, before anything of it is parsed. uvicorn has none of its own.
 
-A body is taken in whole before a route hears of it: one that is too large or no JSON, or whose client went away in the
-middle, never reaches a route. The time that a client may take over all this is limited in `connection.py`.
+A body is read whole before a route is called: one that is too large or no JSON, or whose client went away in the
+middle, never reaches a route. `connection.py` limits the time that a client may take over this.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from refitd.api.errors import answer
-from refitd.problem import Kind, ProblemError
+from refitd.problem import ProblemError, Slug
 
 MAX_BODY_BYTES = 2**20
 MAX_HEAD_BYTES = 16 * 2**10
@@ -18,8 +18,8 @@ MAX_HEADERS = 100
 
 
 @dataclass(slots=True, kw_only=True)
-class Memory:
-    """The bytes that the bodies of all requests under way may take together, and those that they take."""
+class BodyMemory:
+    """The bytes that the bodies of all requests under way may take together, and those that they take now."""
 
     most: int
     used: int = 0
@@ -36,7 +36,7 @@ class RequestLimit:
     """
 
     def __init__(
-        self, app: ASGIApp, *, most: int = MAX_BODY_BYTES, is_read: bool = True, memory: Memory | None = None
+        self, app: ASGIApp, *, most: int = MAX_BODY_BYTES, is_read: bool = True, memory: BodyMemory | None = None
     ) -> None:
         self._app = app
         self._most = most
@@ -48,7 +48,7 @@ class RequestLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        taken = _Taken(self._most, self._memory)
+        taken = _BodySize(self._most, self._memory)
         try:
             body = await self._taken_in(scope, receive, send, taken)
             if body is not None:
@@ -56,8 +56,8 @@ class RequestLimit:
         finally:
             taken.give_back()
 
-    async def _taken_in(self, scope: Scope, receive: Receive, send: Send, taken: "_Taken") -> bytes | None:
-        """The whole body; None where the request has been answered, or its client went away before the body's end."""
+    async def _taken_in(self, scope: Scope, receive: Receive, send: Send, taken: "_BodySize") -> bytes | None:
+        """Read the body; None where the request has been answered, or its client went away before the body's end."""
         try:
             _check_head(scope)
             body = await _body(scope, receive, taken)
@@ -69,10 +69,10 @@ class RequestLimit:
         return body
 
 
-class _Taken:
-    """What one body takes of the memory for all of them."""
+class _BodySize:
+    """The bytes of one body, counted against its limit and against the memory for all bodies."""
 
-    def __init__(self, most: int, memory: Memory | None) -> None:
+    def __init__(self, most: int, memory: BodyMemory | None) -> None:
         self._most = most
         self._memory = memory
         self._size = 0
@@ -80,20 +80,20 @@ class _Taken:
     def check(self, size: int) -> None:
         """Refuse a body that is declared with too many bytes."""
         if size > self._most:
-            raise ProblemError(Kind.TOO_LARGE, f"a request body has at most {self._most} bytes")
+            raise ProblemError(Slug.TOO_LARGE, f"a request body has at most {self._most} bytes")
 
     def grow(self, size: int) -> None:
-        """Take so many bytes more, or refuse the request."""
+        """Count more bytes, or refuse the request."""
         self._size += size
         if self._memory is not None:
             self._memory.used += size
         self.check(self._size)
         if self._memory is not None and self._memory.used > self._memory.most:
             detail = f"the bodies of all requests have {self._memory.most} bytes together: try again"
-            raise ProblemError(Kind.TOO_MANY, detail, {"Retry-After": "1"})
+            raise ProblemError(Slug.TOO_MANY, detail, {"Retry-After": "1"})
 
     def give_back(self) -> None:
-        """The body is needed no more."""
+        """Count the body no more."""
         if self._memory is not None:
             self._memory.used -= self._size
 
@@ -104,12 +104,13 @@ def _check_head(scope: Scope) -> None:
     size += sum(len(name) + len(value) + 4 for name, value in headers)
     if size > MAX_HEAD_BYTES or len(headers) > MAX_HEADERS:
         raise ProblemError(
-            Kind.HEAD_TOO_LARGE, f"address and headers have at most {MAX_HEAD_BYTES} bytes, in {MAX_HEADERS} headers"
+            Slug.HEAD_TOO_LARGE,
+            f"address and headers have at most {MAX_HEAD_BYTES} bytes, in {MAX_HEADERS} headers",
         )
 
 
-async def _body(scope: Scope, receive: Receive, taken: _Taken) -> bytes | None:
-    """The whole body; None where the client went away before its end."""
+async def _body(scope: Scope, receive: Receive, taken: _BodySize) -> bytes | None:
+    """Read the body; None where the client went away before its end."""
     lengths = [value for name, value in scope["headers"] if name == b"content-length"]
     chunked = any(name == b"transfer-encoding" for name, _ in scope["headers"])
     if not chunked and not any(value.strip(b"0") for value in lengths):
@@ -128,19 +129,19 @@ async def _body(scope: Scope, receive: Receive, taken: _Taken) -> bytes | None:
 
 
 def _check_json(body: bytes) -> None:
-    """Refuse what is no JSON by the letter (RFC 8259).
+    """Refuse what is not JSON (RFC 8259).
 
-    Python's own parser lets through NaN, UTF-16 and halves of surrogate pairs, which no answer and no journal can hold.
+    Python's own parser accepts NaN, UTF-16 and halves of surrogate pairs, which no answer and no journal can hold.
     """
     try:
         if body:
             msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ProblemError(Kind.BAD_REQUEST, f"the body is no JSON: {error}") from error
+        raise ProblemError(Slug.BAD_REQUEST, f"the body is no JSON: {error}") from error
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
-    """Give the body once, and then whatever comes: the end of the connection."""
+    """Give the body once, and then what comes: the end of the connection."""
     given = False
 
     async def replay() -> Message:

@@ -1,4 +1,4 @@
-"""Routes of the log: its pages, the event stream, and explanations."""
+"""Routes of what happened and why: the log, the event stream, webhooks' deliveries, and explanations."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -10,19 +10,20 @@ from fastapi.responses import StreamingResponse
 
 from refitd.api.context import ServiceOf
 from refitd.api.explain import explain_engine, explain_run, explain_version
-from refitd.api.feed import Feed, FellBehindError
-from refitd.api.meant import engine_meant, meant
+from refitd.api.feed import Feed, FellBehindError, stream_slot
+from refitd.api.lookup import engine_id_of, find_version, version_ids_of
 from refitd.api.overview import glance_at, runs_of
-from refitd.api.streams import stream_slot
-from refitd.api.versions import find
+from refitd.observe.webhooks.delivery_task import place_of
 from refitd.policy.readiness import unknown
-from refitd.problem import Kind
+from refitd.problem import Slug
+from refitd.state.delivery import DeliveryRecord, subject_of
 from refitd.state.journal import reads
 from refitd.state.journal.journal import JournalError
 from refitd.state.store import Store
-from refitd_client.contract.wire import Event, Explanation, Page, ReclaimPlan
+from refitd_client.contract.wire import Delivery, Event, Explanation, Page, ReclaimPlan
 
 router = APIRouter(prefix="/v1", tags=["log"])
+delivery_routes = APIRouter(prefix="/v1", tags=["webhooks"])
 log = structlog.get_logger("refitd")
 
 _NAMED = 5  # of what somebody may have meant
@@ -82,18 +83,18 @@ async def explain(subject: str, service: ServiceOf) -> Explanation:
     A version can be named by its step or its folder alone where there is one of that name, an engine by its URL. Of a
     run it is said how it stands, and then where its target is.
     """
-    if engine := service.store.engines.get(engine_meant(subject, service.store)):
+    if engine := service.store.engines.get(engine_id_of(subject, service.store)):
         return Explanation(id=engine.id, sentences=explain_engine(engine, service.store, service.targets))
     record = await service.store.find(subject)
     if record is None:
-        candidates = meant(subject, service.store, service.targets)
+        candidates = version_ids_of(subject, service.store, service.targets)
         if not candidates and subject in runs_of(service.store):
             run = glance_at(service.store, service.targets, subject)
             return Explanation(id=subject, sentences=explain_run(run, None))
         if len(candidates) != 1:
-            raise unknown(service.store, Kind.UNKNOWN_ID, _unknown(subject, candidates, service.store))
-        record = await find(service, candidates[0])
-    waits_for = None if service.copier is None else service.copier.why_waiting(record)
+            raise unknown(service.store, Slug.UNKNOWN_ID, _unknown(subject, candidates, service.store))
+        record = await find_version(service, candidates[0])
+    waits_for = None if service.materializer is None else service.materializer.why_waiting(record)
     plan, untold = ReclaimPlan(items=[], freed_bytes=0), list[str]()
     try:
         plan = await service.sweeper.plan()
@@ -113,3 +114,33 @@ def _unknown(subject: str, candidates: Sequence[str], store: Store) -> str:
         return f"{subject} may be {len(candidates)} versions: {named}{more}"
     lists = "'refitd runs', 'refitd versions' and 'refitd engines' list what there is"
     return f"no run, version or engine has the name {subject!r}: {lists}"
+
+
+@delivery_routes.get("/deliveries")
+async def list_deliveries(
+    service: ServiceOf,
+    before: Annotated[int | None, Query(ge=0, le=2**63 - 1)] = None,
+    limit: Annotated[int, Query(ge=1, le=500)] = 50,
+) -> Page[Delivery]:
+    """Webhooks, the newest first, with how far each is. `before` is a `next_cursor`."""
+    await service.store.durable()
+    found = await asyncio.to_thread(
+        service.store.journal.read,
+        lambda connection: reads.read_deliveries(connection, before=before, limit=limit + 1),
+    )
+    more = str(found[limit - 1][0]) if len(found) > limit else None
+    return Page(items=[_present(record) for _, record in found[:limit]], next_cursor=more)
+
+
+def _present(record: DeliveryRecord) -> Delivery:
+    return Delivery(
+        id=record.id,
+        topic=record.topic,
+        to=place_of(record.url),
+        state=record.state,
+        tries=record.tries,
+        created_at=record.created_at,
+        ended_at=record.ended_at,
+        reason=record.reason,
+        about=subject_of(record),
+    )

@@ -1,4 +1,4 @@
-"""Metrics that are read off the store when somebody asks. Those that count what happens are in `refitd.observe`.
+"""Metrics that are read off the store when they are asked for. Those that count events are in `refitd.observe`.
 
 No label grows without bound: runs are those that engines follow or that are not closed, engines those of the fleet;
 steps are values.
@@ -15,12 +15,12 @@ from prometheus_client.registry import Collector
 from refitd.api.context import Service
 from refitd.api.health import faults_of
 from refitd.api.present import steps_behind
-from refitd.observe.unserved import Unserved
+from refitd.observe.telemetry import Unserved
 from refitd_client.contract.states import EngineState, VersionState
 
 
 class StoreCollector(Collector):
-    """Turns what the service knows into metrics."""
+    """Makes metrics of the store, the targets and the sweeper."""
 
     def __init__(self, service: Service, unserved: Unserved) -> None:
         self._service = service
@@ -75,7 +75,7 @@ class StoreCollector(Collector):
         )
 
     def _each_engine(self) -> Iterator[Metric]:
-        """By engine, so that an alert names it. Of states only the one that it is in: all would be ten-fold."""
+        """Yield metrics by engine, so that alerts name it; of its states only the present one."""
         labels = ["run", "engine"]
         state = GaugeMetricFamily(
             "refitd_engine_state", "1 for the state that an engine is in", labels=[*labels, "state"]

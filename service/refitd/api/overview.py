@@ -1,17 +1,241 @@
-"""GET /v1/overview: everything at a glance, made and encoded once however many watch."""
+"""GET /v1/overview: each run's standing in sentences, all engines, counts; made and encoded once for all readers.
+
+The dashboard, `refitd top` and `refitd status` show these very words, so that all say the same.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 
 from refitd.api.context import ServiceOf
-from refitd.api.glance import Seen, glance
 from refitd.api.health import faults_now
 from refitd.api.present import present_engine
+from refitd.policy.binding import how_to_bring
+from refitd.policy.contest import STOP_THE_OTHER
+from refitd.policy.strategy import Strategy, has_given_up, released, why_waiting
 from refitd.rollout.targets import Targets
-from refitd.state.records import EngineRecord
+from refitd.state.records import EngineRecord, RolloutRecord
 from refitd.state.store import Store
-from refitd_client.contract.states import VersionState
+from refitd.state.version import VersionRecord
+from refitd_client.contract.states import EngineState, Standing, VersionState
 from refitd_client.contract.wire import Faults, Overview, RunGlance
+
+NAMED = 3  # engines that a sentence names; the others it counts
+_TROUBLE = (
+    EngineState.CONTESTED,
+    EngineState.QUARANTINED,
+    EngineState.TAINTED,
+    EngineState.NACKED,
+    EngineState.UNREACHABLE,
+)
+_OVER = frozenset({VersionState.RETIRED, VersionState.DELETED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """What a run's standing follows from.
+
+    Attributes:
+        run: the run.
+        target: the version that engines should serve.
+        versions: the run's.
+        engines: those that follow it.
+        rollout: its newest.
+        strategy: how versions go to engines.
+        others: engines that follow other runs or none.
+        closed: the runs that are closed.
+        closed_at: when this run was closed.
+    """
+
+    run: str
+    target: VersionRecord | None
+    versions: Sequence[VersionRecord]
+    engines: Sequence[EngineRecord]
+    rollout: RolloutRecord | None
+    strategy: Strategy
+    others: Sequence[EngineRecord] = ()
+    closed: Collection[str] = ()
+    closed_at: str | None = None
+
+
+def glance(seen: RunFacts) -> RunGlance:
+    """Say whether a run's engines are on the newest version, and if not, why not. Pure."""
+    newest = newest_of(seen.versions)
+    there = [engine for engine in seen.engines if _is_there(engine, seen.target)]
+    trouble, waiting = _trouble(seen, newest), _waiting(seen, newest)
+    paused = seen.rollout.paused_since if seen.rollout is not None else None
+    standing = _standing(seen, newest, bool(trouble), len(there))
+    return RunGlance(
+        run=seen.run,
+        standing=standing,
+        headline=_headline(seen, newest, len(there)),
+        reasons=[*_unfollowed(seen), *trouble, *waiting],
+        target=None if seen.target is None else seen.target.id,
+        target_step=None if seen.target is None else seen.target.order.step,
+        newest=None if newest is None else newest.id,
+        newest_step=None if newest is None else newest.order.step,
+        rollout=None if seen.rollout is None else seen.rollout.state,
+        paused_since=paused,
+        engines=dict(Counter(engine.state for engine in seen.engines)),
+        in_sync=len(there),
+        closed_at=seen.closed_at,
+        trouble=trouble[0] if standing is Standing.TROUBLED else None,
+    )
+
+
+def newest_of(versions: Iterable[VersionRecord]) -> VersionRecord | None:
+    """Return the version that the trainer published last in the newest generation, whatever became of it."""
+    left = (version for version in versions if version.state not in _OVER)
+    return max(left, key=lambda version: version.order, default=None)
+
+
+def _is_there(engine: EngineRecord, target: VersionRecord | None) -> bool:
+    return target is not None and engine.serving == target.id and engine.state is EngineState.IN_SYNC
+
+
+def _standing(seen: RunFacts, newest: VersionRecord | None, is_troubled: bool, there: int) -> Standing:
+    if seen.closed_at is not None:
+        return Standing.CLOSED
+    if not seen.engines:  # before trouble: without a model that engines serve, its versions cannot even be validated
+        return Standing.UNFOLLOWED
+    if is_troubled:
+        return Standing.TROUBLED
+    if newest is not None and seen.target is not None and there == len(seen.engines):
+        if newest.id == seen.target.id:
+            return Standing.CURRENT
+        if _was_left(seen, newest):
+            return Standing.ROLLED_BACK
+    return Standing.PAUSED if _is_paused(seen) else Standing.MOVING
+
+
+def _was_left(seen: RunFacts, newer: VersionRecord) -> bool:
+    """Return whether an operator rolled back from it to the target; what the service barred has a reason."""
+    is_ordered = newer.barred and (newer.state is not VersionState.SEALED or newer.reason is None)
+    return is_ordered and seen.target is not None and newer.order > seen.target.order
+
+
+def _is_paused(seen: RunFacts) -> bool:
+    return seen.rollout is not None and seen.rollout.paused_since is not None
+
+
+def _headline(seen: RunFacts, newest: VersionRecord | None, there: int) -> str:
+    count = len(seen.engines)
+    if seen.closed_at is not None:
+        who = {0: "no engine follows", 1: "1 engine still follows"}.get(count, f"{count} engines still follow")
+        return f"Closed at {seen.closed_at[:16].replace('T', ' ')}Z: {who} it."
+    if seen.target is None:
+        lacks = "good version yet." if newest is not None else "version yet."
+        return f"No engine follows this run, and it has no {lacks}" if count == 0 else f"No {lacks}"
+    step = f"step {seen.target.order.step:,}"
+    newest_too = ", the newest" if newest is not None and newest.id == seen.target.id else ""
+    if count == 0:
+        return f"No engine follows this run; {step} is its target."
+    if there == count:
+        who = "The engine serves" if count == 1 else f"All {count} engines serve"
+        return f"{who} {step}{newest_too}."
+    return f"{there} of {count} engines serve {step}{newest_too}."
+
+
+def _unfollowed(seen: RunFacts) -> list[str]:
+    """Say what to do about a run that no engine follows."""
+    if seen.engines or seen.closed_at is not None:
+        return []
+    return [
+        f"{how_to_bring(seen.others, seen.run, seen.closed)}; 'refitd runs close {seen.run}' says that it has ended"
+    ]
+
+
+def _trouble(seen: RunFacts, newest: VersionRecord | None) -> list[str]:
+    """Say what an operator should look at."""
+    found = [*(_group(seen, state) for state in _TROUBLE), _fought_over(seen)]
+    if newest is not None and not _was_left(seen, newest):  # an operator who rolled back from it knows what is wrong
+        found.append(_trouble_with(newest, is_target=seen.target is not None and newest.id == seen.target.id))
+    return [sentence for sentence in found if sentence is not None]
+
+
+def _fought_over(seen: RunFacts) -> str | None:
+    """Name the engines that another writer has changed lately, and that were loaded again."""
+    mine = sorted(engine.id for engine in seen.engines if engine.contests and engine.state is not EngineState.CONTESTED)
+    if not mine:
+        return None
+    text = f"{_names(mine)} loaded again where another writer had changed the weights"
+    return f"{text}: {STOP_THE_OTHER}; 'refitd explain {mine[0]}'"
+
+
+def _trouble_with(newest: VersionRecord, *, is_target: bool) -> str | None:
+    step = f"Step {newest.order.step:,}"
+    if is_target:
+        is_alone = newest.in_memory and not newest.state.is_open
+        return f"{step} is served from memory alone: {newest.reason}" if is_alone else None
+    if newest.state in {VersionState.REJECTED, VersionState.LOST}:
+        return f"{step} is {newest.state}: {newest.reason or 'for no known reason'}"
+    if newest.state is VersionState.UNKNOWN:
+        return f"{step} is UNKNOWN: {newest.reason}"
+    return f"{step} is barred: {newest.reason or 'it was rolled back from'}" if newest.barred else None
+
+
+def _group(seen: RunFacts, state: EngineState) -> str | None:
+    """One sentence for all engines in a state: with two hundred, a sentence each is none at all."""
+    mine = sorted((engine for engine in seen.engines if engine.state is state), key=lambda engine: engine.id)
+    if not mine:
+        return None
+    why = next((engine.reason for engine in mine if engine.reason), None)
+    return f"{_names([engine.id for engine in mine])} {state}" + (f": {why}" if why else "")
+
+
+def _names(ids: Sequence[str]) -> str:
+    if len(ids) == 1:
+        return f"{ids[0]} is"
+    more = len(ids) - NAMED
+    listed = ", ".join(ids[:NAMED])
+    return f"{listed} and {more} more are" if more > 0 else f"{', '.join(ids[:-1])} and {ids[-1]} are"
+
+
+def _waiting(seen: RunFacts, newest: VersionRecord | None) -> list[str]:
+    """Say what goes on, or is waited for."""
+    found: list[str] = []
+    left = newest_of(version for version in seen.versions if _was_left(seen, version))
+    if left is not None and seen.target is not None:
+        found.append(_rolled_back(seen.target, left, is_paused=_is_paused(seen)))
+    if _is_paused(seen):
+        found.append("Rollouts of this run are paused: no engine goes to a newer version before they are resumed")
+    if newest is not None and newest.state is VersionState.ANNOUNCED and newest.handed:
+        found.append(f"Step {newest.order.step:,} was handed over from its trainer's memory: its files are to follow")
+    elif newest is not None and newest.state.is_open and newest.state is not VersionState.UNKNOWN:
+        why = f": {newest.reason}" if newest.reason else ""
+        found.append(f"Step {newest.order.step:,} is {newest.state}{why}")
+    busy = (_group(seen, state) for state in (EngineState.UPDATING, EngineState.VERIFYING, EngineState.PROBING))
+    found += [sentence for sentence in busy if sentence is not None]
+    return [*found, *_turn(seen)]
+
+
+def _rolled_back(target: VersionRecord, newest: VersionRecord, *, is_paused: bool) -> str:
+    was = "" if newest.state is VersionState.SEALED else f" (step {newest.order.step:,} is {newest.state})"
+    text = (
+        f"Rolled back to step {target.order.step:,}: newer versions, up to step {newest.order.step:,}, are barred{was}"
+    )
+    return text if is_paused else f"{text}. What is published next rolls out as usual"
+
+
+def _turn(seen: RunFacts) -> list[str]:
+    """Name engines that could load and do not: those whose turn it is not, and those that gave the target up."""
+    if seen.target is None or _is_paused(seen):
+        return []
+    behind = [e for e in seen.engines if e.state is EngineState.BEHIND]
+    gave_up = sorted(engine.id for engine in behind if has_given_up(engine, seen.target))
+    free = released(seen.strategy, seen.target, seen.rollout, seen.engines)
+    later = sorted(engine.id for engine in behind if engine.id not in free)
+    found: list[str] = []
+    if gave_up:
+        found.append(f"{_names(gave_up)} not brought to it again: loads of it failed too often")
+    if later:
+        why = why_waiting(seen.strategy, seen.target, seen.engines)
+        found.append(f"{_names(later)} next: {why}")
+    return found
+
 
 router = APIRouter(prefix="/v1", tags=["overview"])
 
@@ -19,8 +243,8 @@ router = APIRouter(prefix="/v1", tags=["overview"])
 class Cached:
     """The last overview, in JSON. It is good until the store changes again, or something else goes wrong.
 
-    Only its instant is that of each answer: it tells whoever looks how old what he sees is, and how long an engine has
-    been away, and nothing changes while a service is idle.
+    Only its time is that of each answer: readers tell by it how old what they show is, and how long an engine has been
+    away, also while nothing changes.
     """
 
     def __init__(self, *, wants_token: bool = False) -> None:
@@ -30,7 +254,13 @@ class Cached:
         self._before, self._after = b"", b""  # the instant
 
     def json(self, store: Store, targets: Targets, faults: Faults) -> bytes:
-        """The overview as it is now."""
+        """Return the overview as it is now.
+
+        Args:
+            store: what the service knows.
+            targets: what engines are to serve.
+            faults: what is wrong with the service.
+        """
         now = (store.changed.count, faults)
         if self._as_of != now:
             overview = overview_of(store, targets, faults, wants_token=self._wants_token)
@@ -44,12 +274,12 @@ class Cached:
 async def overview(service: ServiceOf, request: Request) -> Response:
     """Each run with a sentence that says whether its engines are on the newest version; all engines; counts."""
     cached: Cached = request.app.state.overview
-    faults = await faults_now(service.store)  # a full disk is when somebody looks: it is told, and hides nothing else
+    faults = await faults_now(service.store)  # a full disk is a fault among others, and no error of this route
     return Response(cached.json(service.store, service.targets, faults), media_type="application/json")
 
 
 def overview_of(store: Store, targets: Targets, faults: Faults, *, wants_token: bool) -> Overview:
-    """Look at everything.
+    """Return the overview.
 
     Args:
         store: what the service knows.
@@ -71,33 +301,38 @@ def overview_of(store: Store, targets: Targets, faults: Faults, *, wants_token: 
 
 
 def runs_of(store: Store) -> list[str]:
-    """The runs that anything is known of; those that are closed come last."""
-    runs = set(store.runs_with_versions) | store.runs.followed_since.keys()
+    """Return the runs that anything is known of, closed ones last."""
+    runs = set(store.index.runs) | store.runs.followed_since.keys()
     return sorted(runs, key=lambda run: (run in store.runs.closed, run))
 
 
 def glance_at(store: Store, targets: Targets, run: str) -> RunGlance:
-    """One run."""
+    """Return how one run stands.
+
+    Args:
+        store: what the service knows.
+        targets: what engines are to serve.
+        run: the run.
+    """
     engines = store.engines_of(run)
+
+    def would_lose(engine: EngineRecord) -> tuple[bool, str]:
+        """First the engines that no open run would lose."""
+        return engine.run is not None and engine.run not in store.runs.closed, engine.id
+
     return glance(
-        Seen(
+        RunFacts(
             run=run,
             target=targets.of_run(run).target,
             versions=[version.as_judged for version in store.published_of(run)],
             engines=engines,
             rollout=store.rollouts.get(run),
             strategy=targets.strategy,
-            others=[] if engines else _others(store),
+            others=[] if engines else sorted(store.engines.values(), key=would_lose),
             closed=store.runs.closed.keys(),
             closed_at=store.runs.closed.get(run),
         )
     )
-
-
-def _others(store: Store) -> list[EngineRecord]:
-    """The engines that could follow a run that has none: first those that no other run would lose."""
-    closed = store.runs.closed
-    return sorted(store.engines.values(), key=lambda e: (e.run is not None and e.run not in closed, e.id))
 
 
 def _count(store: Store) -> dict[VersionState, int]:

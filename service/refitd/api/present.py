@@ -1,4 +1,4 @@
-"""From the service's records to the wire types. Reads records, asks nobody."""
+"""Turns the service's records into the types of the API. Pure."""
 
 from collections.abc import Iterable
 
@@ -22,9 +22,15 @@ def present_version(
     refused: str | None = None,
     waits_for: str | None = None,
 ) -> Version:
-    """A version with its place in lists and the engines of its run, whose newest rollout is `rollout`.
+    """Return a version as the API shows it.
 
-    Of a delta also why it cannot be carried out, or what it waits for.
+    Args:
+        record: the version.
+        engines: all engines.
+        place: its place in lists.
+        rollout: the newest rollout of its run.
+        refused: why a delta cannot be carried out.
+        waits_for: what a delta waits for.
     """
     mine = [engine for engine in engines if engine.run == record.run]
     return Version(
@@ -62,14 +68,14 @@ def _on_version(engine: EngineRecord, record: VersionRecord, rollout: RolloutRec
 
 
 def _why(engine: EngineRecord, rollout: RolloutRecord | None) -> str | None:
-    """Why an engine is where it is: what an operator has stopped goes before what it said itself."""
+    """Return why an engine is where it is: an operator's pause comes before the engine's own reason."""
     if engine.state is EngineState.BEHIND and rollout is not None and rollout.why_paused is not None:
         return rollout.why_paused
     return engine.reason
 
 
 def _why_not(engine: EngineRecord, record: VersionRecord) -> str | None:
-    """Why its last load of this very version did not come about, where nothing is wrong with the engine since."""
+    """Return why its last load of this version failed, where nothing is wrong with the engine since."""
     last = engine.last_attempt
     return last.reason if last is not None and last.version == record.id and engine.serving != record.id else None
 
@@ -80,13 +86,13 @@ def _step(version: str | None) -> int | None:
 
 
 def _step_of(run: str, version: str | None) -> int | None:
-    """The step of a version of this run: those of other runs cannot be compared with its own."""
+    """Return the step of a version of this run: steps of other runs cannot be compared with it."""
     parsed = parse_version_id(version or "")
     return parsed[1].step if parsed is not None and parsed[0] == run else None
 
 
 def steps_behind(engine: EngineRecord, targets: Targets) -> int | None:
-    """How many of the trainer's steps lie between what an engine serves and its run's target. See `Engine.behind`."""
+    """Return the trainer's steps from what an engine serves to its run's target. See `Engine.behind`."""
     target = targets.of_run(engine.run).target if engine.run else None
     serving = parse_version_id(engine.serving or "")
     if target is None or serving is None:
@@ -97,7 +103,13 @@ def steps_behind(engine: EngineRecord, targets: Targets) -> int | None:
 
 
 def present_engine(record: EngineRecord, store: Store, targets: Targets) -> Engine:
-    """An engine."""
+    """Return an engine as the API shows it.
+
+    Args:
+        record: the engine.
+        store: what the service knows.
+        targets: what engines are to serve.
+    """
     serving = store.versions.get(record.serving or "")
     return Engine(
         id=record.id,
@@ -124,7 +136,7 @@ def present_engine(record: EngineRecord, store: Store, targets: Targets) -> Engi
 
 
 def present_attempt(record: AttemptRecord) -> Attempt:
-    """A try to bring an engine to a version."""
+    """Return a load of an engine as the API shows it."""
     return Attempt(
         engine=record.engine,
         version=record.version,

@@ -1,23 +1,78 @@
-"""uvicorn with limits on what a connection may ask, for the service and the facades; and the service's own, which
-serves until SIGTERM or SIGINT and leaves the rest of the shutdown to the service.
+"""The server: uvicorn with limits on connections, for the service and the facades, and the service's own.
+
+The service takes its address before anything else happens (`listening`): one without an address touches nothing. Its
+server runs until SIGTERM or SIGINT and leaves the rest of the shutdown to the service.
 """
 
 import asyncio
+import errno
 import signal
 from collections.abc import Collection, Generator
-from contextlib import contextmanager
-from socket import socket
+from contextlib import ExitStack, contextmanager
+from socket import (
+    AF_INET6,
+    AI_PASSIVE,
+    IPPROTO_IPV6,
+    IPV6_V6ONLY,
+    SO_REUSEADDR,
+    SOCK_STREAM,
+    SOL_SOCKET,
+    getaddrinfo,
+)
+from socket import socket as Socket  # noqa: N812 - it is a class
 from typing import cast
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from refitd.api.auth import HEALTH
-from refitd.api.connection import Connection, Patience, protocol
+from refitd.api.connection import ClientConnection, Patience, protocol
 from refitd.observe.logs import announce
+from refitd.root.ownership import StartRefusedError
+
+# Of a name's addresses, such as ::1 of localhost, a machine need not have all.
+_ABSENT = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
 
 PATIENCE = Patience()
 CLOSE_SECONDS = 2  # what an open event stream gets when the service stops
+
+
+@contextmanager
+def listening(host: str, port: int) -> Generator[list[Socket]]:
+    """Hold the address as long as the context lasts. Clients can connect when a server has taken the sockets over.
+
+    Raises:
+        StartRefusedError: it cannot be had.
+    """
+    with ExitStack() as opened:
+        try:
+            sockets = _sockets(host, port, opened)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise StartRefusedError(f"port {port} on {host} is taken: choose another with --port") from error
+            why = f"port {port} on {host} cannot be had ({error.strerror})"
+            raise StartRefusedError(f"{why}: choose others with --host and --port") from error
+        yield sockets
+
+
+def _sockets(host: str, port: int, opened: ExitStack) -> list[Socket]:
+    sockets: list[Socket] = []
+    absent: OSError | None = None
+    for family, kind, number, _, address in getaddrinfo(host, port, type=SOCK_STREAM, flags=AI_PASSIVE):
+        try:
+            listener = opened.enter_context(Socket(family, kind, number))
+            listener.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
+            if family == AF_INET6:
+                listener.setsockopt(IPPROTO_IPV6, IPV6_V6ONLY, 1)
+            listener.bind(address)
+            sockets.append(listener)
+        except OSError as error:
+            if error.errno not in _ABSENT:
+                raise
+            absent = error
+    if not sockets and absent is not None:
+        raise absent
+    return sockets
 
 
 class BoundedServer(uvicorn.Server):
@@ -44,14 +99,14 @@ class BoundedServer(uvicorn.Server):
         )
 
     async def on_tick(self, counter: int) -> bool:
-        """Look at every connection now and then, also while there is nothing to do but to wait."""
+        """Look at every connection once a second, also while nothing happens."""
         if counter % self.look_ticks == 0:
             now = asyncio.get_running_loop().time()
-            for connection in cast("list[Connection]", list(self.server_state.connections)):
+            for connection in cast("list[ClientConnection]", list(self.server_state.connections)):
                 connection.look(now)
         return await super().on_tick(counter)
 
-    async def startup(self, sockets: list[socket] | None = None) -> None:
+    async def startup(self, sockets: list[Socket] | None = None) -> None:
         """Listen, and say where."""
         await super().startup(sockets)
         if self.started:

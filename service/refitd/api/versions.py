@@ -1,17 +1,19 @@
 """Routes of versions: the notice, lists, waiting, pins."""
 
 import asyncio
+import base64
+import binascii
 from dataclasses import replace
 from typing import Annotated, Literal
 
+import msgspec
 from fastapi import APIRouter, Query, Response
 
 from refitd.api.context import Service, ServiceOf
-from refitd.api.cursor import decode_cursor, encode_cursor
+from refitd.api.lookup import find_version
 from refitd.api.present import present_attempt, present_version
-from refitd.policy.readiness import unknown
 from refitd.policy.served import is_proven, outcome_of
-from refitd.problem import Kind, ProblemError
+from refitd.problem import ProblemError, Slug
 from refitd.state.journal import reads
 from refitd.state.version import VersionRecord
 from refitd_client.contract.states import VersionState, WaitOutcome
@@ -52,18 +54,17 @@ async def list_versions(
 
     await service.store.durable()  # so that a reader sees what it has just been told
     found = await asyncio.to_thread(query)
-    more = _cursor_behind(service, found[limit - 1]) if len(found) > limit else None
+    more, order = None, service.store.list_order
+    if len(found) > limit:
+        last = found[limit - 1]
+        more = encode_cursor(last, order.of(last.run, last.order))
     return Page(items=[presented(service, record) for record in found[:limit]], next_cursor=more)
-
-
-def _cursor_behind(service: Service, last: VersionRecord) -> str:
-    return encode_cursor(last, service.store.list_order.of(last.run, last.order))
 
 
 @router.get("/versions/{version_id}")
 async def get_version(version_id: str, service: ServiceOf) -> Version:
     """One version."""
-    return presented(service, await find(service, version_id))
+    return presented(service, await find_version(service, version_id))
 
 
 @router.get("/versions/{version_id}/attempts")
@@ -71,7 +72,7 @@ async def list_attempts(
     version_id: str, service: ServiceOf, limit: Annotated[int, Query(ge=1, le=1000)] = 500
 ) -> Page[Attempt]:
     """How engines were brought to a version: each load with the time of its stages, in the order that they began."""
-    record = await find(service, version_id)
+    record = await find_version(service, version_id)
     await service.store.durable()
     found = await asyncio.to_thread(
         service.store.journal.read,
@@ -94,7 +95,7 @@ async def wait(
     deadline = service.store.clock.monotonic() + seconds
     seen = service.store.changed.count
     while True:
-        record = await find(service, version_id)
+        record = await find_version(service, version_id)
         outcome = _outcome(service, record, WaitOutcome(wait_for))
         left = deadline - service.store.clock.monotonic()
         if outcome is not WaitOutcome.PENDING or left <= 0:
@@ -125,9 +126,9 @@ def _outcome(service: Service, record: VersionRecord, wait_for: WaitOutcome) -> 
 
 
 async def _set_pin(service: Service, version_id: str, *, pinned: bool) -> Version:
-    record = await find(service, version_id)
+    record = await find_version(service, version_id)
     if record.state in {VersionState.DELETED, VersionState.RETIRED} and pinned:
-        raise ProblemError(Kind.VERSION_NOT_GOOD, f"{record.id} is {record.state}: it is too late to keep it")
+        raise ProblemError(Slug.VERSION_NOT_GOOD, f"{record.id} is {record.state}: it is too late to keep it")
     if record.pinned is not pinned:
         record = replace(record, pinned=pinned)
         service.store.put_version(record, "pinned" if pinned else "unpinned")
@@ -135,29 +136,16 @@ async def _set_pin(service: Service, version_id: str, *, pinned: bool) -> Versio
     return presented(service, record)
 
 
-async def find(service: Service, version_id: str) -> VersionRecord:
-    """A version by its id, also one that was deleted.
-
-    Raises:
-        ProblemError: there is none, or the service cannot know yet.
-    """
-    record = await service.store.find(version_id)
-    if record is None:
-        detail = f"no version {version_id}: 'refitd versions' lists what there is"
-        raise unknown(service.store, Kind.UNKNOWN_VERSION, detail)
-    return record
-
-
 def presented(service: Service, record: VersionRecord) -> Version:
-    """A version as the API shows it."""
-    store, copier = service.store, service.copier
+    """Return a version as the API shows it."""
+    store, materializer = service.store, service.materializer
     return present_version(
         record,
         store.engines.values(),
         place=store.list_order.of(record.run, record.order),
         rollout=store.rollouts.get(record.run),
         refused=service.targets.carriage.refused.get(record.id),
-        waits_for=None if copier is None else copier.why_waiting(record),
+        waits_for=None if materializer is None else materializer.why_waiting(record),
     )
 
 
@@ -167,4 +155,27 @@ def _state(state: str | None) -> VersionState | None:
     try:
         return VersionState(state.upper())
     except ValueError:
-        raise ProblemError(Kind.BAD_REQUEST, f"state {state!r} is none of {', '.join(VersionState)}") from None
+        raise ProblemError(Slug.BAD_REQUEST, f"state {state!r} is none of {', '.join(VersionState)}") from None
+
+
+_Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # what the journal's database can compare with
+_Cursor = tuple[_Number, _Number, _Number]  # place, generation, step of the last version of a page
+
+
+def encode_cursor(last: VersionRecord, place: int) -> str:
+    """Return the cursor behind `last`, which has this `place` in lists."""
+    return base64.urlsafe_b64encode(msgspec.json.encode((place, last.order.generation, last.order.step))).decode()
+
+
+def decode_cursor(cursor: str | None) -> tuple[int, int, int] | None:
+    """Return place, generation and step that a cursor stands for.
+
+    Raises:
+        ProblemError: it is none that a page gave.
+    """
+    if cursor is None:
+        return None
+    try:
+        return msgspec.json.decode(base64.urlsafe_b64decode(cursor.encode()), type=_Cursor)
+    except (binascii.Error, msgspec.MsgspecError, ValueError) as error:
+        raise ProblemError(Slug.BAD_REQUEST, "cursor: take it from next_cursor of the page before") from error

@@ -1,19 +1,20 @@
-"""An engine as AReaL sees it: SGLang's routes on a port of its own, with refitd as the only one who writes weights.
+"""An engine as AReaL sees it: SGLang's routes on a port of its own, with refitd as the only writer of weights.
 
 /generate, /v1/completions, … (PASSED)   to the engine and back, untouched, as a stream
 /pause_generation                        the facade's gate: running requests are aborted, new ones wait
 /update_weights_from_disk                the folder becomes a version; answered when engines serve it
 /load_lora_adapter                       likewise, where versions are adapters
-/unload_lora_adapter                     done: refitd unloads what nobody uses any more
+/unload_lora_adapter                     done: refitd unloads adapters that are not used any more
 /continue_generation                     the gate opens
 other routes that write weights          refused: they would change the engine behind refitd's back
-/release_…, /resume_memory_occupation    refused: what AReaL calls where trainer and engine take turns on their GPUs
+/release_…, /resume_memory_occupation    refused: AReaL calls them where trainer and engine take turns on their GPUs
 any other path                           404: the facade passes on no route that it does not name
 
-What comes in has a plain path, is within the limits and, where the facade has a token, carries it, as with the service.
+Requests have a plain path, are within the limits and, where the facade has a token, carry it, as with the service.
 """
 
 import asyncio
+import re
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -25,18 +26,19 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from refitd.api import auth
 from refitd.api.errors import answer
-from refitd.api.limits import Memory, RequestLimit
-from refitd.areal.facade_tokens import FacadeTokens
-from refitd.areal.gate import Gate
-from refitd.areal.passing import GENERATES, PASSED, Engine
-from refitd.areal.plain_path import PlainPath
+from refitd.api.limits import BodyMemory, RequestLimit
+from refitd.areal.passing import GENERATES, PASSED, EngineProxy, PauseGate
 from refitd.areal.updates import Updates
-from refitd.engine.keys import Key, KeyRefusedError
-from refitd.problem import Kind, ProblemError
+from refitd.engine.http import Key, KeyRefusedError
+from refitd.problem import ProblemError, Slug
+from refitd.tokens import FacadeTokens
 
+_SEGMENT = rb"(?!\.{1,2}(?:/|$))[A-Za-z0-9._~-]+"
+_PLAIN = re.compile(rb"/(?:%b(?:/%b)*)?" % (_SEGMENT, _SEGMENT))
 METHODS = ["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"]
 WRITES = (
     *("/update_weights_from_tensor", "/update_weights_from_distributed", "/update_weights_from_ipc"),
@@ -48,15 +50,20 @@ HEALTH = frozenset({"/health", "/ping"})  # orchestrators ask these, without a t
 DRAIN_SECONDS = 30.0
 AGAIN_SECONDS = 0.5
 MAX_GENERATE_BYTES = 32 * 2**20  # a prompt may hold images
-MEMORY = Memory(most=2**30)  # for the bodies of all facades of the process
+MEMORY = BodyMemory(most=2**30)  # for the bodies of all facades of the process
 
 log = structlog.get_logger("refitd")
 
 
 class Facade:
-    """The facade of one engine. `api_key` and `admin_key` are files with the engine's keys, as refitd has them.
+    """The facade of one engine.
 
-    `tokens` open the facade itself.
+    Args:
+        engine: the engine's URL.
+        updates: publishes checkpoints and waits for them.
+        api_key: a file with the engine's API key.
+        admin_key: a file with its admin key.
+        tokens: open the facade itself.
     """
 
     def __init__(
@@ -64,10 +71,10 @@ class Facade:
     ) -> None:
         self._url = engine
         self._updates = updates
-        self._gate = Gate(engine, lambda: updates.under_way > 0)
+        self._gate = PauseGate(engine, lambda: updates.under_way > 0)
         self._changes = Key(admin_key or api_key)
         reads = None if api_key is None else Key(api_key)
-        self._engine = Engine(engine, reads=reads, takes_callers=not tokens.are_set)
+        self._engine = EngineProxy(engine, reads=reads, takes_callers=not tokens.are_set)
         self._door = auth.Door(
             tokens=tokens.read,
             in_files=tokens.file is not None,
@@ -76,7 +83,7 @@ class Facade:
         )
 
     def app(self) -> Starlette:
-        """Its application."""
+        """Return its ASGI application."""
         small = [Middleware(RequestLimit)]
         large = [Middleware(RequestLimit, most=MAX_GENERATE_BYTES, is_read=False, memory=MEMORY)]
         own = {
@@ -101,7 +108,7 @@ class Facade:
         return app
 
     async def aclose(self) -> None:
-        """Let go of what waits, and give the connections back."""
+        """Let waiting requests through, and close the connections."""
         self._gate.open()
         await self._engine.aclose()
 
@@ -117,7 +124,7 @@ class Facade:
         return JSONResponse({"message": "Generation paused successfully.", "status": "ok"})
 
     async def _abort(self) -> None:
-        """End what runs. One that was on its way to the engine when the others ended is ended the next time."""
+        """Abort what runs, again and again: a request may have been on its way to the engine the first time."""
         while not self._gate.is_idle:
             await self._engine.end_all(self._changes)
             with suppress(TimeoutError):
@@ -178,4 +185,30 @@ async def _refuse_offload(request: Request) -> Response:
 
 async def _no_route(request: Request, _: Exception) -> Response:
     detail = f"a facade passes on {', '.join(PASSED)} alone: ask the engine itself for anything else"
-    return answer(ProblemError(Kind.NOT_FOUND, detail), request.scope)
+    return answer(ProblemError(Slug.NOT_FOUND, detail), request.scope)
+
+
+def is_plain(path: bytes) -> bool:
+    """Return whether a path, as sent, is its own normal form: without escapes, dot segments or empty segments."""
+    return _PLAIN.fullmatch(path) is not None
+
+
+class PlainPath:
+    """ASGI middleware that answers 400 where the path is not plain.
+
+    A facade decides by the path of a request. Where an HTTP library or the engine reads the same path differently
+    (`/./x`, `/a/../x`, `//x`, `/%78`, `/a\\x`, `http://host/x`), the decision is about another route than the one that
+    is called.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it."""
+        if scope["type"] == "http" and not is_plain(scope["raw_path"]):
+            detail = "write the path plainly: no '.' or '..', no '//', no '%' or '\\' in it, and no host before it"
+            problem = ProblemError(Slug.BAD_PATH, detail)
+            await answer(problem, scope)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)

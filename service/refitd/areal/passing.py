@@ -1,21 +1,107 @@
-"""Requests of clients on their way to the engine, and the answers on their way back, untouched and as a stream.
+"""Requests of clients on their way to the engine and back, untouched and as a stream; and the trainer's pause.
 
 A client's request never carries the engine's admin key. It carries the engine's API key where the facade has one; else,
 if the facade wants no token of its own, what the client sent.
+
+A trainer's pause takes effect at the facade, not in the engine. refitd pauses an engine for its own loads and resumes
+it. If the trainer's pause went to the same switch, one of the two would undo the other's, and a trainer that dies in
+between would leave its engine paused for ever. So a pause ends the requests under way (AReaL asks again for the rest of
+an answer that was aborted) and holds new ones back until the trainer goes on. After a while without an update the
+trainer has died, and the gate opens by itself.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import httpx
+import structlog
 from starlette.background import BackgroundTask
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from refitd.engine.keys import Key, KeyRefusedError
+from refitd.engine.http import Key, KeyRefusedError
 
-# Only these go on; what else an engine has (weights, memory, profiles, its own settings) is for refitd alone.
+# Seconds without an update. AReaL saves its checkpoint during the pause. To open too early breaks nothing: what is
+# generated meanwhile comes from the weights of before.
+LONGEST_PAUSE = 300.0
+
+log = structlog.get_logger("refitd")
+
+
+class PauseGate:
+    """Holds requests back while the trainer pauses. Open at first.
+
+    Requests are counted from when they pass until they are answered to the end.
+
+    Args:
+        engine: the engine's name in the log.
+        updating: whether an update is under way; a pause lasts at least as long.
+        longest_pause: seconds after which the gate opens by itself.
+    """
+
+    def __init__(self, engine: str, updating: Callable[[], bool], longest_pause: float = LONGEST_PAUSE) -> None:
+        self._engine = engine
+        self._updating = updating
+        self._longest_pause = longest_pause
+        self._timer: asyncio.TimerHandle | None = None
+        self._open = asyncio.Event()
+        self._open.set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._inside = 0
+
+    def close(self) -> None:
+        """Hold back new requests."""
+        self._open.clear()
+        self._count_down()
+
+    def open(self) -> None:
+        """Let all requests through."""
+        self._stop_counting()
+        self._open.set()
+
+    def _count_down(self) -> None:
+        self._stop_counting()
+        self._timer = asyncio.get_running_loop().call_later(self._longest_pause, self._end_of_pause)
+
+    def _stop_counting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+
+    def _end_of_pause(self) -> None:
+        if self._updating():
+            self._count_down()
+            return
+        seconds = self._longest_pause
+        log.warning("paused for too long without an update: generation goes on", engine=self._engine, seconds=seconds)
+        self.open()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is under way."""
+        return self._idle.is_set()
+
+    async def idle(self) -> None:
+        """Wait until no request is under way."""
+        await self._idle.wait()
+
+    @asynccontextmanager
+    async def passing(self) -> AsyncGenerator[None]:
+        """Wait for the gate, then count as under way inside the context."""
+        await self._open.wait()
+        self._inside += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._inside -= 1
+            if self._inside == 0:
+                self._idle.set()
+
+
+# Only these are passed on; an engine's other routes (weights, memory, profiles, settings) are for refitd alone.
 PASSED: Mapping[str, str] = {
     "/generate": "POST",
     "/v1/completions": "POST",
@@ -33,7 +119,7 @@ _HOPS = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"te", b"
 _CREDENTIALS = frozenset({b"authorization", b"proxy-authorization", b"cookie"})
 
 
-class Engine:
+class EngineProxy:
     """The engine behind a facade.
 
     Args:
@@ -51,11 +137,11 @@ class Engine:
         )
 
     async def aclose(self) -> None:
-        """Give the connections back."""
+        """Close the connections."""
         await self._http.aclose()
 
     async def end_all(self, key: Key) -> None:
-        """End what runs.
+        """Abort the requests that run.
 
         Raises:
             httpx.HTTPError, KeyRefusedError: the engine was not reached.
@@ -64,7 +150,7 @@ class Engine:
         await (await self._opened(request, key)).aclose()
 
     async def answer(self, request: Request, held: AsyncExitStack) -> Response:
-        """Pass a request on. `held` is closed when its answer has ended."""
+        """Pass a request on; close `held` when its answer has ended."""
         async with held as stack:
             try:
                 answer = await self._send(request)
@@ -83,7 +169,7 @@ class Engine:
         return response
 
     async def _send(self, request: Request) -> httpx.Response:
-        """Send a request on; give up when the client does: the engine aborts what nobody waits for."""
+        """Send a request on; give up when the client leaves: the engine then aborts it."""
         scope = request.scope
         kept = [(name, value) for name, value in scope["headers"] if name not in self._dropped]
         url = httpx.URL(path=scope["path"], query=scope["query_string"] or None)
@@ -120,7 +206,7 @@ async def _left(request: Request) -> None:
 
 
 async def _until_closed(answer: httpx.Response, held: AsyncExitStack) -> AsyncGenerator[bytes]:
-    """The bytes as they come. However it ends, also by a client that leaves, the request is not under way any more."""
+    """Yield the bytes as they come. At the end, also when the client leaves, the request is no longer under way."""
     try:
         async for chunk in answer.aiter_raw():
             yield chunk

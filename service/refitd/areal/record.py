@@ -22,8 +22,7 @@ from refitd.root.threads import LOOK_SECONDS, RootThreads
 from refitd_client import RefitError
 
 EVERY_SECONDS = 0.2
-AGAIN_SECONDS = 5.0
-"""How long a checkpoint that failed is left alone: what failed (a full disk, a server that is away) may pass."""
+AGAIN_SECONDS = 5.0  # before a checkpoint that failed is tried again: a full disk, or a server that is away, may pass
 KEY = "update_weights_from_disk"
 METADATA = "areal-record"
 Entry = tuple[int, int]
@@ -51,9 +50,10 @@ class RecordWatch:
             await asyncio.sleep(EVERY_SECONDS if is_well else AGAIN_SECONDS)
 
     async def look(self) -> bool:
-        """Publish what is new since the last look: the newest of it, since engines take no other.
+        """Publish the newest checkpoint since the last look: engines take no other.
 
-        False where it could not be: then it is still new at the next look, and the fault is logged once.
+        Returns:
+            False where that failed: then it is still new at the next look, and the fault is logged once.
         """
         try:
             await self._look()
@@ -94,19 +94,19 @@ def _written(old: int, entry: Entry) -> str:
 
 
 def _up_to(metadata: Mapping[str, str], entries: Mapping[int, Entry]) -> dict[int, Entry]:
-    """The entries that an earlier watch has dealt with: the one of the newest version, and those before it."""
+    """Return the entries that an earlier watch has published: that of the newest version, and those before it."""
     published = next((each for old, each in entries.items() if metadata.get(METADATA) == _written(old, each)), None)
     return {} if published is None else {old: each for old, each in entries.items() if each <= published}
 
 
 def _folder(weights: Path, version: int) -> Path | None:
-    """Where a version lies, in the new layout or in the old one."""
+    """Return where a version lies, in the new layout or in the old one."""
     folders = (weights / f"weight_update_v{version}", weights / "weight_update")
     return next((folder for folder in folders if folder.is_dir()), None)
 
 
 def _entries(record: Path) -> dict[int, Entry]:
-    """The versions that are announced, each with when and which file says so."""
+    """Return the announced versions, each with time and inode of its entry."""
     found: dict[int, Entry] = {}
     try:
         names = os.listdir(record)

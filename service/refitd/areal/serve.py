@@ -1,6 +1,4 @@
-"""The facades of all engines and the watch, in one process beside the service: generation goes through here, and must
-not wait for what the service does.
-"""
+"""The facades of all engines and the watch, in a process beside the service: generation must not wait for its work."""
 
 import asyncio
 import resource
@@ -10,8 +8,7 @@ from contextlib import contextmanager
 
 from starlette.applications import Starlette
 
-from refitd.api.connection import Patience
-from refitd.api.connection_slots import ConnectionSlots
+from refitd.api.connection import ConnectionSlots, Patience
 from refitd.api.server import BoundedServer
 from refitd.areal.facade import HEALTH, Facade
 from refitd.areal.record import RecordWatch
@@ -24,7 +21,7 @@ Say = Callable[[str | None, str | None], None]
 
 
 class _Server(BoundedServer):
-    """One facade's. Signals are for all of them together."""
+    """The server of one facade. Signals are for all of them together."""
 
     close_seconds = CLOSE_SECONDS
 
@@ -39,12 +36,12 @@ class _Server(BoundedServer):
         yield
 
     def listens(self, url: str) -> None:
-        """Say where."""
+        """Say where the facade listens."""
         self._say(self._engine, url)
 
 
 def allow_many_connections() -> None:
-    """Have as many file descriptors as the system lets this process have: each request needs two."""
+    """Raise the limit of file descriptors as far as the system allows: each request needs two."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
@@ -54,7 +51,13 @@ async def serve_facades(
 ) -> None:
     """Serve each engine's facade on its port, and watch the record, until SIGTERM or SIGINT.
 
-    `say` hears of each facade that listens (the engine, the facade's URL); without any, that the watch has begun.
+    Args:
+        facades: by the engine's URL, with the facade's port.
+        host: the address that facades listen on.
+        updates: closed at the end.
+        watch: the watch of AReaL's record, None where there is none.
+        say: is called with the engine and the facade's URL for each facade that listens; without any, with None twice
+            when the watch has begun.
     """
     servers = [_Server(engine, facade.app(), host, port, say) for engine, (facade, port) in facades.items()]
     stop = asyncio.Event()

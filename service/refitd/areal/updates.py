@@ -4,31 +4,100 @@ AReaL tells every engine of one update at about the same time, tries again when 
 folder when all have answered. So the first call publishes a copy of the folder (a clone, where the file system shares
 blocks), and every call waits until engines serve it. The step is in the folder's name; the old layout has one for all.
 
-Folders are taken from beneath one folder alone, and links in them are not followed: see `checkpoint_folder.py`.
+The network asks a facade to read a folder and to publish it. A link in that folder could lead to any file that the
+facade's user can read, and other users read a version's files. So every file is opened beneath the folder that the
+operator named, from one descriptor to the next, without following links. The publisher gets a folder of our own, in
+which each name leads to the open descriptor: files that change meanwhile, and other paths, cannot be read through it.
 """
 
 import asyncio
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from stat import S_IFDIR
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import structlog
 
-from refitd.areal.checkpoint_folder import place_of, plain_files_of, unreadable
 from refitd_client import RefitError, ServiceError, WeightPublisher
+from refitd_client.checkpoint.opening import ChangedError, Folder, OpeningRefusedError, components
 from refitd_client.contract.manifest import MAX_MANIFEST_BYTES, ManifestRefusedError, parse_manifest
 from refitd_client.contract.naming import MANIFEST_NAME, version_folder
 from refitd_client.errors import PublishError
 from refitd_client.files.plain_file import read_plain
 from refitd_client.http.connection import connect_to
-from refitd_client.publish.generation import newest_in
 from refitd_client.publish.publication import Publication
+from refitd_client.publish.run_folder import newest_in
+
+
+class CheckpointRefusedError(ValueError):
+    """The folder is not taken. The message is a sentence."""
+
+
+@contextmanager
+def plain_files_of(path: Path, root: Path) -> Generator[Path]:
+    """Give a folder that shows the plain files of the folder `path`, as long as the context lasts.
+
+    Args:
+        path: the checkpoint's folder, an absolute path.
+        root: the folder that checkpoints lie in. It may be a link itself: the operator named it.
+
+    Raises:
+        CheckpointRefusedError: the folder is not beneath the root, holds a link or a special file, or cannot be read.
+    """
+    place, read = place_of(path, root), path
+    with ExitStack() as stack:
+        view = Path(stack.enter_context(TemporaryDirectory(prefix="refitd-areal-")))
+        opened: dict[str, int] = {}
+        try:
+            folder = stack.enter_context(Folder(root, place))
+            for name, file in folder.list().items():
+                if file.kind != S_IFDIR:
+                    read = path / name
+                    opened[name] = stack.enter_context(folder.open(name, file))
+        except (OpeningRefusedError, ChangedError) as error:
+            raise CheckpointRefusedError(f"{path} is not taken: {error}") from error
+        except OSError as error:
+            raise unreadable(read, error) from error
+        for name, descriptor in opened.items():
+            (view / name).symlink_to(f"/proc/self/fd/{descriptor}")
+        yield view
+
+
+def unreadable(path: Path, error: OSError) -> CheckpointRefusedError:
+    """Return the error that says which file or folder of a checkpoint cannot be read, as which user, and what to do."""
+    if not isinstance(error, PermissionError):
+        return CheckpointRefusedError(f"{path} cannot be read: {error.strerror}")
+    closed = next((above for above in reversed(path.parents) if not os.access(above, os.X_OK)), path)
+    return CheckpointRefusedError(
+        f"{closed} cannot be read: {error.strerror}. 'refitd areal' runs as user id {os.geteuid()}, group id "
+        f"{os.getegid()}: give the trainer and it a common group and let the group read what the trainer saves "
+        "(umask 027 in the trainer, or chmod -R g+rX), or run it as the trainer's user"
+    )
+
+
+def place_of(path: Path, root: Path) -> str:
+    """Return where a folder lies beneath the root, by its path alone.
+
+    Raises:
+        CheckpointRefusedError: it is elsewhere.
+    """
+    try:
+        place = str(path.relative_to(root))
+        components(place)
+    except ValueError:
+        raise CheckpointRefusedError(
+            f"{path} is not taken: checkpoints come from beneath {root} alone (--checkpoints), by a path without '..'"
+        ) from None
+    return place
+
 
 _FOLDER = re.compile(r"weight_update_v(\d{1,13})")
-Folder = tuple[str, int, int]
+_FolderId = tuple[str, int, int]
 
 log = structlog.get_logger("refitd")
 
@@ -57,12 +126,12 @@ class Updates:
         self._turn = asyncio.Lock()
         self._publisher: WeightPublisher | None = None
         self._newest: int | None = None
-        self._done: dict[Folder, Publication] = {}
+        self._done: dict[_FolderId, Publication] = {}
         self.under_way = 0
         self._logged: object = None
 
     def open(self) -> None:
-        """Take the run, before the first checkpoint comes, and see that the service can be spoken to.
+        """Take the run before the first checkpoint comes, and check the service's URL and token.
 
         Raises:
             RefitError, OSError, ValueError: the run cannot be had, or the URL or the token cannot be one.
@@ -76,7 +145,7 @@ class Updates:
         return self._publisher
 
     async def serve(self, path: Path) -> str | None:
-        """Publish a folder, once however often it is told of, and wait until engines serve it; why they do not.
+        """Publish a folder, once for all calls, and wait until engines serve it; return why they do not, or None.
 
         The outcome is logged once for all engines whose calls overlap.
         """
@@ -105,9 +174,11 @@ class Updates:
         tell("AReaL's update", run=self._run, path=str(path), version=version, **outcome, seconds=seconds)
 
     async def hold(self, path: Path, metadata: Mapping[str, str] | None = None) -> Publication:
-        """Publish a folder. From then on it may be deleted. What is wrong with the notice is its `notice_error`.
+        """Publish a folder, which may be deleted then. The publication's `notice_error` says why a notice failed.
 
-        `metadata` are texts for its manifest.
+        Args:
+            path: the folder.
+            metadata: texts for the version's manifest.
 
         Raises:
             RefitError, OSError, ValueError: it could not be; nothing of it is visible.
@@ -133,8 +204,8 @@ class Updates:
             except ServiceError as error:
                 if not isinstance(error.publication, Publication):
                     raise
-                # The version stands, and only its notice was refused: whoever waits for it tells the service again,
-                # and hears why. To publish the step again would be a conflict, in place of the cause.
+                # The version stands, and only its notice was refused: the wait for it tells the service again, and
+                # raises the cause. To publish the step again would be a conflict, and hide the cause.
                 publication = error.publication
             except PublishError as error:
                 raise PublishError(str(error).replace(str(view), str(path))) from error
@@ -142,7 +213,7 @@ class Updates:
         return publication
 
     def _step_of(self, path: Path) -> int:
-        """The number in the folder's name; in the old layout the one after the newest that was published."""
+        """Return the number in the folder's name; in the old layout the one after the newest published step."""
         if (named := _FOLDER.fullmatch(path.name)) is not None:
             return int(named[1])
         if self._newest is not None:
@@ -152,7 +223,7 @@ class Updates:
         return 1 if newest is None else newest.step + 1
 
     def newest_metadata(self) -> Mapping[str, str]:
-        """The texts in the manifest of the run's newest version; none where it has none, or is gone.
+        """Return the texts in the manifest of the run's newest version; none where it has none, or is gone.
 
         Raises:
             RefitError, OSError: the run's folder cannot be read.
@@ -167,7 +238,7 @@ class Updates:
             return {}
 
     def close(self) -> None:
-        """Let the run go."""
+        """Release the run."""
         if self._publisher is not None:
             self._publisher.close()
         self._publisher, self._newest = None, None

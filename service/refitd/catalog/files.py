@@ -1,4 +1,4 @@
-"""The port to the files under the root, and the real ones behind it. A simulation can stand behind it as well."""
+"""The catalog's port to the files under the root, and the file system behind it."""
 
 import errno
 from collections.abc import Callable, Collection, Sequence
@@ -15,39 +15,44 @@ from refitd_client.checkpoint.inventory import Reference
 from refitd_client.checkpoint.opening import OpeningRefusedError
 from refitd_client.validation.conventions import Trainer
 from refitd_client.validation.delta import Base
-from refitd_client.validation.evidence import Evidence, Structure
 from refitd_client.validation.examine import examine, glance, signature, structure
-from refitd_client.validation.validate import Options
+from refitd_client.validation.validate import Evidence, Options, Structure
 
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """Nobody can say what is there now. No reason to believe that it has changed."""
+    """It is not known what is there now; this is no reason to believe that it has changed."""
 
     reason: str
 
 
 class Files(Protocol):
-    """What the catalog asks of the file system. Paths are relative to the root."""
+    """The port to the file system. Paths are relative to the root."""
 
     async def scan(self) -> Listing | ListingFailed:
         """List the version directories."""
         ...
 
     async def signatures(self, paths: Sequence[str]) -> dict[str, str | Unreadable | None]:
-        """What each directory's files look like from outside; None where it is not there any more."""
+        """Return each directory's signature: names, sizes, times and inodes; None where it is gone."""
         ...
 
     async def structure(self, path: str) -> Structure:
-        """Look without reading weights. Raises OSError."""
+        """Read manifest, index and headers, no weights. Raises OSError."""
         ...
 
     async def glance(self, path: str) -> Structure:
-        """The same without index and headers: whose version it is, and what it looks like from outside."""
+        """Read the manifest alone, and take the signature. Raises OSError."""
         ...
 
     async def examine(self, seen: Structure, reference: Reference | Base | None, options: Options) -> Evidence:
-        """Read everything. `seen` is the last look, which is not repeated while the files are the same."""
+        """Read everything.
+
+        Args:
+            seen: the last look, which is not repeated while the files are the same.
+            reference: what the tensors are held against; None where there is nothing.
+            options: what the version may do.
+        """
         ...
 
 
@@ -56,10 +61,13 @@ class RootAwayError(OSError):
 
 
 class DiskFiles:
-    """The file system. Everything happens in threads. `guard` says why what is at the root's path is not the root.
+    """The file system. Everything happens in threads, with a time limit; reading all of a version has none.
 
-    One that does not answer in time is one that nobody can say anything about; reading all of a version has no limit.
-    `trainers` are those whose own folders count as well.
+    Args:
+        root: the root.
+        guard: says why what is at the root's path is not the root, None where it is.
+        threads: shared with others that look at the root.
+        trainers: those whose own folders count as versions.
     """
 
     def __init__(
@@ -135,4 +143,4 @@ class DiskFiles:
             reading = partial(examine, self._root, seen.path, reference, options, seen=seen, stop=stop)
             return await self._threads.run(f"reading {seen.path}", reading)
         finally:
-            stop.set()  # when this is cancelled, the thread would read on to the end, for nobody
+            stop.set()  # a cancellation does not end the thread, which would read on to the end

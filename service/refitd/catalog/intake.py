@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import assert_never
 
 from refitd.catalog.files import Files, RootAwayError
-from refitd.catalog.notice_caps import check_caps, check_handover, check_metadata
-from refitd.catalog.notice_paths import order_of, relative_path
-from refitd.policy.admit import Conflict, New, Same, Seen, admit
-from refitd.policy.binding import followed, free_engines, why_unbound
-from refitd.policy.moving import move
+from refitd.catalog.notices import check_caps, check_handover, check_metadata, order_of, relative_path
+from refitd.policy.admit import New, NoticeConflict, Same, SeenFolder, admit
+from refitd.policy.binding import followed, free_engines, move, why_unbound
 from refitd.policy.readiness import unknown
-from refitd.problem import Kind, ProblemError
+from refitd.problem import ProblemError, Slug
 from refitd.rollout.targets import Targets
 from refitd.root.threads import RootHangsError
 from refitd.state.records import EngineRecord
@@ -20,9 +18,8 @@ from refitd.state.store import Store
 from refitd.state.version import VersionRecord
 from refitd.text import one_line
 from refitd_client.checkpoint.fault import AGAIN_WHEN_ANNOUNCED
-from refitd_client.contract.naming import NameRefusedError, Order, check_run, check_step, version_folder, version_id
-from refitd_client.contract.states import Kind as VersionKind
-from refitd_client.contract.states import VersionState
+from refitd_client.contract.naming import InvalidNameError, Order, check_run, check_step, version_folder, version_id
+from refitd_client.contract.states import Kind, VersionState
 from refitd_client.contract.wire import Notice
 from refitd_client.validation.conventions import Trainer
 
@@ -34,8 +31,18 @@ _NONE_FREE = "no engine is free: each follows a run that is not closed ('refitd 
 
 
 class Intake:
-    """Admits notices. `nudge` tells the catalog that there is something to look at; `default_run` is the one that
-    engines follow which are bound to none. Without `deltas` they are refused, so that publishers make no more of them.
+    """Admits notices.
+
+    Args:
+        store: the versions.
+        targets: what engines are to serve; hears of offers from memory.
+        files: the port to the root's files.
+        root: the root.
+        nudge: has the catalog scan and judge soon.
+        default_run: the run that engines follow which are bound to none.
+        trainers: those whose own folders count as versions.
+        kind: what the versions in the root are.
+        deltas: whether deltas are taken; where not, publishers hear it and make no more of them.
     """
 
     def __init__(
@@ -48,7 +55,7 @@ class Intake:
         default_run: str | None = None,
         *,
         trainers: Collection[Trainer] = (),
-        kind: VersionKind = VersionKind.FULL,
+        kind: Kind = Kind.FULL,
         deltas: bool = True,
     ) -> None:
         self._store = store
@@ -59,34 +66,39 @@ class Intake:
         self._default_run = default_run
         self._trainers = trainers
         self._kind = kind
-        self._kinds = {kind, VersionKind.DELTA} if deltas else {kind}
-        if kind is VersionKind.FULL:
-            self._kinds.add(VersionKind.HANDOVER)
+        self._kinds = {kind, Kind.DELTA} if deltas else {kind}
+        if kind is Kind.FULL:
+            self._kinds.add(Kind.HANDOVER)
 
     async def take(self, notice: Notice) -> tuple[VersionRecord, bool]:
-        """The version that a notice is about, and whether it is new.
+        """Return the version that a notice is about, and whether it is new.
 
         Raises:
             ProblemError: the notice cannot be taken; the problem says why and what to do.
             JournalError: it cannot be written down now.
         """
         self._check(notice)
-        generation = self._generation_of(notice.run)
-        path = relative_path(self._path_of(notice, generation), self._root)
+        generation = max((version.order.generation for version in self._store.versions_of(notice.run)), default=1)
+        named = notice.path or f"{notice.run}/{version_folder(Order(generation, notice.step))}"
+        path = relative_path(named, self._root)
         order = order_of(path, notice.run, notice.step, generation, self._trainers)
         id_ = version_id(notice.run, order)
         known = await self._store.find(id_)
-        if notice.kind is VersionKind.HANDOVER:
-            return await self._handed(notice, path, order, self._store.versions.get(id_, known))
+        if notice.kind is Kind.HANDOVER:
+            return await self._hand_over(notice, path, order, self._store.versions.get(id_, known))
         seen = await self._look(path, order, known)
         self._check_root(notice, is_there=seen.there)
         if not seen.there and known is None:
-            raise self._missing(path)
-        # The same notice may have come in, or the watch may have seen the directory, while it was looked at.
+            raise ProblemError(
+                Slug.PATH_MISSING,
+                f"{self._root / path} is not there: publish into this service's root, {self._root}, and announce then; "
+                "a notice's path is as the service sees it, absolute or relative to that root",
+            )
+        # Meanwhile the same notice may have come in, or the scan may have found the directory.
         decision = admit(notice, seen, self._store.versions.get(id_, known))
         match decision:
-            case Conflict(reason):
-                raise ProblemError(Kind.VERSION_CONFLICT, reason)
+            case NoticeConflict(reason):
+                raise ProblemError(Slug.VERSION_CONFLICT, reason)
             case Same(record):
                 self._bring_engines(notice)
                 return await self._again(record, notice), False
@@ -101,40 +113,43 @@ class Intake:
         try:
             check_run(notice.run)
             check_step(notice.step)
-        except NameRefusedError as error:
-            raise ProblemError(Kind.BAD_NAME, str(error)) from error
+        except InvalidNameError as error:
+            raise ProblemError(Slug.BAD_NAME, str(error)) from error
         check_caps(notice)
         if notice.kind not in self._kinds:
-            said = f"kind {notice.kind.value!r} is not carried out by this service"
-            raise ProblemError(Kind.UNSUPPORTED_KIND, f"{said}: {self._instead(notice.kind)}")
-        if notice.kind is VersionKind.DELTA and notice.base is None:
-            raise ProblemError(Kind.BAD_REQUEST, "a delta names its base: say the id of the version that it leads from")
+            refused = f"kind {notice.kind.value!r} is not carried out by this service"
+            raise ProblemError(Slug.UNSUPPORTED_KIND, f"{refused}: {self._advice(notice.kind)}")
+        if notice.kind is Kind.DELTA and notice.base is None:
+            raise ProblemError(Slug.BAD_REQUEST, "a delta names its base: say the id of the version that it leads from")
         check_handover(notice)
         self._engines_for(notice)
 
-    def _instead(self, kind: VersionKind) -> str:
-        if self._kind is VersionKind.LORA:
+    def _advice(self, kind: Kind) -> str:
+        if self._kind is Kind.LORA:
             return (
                 "it was started with --lora, and its versions are adapters: publish the folder that peft saves "
                 "(model.save_pretrained(DIR)), or start it without --lora"
             )
-        if kind is VersionKind.LORA:
+        if kind is Kind.LORA:
             return "start it with --lora NAME, or publish whole weights (model.merge_and_unload())"
         return f"publish {self._kind.value!r} ones"
 
-    async def _handed(
+    async def _hand_over(
         self, notice: Notice, path: str, order: Order, known: VersionRecord | None
     ) -> tuple[VersionRecord, bool]:
-        """A version that is in its trainer's memory, or whose files will never come from there.
+        """Take a version that is in its trainer's memory, or whose files will never come.
 
-        It is a version like any other whose files are not there yet. That it was offered lasts as long as the service.
+        It is a version like any other whose files are not there yet. The offer itself is not written down.
         """
         if known is not None and not known.handed:
-            raise ProblemError(Kind.VERSION_CONFLICT, f"{known.id} is {known.state}: its files are there already")
+            raise ProblemError(Slug.VERSION_CONFLICT, f"{known.id} is {known.state}: its files are there already")
         if notice.failed is not None:
-            return await self._forsaken(known, notice.failed), False
-        if known is not None:
-            return await self._offered_again(known, notice), False
+            return await self._give_up_files(known, notice.failed), False
+        if known is not None:  # the reply was lost, and perhaps with it a service that knew of the offer
+            if known.state.is_open:
+                self._targets.offer(known, f"{known.run}/{notice.offer}")
+            await self._store.durable()
+            return known, False
         self._bring_engines(notice)
         announced = replace(self._new(notice, path, order), kind=self._kind, handed=True)
         self._store.put_version(announced, "handed over from its trainer's memory: its files are to follow")
@@ -142,17 +157,10 @@ class Intake:
         await self._store.durable()
         return announced, True
 
-    async def _offered_again(self, known: VersionRecord, notice: Notice) -> VersionRecord:
-        """The same notice again: its reply was lost, and perhaps with it a service that knew of the offer."""
-        if known.state.is_open:
-            self._targets.offer(known, f"{known.run}/{notice.offer}")
-        await self._store.durable()
-        return known
-
-    async def _forsaken(self, known: VersionRecord | None, reason: str) -> VersionRecord:
+    async def _give_up_files(self, known: VersionRecord | None, reason: str) -> VersionRecord:
         if known is None:
-            detail = "what was handed over here is not known, so it cannot fail"
-            raise unknown(self._store, Kind.UNKNOWN_VERSION, detail)
+            detail = "the service knows of no such hand-over, so it cannot fail"
+            raise unknown(self._store, Slug.UNKNOWN_VERSION, detail)
         if known.state.is_open:
             text = f"its files will not come: {one_line(reason)}"
             known = replace(known, state=VersionState.REJECTED, reason=text)
@@ -161,12 +169,12 @@ class Intake:
         return known
 
     def _bring_engines(self, notice: Notice) -> None:
-        """Bring to the run what its trainer may have; it is durable with the version."""
+        """Move the engines that the trainer may have to its run; this is durable with the version."""
         for engine in self._engines_for(notice):
             move(self._store, engine, notice.run)
 
     def _engines_for(self, notice: Notice) -> list[EngineRecord]:
-        """The engines that this notice is to bring to its run.
+        """Return the engines that this notice moves to its run.
 
         Raises:
             ProblemError: no engine follows the run, and none is free for it. A version that no engine would ever go to
@@ -174,14 +182,14 @@ class Intake:
         """
         run, closed = notice.run, self._store.runs.closed.keys()
         engines = list(self._store.engines.values())
-        runs = set(self._store.runs_with_versions) - closed | {run}
+        runs = set(self._store.index.runs) - closed | {run}
         follow = followed(engines, self._default_run, runs)
         if not follow or run in follow:
             return []
         if notice.engines == "mine" and (free := free_engines(engines, closed)):
             return free
         why = self._why_not_followed(run, runs, follow, mine=notice.engines == "mine")
-        raise ProblemError(Kind.RUN_NOT_FOLLOWED, "; ".join(why))
+        raise ProblemError(Slug.RUN_NOT_FOLLOWED, "; ".join(why))
 
     def _why_not_followed(
         self, run: str, runs: Collection[str], follow: Collection[str | None], *, mine: bool
@@ -190,8 +198,8 @@ class Intake:
         bound = sorted(other for other in follow if other is not None)
         yield f"no engine follows run {run}"
         if bound:
-            told = (f"{other} (closed)" if other in closed else other for other in bound)
-            yield f"engines follow {', '.join(told)}"
+            named = (f"{other} (closed)" if other in closed else other for other in bound)
+            yield f"engines follow {', '.join(named)}"
         if None in follow:
             yield f"{why_unbound(runs)}; engines that are bound to no run follow none of several"
         else:
@@ -200,53 +208,39 @@ class Intake:
                 f"{_NONE_FREE if mine else _ASK_FOR_THEM}"
             )
 
-    def _generation_of(self, run: str) -> int:
-        """The run's current generation."""
-        return max((version.order.generation for version in self._store.versions_of(run)), default=1)
-
-    def _path_of(self, notice: Notice, generation: int) -> str:
-        return notice.path or f"{notice.run}/{version_folder(Order(generation, notice.step))}"
-
     def _check_root(self, notice: Notice, *, is_there: bool) -> None:
-        """A publisher that writes into another root is told so, before its steps are taken for some of this one's.
+        """Refuse a publisher that writes into another root, before its steps are taken for some of this root's.
 
-        Where its root has no name and the version is here all the same, it was named a moment ago.
+        A publisher's root without a name is this one, named a moment ago, where the version is here.
         """
         mark = self._store.origin.root
         if mark is None or notice.root is None or notice.root == mark.name or (notice.root == "" and is_there):
             return
         raise ProblemError(
-            Kind.OTHER_ROOT,
+            Slug.OTHER_ROOT,
             f"your root is not this service's, which watches {self._root} (as it is called on the service's host): "
             "publish into that folder, or tell the service that watches yours",
         )
 
-    def _missing(self, path: str) -> ProblemError:
-        return ProblemError(
-            Kind.PATH_MISSING,
-            f"{self._root / path} is not there: publish into this service's root, {self._root}, and announce then; "
-            "a notice's path is as the service sees it, absolute or relative to that root",
-        )
-
-    async def _look(self, path: str, order: Order, known: VersionRecord | None) -> Seen:
-        """Look at the directory. One that was collected need not be there any more."""
+    async def _look(self, path: str, order: Order, known: VersionRecord | None) -> SeenFolder:
+        """Look at the directory, which need not be there where it was collected."""
         try:
             found = await self._files.glance(path)
         except FileNotFoundError:
             digest, signature = (None, None) if known is None else (known.digest, known.signature)
-            return Seen(order=order, path=path, digest=digest, signature=signature or "", there=False)
+            return SeenFolder(order=order, path=path, digest=digest, signature=signature or "", there=False)
         except RootAwayError as error:
-            raise ProblemError(Kind.NOT_READY, str(error.strerror)) from error
+            raise ProblemError(Slug.NOT_READY, str(error.strerror)) from error
         except RootHangsError as error:
-            raise ProblemError(Kind.NOT_READY, str(error)) from error
+            raise ProblemError(Slug.NOT_READY, str(error)) from error
         except OSError as error:
-            raise ProblemError(Kind.PATH_UNREADABLE, f"{self._root / path} cannot be read: {error.strerror}") from error
+            raise ProblemError(Slug.PATH_UNREADABLE, f"{self._root / path} cannot be read: {error.strerror}") from error
         if not found.signature:
-            raise ProblemError(Kind.PATH_UNREADABLE, found.reason or f"{path} cannot be opened")
+            raise ProblemError(Slug.PATH_UNREADABLE, found.reason or f"{path} cannot be opened")
         manifest = found.manifest
         digest = None if manifest is None else manifest.digest
         kind = None if manifest is None else (manifest.kind, manifest.base)
-        return Seen(order=order, path=path, digest=digest, signature=found.signature, kind=kind)
+        return SeenFolder(order=order, path=path, digest=digest, signature=found.signature, kind=kind)
 
     def _new(self, notice: Notice, path: str, order: Order) -> VersionRecord:
         return VersionRecord(
@@ -261,7 +255,7 @@ class Intake:
             allow_missing=notice.allow_missing,
             allow_extra=notice.allow_extra,
             metadata=notice.metadata,
-            timings=_published_in(notice),
+            timings=_publish_timing(notice),
         )
 
     async def _take(self, record: VersionRecord, text: str) -> VersionRecord:
@@ -273,30 +267,32 @@ class Intake:
     async def _again(self, known: VersionRecord, notice: Notice) -> VersionRecord:
         if known.handed and known.state.is_open:
             self._nudge()  # its files are there now
-        told = _told(known, notice)
-        if told.metadata != known.metadata:
-            check_metadata(told.metadata)
-        if told == known:
+        noticed = _with_notice(known, notice)
+        if noticed.metadata != known.metadata:
+            check_metadata(noticed.metadata)
+        if noticed == known:
             await self._store.durable()
             return known
-        return await self._take(told, "announced" if told.state.is_open else "a notice adds to what is known of it")
+        return await self._take(
+            noticed, "announced" if noticed.state.is_open else "a notice adds to what is known of it"
+        )
 
 
-def _published_in(notice: Notice) -> dict[str, float]:
+def _publish_timing(notice: Notice) -> dict[str, float]:
     return {} if notice.publish_ms is None else {"publish": notice.publish_ms}
 
 
-def _told(known: VersionRecord, notice: Notice) -> VersionRecord:
-    """What a notice changes of a version that is known already.
+def _with_notice(known: VersionRecord, notice: Notice) -> VersionRecord:
+    """Return a known version with what a notice changes of it.
 
-    What the watch found first is now announced: it need not settle, and may do what the notice allows, also where it
-    was rejected without. Once it has its verdict, a notice only adds to its metadata and timings.
+    A version that the scan found first is now announced: it need not settle, and may do what the notice allows, also
+    where it was rejected without. After its verdict a notice only adds to its metadata and timings.
     """
     if known.state in {VersionState.RETIRED, VersionState.DELETED}:
         return known
-    timings = _published_in(notice) | known.timings  # what was said first stays
+    timings = _publish_timing(notice) | known.timings  # the first notice counts
     described = replace(known, metadata=known.metadata | notice.metadata, timings=timings)
-    told = replace(
+    noticed = replace(
         described,
         noticed=True,
         kind=notice.kind,
@@ -304,6 +300,6 @@ def _told(known: VersionRecord, notice: Notice) -> VersionRecord:
         allow_missing=notice.allow_missing,
         allow_extra=notice.allow_extra,
     )
-    if known.state is VersionState.REJECTED and (told != described or known.code in AGAIN_WHEN_ANNOUNCED):
-        return replace(told, state=VersionState.ANNOUNCED, reason=None, code=None)
-    return told if known.state.is_open else described
+    if known.state is VersionState.REJECTED and (noticed != described or known.code in AGAIN_WHEN_ANNOUNCED):
+        return replace(noticed, state=VersionState.ANNOUNCED, reason=None, code=None)
+    return noticed if known.state.is_open else described

@@ -1,20 +1,16 @@
-"""From the first sight of a version to its verdict: a few at a time, the newest first. The shell around `settle` and
-`validate`.
-"""
+"""Judges versions, from their first sight to the verdict: the shell around the decisions `settle` and `validate`."""
 
 import asyncio
 from dataclasses import replace
 
 from structlog.contextvars import bound_contextvars
 
-from refitd.catalog.bases import Bases
 from refitd.catalog.files import Files
-from refitd.catalog.references import NoReference, References
+from refitd.catalog.references import Bases, NoReference, References
 from refitd.catalog.verdicts import Verdicts
 from refitd.catalog.waiting import Waiting
 from refitd.policy.chain import NoBase
-from refitd.policy.rules import CatalogRules
-from refitd.policy.settle import Complete, Hopeless, Wait, look_of, settle
+from refitd.policy.settle import CatalogRules, Complete, NeverSettles, StillWritten, look_of, settle
 from refitd.state.journal.journal import JournalError
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
@@ -23,12 +19,11 @@ from refitd_client.checkpoint.inventory import Reference
 from refitd_client.contract.naming import Order, version_folder
 from refitd_client.contract.states import Kind, VersionState
 from refitd_client.validation.delta import Base
-from refitd_client.validation.evidence import Evidence, Structure
-from refitd_client.validation.validate import Invalid, Options, Unknown, Valid, Verdict, validate
+from refitd_client.validation.validate import Evidence, Invalid, Options, Structure, Unknown, Valid, Verdict, validate
 
 
 class Judge:
-    """Brings each version that waits to its verdict."""
+    """Brings each version that waits to its verdict, a few at a time."""
 
     def __init__(
         self,
@@ -48,7 +43,7 @@ class Judge:
         self._verdicts = verdicts
 
     async def run(self, group: asyncio.TaskGroup) -> None:
-        """Judge until cancelled; each look is a task of `group`."""
+        """Judge until cancelled; each version is a task of `group`."""
         while True:
             seen = self._waiting.changed.count
             for record in self._waiting.take():
@@ -77,7 +72,11 @@ class Judge:
             self._await_files(record)
             return
         now = self._store.clock.monotonic()
-        record = self._read(record.id, structure)
+        record, manifest = self._store.versions[record.id], structure.manifest
+        said = None if manifest is None or record.noticed else (manifest.kind, manifest.base)
+        if said is not None and said != (record.kind, record.base):
+            record = replace(record, kind=said[0], base=said[1])
+            self._store.put_version(record)  # from here on its base is kept
         decision = settle(
             look_of(structure, noticed=record.noticed),
             self._waiting.settling.get(record.id),
@@ -86,41 +85,28 @@ class Judge:
             timeout=self._rules.settle_timeout,
         )
         match decision:
-            case Wait(memory, until, reason):
+            case StillWritten(memory, until, reason):
                 self._waiting.settling[record.id] = memory
                 self._waiting.at(record.id, until)
                 self._verdicts.move(record.id, VersionState.SETTLING, reason)
-            case Hopeless(reason):
+            case NeverSettles(reason):
                 self._verdicts.reject(record.id, reason)
             case Complete():
                 self._waiting.settling.pop(record.id, None)
                 await self._validate(record, structure)
 
     def _await_files(self, record: VersionRecord) -> None:
-        """What was handed over has no files yet. Trainers write in order: what is newer says that none will come."""
+        """Wait for files that a hand-over has announced. Trainers write in order: after a newer version none come."""
         newer = [version.id for version in self._store.versions_of(record.run) if version.order > record.order]
         if newer:
             self._verdicts.reject(record.id, f"its files never came: its trainer went on to {newer[0]}")
         else:
             self._waiting.for_files(record.id)
 
-    def _read(self, id_: str, structure: Structure) -> VersionRecord:
-        """What its manifest says that it is, where no notice did: from here on its base is kept."""
-        record, manifest = self._store.versions[id_], structure.manifest
-        if manifest is None or record.noticed or (record.kind, record.base) == (manifest.kind, manifest.base):
-            return record
-        read = replace(record, kind=manifest.kind, base=manifest.base)
-        self._store.put_version(read)
-        return read
-
-    async def _against(self, record: VersionRecord) -> Reference | Base | NoReference | NoBase:
-        """What it is held against: a delta against its base, everything else against the engines' model."""
-        if record.kind is Kind.DELTA and self._rules.deltas:
-            return await self._bases.of(record)
-        return await self._references.of(record.run)
-
     async def _validate(self, record: VersionRecord, seen: Structure) -> None:
-        reference = await self._against(record)
+        """Hold a delta against its base, every other version against the engines' model."""
+        is_delta = record.kind is Kind.DELTA and self._rules.deltas
+        reference = await (self._bases.of(record) if is_delta else self._references.of(record.run))
         if isinstance(reference, NoBase) and reference.final:
             self._verdicts.reject(record.id, reference.reason, Code.WRONG_BASE)
             return
@@ -135,7 +121,7 @@ class Judge:
             options, evidence, verdict = await self._examine(record, seen, model)
         except (asyncio.CancelledError, OSError, MemoryError, JournalError):
             self._verdicts.end(record.id)
-            raise  # what nobody expects takes the service down, and counts as its death
+            raise  # any other exception takes the service down, and counts as its death
         self._verdicts.end(record.id)
         record = self._store.versions[record.id]
         if options != self._options(record):
@@ -147,12 +133,12 @@ class Judge:
     async def _examine(
         self, record: VersionRecord, seen: Structure, model: Reference | Base | None
     ) -> tuple[Options, Evidence, Verdict]:
-        """Read it and judge it. A notice that came meanwhile counts: what was read is not read again for it."""
+        """Read and judge. A notice that came meanwhile counts, and does not have the files read again."""
         options = self._options(record)
         evidence = await self._files.examine(seen, model, options)
-        told = self._store.versions[record.id]
-        if told.kind is record.kind and evidence.contents is not None:
-            options = self._options(told)
+        now = self._store.versions[record.id]
+        if now.kind is record.kind and evidence.contents is not None:
+            options = self._options(now)
         # In a thread: a hundred thousand tensors take 0.1 s.
         return options, evidence, await asyncio.to_thread(validate, evidence, model, options)
 
@@ -180,7 +166,7 @@ class Judge:
                 self._verdicts.unknown(record.id, reason)
 
     def _too_late(self, record: VersionRecord, evidence: Evidence) -> str | None:
-        """A folder whose writer knows of no generations may be meant for the current one: it is not retired unasked."""
+        """Return why a version of an earlier generation is refused, whose writer may have meant the current one."""
         current = self._store.versions_of(record.run)[0].order.generation
         if record.order.generation == current or (evidence.structure is not None and evidence.structure.has_manifest):
             return None

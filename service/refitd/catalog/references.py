@@ -1,29 +1,93 @@
-"""Which model a run's checkpoints are held against: the operator's base model, else what the engines started with."""
+"""What versions are held against: a checkpoint against the engines' model, a delta against its base."""
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from refitd.catalog.files import Files
+from refitd.policy.chain import NoBase, base_of, chain_of
 from refitd.root.threads import LISTING_SECONDS, RootHangsError, RootThreads
 from refitd.state.store import Store
+from refitd.state.version import VersionRecord
 from refitd_client.checkpoint.inventory import Reference
+from refitd_client.checkpoint.strict_header import BoundedCache
 from refitd_client.contract.states import EngineState
+from refitd_client.validation.delta import Base
 from refitd_client.validation.reference import ReferenceRefusedError, read_reference
+from refitd_client.validation.validate import Structure
+
+_REMEMBERED = 4  # a full version that many deltas stand on, and the last of them, of two runs
+
+
+class Bases:
+    """Reads manifests and headers of sealed versions, no weights. The shell around `refitd.policy.chain`.
+
+    What was parsed is remembered as long as the files' signature is the same.
+    """
+
+    def __init__(self, store: Store, files: Files) -> None:
+        self._store = store
+        self._files = files
+        self._remembered: BoundedCache[tuple[str, str | None], Structure] = BoundedCache(_REMEMBERED)
+
+    def record_of(self, delta: VersionRecord) -> VersionRecord | NoBase:
+        """Return the base's record as of now."""
+        return base_of(delta, self._store.versions, gone=delta.base in self._store.gone)
+
+    async def of(self, delta: VersionRecord) -> Base | NoBase:
+        """Return the tensors and fingerprints of the version that a delta leads from.
+
+        Raises:
+            OSError: it cannot be read now.
+        """
+        base = self.record_of(delta)
+        if isinstance(base, NoBase):
+            return base
+        chain = chain_of(base, self._store.versions)
+        if isinstance(chain, NoBase):
+            return NoBase(f"of {base.id}, {chain.reason}", chain.final)
+        full = chain[0]
+        seen = await self._look({full.path: full, base.path: base}.values())
+        changed = [record.id for record in (full, base) if seen[record.path].signature != record.signature]
+        if changed:
+            return NoBase(f"the files of {changed[0]} are not those that were checked: publish in full", final=True)
+        manifest = seen[base.path].manifest
+        return Base(base.id, seen[full.path].inventory, {} if manifest is None else manifest.fingerprints)
+
+    async def _look(self, records: Iterable[VersionRecord]) -> dict[str, Structure]:
+        """Return each record's manifest and headers by its path. Raises OSError."""
+        known = {record.path: self._remembered.get((record.path, record.signature)) for record in records}
+        now = await self._files.signatures([path for path, seen in known.items() if seen is not None])
+        return {
+            path: seen if seen is not None and now.get(path) == seen.signature else await self._parsed(path)
+            for path, seen in known.items()
+        }
+
+    async def _parsed(self, path: str) -> Structure:
+        seen = await self._files.structure(path)
+        if not seen.faults:
+            self._remembered.put((path, seen.signature), seen)
+        return seen
+
 
 _SETTING = "set --base-model (REFITD_BASE_MODEL) to a folder with the model that the engines serve"
 
 
 @dataclass(frozen=True, slots=True)
 class NoReference:
-    """There is nothing to hold a checkpoint against. `final` is False while an engine may still tell."""
+    """There is nothing to hold a checkpoint against. `final` is False while that may change by itself."""
 
     reason: str
     final: bool
 
 
 class References:
-    """Finds and remembers references. Files are read in a thread, headers only."""
+    """Finds the model of a run: the operator's base model, else one that an engine was started with.
+
+    Reads headers only, in a thread, and remembers them.
+    """
 
     def __init__(self, store: Store, base_model: Path | None, threads: RootThreads | None = None) -> None:
         self._store = store
@@ -32,7 +96,7 @@ class References:
         self._read: dict[Path, Reference] = {}
 
     async def of(self, run: str) -> Reference | NoReference:
-        """The reference for a run's checkpoints."""
+        """Return the reference for a run's checkpoints."""
         if self._base_model is not None:
             return await self._reference(self._base_model)
         engines = [engine for engine in self._store.engines.values() if engine.run in {run, None}]

@@ -37,13 +37,13 @@ InotifyMoveEventGrouper.delay = PAIRING_SECONDS
 log = structlog.get_logger("refitd")
 
 
-# What is written is news when it is closed. What goes is noticed by the scan, and before each load: the collector
+# A file counts when it is closed. Deletions are left to the scan and to the check before each load: the collector
 # deletes hundreds of files, and each event costs the interpreter's lock a turn while an update waits for it.
-_NEWS: list[type[FileSystemEvent]] = [DirCreatedEvent, DirMovedEvent, FileMovedEvent, FileClosedEvent]
+_EVENTS: list[type[FileSystemEvent]] = [DirCreatedEvent, DirMovedEvent, FileMovedEvent, FileClosedEvent]
 
 
 class _Hints(FileSystemEventHandler):
-    """Calls `nudge` on the loop for what may be a version coming or going; reads and writes inside files are noise."""
+    """Calls `nudge` on the loop for events that may be a version coming; reads and writes inside files are noise."""
 
     def __init__(self, root: Path, loop: asyncio.AbstractEventLoop, nudge: Callable[[], None]) -> None:
         self._own = str(root / SERVICE_FOLDER)
@@ -91,7 +91,7 @@ class Watcher:
 
     def _observe(self, *, polling: bool) -> BaseObserver:
         observer: BaseObserver = PollingObserver(timeout=POLL_SECONDS) if polling else Observer()
-        observer.schedule(self._handler, str(self._root), recursive=True, event_filter=_NEWS)
+        observer.schedule(self._handler, str(self._root), recursive=True, event_filter=_EVENTS)
         observer.start()
         return observer
 

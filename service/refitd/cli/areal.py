@@ -10,12 +10,12 @@ import msgspec
 import typer
 from pydantic import SecretStr
 
-from refitd.areal.facade_tokens import FacadeTokens
 from refitd.cli.options import Json, TokenFile
 from refitd.cli.output import speaking
 from refitd.cli.publish import Root, Run
 from refitd.engine.address import check_url
 from refitd.settings import LOOPBACK
+from refitd.tokens import FacadeTokens
 
 Engines = Annotated[
     list[str] | None,

@@ -71,7 +71,7 @@ def read_areal(file: Path, given: Collection[str] = ()) -> Read:
     config = _Config(file, cast("Mapping[str, Any]", tree))
     config.assumed += _slips(file, cast("Mapping[str, Any]", tree))
     settings: dict[str, Any] = {"areal": True}
-    for each in (_plain(config), _allocation(config), _rollouts(config), _micro_batch(config), _trainer(config)):
+    for each in (_plain(config), _allocation(config), _batches(config), _trainer(config)):
         settings |= each
     settings |= {} if "model" in given else _model(config)
     config.assumed += config.slips()
@@ -220,21 +220,18 @@ def _colocated_by(config: _Config) -> list[str]:
     return found
 
 
-def _rollouts(config: _Config) -> dict[str, Any]:
-    """AReaL takes as many rollouts at a time as it consumes, where nobody says how many."""
-    if config.get("rollout.max_concurrent_rollouts") is not None:
-        return {}
-    key = "rollout.consumer_batch_size"
-    batch = _checked(config, key, key)
-    return {"concurrent_rollouts": config.default(key, 1) if batch is None else batch}
-
-
-def _micro_batch(config: _Config) -> dict[str, Any]:
+def _batches(config: _Config) -> dict[str, Any]:
+    """Without a number AReaL takes as many rollouts at a time as it consumes, and a rank's whole batch at once."""
+    settings: dict[str, Any] = {}
+    if config.get("rollout.max_concurrent_rollouts") is None:
+        key = "rollout.consumer_batch_size"
+        batch = _checked(config, key, key)
+        settings["concurrent_rollouts"] = config.default(key, 1) if batch is None else batch
     key = "actor.mb_spec.max_tokens_per_mb"
-    if config.get(key) is not None:
-        return {}
-    config.assumed.append(f"{config.file.name} has no {key}: AReaL makes one micro-batch of a rank's whole batch")
-    return {"micro_batch_tokens": _ALL_OF_IT}
+    if config.get(key) is None:
+        config.assumed.append(f"{config.file.name} has no {key}: AReaL makes one micro-batch of a rank's whole batch")
+        settings["micro_batch_tokens"] = _ALL_OF_IT
+    return settings
 
 
 def _trainer(config: _Config) -> dict[str, Any]:

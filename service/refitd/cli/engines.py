@@ -6,13 +6,11 @@ from typing import Annotated
 import typer
 
 from refitd.cli import render
-from refitd.cli.asking import agree
 from refitd.cli.exits import EXIT_CODES_HELP
-from refitd.cli.help import Command, Group
-from refitd.cli.options import EngineId, Json, TokenFile, Url, Yes, connect
-from refitd.cli.output import speaking
+from refitd.cli.options import Command, EngineId, Group, Json, TokenFile, Url, Yes, connect
+from refitd.cli.output import agree, speaking
 from refitd.cli.rollback import listed
-from refitd.cli.summary import look_at_targets
+from refitd.cli.status import look_at_targets
 from refitd.clock import SystemClock
 from refitd_client.contract.states import EngineState
 from refitd_client.contract.wire import Engine, NewEngine, RunGlance, Version
@@ -72,10 +70,10 @@ def add(
     token_file: TokenFile = None,
     json: Json = False,
 ) -> None:
-    """Take an engine in. It is brought to its run's newest good version at once."""
+    """Add an engine. It is brought to its run's newest good version at once."""
     with speaking(json=json) as out, connect(url, token_file) as client:
         engine = client.add_engine(NewEngine(url=engine_url, id=engine_id, run=run))
-        out.show(engine, render.sentence(f"{engine.id} is in: 'refitd explain {engine.id}' says how it gets on."))
+        out.show(engine, render.sentence(f"{engine.id} is added: 'refitd explain {engine.id}' shows its progress."))
 
 
 @app.command(cls=Command, epilog=EXIT_CODES_HELP)
@@ -113,7 +111,7 @@ def move(
 
 
 def _what_closed_means(run: RunGlance, who: str, *, one: bool) -> str:
-    """Of a run that is closed: what it means for engines that follow it from now on, and how it goes on."""
+    """Say what it means for engines that follow a closed run from now on, and what opens it."""
     if run.target is None:
         go, its = ("goes", "it serves") if one else ("go", "they serve")
         stays = f"It has no good version: until then {who} {go} on with what {its}."
@@ -127,10 +125,10 @@ def _what_closed_means(run: RunGlance, who: str, *, one: bool) -> str:
 
 @app.command(cls=Command, epilog=EXIT_CODES_HELP)
 def remove(engine_id: EngineId, url: Url = None, token_file: TokenFile = None, json: Json = False) -> None:
-    """Let an engine go. It goes on serving what it serves."""
+    """Remove an engine. It keeps serving what it serves."""
     with speaking(json=json) as out, connect(url, token_file) as client:
         client.remove_engine(engine_id)
-        out.show({"id": engine_id, "removed": True}, render.sentence(f"{engine_id} is out."))
+        out.show({"id": engine_id, "removed": True}, render.sentence(f"{engine_id} is removed."))
 
 
 @app.command(cls=Command, epilog=EXIT_CODES_HELP)
@@ -140,5 +138,6 @@ def resync(engine_id: EngineId, url: Url = None, token_file: TokenFile = None, j
         engine = client.resync(engine_id)
         when = " when it is reachable" if engine.state is EngineState.UNREACHABLE else ""
         out.show(
-            engine, render.sentence(f"{engine.id} will be loaded{when}: 'refitd explain {engine.id}' says how it goes.")
+            engine,
+            render.sentence(f"{engine.id} will be loaded{when}: 'refitd explain {engine.id}' shows its progress."),
         )

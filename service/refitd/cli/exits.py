@@ -1,4 +1,4 @@
-"""What becomes of an error: an exit code for scripts and a problem document (RFC 9457) for machines. Pure."""
+"""How errors end a command: an exit code for scripts and a problem document (RFC 9457) for machines. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -44,13 +44,13 @@ _HINTS: Mapping[ExitCode, str] = {
 _MAY_ONLY_LOOK = (
     "The token that was sent may only look: say the --token-file, or set the REFITD_TOKEN, of the other one."
 )
-# The service was told of a path beneath the root: either its root is another one, or it does not see the files yet.
+# The notice named a path beneath the root: the service has another root, or does not see the files yet.
 _LOOKED_ELSEWHERE = frozenset({"path-missing", "path-outside-root"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """How a command ends that failed."""
+    """How a command failed."""
 
     code: ExitCode
     problem: Problem
@@ -61,44 +61,39 @@ class Failure:
         return _MAY_ONLY_LOOK if self.problem.slug == "insufficient-scope" else _HINTS.get(self.code)
 
 
+# The exit code, and the problem's slug, title and status, of each kind of error; the first that fits.
+_ENDS: tuple[tuple[type[Exception], ExitCode, str, str, int], ...] = (
+    (ServiceUnreachableError, ExitCode.UNREACHABLE, "service-unreachable", "The service cannot be reached", 503),
+    (WaitTimeoutError, ExitCode.TIMED_OUT, "timed-out", "The time is up", 504),
+    (VersionFailedError, ExitCode.FAILED, "version-failed", "The version will not be served", 409),
+    (EngineFailedError, ExitCode.FAILED, "engine-failed", "Engines did not take the version", 502),
+    (PublishError, ExitCode.FAILED, "publish-failed", "Nothing was published", 422),
+    (RefitError, ExitCode.FAILED, "failed", "The command failed", 500),
+    (OSError, ExitCode.FAILED, "io-error", "A file cannot be used", 500),
+)
+
+
 def failure_of(error: RefitError | ValueError | OSError) -> Failure:
-    """The exit code and the problem that an error stands for. A ValueError is about what the caller typed."""
-    match error:
-        case ServiceProblemError():
-            return Failure(code=_code_of(error), problem=_with_what_stands(error))
-        case ServiceUnreachableError():
-            return _failure(ExitCode.UNREACHABLE, "service-unreachable", "The service cannot be reached", 503, error)
-        case WaitTimeoutError():
-            return _failure(ExitCode.TIMED_OUT, "timed-out", "The time is up", 504, error)
-        case VersionFailedError():
-            return _failure(ExitCode.FAILED, "version-failed", "The version will not be served", 409, error)
-        case EngineFailedError():
-            return _failure(ExitCode.FAILED, "engine-failed", "Engines did not take the version", 502, error)
-        case PublishError():
-            return _failure(ExitCode.FAILED, "publish-failed", "Nothing was published", 422, error)
-        case PlanRefusedError():
-            return usage(str(error))
-        case RefitError():
-            return _failure(ExitCode.FAILED, "failed", "The command failed", 500, error)
-        case ValueError():
-            return usage(str(error))
-        case _:
-            return _failure(ExitCode.FAILED, "io-error", "A file cannot be used", 500, error)
+    """Return the exit code and the problem of an error. A ValueError is about what the user typed."""
+    if isinstance(error, ServiceProblemError):
+        code = ExitCode.UNREACHABLE if error.problem.status == 503 else ExitCode.FAILED
+        if isinstance(error, UnauthorizedError):
+            code = ExitCode.UNAUTHORISED
+        return Failure(code=code, problem=_with_what_stands(error))
+    if not isinstance(error, PlanRefusedError):
+        for kind, code, slug, title, status in _ENDS:
+            if isinstance(error, kind):
+                return Failure(code=code, problem=_problem(slug, title, status, str(error)))
+    return usage(str(error))
 
 
 def usage(sentence: str) -> Failure:
-    """What was typed cannot be meant."""
+    """The failure of a command that was typed wrongly."""
     return Failure(code=ExitCode.USAGE, problem=_problem("usage", "This is not how the command is used", 400, sentence))
 
 
-def _code_of(error: ServiceProblemError) -> ExitCode:
-    if isinstance(error, UnauthorizedError):
-        return ExitCode.UNAUTHORISED
-    return ExitCode.UNREACHABLE if error.problem.status == 503 else ExitCode.FAILED
-
-
 def _with_what_stands(error: ServiceProblemError) -> Problem:
-    """The problem; where a version was published all the same, with its path, and whether the service will find it."""
+    """The problem; of a version that was published all the same, also its path and whether the service will find it."""
     if (publication := error.publication) is None:
         return error.problem
     stands = f"{publication.version_id} is on disk at {publication.path} all the same"
@@ -107,10 +102,6 @@ def _with_what_stands(error: ServiceProblemError) -> Problem:
     else:
         finds = "a service that watches that root finds it by itself"
     return replace(error.problem, detail=f"{error.problem.detail}; {stands}: {finds}")
-
-
-def _failure(code: ExitCode, slug: str, title: str, status: int, error: Exception) -> Failure:
-    return Failure(code=code, problem=_problem(slug, title, status, str(error)))
 
 
 def _problem(slug: str, title: str, status: int, detail: str) -> Problem:

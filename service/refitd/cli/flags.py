@@ -1,20 +1,21 @@
 """The flags of `refitd serve`, made from `Settings`: each setting's name, type, default and description are said once.
 
-A flag hands on what was typed as text, and `Settings` reads it as it reads the environment: there is one way to write
-a value and one place that refuses it.
+A flag passes on what was typed as text, and `Settings` reads it as it reads the environment: a value has one form, and
+one place refuses it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
-from inspect import Parameter
+from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin
 
 import typer
 from pydantic import SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from rich.markup import escape
 
+from refitd.cli.options import Json
 from refitd.settings import Settings, Size
 
 # In this order in --help; a setting that is in none is under "Other".
@@ -71,15 +72,51 @@ def parameters() -> list[Parameter]:
     return [_parameter(name, fields[name]) for name in [*placed, *rest] if not is_secret(fields[name])]
 
 
+CommandT = TypeVar("CommandT", bound=Callable[..., None])
+
+
+def takes_settings(*own: Parameter, only: str = "") -> Callable[[CommandT], CommandT]:
+    """Give a command the flags of settings, then its own, then --json.
+
+    Args:
+        own: the command's own parameters.
+        only: names of the settings that it takes, separated by spaces; by default all.
+    """
+    wanted = set(only.split()) or set(Settings.model_fields)
+    shared = [parameter for parameter in parameters() if parameter.name in wanted]
+    json = option("json", Json, default=False)
+
+    return takes(*shared, *own, json)
+
+
+def takes(*own: Parameter) -> Callable[[CommandT], CommandT]:
+    """Give a command these parameters. Typer reads them from its signature."""
+
+    def decorate(command: CommandT) -> CommandT:
+        command.__signature__ = Signature(own)  # pyright: ignore[reportFunctionMemberAccess]
+        return command
+
+    return decorate
+
+
+def option(name: str, annotation: Any, *, default: Any = None) -> Parameter:
+    """A command's own keyword parameter."""
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
 def settings_from(flags: Mapping[str, Any]) -> Settings:
     """The settings: flags that were given, else the environment, else the defaults.
 
     Raises:
         ValueError: one of them cannot be used; the message names its flag and its variable.
     """
-    given = {name: _as_text(value) for name, value in flags.items() if value is not None}
+    typed: dict[str, Any] = {
+        name: ",".join(cast("list[str]", value)) if isinstance(value, list) else value
+        for name, value in flags.items()
+        if value is not None
+    }
     try:
-        return Settings(**given)
+        return Settings(**typed)
     except ValidationError as error:
         faults = (_fault(fault["loc"], fault["msg"], fault["type"]) for fault in error.errors())
         raise ValueError("\n".join(faults)) from error
@@ -95,10 +132,6 @@ def variable(name: str) -> str:
     return f"REFITD_{name.upper()}"
 
 
-def _as_text(value: Any) -> Any:
-    return ",".join(cast("list[str]", value)) if isinstance(value, list) else value
-
-
 def _fault(location: Iterable[int | str], message: str, kind: str) -> str:
     name = str(next(iter(location), ""))
     told = message.removeprefix("Value error, ")
@@ -109,25 +142,20 @@ def _fault(location: Iterable[int | str], message: str, kind: str) -> str:
 
 
 def _parameter(name: str, field: FieldInfo) -> Parameter:
-    is_switch, is_list = field.annotation is bool, name in _SPECIAL_NAMES
+    is_switch, is_list, default = field.annotation is bool, name in _SPECIAL_NAMES, default_of(field)
     kind: Any = bool if is_switch else list[str] if is_list else str
-    option = typer.Option(
+    flag_option = typer.Option(
         f"{flag(name)}/--no-{flag(name)[2:]}" if is_switch and field.default else flag(name),
         metavar=None if is_switch else placeholder(name, field.annotation),
-        help=escape(_help(field)),
+        help=escape(f"{field.description} [{default}]" if default else f"{field.description}"),
         show_default=False,
         rich_help_panel=next((panel for panel, members in PANELS.items() if name in members), "Other"),
     )
-    return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option])
-
-
-def _help(field: FieldInfo) -> str:
-    default = default_of(field)
-    return f"{field.description} [{default}]" if default else f"{field.description}"
+    return option(name, Annotated[kind | None, flag_option])
 
 
 def default_of(field: FieldInfo) -> str:
-    """What a setting is where nobody says it: "needed" where somebody has to, and nothing where nothing is set."""
+    """A setting's default, for its help: "needed" where it has none, and nothing where it is not set by default."""
     default: Any = getattr(field.default, "value", field.default)
     if field.is_required():
         return "needed"
@@ -139,7 +167,7 @@ def default_of(field: FieldInfo) -> str:
 
 
 def placeholder(name: str, annotation: Any) -> str:
-    """What stands for a setting's value, such as SECONDS, or the values that there are."""
+    """The placeholder of a setting's value, such as SECONDS, or the values that it can have."""
     if name in _VALUES:
         return _VALUES[name]
     for part in (annotation, *get_args(annotation)):

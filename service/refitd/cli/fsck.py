@@ -4,34 +4,30 @@ import asyncio
 import logging
 from collections.abc import Generator
 from contextlib import contextmanager
-from inspect import Parameter, Signature
 from typing import Annotated, Any
 
 import structlog
 import typer
 
 from refitd.cli.exits import ExitCode
-from refitd.cli.flags import parameters, settings_from
-from refitd.cli.options import Json
-from refitd.cli.output import speaking
-from refitd.cli.progress import bar
+from refitd.cli.flags import option, settings_from, takes_settings
+from refitd.cli.output import bar, speaking
 from refitd_client.errors import RefitError
 
-_SETTINGS = frozenset(
-    {
-        "root",
-        "state",
-        "engines",
-        "engines_file",
-        "engine_allow",
-        "path_map",
-        "engine_key_file",
-        "engine_admin_key_file",
-        "incoming_ttl",
-    }
+Repair = Annotated[bool, typer.Option("--repair", help="Mend what can be mended safely")]
+Deep = Annotated[
+    bool, typer.Option("--deep", help="Read every byte of every good version, and hold it against its digest")
+]
+AskEngines = Annotated[bool, typer.Option("--ask-engines/--no-engines", help="Ask the engines, or leave them in peace")]
+_SETTINGS = "root state engines engines_file engine_allow path_map engine_key_file engine_admin_key_file incoming_ttl"
+
+
+@takes_settings(
+    option("repair", Repair, default=False),
+    option("deep", Deep, default=False),
+    option("ask_engines", AskEngines, default=True),
+    only=_SETTINGS,
 )
-
-
 def fsck(**flags: Any) -> None:
     """Compare journal, disk and engines; say what disagrees; with --repair, mend what can be mended safely.
 
@@ -40,7 +36,7 @@ def fsck(**flags: Any) -> None:
 
     Repairs move a corrupt journal aside and begin an empty one; mark versions whose files changed as lost; finish what
     a killed sweep began; and resume engines that are paused though they serve what they should. Nothing goes that is
-    not proved to be refitd's and needed by nobody. Ends with 0 where nothing disagrees (any more), else with 1.
+    not proved to be refitd's and unneeded. Ends with 0 where nothing disagrees (any more), else with 1.
 
     \b
     refitd fsck --root /shared/weights --engine http://10.0.0.7:30000
@@ -48,47 +44,31 @@ def fsck(**flags: Any) -> None:
     refitd fsck --root /shared/weights --engines-file engines.yaml --repair
     """
     # Here, because only this command needs so much of the service.
-    from refitd.cli.fsck_report import document, findings_table, summary
-    from refitd.diagnose.fsck.check import Wish, check
-    from refitd.diagnose.fsck.telling import Untold
+    from refitd.cli.findings import fsck_document, fsck_summary, fsck_table
+    from refitd.diagnose.fsck.check import check
+    from refitd.diagnose.fsck.disk import NoProgress
     from refitd.root.ownership import StartRefusedError
 
     json = bool(flags.pop("json", False))
-    wish = Wish(repair=bool(flags.pop("repair")), deep=bool(flags.pop("deep")), engines=bool(flags.pop("ask_engines")))
+    wanted: dict[str, bool] = {name: bool(flags.pop(name)) for name in ("repair", "deep", "ask_engines")}
     with speaking(json=json) as out:
         settings = settings_from(flags)
         with _quiet(), bar(out, "fsck") as shown:
             try:
-                report = asyncio.run(check(settings, wish, shown or Untold()))
+                report = asyncio.run(check(settings, shown or NoProgress(), **wanted))
             except StartRefusedError as error:
                 raise RefitError(str(error)) from error
-        out.show(document(report), findings_table(report), summary(report))
+        out.show(fsck_document(report), fsck_table(report), fsck_summary(report))
         if report.open:
             raise typer.Exit(ExitCode.FAILED)
 
 
 @contextmanager
 def _quiet() -> Generator[None]:
-    """The service's parts log what they do; here the findings say it, and stdout is for them alone."""
+    """Silence the logs of the service's parts: stdout is for the findings."""
     before = structlog.get_config()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     try:
         yield
     finally:
         structlog.configure(**before)
-
-
-def _switch(name: str, flag: str, text: str, *, default: bool = False) -> Parameter:
-    annotation = Annotated[bool, typer.Option(flag, help=text)]
-    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-
-_OWN = [
-    _switch("repair", "--repair", "Mend what can be mended safely"),
-    _switch("deep", "--deep", "Read every byte of every good version, and hold it against its digest"),
-    _switch("ask_engines", "--ask-engines/--no-engines", "Ask the engines, or leave them in peace", default=True),
-    Parameter("json", Parameter.KEYWORD_ONLY, default=False, annotation=Json),
-]
-# Typer reads a command's options from its signature.
-_SHARED = [parameter for parameter in parameters() if parameter.name in _SETTINGS]
-fsck.__signature__ = Signature([*_SHARED, *_OWN])  # pyright: ignore[reportFunctionMemberAccess]

@@ -1,18 +1,23 @@
-"""Options and arguments that several commands share, and the client that they lead to."""
+"""Options and arguments that several commands share, the client that they lead to, and how --help prints them.
 
+In --help a docstring's paragraphs flow to the terminal's width, examples keep their lines, and switches show no type.
+"""
+
+from collections.abc import Callable, Sequence
+from inspect import getdoc
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from refitd_client.http.client import RefitClient
 from refitd_client.http.retry import RetryPolicy
 
-# A person who waits for an answer would rather hear at once that nobody is there.
+_KEEP_LINES = "\b"  # begins a paragraph whose lines stay as they are, as in every tool that Typer's parser knows
+# At a prompt, a service that does not answer is reported soon.
 PROMPT = RetryPolicy(deadline=2.0)
-
 _SERVICE = "The service"
-
 Url = Annotated[
     str | None,
     typer.Option(
@@ -48,3 +53,32 @@ def connect(url: str | None, token_file: Path | None, retry: RetryPolicy = PROMP
         ValueError: the URL or the token cannot be one.
     """
     return RefitClient(url, token_file=token_file, retry=retry)
+
+
+def help_of(command: Callable[..., object]) -> str:
+    """The help text of a command."""
+    paragraphs = (getdoc(command) or "").split("\n\n")
+    return "\n\n".join(part if part.startswith(_KEEP_LINES) else " ".join(part.split()) for part in paragraphs)
+
+
+class Command(TyperCommand):
+    """A command whose switches show no type."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """Its parameters, with --help."""
+        return _switches_untyped(super().get_params(ctx))
+
+
+class Group(TyperGroup):
+    """A group whose switches show no type."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """Its parameters, with --help."""
+        return _switches_untyped(super().get_params(ctx))
+
+
+def _switches_untyped(parameters: Sequence[Any]) -> Sequence[Any]:
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False) and parameter.metavar is None:
+            parameter.metavar = ""
+    return parameters

@@ -1,18 +1,25 @@
-"""What a command says: to people as tables, to machines as one JSON document on stdout.
+"""What a command prints: tables for people, or one JSON document on stdout for machines.
 
 With `--json`, stdout holds one document and nothing else: the answer, or a problem (RFC 9457). Progress and remarks go
 to stderr. Colours follow the terminal and NO_COLOR (https://no-color.org).
+
+Before a command does what cannot be undone it asks; a script passes --yes. Long work shows its progress on a terminal.
 """
 
 import os
 import sys
-from collections.abc import Generator
-from contextlib import contextmanager
-from typing import Any
+import threading
+from collections.abc import Callable, Generator
+from concurrent.futures import Future, wait
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
 
 import msgspec
 import typer
 from rich.console import Console, RenderableType
+from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.progress import TransferSpeedColumn as SpeedColumn
+from rich.table import Column
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -20,9 +27,11 @@ from refitd.cli.exits import Failure, failure_of
 from refitd.text import clean
 from refitd_client.errors import RefitError
 
-# Into a pipe, lines are as long as they are: a table that is cut at 80 columns cannot be searched.
+# Lines are not cut in a pipe: a table that is cut at 80 columns cannot be searched.
 _PIPE_WIDTH = 1000
 PAGE_WIDTH = 100  # columns of tables that are to be read from beginning to end, also into a pipe
+LOOK_SECONDS = 0.5
+AnswerT = TypeVar("AnswerT")
 
 
 class Output:
@@ -35,11 +44,11 @@ class Output:
 
     @property
     def shows_progress(self) -> bool:
-        """Whether somebody watches stderr."""
+        """Whether stderr is a terminal, and the answer is not to be JSON."""
         return self.err.is_terminal and not self.json
 
     def show(self, document: Any, *shown: RenderableType, width: int | None = None) -> None:
-        """Give the answer.
+        """Print the answer.
 
         Args:
             document: for machines.
@@ -58,11 +67,11 @@ class Output:
             self.console.print(part, width=None if is_free else narrower)
 
     def remark(self, sentence: str, style: str = "yellow") -> None:
-        """Say something beside the answer."""
+        """Print a sentence on stderr, beside the answer."""
         self.err.print(Text(clean(sentence), style=style))
 
     def fail(self, failure: Failure) -> None:
-        """Say why there is no answer."""
+        """Print why there is no answer."""
         if self.json:
             self.show(failure.problem)
         else:
@@ -71,21 +80,108 @@ class Output:
                 self.remark(failure.hint, style="dim")
 
 
+def _console(*, stderr: bool) -> Console:
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() or "COLUMNS" in os.environ else _PIPE_WIDTH
+    return Console(file=stream, width=width, highlight=False, markup=False, emoji=False, soft_wrap=False)
+
+
 @contextmanager
 def speaking(*, json: bool) -> Generator[Output]:
-    """The output of one command. Errors that are expected end it with their sentence and exit code, not a traceback."""
+    """The output of one command. An expected error ends it with a sentence and an exit code, without a traceback."""
     out = Output(json=json)
     try:
         yield out
     except BrokenPipeError:
-        raise  # whoever read stdout has gone: there is nobody to tell
+        raise  # the reader of stdout has gone: no message would reach it
     except (RefitError, ValueError, OSError) as error:
         failure = failure_of(error)
         out.fail(failure)
         raise typer.Exit(failure.code) from error
 
 
-def _console(*, stderr: bool) -> Console:
-    stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() or "COLUMNS" in os.environ else _PIPE_WIDTH
-    return Console(file=stream, width=width, highlight=False, markup=False, emoji=False, soft_wrap=False)
+def agree(out: Output, *shown: RenderableType, question: str, does: str, say: str = "say --yes") -> None:
+    """Show what would be done and ask whether to go on.
+
+    Args:
+        out: the output of the command.
+        shown: what would be done, for people.
+        question: what is asked.
+        does: what would be done, in the words for a script that cannot be asked.
+        say: the flags that such a script needs.
+
+    Raises:
+        ValueError: stdin is no terminal, or the answer is to be JSON.
+        typer.Abort: the answer was no.
+    """
+    if out.json or not can_ask():
+        why = "with --json nothing is asked" if out.json else "there is no terminal to ask on"
+        raise ValueError(f"{does}; {why}: {say}")
+    for part in shown:
+        out.console.print(part)
+    typer.confirm(question, abort=True)
+
+
+def can_ask() -> bool:
+    """Whether stdin is a terminal."""
+    return sys.stdin.isatty()
+
+
+class Bar:
+    """What is done, and how many bytes of how many: a bar as soon as the total is known. For any thread."""
+
+    def __init__(self, progress: Progress, text: str) -> None:
+        self._progress = progress
+        self._task = progress.add_task(clean(text), total=None)
+        self._total = 0
+        self._turn = threading.Lock()
+
+    def say(self, text: str) -> None:
+        """A step begins."""
+        self._progress.update(self._task, description=clean(text))
+
+    def expect(self, count: int) -> None:
+        """`count` more bytes are to come."""
+        with self._turn:
+            self._total += count
+        self._progress.update(self._task, total=self._total)
+
+    def read(self, count: int) -> None:
+        """`count` more bytes are done."""
+        self._progress.advance(self._task, count)
+
+    def reach(self, done: int, total: int) -> None:
+        """`done` of `total` bytes are done."""
+        self._progress.update(self._task, completed=done, total=total)
+
+
+@contextmanager
+def bar(out: Output, text: str) -> Generator[Bar | None]:
+    """Show a bar on stderr for the length of the block, and clear it; None where stderr is no terminal."""
+    if not out.shows_progress:
+        yield None
+        return
+    words = TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True), markup=False)
+    columns = (SpinnerColumn(), words, BarColumn(20), DownloadColumn(), SpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=out.err, transient=True) as progress:
+        yield Bar(progress, text)
+
+
+def watched(work: Callable[[], AnswerT], look: Callable[[], None]) -> AnswerT:
+    """Do `work` in a thread, and call `look` every `LOOK_SECONDS`; a look that fails is ignored.
+
+    Ctrl-C ends the wait and not the work: nothing here must be stopped in the middle.
+    """
+    future: Future[AnswerT] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    while not wait([future], timeout=LOOK_SECONDS).done:
+        with suppress(RefitError):
+            look()
+    return future.result()

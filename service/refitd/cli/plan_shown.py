@@ -11,7 +11,7 @@ from rich.text import Text
 from refitd.cli.render import sentence
 from refitd_plan.host import BY_FILES
 from refitd_plan.outputs import areal_yaml, environment_lines
-from refitd_plan.plan import Plan, PlannedMemory, PlannedProcess, Way
+from refitd_plan.plan import Plan, PlannedMemory, PlannedProcess, TransportOption
 
 
 def shown(plan: Plan) -> Iterator[RenderableType]:
@@ -38,7 +38,7 @@ def _choice(plan: Plan) -> Iterator[RenderableType]:
     yield ""
 
 
-def _ways(ways: Sequence[Way]) -> Table:
+def _ways(ways: Sequence[TransportOption]) -> Table:
     table = _table("", "TRANSPORT", "POSSIBLE", "BY REFITD", "COSTS")
     for way in ways:
         mark = Text("→", style="green") if way.chosen else Text("")
@@ -75,7 +75,8 @@ def _changes(memory: PlannedMemory) -> Iterator[RenderableType]:
     yield sentence("\nIt fits with", "bold")
     table = _table("", "SETTING", "VALUE", "SAVES", "COSTS")
     for number, change in enumerate(memory.changes, 1):
-        table.add_row(f"{number}.", change.setting, _value(change.value), f"{change.saves:.1f}", change.costs)
+        value = str(change.value).lower() if isinstance(change.value, bool) else str(change.value)
+        table.add_row(f"{number}.", change.setting, value, f"{change.saves:.1f}", change.costs)
     yield table
     yield _processes(memory.after)
 
@@ -87,13 +88,10 @@ def _processes(processes: Sequence[PlannedProcess]) -> Table:
     table = _table("", *(_title(same) for same in columns))
     table.add_row("on GPU", *(_gpus(same) for same in columns))
     for name in dict.fromkeys(name for process in processes for name in process.parts):
-        table.add_row(name, *(_gib(same[0].parts.get(name)) for same in columns))
+        sizes = (same[0].parts.get(name) for same in columns)
+        table.add_row(name, *("" if size is None else f"{size:.2f}" for size in sizes))
     table.add_row("at the peak", *(f"{same[0].total:.1f}" for same in columns), style="bold")
     return table
-
-
-def _gib(size: float | None) -> str:
-    return "" if size is None else f"{size:.2f}"
 
 
 def _title(same: Sequence[PlannedProcess]) -> str:
@@ -118,17 +116,10 @@ def _settings(plan: Plan) -> Iterator[RenderableType]:
     own = plan.meanwhile or plan.transport
     if own in BY_FILES:
         yield sentence("refitd", "bold")
-        yield sentence(f"  refitd serve --root DIR --engine URL --base-model MODEL{_serve_flags(plan.memory)}")
-
-
-def _serve_flags(memory: PlannedMemory | None) -> str:
-    made = () if memory is None else memory.changes or ()
-    named = {"keep_last": "--keep-last", "slots": "--slots"}
-    return "".join(f" {named[each.setting]} {each.value}" for each in made if each.setting in named)
-
-
-def _value(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+        flags = {"keep_last": "--keep-last", "slots": "--slots"}
+        changes = () if memory is None else memory.changes or ()
+        more = "".join(f" {flags[each.setting]} {each.value}" for each in changes if each.setting in flags)
+        yield sentence(f"  refitd serve --root DIR --engine URL --base-model MODEL{more}")
 
 
 def _table(*columns: str) -> Table:

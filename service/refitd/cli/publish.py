@@ -12,11 +12,10 @@ from typing import Annotated
 import typer
 
 from refitd.cli import render
-from refitd.cli.glance import span
 from refitd.cli.options import Json, Timeout, TokenFile, Url, connect
-from refitd.cli.output import Output, speaking
-from refitd.cli.progress import Bar, bar, watched
-from refitd.cli.waiting import progress_of
+from refitd.cli.output import Bar, Output, bar, speaking, watched
+from refitd.cli.render import span
+from refitd.cli.wait import progress_of
 from refitd_client.contract.states import WaitOutcome
 from refitd_client.errors import StepConflictError
 from refitd_client.http.client import RefitClient
@@ -71,7 +70,7 @@ Wait = Annotated[bool, typer.Option("--wait", help="Return when engines serve it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
+class PublishAnswer:
     """The answer of `refitd publish --json`. `timings` are milliseconds; `outcome` is None without `--wait`."""
 
     id: str
@@ -113,9 +112,13 @@ def publish(
     refitd publish out/checkpoint-123 --root /shared/weights --run exp/trial --step 123 --wait --timeout 600
     """
     with speaking(json=json) as out:
-        _refuse_strange(root)
+        if not root.is_dir():  # a trainer may start before the service and makes it; at a shell it is a slip
+            raise ValueError(
+                f"--root {root} is no folder: it is the one that the service watches ('refitd serve --root'); "
+                "make it first if you want it there"
+            )
         service = connect_to(url, token_file=token_file)
-        # What the library would log is said here, once.
+        # This command prints what the library would log.
         logging.getLogger("refitd_client").addHandler(logging.NullHandler())
         with (
             WeightPublisher(
@@ -129,8 +132,12 @@ def publish(
             ) as publisher,
             bar(out, "writing") as shown,
         ):
-            _refuse_slip(publisher.begins(step), new_generation=new_generation)
-            report = None if shown is None else _reported(shown)
+            # A trainer that restarts wants a new generation; at a shell it may be a slip, and engines would follow it.
+            if (begins := publisher.begins(step)) is not None and not new_generation:
+                raise StepConflictError(f"{begins}: say --new-generation to begin one")
+            report: Callable[[Progress], None] | None = None
+            if shown is not None:
+                report = partial(_report, shown)
             publication = publisher.publish(
                 folder,
                 step=step,
@@ -144,10 +151,10 @@ def publish(
         out.show(published(publication, outcome), *_lines(publication, outcome))
 
 
-def published(publication: Publication, outcome: WaitOutcome | None) -> Published:
+def published(publication: Publication, outcome: WaitOutcome | None) -> PublishAnswer:
     """The publication for machines."""
     error = publication.notice_error
-    return Published(
+    return PublishAnswer(
         id=publication.version_id,
         run=publication.run,
         generation=publication.generation,
@@ -161,23 +168,8 @@ def published(publication: Publication, outcome: WaitOutcome | None) -> Publishe
     )
 
 
-def _reported(shown: Bar) -> Callable[[Progress], None]:
-    return lambda progress: shown.reach(progress.written, progress.total)
-
-
-def _refuse_strange(root: Path) -> None:
-    """A trainer may be there before the service, and makes the root; at a shell it is a slip, and nobody watches it."""
-    if not root.is_dir():
-        raise ValueError(
-            f"--root {root} is no folder: it is the one that the service watches ('refitd serve --root'); "
-            "make it first if that is meant"
-        )
-
-
-def _refuse_slip(begins: str | None, *, new_generation: bool) -> None:
-    """A trainer that starts anew means it; at a shell it may be a slip, and engines would follow it."""
-    if begins is not None and not new_generation:
-        raise StepConflictError(f"{begins}: say --new-generation if that is meant")
+def _report(shown: Bar, progress: Progress) -> None:
+    shown.reach(progress.written, progress.total)
 
 
 def _pairs(texts: Sequence[str]) -> dict[str, str]:

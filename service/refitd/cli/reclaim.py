@@ -1,19 +1,21 @@
 """`refitd reclaim`: what would be deleted, and deleting it."""
 
+import re
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
-from refitd.cli import render
-from refitd.cli.asking import agree
 from refitd.cli.options import Json, TokenFile, Url, Yes, connect
-from refitd.cli.output import Output, speaking
-from refitd.cli.progress import bar, watched
+from refitd.cli.output import Output, agree, bar, speaking, watched
+from refitd.cli.render import BAD, GOOD, cell, size
+from refitd.cli.table import Table
 from refitd_client.contract.wire import ReclaimPlan
 from refitd_client.http.client import RefitClient
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted, what kept, and why")]
 _SAY = "say --yes, or --dry-run to see what would go"
+_HASH = re.compile(r"\b([0-9a-f]{8})[0-9a-f]{8,}\b")
 
 
 def reclaim(
@@ -23,7 +25,7 @@ def reclaim(
     token_file: TokenFile = None,
     json: Json = False,
 ) -> None:
-    """Delete versions that nobody needs, now rather than at the service's next look.
+    """Delete versions that are not needed, now rather than at the service's next look.
 
     Nothing goes that an engine serves, loads or may be brought back to, nor what is pinned: the plan names the reason.
 
@@ -35,16 +37,16 @@ def reclaim(
         if dry_run or not yes:
             plan = client.reclaim_plan()
             if dry_run:
-                out.show(plan, render.reclaim_table(plan), render.reclaim_summary(plan))
+                out.show(plan, reclaim_table(plan), reclaim_summary(plan))
                 return
-            shown = (render.reclaim_table(plan), render.reclaim_summary(plan))
+            shown = (reclaim_table(plan), reclaim_summary(plan))
             agree(out, *shown, question="Delete them?", does="this deletes files", say=_SAY)
         done = _carry_out(out, client)
-        out.show(done, render.reclaim_table(done), render.reclaim_summary(done))
+        out.show(done, reclaim_table(done), reclaim_summary(done))
 
 
 def _carry_out(out: Output, client: RefitClient) -> ReclaimPlan:
-    """Have it done, and show how much is gone: the service counts what it holds while it deletes."""
+    """Have the service delete, and show its progress by the bytes that it still holds."""
     with bar(out, "deleting") as shown:
         if shown is None:
             return client.reclaim()
@@ -53,3 +55,31 @@ def _carry_out(out: Output, client: RefitClient) -> ReclaimPlan:
         return watched(
             client.reclaim, lambda: shown.reach(min(goes, max(0, held - client.overview().held_bytes)), goes)
         )
+
+
+def reclaim_table(plan: ReclaimPlan) -> Table:
+    """What goes and what stays, and why."""
+    table = Table("", "PATH", "SIZE", right={"SIZE"}, words="WHY")
+    verb = "deleted" if plan.done else "delete"
+    for item in sorted(plan.items, key=lambda item: (item.keep, item.path)):
+        word = Text("keep", style=GOOD) if item.keep else Text(verb, style=BAD)
+        table.add_row(word, cell(_short(item.path)), size(item.bytes), words=cell("; ".join(item.reasons)))
+    return table
+
+
+def reclaim_summary(plan: ReclaimPlan) -> Text:
+    """The plan in one line."""
+    count = sum(not item.keep for item in plan.items)
+    kept = len(plan.items) - count
+    would = "freed" if plan.done else "would be freed"
+    text = f"{size(plan.freed_bytes)} {would}: {count} to delete, {kept} to keep, {size(plan.kept_bytes)}"
+    if plan.disk_budget is not None:
+        text += f" of a disk budget of {size(plan.disk_budget)}"
+    if plan.foreign_bytes:
+        text += f"; {size(plan.foreign_bytes)} are not refitd's to delete"
+    return Text(text, style="bold")
+
+
+def _short(path: str) -> str:
+    """A path without the tails of its long hexadecimal names, which only machines read: JSON has the whole."""
+    return _HASH.sub(r"\1…", path)

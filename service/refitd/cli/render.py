@@ -1,7 +1,9 @@
-"""How versions, engines and plans look to people. Pure: wire types in, Rich renderables out."""
+"""How versions, engines and plans look to people. Pure: wire types in, Rich renderables out.
 
-import re
-from collections.abc import Iterable, Mapping
+How a run's standing looks: the one verdict that `refitd status`, `refitd top` and the dashboard give. Pure.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import assert_never
 
@@ -10,39 +12,72 @@ from rich.text import Text
 from refitd.cli.table import Table
 from refitd.text import clean, size_of, spoken
 from refitd_client.contract.naming import parse_version_id
-from refitd_client.contract.states import DeliveryState, EngineState, VersionState, WaitOutcome
-from refitd_client.contract.wire import Delivery, Engine, EngineOnVersion, Explanation, ReclaimPlan, Version, WaitResult
+from refitd_client.contract.states import EngineState, Standing, VersionState, WaitOutcome
+from refitd_client.contract.wire import Engine, EngineOnVersion, Explanation, Version, WaitResult
+
+_NAMED = 3  # runs that a line names; the others it counts
+
+# A shape for each, so that colours are not needed; the most urgent first.
+_LOOKS: Mapping[Standing, tuple[str, str]] = {
+    Standing.TROUBLED: ("▲", "bold red"),
+    Standing.UNFOLLOWED: ("○", "bold red"),
+    Standing.PAUSED: ("‖", "yellow"),
+    Standing.MOVING: ("▶", "yellow"),
+    Standing.ROLLED_BACK: ("◀", "cyan"),
+    Standing.CURRENT: ("●", "green"),
+    Standing.CLOSED: ("□", "dim"),
+}
+
+
+def shown_standing(standing: Standing) -> Text:
+    """Shape and word."""
+    shape, style = _LOOKS[standing]
+    return Text(f"{shape} {standing}", style=style)
+
+
+def worst_standing(standings: Iterable[Standing]) -> Standing | None:
+    """The most urgent standing; None without runs."""
+    return min(standings, key=list(_LOOKS).index, default=None)
+
+
+def closed_runs(closed: Sequence[str]) -> list[str]:
+    """The runs that are closed, in one line; none where there is none."""
+    if not closed:
+        return []
+    more = f" and {len(closed) - _NAMED} more" if len(closed) > _NAMED else ""
+    count = "1 run is" if len(closed) == 1 else f"{len(closed)} runs are"
+    return [f"{count} closed: {', '.join(closed[:_NAMED])}{more} ('refitd runs')"]
+
 
 NOTHING = "-"
-_HASH = re.compile(r"\b([0-9a-f]{8})[0-9a-f]{8,}\b")
 
-_GOOD = "green"
-_BUSY = "yellow"
-_BAD = "bold red"
-_OVER = "dim"
+GOOD = "green"
+BUSY = "yellow"
+BAD = "bold red"
+OVER = "dim"
 
 _VERSION_STYLES: Mapping[VersionState, str] = {
-    VersionState.ANNOUNCED: _BUSY,
-    VersionState.SETTLING: _BUSY,
-    VersionState.VALIDATING: _BUSY,
-    VersionState.UNKNOWN: _BUSY,
-    VersionState.SEALED: _GOOD,
-    VersionState.RETIRED: _OVER,
-    VersionState.DELETED: _OVER,
-    VersionState.REJECTED: _BAD,
-    VersionState.LOST: _BAD,
+    VersionState.ANNOUNCED: BUSY,
+    VersionState.SETTLING: BUSY,
+    VersionState.VALIDATING: BUSY,
+    VersionState.UNKNOWN: BUSY,
+    VersionState.SEALED: GOOD,
+    VersionState.RETIRED: OVER,
+    VersionState.DELETED: OVER,
+    VersionState.REJECTED: BAD,
+    VersionState.LOST: BAD,
 }
 _ENGINE_STYLES: Mapping[EngineState, str] = {
-    EngineState.IN_SYNC: _GOOD,
-    EngineState.PROBING: _BUSY,
-    EngineState.BEHIND: _BUSY,
-    EngineState.UPDATING: _BUSY,
-    EngineState.VERIFYING: _BUSY,
-    EngineState.NACKED: _BAD,
-    EngineState.TAINTED: _BAD,
-    EngineState.UNREACHABLE: _BAD,
-    EngineState.QUARANTINED: _BAD,
-    EngineState.CONTESTED: _BAD,
+    EngineState.IN_SYNC: GOOD,
+    EngineState.PROBING: BUSY,
+    EngineState.BEHIND: BUSY,
+    EngineState.UPDATING: BUSY,
+    EngineState.VERIFYING: BUSY,
+    EngineState.NACKED: BAD,
+    EngineState.TAINTED: BAD,
+    EngineState.UNREACHABLE: BAD,
+    EngineState.QUARANTINED: BAD,
+    EngineState.CONTESTED: BAD,
 }
 
 
@@ -51,13 +86,13 @@ def versions_table(versions: Iterable[Version]) -> Table:
     table = Table("VERSION", "STEP", "STATE", "SIZE", "ENGINES", "SEEN", right={"STEP", "SIZE"}, words="WHY")
     for version in versions:
         table.add_row(
-            _text(version.id),
+            cell(version.id),
             str(version.step),
             version_state(version),
             size(version.bytes),
             engines_on(version),
             when(version.created_at),
-            words=_text(why(version)),
+            words=cell(why(version)),
         )
     return table
 
@@ -77,8 +112,8 @@ def why(version: Version) -> str | None:
 
 
 def _is_barred(version: Version) -> bool:
-    """Whether that says something: no engine goes to a rejected version in any case, and none was there before, but for
-    one that engines took from memory.
+    """Whether to show that a rollback barred it. A rejected version gets no engines in any case: it is shown only where
+    engines took it from memory.
     """
     return version.barred and (version.state is not VersionState.REJECTED or version.in_memory)
 
@@ -86,7 +121,7 @@ def _is_barred(version: Version) -> bool:
 def version_state(version: Version) -> Text:
     """The state, with what a person did to the version, and whether it has no files."""
     style = _VERSION_STYLES[version.state]
-    text = Text(version.state, style=_OVER if version.barred and style == _GOOD else style)
+    text = Text(version.state, style=OVER if version.barred and style == GOOD else style)
     words = (("pinned", version.pinned), ("barred", _is_barred(version)), ("in memory", version.in_memory))
     for word in [word for word, said in words if said]:
         text.append(f" {word}", style="cyan")
@@ -116,14 +151,14 @@ def engines_table(engines: Iterable[Engine], targets: Mapping[str, Version], now
     table = Table(*columns, right={"STEP", "BEHIND"}, words="WHY")
     for engine in engines:
         table.add_row(
-            _text(engine.id),
-            *((_text(None if _address(engine) == engine.id else engine.url),) if urls else ()),
-            _text(engine.run),
+            cell(engine.id),
+            *((cell(None if _address(engine) == engine.id else engine.url),) if urls else ()),
+            cell(engine.run),
             engine_state(engine),
             step(engine),
             steps_behind(engine, targets.get(engine.run or "")),
             *((how_it_loads(engine),) if looked else ()),
-            words=_text(why_there(engine, now)),
+            words=cell(why_there(engine, now)),
         )
     return table
 
@@ -158,11 +193,11 @@ def _address(engine: Engine) -> str:
 
 
 def engine_state(engine: Engine) -> Text:
-    """The state, whether generation stands still, and whether what it serves has no files."""
+    """The state; whether generation is paused, and whether the version that it serves has no files yet."""
     text = Text(engine.state, style=_ENGINE_STYLES[engine.state])
     if engine.in_memory:
         text.append(" in memory", style="cyan")
-    return text.append(" paused", style=_BAD) if engine.paused else text
+    return text.append(" paused", style=BAD) if engine.paused else text
 
 
 def how_it_loads(engine: Engine) -> str:
@@ -196,61 +231,9 @@ def steps_behind(engine: Engine, target: Version | None) -> str:
     return str(behind) if behind >= 0 else f"{-behind} ahead"
 
 
-def reclaim_table(plan: ReclaimPlan) -> Table:
-    """What goes and what stays, and why."""
-    table = Table("", "PATH", "SIZE", right={"SIZE"}, words="WHY")
-    verb = "deleted" if plan.done else "delete"
-    for item in sorted(plan.items, key=lambda item: (item.keep, item.path)):
-        word = Text("keep", style=_GOOD) if item.keep else Text(verb, style=_BAD)
-        table.add_row(word, _text(_short(item.path)), size(item.bytes), words=_text("; ".join(item.reasons)))
-    return table
-
-
-def _short(path: str) -> str:
-    """A path without the tails of its long hexadecimal names, which only machines read: JSON has the whole."""
-    return _HASH.sub(r"\1…", path)
-
-
-def reclaim_summary(plan: ReclaimPlan) -> Text:
-    """The plan in one line."""
-    count = sum(not item.keep for item in plan.items)
-    kept = len(plan.items) - count
-    would = "freed" if plan.done else "would be freed"
-    text = f"{size(plan.freed_bytes)} {would}: {count} to delete, {kept} to keep, {size(plan.kept_bytes)}"
-    if plan.disk_budget is not None:
-        text += f" of a disk budget of {size(plan.disk_budget)}"
-    if plan.foreign_bytes:
-        text += f"; {size(plan.foreign_bytes)} are not refitd's to delete"
-    return Text(text, style="bold")
-
-
-_DELIVERY_STYLES: Mapping[DeliveryState, str] = {
-    DeliveryState.WAITING: _BUSY,
-    DeliveryState.DELIVERED: _GOOD,
-    DeliveryState.GIVEN_UP: _BAD,
-}
-
-
-def deliveries_table(deliveries: Iterable[Delivery]) -> Table:
-    """Webhooks, one a line."""
-    table = Table("WHEN", "WHAT", "ABOUT", "TO", "STATE", "TRIES", right={"TRIES"}, words="WHY")
-    for each in deliveries:
-        state = Text(each.state, style=_DELIVERY_STYLES[each.state])
-        table.add_row(
-            when(each.created_at),
-            _text(each.topic),
-            _text(each.about),
-            _text(each.to),
-            state,
-            str(each.tries),
-            words=_text(each.reason),
-        )
-    return table
-
-
 def explanation(explained: Explanation) -> Text:
     """Sentences, the most important first."""
-    return Text("\n").join(_text(sentence) for sentence in explained.sentences)
+    return Text("\n").join(cell(sentence) for sentence in explained.sentences)
 
 
 def outcome(result: WaitResult) -> Text:
@@ -279,5 +262,16 @@ def sentence(text: str, style: str = "") -> Text:
     return Text(clean(text), style=style)
 
 
-def _text(text: str | None) -> Text:
+def cell(text: str | None) -> Text:
+    """The text of a cell; a dash where there is none."""
     return Text(clean(text) if text else NOTHING)
+
+
+def span(milliseconds: float) -> str:
+    """A duration with about three digits, as the dashboard writes it."""
+    if milliseconds < 9.95:
+        return f"{milliseconds:.2g} ms"
+    if milliseconds < 999.5:
+        return f"{milliseconds:.0f} ms"
+    seconds = milliseconds / 1000
+    return f"{seconds:.3g} s" if seconds < 99.5 else f"{seconds // 60:.0f} min {seconds % 60:.0f} s"

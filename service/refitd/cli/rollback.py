@@ -1,4 +1,4 @@
-"""`refitd rollback`: where it would lead, whether that is meant, and doing it."""
+"""`refitd rollback`: what it would do, the question, and doing it."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -6,10 +6,9 @@ from typing import Annotated
 import typer
 
 from refitd.cli import render
-from refitd.cli.asking import agree
 from refitd.cli.options import Json, RunArgument, TokenFile, Url, Yes, connect
-from refitd.cli.output import speaking
-from refitd_client.contract.wire import RollbackPlan, Version
+from refitd.cli.output import agree, speaking
+from refitd_client.contract.wire import RollbackPlan
 
 To = Annotated[
     str | None,
@@ -44,12 +43,13 @@ def rollback(
         if not yes:
             shown = (render.sentence(told) for told in what_it_does(plan))
             agree(out, *shown, question="Roll back?", does=_BARS, say=_SAY)
-        version = client.rollback(run, plan.goal)  # there, and not one further back, whoever else does the same
-        out.show(version, *(render.sentence(told) for told in what_it_did(plan, version)))
+        version = client.rollback(run, plan.goal)  # not one further back, even if another rollback came first
+        did = f"{plan.run} rolls back to {version.id} (step {version.step}). What is newer is barred for good."
+        out.show(version, *(render.sentence(told) for told in [did, *_later(plan)]))
 
 
 def what_it_does(plan: RollbackPlan) -> list[str]:
-    """Before it is done, in sentences."""
+    """What a rollback does, in sentences for the question."""
     way = f"{plan.run} goes from {plan.leaves} back to {plan.goal}."
     if not plan.barred:
         return [f"{way} Nothing newer is left to bar.", *_later(plan)]
@@ -64,21 +64,13 @@ def what_it_does(plan: RollbackPlan) -> list[str]:
     ]
 
 
-def what_it_did(plan: RollbackPlan, version: Version) -> list[str]:
-    """Afterwards."""
-    told = f"{plan.run} rolls back to {version.id} (step {version.step}). What is newer is barred for good."
-    return [told, *_later(plan)]
-
-
 def _later(plan: RollbackPlan) -> list[str]:
-    return [follows_later(plan.unreachable)] if plan.unreachable else []
-
-
-def follows_later(engines: Sequence[str]) -> str:
-    """Of engines that cannot be reached, which an order reaches when they are back."""
-    one = len(engines) == 1
+    """Engines that cannot be reached now, which roll back when they are back."""
+    if not plan.unreachable:
+        return []
+    one = len(plan.unreachable) == 1
     verb, later = ("is", "it follows when it is back") if one else ("are", "they follow when they are back")
-    return f"{listed(engines)} {verb} UNREACHABLE: {later}."
+    return [f"{listed(plan.unreachable)} {verb} UNREACHABLE: {later}."]
 
 
 def listed(ids: Sequence[str]) -> str:

@@ -3,12 +3,10 @@
 import typer
 from rich.console import RenderableType
 
-from refitd.cli import render, standing
-from refitd.cli.asking import agree
+from refitd.cli import render
 from refitd.cli.exits import EXIT_CODES_HELP
-from refitd.cli.help import Command, Group
-from refitd.cli.options import Json, RunArgument, TokenFile, Url, Yes, connect
-from refitd.cli.output import speaking
+from refitd.cli.options import Command, Group, Json, RunArgument, TokenFile, Url, Yes, connect
+from refitd.cli.output import agree, speaking
 from refitd.cli.table import Table
 from refitd_client.contract.states import Standing
 from refitd_client.contract.wire import Page, RunGlance
@@ -69,7 +67,7 @@ def reopen(run: RunArgument, url: Url = None, token_file: TokenFile = None, json
 
 
 def what_it_does(run: str) -> list[RenderableType]:
-    """Before it is done."""
+    """What closing a run deletes, for the question."""
     return [
         render.sentence(
             f"Of {run} the newest good version is kept, with what engines need and what is pinned, and one without a "
@@ -92,7 +90,7 @@ def runs_table(runs: list[RunGlance]) -> Table:
     for run in runs:
         table.add_row(
             render.sentence(run.run),
-            standing.shown(run.standing),
+            render.shown_standing(run.standing),
             _step(run.target_step),
             _step(run.newest_step),
             f"{run.in_sync}/{sum(run.engines.values())}",
@@ -102,7 +100,7 @@ def runs_table(runs: list[RunGlance]) -> Table:
 
 
 def _why(run: RunGlance) -> str:
-    """How it stands in a sentence; of a run that no engine follows what to do as well, of one in trouble why."""
+    """Its standing in a sentence; for a run that no engine follows also the remedy, for one in trouble the reason."""
     more = run.reasons[:1] if run.standing is Standing.UNFOLLOWED else [run.trouble or ""]
     return " ".join([run.headline, *more]).rstrip()
 

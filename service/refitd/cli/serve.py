@@ -1,13 +1,14 @@
-"""`refitd serve`: run the service. Its flags are made from `Settings`: see `flags.py`."""
+"""`refitd serve` runs the service. `refitd adopt` makes an emptied root the service's again."""
 
-from inspect import Parameter, Signature
+from pathlib import Path
 from typing import Any
 
 import typer
 
-from refitd.cli.flags import parameters, settings_from
-from refitd.cli.options import Json
+from refitd.cli.flags import settings_from, takes_settings
 from refitd.cli.output import speaking
+from refitd.cli.render import sentence
+from refitd_client.errors import RefitError
 
 ENGINES_FILE_HELP = """\
 The engines file is YAML and is read again when it changes. An entry is a URL, or a mapping:
@@ -24,6 +25,7 @@ engines:
 """
 
 
+@takes_settings()
 def serve(**flags: Any) -> None:
     """Run the service until SIGTERM or Ctrl-C.
 
@@ -51,6 +53,44 @@ def serve(**flags: Any) -> None:
     raise typer.Exit(run_service(settings))
 
 
-_JSON = Parameter("json", Parameter.KEYWORD_ONLY, default=False, annotation=Json)
-# Typer reads a command's options from its signature.
-serve.__signature__ = Signature([*parameters(), _JSON])  # pyright: ignore[reportFunctionMemberAccess]
+@takes_settings(only="root state")
+def adopt(**flags: Any) -> None:
+    """Adopt a root that was emptied as the service's root again. Do so when its file system is mounted, and its content
+    is gone for good.
+
+    A service does not believe an empty folder in the place of its root, because a file system that is not mounted looks
+    like one: it answers notices with 503, and loses and deletes nothing. Versions that are not there count as LOST
+    afterwards, and a trainer that is started again begins a new generation. A running service notices by itself.
+    A root in memory that a reboot has emptied does not need this: starting the service is enough.
+
+    \b
+    refitd adopt --root /shared/weights
+    refitd adopt --root /shared/weights --state /var/lib/refitd
+    """
+    json = bool(flags.pop("json", False))
+    with speaking(json=json) as out:
+        settings = settings_from(flags)
+        is_new = _adopted(settings.root.resolve(), settings.state_folder)
+        told = "is the root of this journal from now on" if is_new else "is the root of this journal already"
+        out.show({"root": str(settings.root), "adopted": is_new}, sentence(f"{settings.root} {told}."))
+
+
+def _adopted(root: Path, state: Path) -> bool:
+    # Here, because only this command needs them.
+    from refitd.root.mark import RootRefusedError
+    from refitd.root.mark import adopt as adopted
+    from refitd.state.journal import reads
+    from refitd.state.journal.condition import Sound, examine_journal, reading
+    from refitd.state.journal.journal import JOURNAL_NAME
+
+    path = state / JOURNAL_NAME
+    if not isinstance(examine_journal(path, thorough=False), Sound):
+        raise RefitError(f"{path} is no journal that can be read: name the service's --state; refitd fsck says more")
+    with reading(path) as connection:
+        origin = reads.read_origin(connection)
+    if origin is None or origin.root is None:
+        raise RefitError(f"{path} knows no root yet: start the service, which takes {root} as it is")
+    try:
+        return adopted(root, origin.root)
+    except (OSError, RootRefusedError) as error:
+        raise RefitError(str(error)) from error

@@ -22,7 +22,7 @@ class _Row:
 
 
 class Table:
-    """Rows under titles; those columns in `right` stand to the right. `words` is the title of what comes last, if any.
+    """Rows under titles. Columns in `right` are aligned to the right; `words` titles the last, free column, if any.
 
     With `cut` each row is one line, which ends at the edge of the window; without it a row that is wider goes on below.
     """
@@ -56,10 +56,14 @@ class Table:
                 yield self._shown(self._line(row, widths, row.words))
             else:
                 yield self._shown(self._line(row, widths, None))
-                yield from _beneath(row.words, console, options.max_width)
+                for line in row.words.wrap(console, max(options.max_width - len(_INDENT), 1)):
+                    line.rstrip()
+                    yield Text(_INDENT).append_text(line)
 
     def _widths(self) -> list[int]:
-        return [max(cell.cell_len for cell in column) for column in _columns(row.cells for row in self._rows)]
+        return [
+            max(cell.cell_len for cell in column) for column in zip(*(row.cells for row in self._rows), strict=True)
+        ]
 
     def _fits(self, words: Text, width: int) -> bool:
         return "\n" not in words.plain and self.width + len(GAP) + words.cell_len <= width
@@ -73,16 +77,6 @@ class Table:
     def _shown(self, line: Text) -> Text:
         line.no_wrap, line.overflow = self._cut, "ellipsis" if self._cut else "fold"
         return line
-
-
-def _beneath(words: Text, console: Console, width: int) -> Iterator[Text]:
-    for line in words.wrap(console, max(width - len(_INDENT), 1)):
-        line.rstrip()
-        yield Text(_INDENT).append_text(line)
-
-
-def _columns(rows: Iterable[tuple[Text, ...]]) -> Iterator[tuple[Text, ...]]:
-    return zip(*rows, strict=True)
 
 
 def _filled(cell: Text, width: int, right: bool) -> Text:

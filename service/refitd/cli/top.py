@@ -1,25 +1,77 @@
-"""`refitd top`: the dashboard in a terminal."""
+"""`refitd top`: the dashboard in a terminal of any size."""
 
+import os
+import select
 import sys
+import termios
+import time
+import tty
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from typing import Annotated
+from dataclasses import dataclass, replace
+from textwrap import wrap
+from typing import Annotated, Any, Self
 
 import typer
+from rich.console import Group, RenderableType
 from rich.live import Live
+from rich.text import Text
 
-from refitd.cli.glance import Glance, screen
-from refitd.cli.keys import Keys
+from refitd.cli import render
 from refitd.cli.options import Json, TokenFile, Url, connect
 from refitd.cli.output import Output, speaking
+from refitd.cli.table import Table
+from refitd_client.contract.states import EngineState, Standing
+from refitd_client.contract.wire import Engine, Event, Overview, RunGlance, Version
 from refitd_client.errors import ServiceError, UnauthorizedError
 from refitd_client.http.client import RefitClient
 
+BAR = 32  # characters, where there is room
+_LEAST_BAR = 8
+# Lines around each part: an empty one, the table's head, and what stands below it.
+_ENGINES_FRAME, _UPDATES_FRAME, _EVENTS_FRAME = 4, 5, 1
+_SMALL = 10  # lines that engines have for themselves
+# A letter for each stage, so that a bar can be read without colours. In the capitals the engine stands still.
+STAGES: Mapping[str, tuple[str, str]] = {
+    "publish": ("p", "dim"),
+    "seen": ("s", "dim"),
+    "validate": ("v", "blue"),
+    "copy": ("c", "bright_cyan"),
+    "prepare": ("e", "cyan"),
+    "pause": ("P", "yellow"),
+    "load": ("L", "bright_blue"),
+    "verify": ("V", "magenta"),
+    "resume": ("R", "green"),
+}
+_OTHER = ("?", "dim")
+_NUMBERS = frozenset({"STEP", "TOOK", "ENGINES", "SIZE"})
+_NEED = (
+    EngineState.CONTESTED,
+    EngineState.QUARANTINED,
+    EngineState.TAINTED,
+    EngineState.NACKED,
+    EngineState.UNREACHABLE,
+    EngineState.PROBING,
+    EngineState.UPDATING,
+    EngineState.VERIFYING,
+    EngineState.BEHIND,
+    EngineState.IN_SYNC,
+)
 Once = Annotated[bool, typer.Option("--once", help="Look once and end, as when stdout is no terminal")]
 Interval = Annotated[float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="Time between two looks")]
-
 VERSIONS = 20
 EVENTS = 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Glance:
+    """What was seen at one look. `lost` says why nothing newer could be read; None where this is the last state."""
+
+    url: str
+    overview: Overview
+    versions: Sequence[Version]
+    events: Sequence[Event]
+    lost: str | None = None
 
 
 def top(
@@ -45,7 +97,7 @@ def top(
 
 
 def look(client: RefitClient) -> Glance:
-    """Ask for everything that is shown."""
+    """Ask the service for everything that is shown."""
     return Glance(
         url=client.url,
         overview=client.overview(),
@@ -55,10 +107,10 @@ def look(client: RefitClient) -> Glance:
 
 
 def _watch(client: RefitClient, out: Output, interval: float) -> None:
-    glance = look(client)  # where nobody is there at all, that is the answer
+    glance = look(client)  # a service that cannot be reached at all is an error
     with (
         Live(screen=True, auto_refresh=False, console=out.console) as live,
-        Keys() as keys,
+        KeyReader() as keys,
         suppress(KeyboardInterrupt),
     ):
         while True:
@@ -71,3 +123,175 @@ def _watch(client: RefitClient, out: Output, interval: float) -> None:
                 raise
             except ServiceError as error:
                 glance = replace(glance, lost=str(error))
+
+
+class KeyReader:
+    """Reads keys without waiting for Enter, for the length of the block. Ctrl-C interrupts as usual."""
+
+    def __init__(self) -> None:
+        self._fd = sys.stdin.fileno() if sys.stdin.isatty() else None
+        self._before: list[Any] = []
+
+    def __enter__(self) -> Self:
+        if self._fd is not None:
+            self._before = termios.tcgetattr(self._fd)
+            tty.setcbreak(self._fd)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._fd is not None:
+            termios.tcsetattr(self._fd, termios.TCSADRAIN, self._before)
+
+    def pressed(self, key: str, *, within: float) -> bool:
+        """Wait for a key, at most `within` seconds; whether it was pressed. Other keys are read and forgotten."""
+        ends = time.monotonic() + within
+        while (left := ends - time.monotonic()) > 0:
+            if self._fd is None:
+                time.sleep(left)
+            elif select.select([self._fd], [], [], left)[0]:
+                read = os.read(self._fd, 1024)
+                if not read:  # the terminal is gone
+                    self._fd = None
+                elif key in read.decode(errors="replace"):
+                    return True
+        return False
+
+
+def screen(glance: Glance, height: int | None = None, width: int | None = None) -> RenderableType:
+    """Lay out everything, the most important first.
+
+    Args:
+        glance: what was seen.
+        height: lines that there are; None for as many as it takes.
+        width: columns that there are; None for as many as it takes.
+    """
+    top = [_headline(glance, is_live=height is not None)]
+    for fault in glance.overview.faults.sentences:
+        top += _told(fault, width, "▲ ", "bold red")
+    closed = [run.run for run in glance.overview.runs if run.standing is Standing.CLOSED]
+    for run in glance.overview.runs:
+        top += [] if run.standing is Standing.CLOSED else _run(run, width)
+    top += [render.sentence(line, "dim") for line in render.closed_runs(closed)]
+    room = None if height is None else height - len(top) - _ENGINES_FRAME
+    engines, versions, events = _shares(room, len(glance.overview.engines), len(glance.versions), len(glance.events))
+    parts: list[RenderableType] = [*top, "", _engines(glance.overview.engines, engines, glance.overview.at)]
+    if versions:
+        parts += ["", _updates(glance.versions[:versions], width)]
+    if events:
+        parts += ["", *(_event(event) for event in glance.events[:events])]
+    return Group(*parts)
+
+
+def _shares(room: int | None, engines: int, versions: int, events: int) -> tuple[int, int, int]:
+    """How many lines each part gets, besides its frame. What one does not need the next one may have."""
+    if room is None:
+        return engines, versions, events
+    wished = versions + _UPDATES_FRAME + events + _EVENTS_FRAME
+    first = min(engines, max(room // 2, room - wished, 1) if room > _SMALL else max(room, 1))
+    left = room - first - _UPDATES_FRAME
+    second = min(versions, max(left // 2, left - events - _EVENTS_FRAME, 0))
+    left = left - second if second else room - first
+    return first, second, min(events, max(left - _EVENTS_FRAME, 0))
+
+
+def _headline(glance: Glance, *, is_live: bool) -> Text:
+    at = glance.overview.at.partition("T")[2].partition(".")[0]
+    if glance.lost is None:
+        word = Text(f"● live, {at} UTC", style="green")
+    else:
+        word = render.sentence(f"✕ not live since {at} UTC: {glance.lost}; trying again", "bold red")
+    leave = ("  q ends this", "dim") if is_live else ""
+    return _line(("refitd ", "bold"), render.sentence(glance.url), "  ", word, leave)
+
+
+def _line(*parts: str | Text | tuple[str, str]) -> Text:
+    """A line that is cut at the edge of the window."""
+    return Text.assemble(*parts, overflow="ellipsis", no_wrap=True)
+
+
+def _told(text: str, width: int | None, begin: str, style: str = "") -> list[Text]:
+    """A sentence in as many lines as it needs: what to do stands at its end."""
+    told = render.sentence(text).plain
+    rest = " " * len(begin)
+    lines = [begin + told] if width is None else wrap(told, width, initial_indent=begin, subsequent_indent=rest)
+    return [_line((line, style)) for line in lines]
+
+
+def _run(run: RunGlance, width: int | None) -> list[Text]:
+    first = _line(render.shown_standing(run.standing), " ", render.sentence(f"{run.run}:"), " ", (run.headline, "bold"))
+    return [first, *(line for reason in run.reasons for line in _told(reason, width, "    "))]
+
+
+def _engines(engines: Sequence[Engine], most: int, now: str) -> RenderableType:
+    if not engines:
+        return render.sentence("No engines.", "dim")
+    ordered = sorted(engines, key=lambda engine: (_NEED.index(engine.state), engine.id))
+    several = len({engine.run for engine in engines}) > 1
+    columns = ("ENGINE", "STATE", "STEP", "BEHIND", "LOAD", *(("RUN",) if several else ()))
+    table = Table(*columns, right={"STEP", "BEHIND", "LOAD"}, words="WHY", cut=True)
+    for engine in ordered[:most]:
+        load = engine.last_attempt
+        table.add_row(
+            render.sentence(engine.id),
+            render.engine_state(engine),
+            render.step(engine, "{:,}"),
+            render.NOTHING if engine.behind is None else str(engine.behind),
+            render.NOTHING if load is None or load.outcome is None else render.span(sum(load.timings.values())),
+            *((render.sentence(engine.run or render.NOTHING),) if several else ()),
+            words=render.sentence(render.why_there(engine, now) or ""),
+        )
+    rest = len(engines) - most
+    return table if rest <= 0 else Group(table, render.sentence(f"and {rest} more", "dim"))
+
+
+def _updates(versions: Sequence[Version], width: int | None) -> RenderableType:
+    table = _bars(versions, BAR)
+    if width is not None and table.width > width:  # bars give way to numbers
+        table = _bars(versions, max(BAR - (table.width - width), _LEAST_BAR))
+    told = [f"{letter} {name}" for name, (letter, _) in STAGES.items()]
+    serving, standing_still = ([each for each in told if each[0].isupper() is still] for still in (False, True))
+    still = f"in capitals the engine stands still: {', '.join(standing_still)}"
+    return Group(table, _line((", ".join(serving), "dim")), _line((still, "dim")))
+
+
+def _bars(versions: Sequence[Version], width: int) -> Table:
+    longest = max((sum(version.timings.values()) for version in versions), default=0.0)
+    several = len({version.run for version in versions}) > 1
+    columns = ("STEP", "STATE", "UPDATE", "TOOK", "ENGINES", "SIZE", *(("RUN",) if several else ()))
+    table = Table(*columns, right=_NUMBERS, cut=True)
+    for version in versions:
+        took = sum(version.timings.values())
+        table.add_row(
+            f"{version.step:,}",
+            render.version_state(version),
+            bar(version.timings, longest, width),
+            render.span(took) if took else render.NOTHING,
+            render.engines_on(version),
+            render.size(version.bytes),
+            *((render.sentence(version.run),) if several else ()),  # last, where a long name takes no room from others
+        )
+    return table
+
+
+def bar(timings: Mapping[str, float], longest: float, width: int = BAR) -> Text:
+    """Draw stages to scale, one after the other, each with one character at least.
+
+    Args:
+        timings: milliseconds of each stage.
+        longest: milliseconds that fill the width.
+        width: of the bar, in characters.
+    """
+    text, passed, drawn = Text(), 0.0, 0
+    for name in (*STAGES, *sorted(timings.keys() - STAGES.keys())):
+        if timings.get(name, 0.0) > 0:
+            passed += timings[name]
+            count = max(round(passed / longest * width) - drawn, 1)
+            letter, style = STAGES.get(name, _OTHER)
+            text.append(letter * count, style=style)
+            drawn += count
+    return text
+
+
+def _event(event: Event) -> Text:
+    at = event.at.partition("T")[2].partition(".")[0]
+    return _line((f"{at} ", "dim"), render.sentence(event.subject, "cyan"), " ", render.sentence(event.text))

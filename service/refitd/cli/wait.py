@@ -1,6 +1,8 @@
-"""`refitd wait`: block until a version is served."""
+"""`refitd wait`: wait until a version is served, and show on a terminal what is waited for."""
 
 import time
+from collections.abc import Generator
+from contextlib import suppress
 from enum import StrEnum
 from typing import Annotated
 
@@ -10,13 +12,20 @@ from refitd.cli import render
 from refitd.cli.exits import failure_of
 from refitd.cli.options import PROMPT, Json, Timeout, TokenFile, Url, connect
 from refitd.cli.output import Output, speaking
-from refitd.cli.waiting import find_version, wait_for
-from refitd_client.contract.wire import WaitResult
-from refitd_client.errors import RefitError, WaitTimeoutError
+from refitd.cli.render import engines_on, sentence
+from refitd_client.contract.naming import Order, version_id
+from refitd_client.contract.states import VersionState, WaitOutcome
+from refitd_client.contract.wire import Version, WaitResult
+from refitd_client.errors import NotFoundError, RefitError, VersionFailedError, WaitTimeoutError
 from refitd_client.http.client import RefitClient
 from refitd_client.http.retry import RetryPolicy
+from refitd_client.http.routes import WaitFor
 from refitd_client.http.verdict import judge
 
+_LOOK = 1.0  # seconds between two looks, for the line to stay true
+_FIND_PAUSE = 0.5  # seconds before a version that is not known yet is looked for again
+_PAGE = 200
+_PAST = frozenset({VersionState.REJECTED, VersionState.RETIRED, VersionState.DELETED, VersionState.LOST})
 VersionIdOrNone = Annotated[str | None, typer.Argument(metavar="[ID]", help="A version's id; or else --run and --step")]
 Run = Annotated[str | None, typer.Option("--run", metavar="RUN", envvar="REFITD_RUN", help="The version's run")]
 Step = Annotated[int | None, typer.Option("--step", metavar="N", min=0, help="The version's step")]
@@ -45,9 +54,9 @@ def wait(
     """Wait until engines serve a version, or until it is clear that they will not.
 
     Ends with 0 when it is served, or when something newer took its place; with 1 when it failed; with 5 when the time
-    is up, naming the engines that are late. With --json the answer is printed in each of these cases. A step that
-    nobody has published yet is waited for as well; one that only an older generation of the run has is not, where it
-    was rejected, lost or deleted there.
+    is up, naming the engines that are late. With --json the answer is printed in each of these cases. A step that is
+    not published yet is waited for as well; one that only an older generation of the run has is not, where it was
+    rejected, lost or deleted there.
 
     \b
     refitd wait exp~v000123
@@ -84,3 +93,80 @@ def _tell(out: Output, result: WaitResult, timeout: float) -> None:
         out.show(result)
         raise typer.Exit(failure_of(error).code) from error
     out.show(result, render.outcome(result))
+
+
+def wait_for(client: RefitClient, version_id: str, goal: WaitFor, seconds: float, out: Output) -> WaitResult:
+    """Wait for a version; show the progress on a terminal.
+
+    Args:
+        client: of the service.
+        version_id: the version's id.
+        goal: `served` or `sealed`.
+        seconds: the longest time to wait.
+        out: the output of the command.
+    """
+    if not out.shows_progress:
+        return client.wait(version_id, goal, seconds)
+    ends = time.monotonic() + seconds
+    with out.err.status(sentence(f"looking at {version_id}")) as line:
+        while True:
+            left = max(0.0, ends - time.monotonic())
+            result = client.wait(version_id, goal, min(left, _LOOK))
+            if result.outcome is not WaitOutcome.PENDING or left <= _LOOK:
+                return result
+            line.update(sentence(progress_of(result.version, left)))
+
+
+def progress_of(version: Version, left: float) -> str:
+    """What is waited for, in one line."""
+    late = ", ".join(f"{engine.id} {engine.state}" for engine in version.engines if not engine.serves)
+    waiting = f" · waiting for {late}" if late else ""
+    return f"{version.id} {version.state} · engines {engines_on(version)}{waiting} · {left:.0f} s left"
+
+
+def find_version(client: RefitClient, run: str, step: int, seconds: float) -> Version | None:
+    """Return the version of a step, in the newest generation that has it; wait for one that is not published yet.
+
+    Raises:
+        VersionFailedError: only older generations have one, and nothing will come of it any more.
+    """
+    ends = time.monotonic() + seconds
+    found = look_for(client, run, step)
+    while found is None and (left := ends - time.monotonic()) > 0:
+        time.sleep(min(_FIND_PAUSE, left))
+        found = _look_again(client, run, step)
+    return found
+
+
+def look_for(client: RefitClient, run: str, step: int) -> Version | None:
+    """Look through all versions of a run once, as `find_version` does."""
+    newest: int | None = None
+    past: Version | None = None
+    for version in _newest_first(client, run):
+        newest = version.generation if newest is None else newest
+        if version.step == step and (version.generation == newest or version.state not in _PAST):
+            return version
+        if version.step == step and past is None:
+            past = version
+    if past is not None:
+        why = f": {past.reason}" if past.reason else ""
+        raise VersionFailedError(f"step {step} of run {run} is known only as {past.id}: {past.state}{why}")
+    return None
+
+
+def _look_again(client: RefitClient, run: str, step: int) -> Version | None:
+    """A trainer's next version is of the newest generation: one question is enough."""
+    for newest in client.versions(run=run, limit=1).items:
+        with suppress(NotFoundError):
+            return client.version(version_id(run, Order(newest.generation, step)))
+    return None
+
+
+def _newest_first(client: RefitClient, run: str) -> Generator[Version]:
+    cursor: str | None = None
+    while True:
+        page = client.versions(run=run, limit=_PAGE, cursor=cursor)
+        yield from page.items
+        cursor = page.next_cursor
+        if cursor is None:
+            return

@@ -1,15 +1,20 @@
-"""`refitd webhooks`: what was told to whom, and what waits; and whether a receiver takes a message."""
+"""`refitd webhooks`: the messages that were sent and those that wait; and a trial of a receiver."""
 
 import asyncio
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
-from refitd.cli import render
 from refitd.cli.exits import ExitCode
 from refitd.cli.options import Json, TokenFile, Url, connect
 from refitd.cli.output import Output, speaking
+from refitd.cli.render import BAD, BUSY, GOOD, cell, sentence, when
+from refitd.cli.table import Table
+from refitd_client.contract.states import DeliveryState
+from refitd_client.contract.wire import Delivery
 
 Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=500, help="The newest N")]
 Test = Annotated[
@@ -35,7 +40,7 @@ def webhooks(
     token_file: TokenFile = None,
     json: Json = False,
 ) -> None:
-    """List webhooks: what was told, how far it is, and why a receiver has not taken it.
+    """List webhooks: each message, its state, and why a receiver has not taken it.
 
     With --test a receiver is tried, once and without the service: run it where the service runs.
 
@@ -50,15 +55,14 @@ def webhooks(
             return
         with connect(url, token_file) as client:
             page = client.deliveries(limit=limit)
-            out.show(page, render.deliveries_table(page.items))
+            out.show(page, deliveries_table(page.items))
 
 
 def _try(out: Output, to: str, secret_file: Path | None) -> None:
     # Here, because only this needs the sender.
     from refitd.clock import SystemClock
-    from refitd.observe.webhooks.delivery_task import place_of
-    from refitd.observe.webhooks.post import SignedPost
-    from refitd.observe.webhooks.signature import read_secrets
+    from refitd.observe.webhooks.delivery_task import SignedPost, place_of
+    from refitd.observe.webhooks.rules import read_secrets
     from refitd.state.delivery import after_try, trial_message
     from refitd_client.contract.states import DeliveryState
 
@@ -73,6 +77,29 @@ def _try(out: Output, to: str, secret_file: Path | None) -> None:
     taken = tried.state is DeliveryState.DELIVERED
     told = "took it" if taken else f"did not take it: {tried.reason}"
     document = {"id": message.id, "to": place_of(to), "taken": taken, "status": sent.status, "reason": tried.reason}
-    out.show(document, render.sentence(f"{place_of(to)} {told}"))
+    out.show(document, sentence(f"{place_of(to)} {told}"))
     if not taken:
         raise typer.Exit(ExitCode.FAILED)
+
+
+_STYLES: Mapping[DeliveryState, str] = {
+    DeliveryState.WAITING: BUSY,
+    DeliveryState.DELIVERED: GOOD,
+    DeliveryState.GIVEN_UP: BAD,
+}
+
+
+def deliveries_table(deliveries: Iterable[Delivery]) -> Table:
+    """Webhooks, one a line."""
+    table = Table("WHEN", "WHAT", "ABOUT", "TO", "STATE", "TRIES", right={"TRIES"}, words="WHY")
+    for each in deliveries:
+        table.add_row(
+            when(each.created_at),
+            cell(each.topic),
+            cell(each.about),
+            cell(each.to),
+            Text(each.state, style=_STYLES[each.state]),
+            str(each.tries),
+            words=cell(each.reason),
+        )
+    return table

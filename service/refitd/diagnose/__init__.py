@@ -1,1 +1,1 @@
-"""What is wrong, and what to do about it: `refitd doctor`, `refitd fsck`, and checks of settings before a start."""
+"""Diagnosis from outside a running service: `refitd doctor`, `refitd fsck`, and the checks before a start."""

@@ -3,7 +3,7 @@
 `Settings` refuses what contradicts itself. What needs a look at the disk is here, so that only a start looks.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import suppress
 
 from refitd.engine.address import engine_id
@@ -24,13 +24,22 @@ def check_start(settings: Settings) -> None:
 
 
 def faults_of(settings: Settings) -> list[str]:
-    """What a start would be refused for."""
-    checks: tuple[Callable[[Settings], str | None], ...] = (_engines_file, _refused_keys, _base_model)
-    return [fault for check in checks if (fault := check(settings)) is not None]
+    """Return the faults for which a start would be refused."""
+    faults: list[str] = []
+    try:
+        if settings.engines_file is not None:
+            read_engines(settings.engines_file)
+    except EnginesFileError as error:
+        faults.append(f"--engines-file (REFITD_ENGINES_FILE): {error}")
+    if not settings.insecure and (keys := keys_without_token(settings)) is not None:
+        faults.append(f"{keys}: set --token-file (REFITD_TOKEN_FILE), or --insecure where every user may")
+    if (fault := _base_model(settings)) is not None:
+        faults.append(fault)
+    return faults
 
 
 def stranger(settings: Settings, known: Collection[str]) -> str | None:
-    """That the canary is no engine that anybody named, None where it is one. `known` are those that the API named."""
+    """Return a fault where the canary is no named engine, else None. `known` are the engines that the API named."""
     if settings.canary is None:
         return None
     names = {*known, *(engine_id(url) for url in settings.engines)}
@@ -40,20 +49,6 @@ def stranger(settings: Settings, known: Collection[str]) -> str | None:
     if settings.canary in names:
         return None
     return f"no engine is called {settings.canary} (--canary), but {', '.join(sorted(names)) or 'there are none yet'}"
-
-
-def _engines_file(settings: Settings) -> str | None:
-    try:
-        if settings.engines_file is not None:
-            read_engines(settings.engines_file)
-    except EnginesFileError as error:
-        return f"--engines-file (REFITD_ENGINES_FILE): {error}"
-    return None
-
-
-def _refused_keys(settings: Settings) -> str | None:
-    told = None if settings.insecure else keys_without_token(settings)
-    return f"{told}: set --token-file (REFITD_TOKEN_FILE), or --insecure where every user may" if told else None
 
 
 def keys_without_token(settings: Settings) -> str | None:

@@ -1,4 +1,4 @@
-"""Where engines can be found, as the operator writes it (`--discover`). Pure: a text in, a place out.
+"""Places where engines can be found, as the operator writes them (`--discover`), and what a place answers. Pure.
 
 dns:rollout.svc.local?port=30000           its A and AAAA records, each with this port (RFC 4501)
 dns:_sglang._tcp.svc.local?type=SRV        its SRV records, which have the ports
@@ -50,12 +50,33 @@ class Areal:
 
 Place = Dns | Router | Areal
 
+MOST = 1000  # engines: a place that names more is not believed
+
+
+@dataclass(frozen=True, slots=True)
+class EnginesFound:
+    """A place that answered: the URLs of its engines. `place` names it in sentences."""
+
+    place: str
+    urls: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Silent:
+    """A place that could not be asked, or whose answer cannot be used."""
+
+    place: str
+    reason: str
+
+
+Answer = EnginesFound | Silent
+
 
 def parse_place(text: str) -> Place:
     """Read one place.
 
     Raises:
-        PlaceRefusedError: it is none.
+        PlaceRefusedError: the text is no place.
     """
     try:
         if text.startswith(_ROUTER):
@@ -72,9 +93,9 @@ def parse_place(text: str) -> Place:
 
 def _router(text: str) -> Router:
     url, _, query = text.partition("?")
-    given = dict(parse_qsl(query, strict_parsing=True)) if query else {}
-    file = given.pop("key_file", None)
-    if given or (file is not None and not file.startswith("/")):
+    options = dict(parse_qsl(query, strict_parsing=True)) if query else {}
+    file = options.pop("key_file", None)
+    if options or (file is not None and not file.startswith("/")):
         raise ValueError("a router's place has nothing but key_file behind its URL, an absolute path")
     return Router(check_url(url), None if file is None else Path(file))
 
@@ -85,13 +106,8 @@ def _dns(server: str, name: str, query: dict[str, str]) -> Dns:
         raise ValueError("the name is missing, or it has another key than type and port")
     if (kind == "SRV") == (port is not None):
         raise ValueError("SRV records have their ports, and addresses need one: ?port=30000")
+    if port is not None and not 0 < int(port) < 65536:
+        raise ValueError(f"{port} is no port")
     at = urlsplit(f"//{server}") if server else None
     asked = None if at is None or at.hostname is None else (at.hostname, at.port or 53)
-    return Dns(name, None if port is None else _port(port), asked)
-
-
-def _port(text: str) -> int:
-    port = int(text)
-    if not 0 < port < 65536:
-        raise ValueError(f"{port} is no port")
-    return port
+    return Dns(name, None if port is None else int(port), asked)

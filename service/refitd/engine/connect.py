@@ -8,7 +8,7 @@ from typing import TypedDict
 from refitd.engine.dialing import Guard
 from refitd.engine.engines_file import EngineSpec
 from refitd.engine.plugin.leading import Leads
-from refitd.engine.port import Engine
+from refitd.engine.port import EnginePort
 from refitd.engine.sglang.adapter import SglangEngine
 from refitd.engine.sglang.adapters import SglangAdapters
 
@@ -60,7 +60,7 @@ def key_files(access: EngineAccess, spec: EngineSpec, is_named: IsNamed) -> KeyF
 
 def connector(
     access: EngineAccess, guard: Guard, is_named: IsNamed, leads: Leads | None = None
-) -> Callable[[EngineSpec], Engine]:
+) -> Callable[[EngineSpec], EnginePort]:
     """Return a function that makes the adapter for an engine. It reads no file and calls no server yet.
 
     Args:
@@ -70,7 +70,7 @@ def connector(
         leads: what plugins are told of the service that loads their engines.
     """
 
-    def connect(spec: EngineSpec) -> Engine:
+    def connect(spec: EngineSpec) -> EnginePort:
         if access.lora is not None:
             return SglangAdapters(
                 spec.url,

@@ -10,7 +10,7 @@ engines:
     root: /mnt/weights                 # where this engine sees the root; default: --path-map
 
 Prometheus' own form (file-based service discovery, YAML or JSON) will do as well: `[{targets: [host:port, …], labels:
-{run: exp/trial, __scheme__: https}}]`. Its other labels are somebody else's.
+{run: exp/trial, __scheme__: https}}]`. Other labels are ignored.
 """
 
 from collections.abc import Callable
@@ -56,9 +56,9 @@ class EnginesFileError(ValueError):
 
 
 class EnginesFile:
-    """The file as the service follows it. `fault` says why it cannot be used now, None while it can.
+    """The file, followed by the service. `fault` says why it cannot be used now, None while it can.
 
-    `complain` hears of each fault once, however often the file is looked at.
+    `complain` is called once for each new fault, however often the file is read.
     """
 
     def __init__(self, path: Path, complain: Callable[[str], None]) -> None:
@@ -68,7 +68,7 @@ class EnginesFile:
         self._text: str | None = None
 
     def news(self) -> list[EngineSpec] | None:
-        """What it says, where that is not what it said last; None where it is, or where it cannot be used. Blocks."""
+        """Return the engines, if the file has changed; None if not, or if it cannot be used. Blocks."""
         try:
             text = _text_of(self.path)
             specs = None if text == self._text else parse_engines(text, self.path)
@@ -85,7 +85,7 @@ class EnginesFile:
 
 
 def read_engines(path: Path) -> list[EngineSpec]:
-    """What a file says now.
+    """Read a file.
 
     Raises:
         EnginesFileError: it cannot be used; the message names it.

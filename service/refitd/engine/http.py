@@ -1,6 +1,7 @@
-"""HTTP to one server: a connection and a deadline for each call, and what came back as a value.
+"""HTTP to one server: a connection and a deadline for each call. The answer, or why there is none, is a value.
 
-No redirects and no proxies from the environment: keys go to the server that the operator named and nowhere else.
+No redirects and no proxies from the environment: keys go to the server that the operator named and nowhere else. A key
+file is read when the key is first needed, and again when the server refuses the key, so keys can be rotated.
 """
 
 import asyncio
@@ -20,9 +21,7 @@ import httpcore
 import httpx
 import msgspec
 
-from refitd.engine.dialing import CheckedNetwork, Guard
-from refitd.engine.keys import Key, KeyRefusedError
-from refitd.engine.sockets import Sockets
+from refitd.engine.dialing import CheckedNetwork, Guard, Sockets
 
 _PORTS = {"http": 80, "https": 443}
 _HEADERS: Mapping[str | bytes, str | bytes] = {
@@ -38,8 +37,14 @@ MAX_BODY_BYTES = 64 * 2**20  # the checksums of a hundred thousand tensors are a
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a server answered. `data` is its JSON object, None where it sent something else; `date` is its own clock,
-    `address` where it was reached, equal for two names of one server.
+    """What a server answered.
+
+    Attributes:
+        status: of HTTP.
+        text: the first 2,000 characters of the body.
+        data: the JSON object in the body; None where it holds something else.
+        date: the `Date` header.
+        address: host and port that were called, equal for two names of one server.
     """
 
     status: int
@@ -55,7 +60,7 @@ class Reply:
 
     @property
     def message(self) -> str:
-        """What it says to people: in a field of its JSON object, or as the text that it is."""
+        """Its text for people: from a field of its JSON object, else the body."""
         for key in ("message", "detail", "error"):
             found = (self.data or {}).get(key)
             if isinstance(found, str):
@@ -68,8 +73,8 @@ class Reply:
         return self.message[:_SHORT]
 
 
-class Lost(Enum):
-    """Why there is no reply: whether the server can have begun to act is what counts."""
+class CallFailure(Enum):
+    """How a call ended without a reply. After all but `NEVER_SENT` the server may have begun to act."""
 
     NEVER_SENT = auto()
     NO_ANSWER = auto()
@@ -78,19 +83,64 @@ class Lost(Enum):
 
 @dataclass(frozen=True, slots=True)
 class NoReply:
-    """There is no reply."""
+    """Why there is no reply, as a sentence; `lost` says whether the server can have begun to act."""
 
-    lost: Lost
+    lost: CallFailure
     reason: str
 
 
-class Transport:
-    """Calls to one server. `api_key` opens reads; `admin_key` (the same where there is none) opens changes.
+class KeyRefusedError(Exception):
+    """There is no key to send, so nothing was sent. The message names the file, never its content."""
 
-    A key is given as it is, or as the path of its file. `guard` says which addresses may be called; `server` is what
-    sentences call what listens there.
-    A connection is not used twice. An answer that a proxy on the way repeats would be taken for that of the next call,
-    and one that the server closes just then (uvicorn after 5 s) gives no answer: after a load, unknown contents.
+
+class Key:
+    """A key, or none. `source` is the key itself or the file that holds it."""
+
+    def __init__(self, source: str | Path | None) -> None:
+        self._file = source if isinstance(source, Path) else None
+        self._key = None if isinstance(source, Path) else source
+
+    async def headers(self) -> dict[str, str]:
+        """The `Authorization` header, or none.
+
+        Raises:
+            KeyRefusedError: the file cannot be read, or holds no key.
+        """
+        if self._file is not None and self._key is None:
+            self._key = await asyncio.to_thread(_read, self._file)
+        return {} if self._key is None else {"Authorization": f"Bearer {self._key}"}
+
+    async def is_another_now(self) -> bool:
+        """Read the file again; whether it holds another key than before.
+
+        Raises:
+            KeyRefusedError: as `headers`.
+        """
+        if self._file is None:
+            return False
+        before, self._key = self._key, await asyncio.to_thread(_read, self._file)
+        return self._key != before
+
+
+def _read(file: Path) -> str:
+    try:
+        key = file.read_text().strip()
+    except OSError as error:
+        raise KeyRefusedError(f"the key file {file} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError:
+        raise KeyRefusedError(f"the key file {file} is no text") from None
+    # An HTTP library would quote a key that is no header, and with it the key, in its error and so in every log.
+    if not key or not key.isascii() or not key.isprintable() or " " in key:
+        raise KeyRefusedError(f"the key file {file} is empty or holds what cannot be a key: write one key, on one line")
+    return key
+
+
+class Transport:
+    """Calls to one server.
+
+    A connection is not used twice: an answer that a proxy repeats would be taken for that of the next call, and a
+    connection that the server closes just then (uvicorn after 5 s) gives no answer, which after a load means unknown
+    contents.
     """
 
     def __init__(
@@ -102,6 +152,15 @@ class Transport:
         guard: Guard | None = None,
         server: str = "engine",
     ) -> None:
+        """Open no connection yet.
+
+        Args:
+            url: of the server, without a path or with a prefix of all routes.
+            api_key: opens reads: the key itself, or the path of its file. None: `admin_key`.
+            admin_key: opens changes, likewise. None: `api_key`.
+            guard: says which addresses may be called. None: all.
+            server: what sentences call the server, such as "engine" or "service".
+        """
         self.url = url
         self._server = server
         self._read = Key(api_key or admin_key)
@@ -113,15 +172,15 @@ class Transport:
         self._network = Sockets() if guard is None else CheckedNetwork(guard)
 
     async def get(self, path: str, within: float) -> Reply | NoReply:
-        """Read something, within seconds."""
+        """Send a GET with the key for reads. Gives up after `within` seconds."""
         return await self._call("GET", path, None, self._read, within)
 
     async def post(self, path: str, body: dict[str, Any], within: float) -> Reply | NoReply:
-        """Change something, within seconds."""
+        """Send a POST with the key for changes. Gives up after `within` seconds."""
         return await self._call("POST", path, body, self._change, within)
 
     async def ask(self, path: str, body: dict[str, Any], within: float) -> Reply | NoReply:
-        """Ask something that needs a body, within seconds. It changes nothing, so the key for reads opens it."""
+        """Send a POST that changes nothing, with the key for reads. Gives up after `within` seconds."""
         return await self._call("POST", path, body, self._read, within)
 
     async def _call(
@@ -134,16 +193,16 @@ class Transport:
                     reply = await self._send(method, path, body, key)
                 return reply
         except KeyRefusedError as error:
-            return NoReply(Lost.NEVER_SENT, f"{self.url} was not asked: {error}")
+            return NoReply(CallFailure.NEVER_SENT, f"{self.url} was not asked: {error}")
         except TimeoutError:
-            return NoReply(Lost.TIMED_OUT, f"{self.url}{path} did not answer within {within:g} s")
+            return NoReply(CallFailure.TIMED_OUT, f"{self.url}{path} did not answer within {within:g} s")
         except (httpcore.ConnectError, httpcore.UnsupportedProtocol) as error:
-            return NoReply(Lost.NEVER_SENT, f"{self.url} cannot be reached: {_spoken(error, self._server)}")
+            return NoReply(CallFailure.NEVER_SENT, f"{self.url} cannot be reached: {_spoken(error, self._server)}")
         except _TooLargeError:
-            return NoReply(Lost.NO_ANSWER, f"{self.url}{path} answered with more than {MAX_BODY_BYTES} bytes")
+            return NoReply(CallFailure.NO_ANSWER, f"{self.url}{path} answered with more than {MAX_BODY_BYTES} bytes")
         except (httpcore.NetworkError, httpcore.ProtocolError, OSError, ValueError) as error:
             what = str(error) or type(error).__name__
-            return NoReply(Lost.NO_ANSWER, f"{self.url}{path} broke off without an answer: {what}")
+            return NoReply(CallFailure.NO_ANSWER, f"{self.url}{path} broke off without an answer: {what}")
 
     async def _send(self, method: str, path: str, body: dict[str, Any] | None, key: Key) -> Reply:
         content = None if body is None else msgspec.json.encode(body)
@@ -161,14 +220,6 @@ class Transport:
             return replace(_reply(response.status, await _body(response), date), address=address)
 
 
-def _spoken(error: Exception, server: str) -> str:
-    """Why a connection did not come about, in the system's words and not in those of Python around them."""
-    numbers = {int(number) for number in _CONNECT_FAILED.findall(str(error))}  # a name may have several addresses
-    if numbers == {errno.ECONNREFUSED}:
-        return f"connection refused (is the {server} running there?)"
-    return os.strerror(numbers.pop()).lower() if len(numbers) == 1 else str(error)
-
-
 class _TooLargeError(Exception):
     pass
 
@@ -182,19 +233,27 @@ async def _body(response: httpcore.Response) -> bytes:
     return bytes(body)
 
 
-def _address(stream: httpcore.AsyncNetworkStream) -> str:
-    """Host and port of the server; its own addresses are all the same host to a client on the same one."""
-    host, port = stream.get_extra_info("peername")[:2]
-    own = stream.get_extra_info("sockname")[0]
-    return f"{'localhost' if host == own or ip_address(host).is_loopback else host}:{port}"
-
-
 def _reply(status: int, body: bytes, date: str | None) -> Reply:
     try:
         data = msgspec.json.decode(body, type=dict[str, Any])
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         data = None
     return Reply(status=status, text=body[:2000].decode(errors="replace"), data=data, date=date)
+
+
+def _address(stream: httpcore.AsyncNetworkStream) -> str:
+    """Host and port of the server. All addresses of this host are the same server, so they count as one."""
+    host, port = stream.get_extra_info("peername")[:2]
+    own = stream.get_extra_info("sockname")[0]
+    return f"{'localhost' if host == own or ip_address(host).is_loopback else host}:{port}"
+
+
+def _spoken(error: Exception, server: str) -> str:
+    """Why the connection failed, in the operating system's words."""
+    numbers = {int(number) for number in _CONNECT_FAILED.findall(str(error))}  # a name may have several addresses
+    if numbers == {errno.ECONNREFUSED}:
+        return f"connection refused (is the {server} running there?)"
+    return os.strerror(numbers.pop()).lower() if len(numbers) == 1 else str(error)
 
 
 @functools.cache

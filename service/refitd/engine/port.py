@@ -8,17 +8,21 @@
     UNREACHABLE  nothing was sent, or nothing that could have started a load: contents as before
 
 An engine with known contents is never left paused: `resumed` is False with ACK or NACK only when the engine
-could not be told, and then the rollout goes on telling it.
+could not be reached, and then the rollout tries again.
+
+How long each stage of a refit takes, in milliseconds of the monotonic clock.
 """
 
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Protocol
 
 
 class Outcome(Enum):
-    """How a refit ended. The module's docstring says what each leaves behind."""
+    """How a refit ended. The docstring of the module defines the contents after each."""
 
     ACK = auto()
     NACK = auto()
@@ -36,12 +40,8 @@ class Stage(Enum):
     RESUME = "resume"
 
 
-async def _unchanged() -> bool:
-    return True
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Files:
+class VersionFiles:
     """A version that refitd's publisher wrote, as the service has checked it: `path` is relative to the root.
 
     `digest` and `signature` are those of the version's record, `allow_…` what its notice allows.
@@ -76,15 +76,19 @@ class Offered:
     offer: str
 
 
+async def _unchanged() -> bool:
+    return True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """What an engine is to serve: `path` as the engine sees it, `label` the weight_version it gets.
 
     `fingerprint` is what a clean load of this version gave on an engine of the same configuration, None while
-    nobody has loaded it; `not_fingerprint` is what the engine's contents before the load gave, when the files differ
+    it was never loaded; `not_fingerprint` is what the engine's contents before the load gave, when the files differ
     (where those are unknown: what it held last).
     `repairs`: the contents before the load are unknown, so that "untouched" is no reason to resume. `unchanged` says
-    after the load whether the files are still those that were checked: else nobody knows which ones it read.
+    after the load whether the files are still those that were checked: else it is not known which ones it read.
     `files` is None for what others wrote: an engine's plugin leaves that to the engine; and for what is `offered`.
     `in_place`: it is a delta that the plugin is to write into what is served.
     """
@@ -94,7 +98,7 @@ class Target:
     fingerprint: str | None = None
     not_fingerprint: str | None = None
     repairs: bool = False
-    files: Files | None = None
+    files: VersionFiles | None = None
     offered: Offered | None = None
     in_place: bool = False
     unchanged: Callable[[], Awaitable[bool]] = field(default=_unchanged, compare=False)
@@ -112,7 +116,7 @@ class Process:
     started: str | None = None
 
     def is_as(self, other: "Process") -> bool | None:
-        """Whether both are of one process, as far as is told; None where nothing is told that can be compared."""
+        """Whether both are one process; None where they tell nothing that can be compared."""
         for mine, its in ((self.started, other.started), (self.seed, other.seed)):
             if mine is not None and its is not None:
                 return mine == its
@@ -123,7 +127,7 @@ UNTOLD = Process()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loader:
+class LoaderUse:
     """What refitd's plugin gives to SGLang's loader in each load, and does not copy by itself: everything, or some
     tensors; `reason` is a sentence. It takes longer, and deltas of these tensors are refused.
     """
@@ -137,7 +141,7 @@ class Reached:
     """What a probe saw. `configuration` is equal for engines whose fingerprints can be compared.
 
     `startup_path` is the model that the server was started with (None where it does not say): its inventory is
-    what checkpoints are held against. `fingerprint` is not part of a probe: it costs the engine time.
+    what checkpoints are compared with. `fingerprint` is not part of a probe: it costs the engine time.
     `plugin` is the release of refitd's plugin that carries out its loads; None where they are the server's own, and
     then `stock_reason` says why, where a plugin was looked for. `takes_offers`: it can load from a trainer's memory.
     `loader`: what its plugin does not copy by itself; None where that is nothing, or is not known yet.
@@ -156,7 +160,7 @@ class Reached:
     process: Process = UNTOLD
     address: str | None = None
     led_by: str | None = None
-    loader: Loader | None = None
+    loader: LoaderUse | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +189,7 @@ class Refit:
     timings: dict[str, float] = field(default_factory=dict[str, float])
 
 
-class Engine(Protocol):
+class EnginePort(Protocol):
     """One replica. Calls on one engine never overlap: the rollout sees to it. No call raises for what a server does."""
 
     async def probe(self) -> Reached | Unreached:
@@ -203,13 +207,13 @@ class Engine(Protocol):
         ...
 
     async def cancel_prefetch(self) -> None:
-        """Have it close what it made ready: no refit to that comes."""
+        """Have it close what it prepared: no refit to that follows."""
         ...
 
     async def fingerprint(self, alike: str | None = None) -> str | None:
-        """One digest over all loaded tensors, or None where nobody can tell.
+        """One digest over all loaded tensors; None where the server cannot compute it.
 
-        `alike`: the one that it is to be held against, so that it is computed in the same way.
+        `alike`: the digest to compare it with, so that it is computed in the same way.
         """
         ...
 
@@ -218,9 +222,37 @@ class Engine(Protocol):
         ...
 
     async def resume(self) -> bool:
-        """Let it generate. Harmless on an engine that is not paused. False if it could not be told."""
+        """Let it generate. Harmless on an engine that is not paused. False if the call did not succeed."""
         ...
 
     async def aclose(self) -> None:
         """Give back connections."""
         ...
+
+
+BY_PLUGIN = "plugin:"
+"""The prefix of fingerprints that refitd's plugin computes; the others are made of SGLang's own checksums."""
+
+
+def comparable(some: str, other: str | None) -> bool:
+    """Whether two fingerprints were computed by the same means, so that they can be compared."""
+    return other is not None and some.startswith(BY_PLUGIN) == other.startswith(BY_PLUGIN)
+
+
+class Stopwatch:
+    """Times stages, in milliseconds of the monotonic clock, and reports the begin of each."""
+
+    def __init__(self, on_stage: Callable[[Stage], None]) -> None:
+        self._on_stage = on_stage
+        self.milliseconds: dict[str, float] = {}
+
+    @contextmanager
+    def during(self, stage: Stage) -> Generator[None]:
+        """Count what happens inside to `stage`."""
+        self._on_stage(stage)
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            spent = (time.perf_counter() - started) * 1000
+            self.milliseconds[stage.value] = self.milliseconds.get(stage.value, 0.0) + spent

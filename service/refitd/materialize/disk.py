@@ -13,11 +13,9 @@ from typing import Protocol, TypeVar
 from uuid import uuid4
 
 from refitd.catalog.files import Unreadable
-from refitd.materialize.files import checkpoint_in
-from refitd.materialize.fingerprints import fingerprints_of
-from refitd.materialize.trouble import CopyError
-from refitd.materialize.writing import Job, invalidate, look, read_note, write_copy
-from refitd.policy.materialize import Write
+from refitd.materialize.files import CopyError, fingerprints_of, source_in
+from refitd.materialize.writing import CopyJob, invalidate, look, read_note, write_copy
+from refitd.policy.materialize import WriteCopy
 from refitd.reclaim.trash import condemn, empty, empty_one
 from refitd.root.handle import made, opened, root_at
 from refitd.root.outcome import Discarded, Gone, Refused, sentence
@@ -38,18 +36,18 @@ AnswerT = TypeVar("AnswerT")
 
 
 class CopyFolders(Protocol):
-    """What is asked of the file system about copies. All raise OSError."""
+    """The port to the file system. All methods raise OSError."""
 
     async def survey(self) -> list[Copy]:
-        """All copies that there are, and what lies among them."""
+        """Return all copies, and what else lies among them."""
         ...
 
-    async def write(self, order: Write) -> Copy:
+    async def write(self, order: WriteCopy) -> Copy:
         """Write a copy; raises CopyError where it was not written, or not well."""
         ...
 
     async def signature(self, copy: Copy) -> str | Unreadable | None:
-        """What its files look like from outside; None where it is not there any more."""
+        """Return the signature of a copy's files; None where it is gone."""
         ...
 
     async def discard(self, copy: Copy) -> Discarded | Gone | Refused:
@@ -60,14 +58,15 @@ class CopyFolders(Protocol):
 class DiskCopies:
     """Copies in the root, or in a folder of their own. Everything happens in threads.
 
-    What only looks shares `threads` with others who look, and is given up after a while: an engine may be paused for
-    it. What reads, writes or deletes whole copies takes as long as it takes, in threads of its own.
+    Looks share `threads` with other looks at the root, and have a time limit: an engine may be paused for them. Work
+    that reads, writes or deletes whole copies has threads of its own and no limit.
     """
 
     def __init__(self, root: Path, folder: Path | None = None, threads: RootThreads | None = None) -> None:
         self._root = root
         self._own = folder is not None
-        self._top = root if folder is None else folder / _name_of(root)
+        own_name = f"{root.name}-{hashlib.sha256(str(root).encode()).hexdigest()[:12]}"  # services may share a folder
+        self._top = root if folder is None else folder / own_name
         self._looks = threads or RootThreads()
         self._works = RootThreads()
         self._prefix = COPIES_PATH if folder is None else str(self._top)
@@ -76,7 +75,7 @@ class DiskCopies:
         """See `CopyFolders`."""
         return await self._looks.run(f"listing {self._top}", self._survey, within=LISTING_SECONDS)
 
-    async def write(self, order: Write) -> Copy:
+    async def write(self, order: WriteCopy) -> Copy:
         """See `CopyFolders`."""
         return await self._in_thread(lambda stop: self._write(order, stop))
 
@@ -93,15 +92,15 @@ class DiskCopies:
         return await self._in_thread(lambda _: self._discard(copy))
 
     async def fingerprints(self, copy: Copy) -> dict[str, int] | Unreadable:
-        """Those of all tensors of a copy: every byte is read."""
+        """Return the fingerprints of all tensors of a copy; reads every byte."""
         return await self._in_thread(lambda stop: self._fingerprints(copy, stop))
 
     async def disown(self, copy: Copy) -> None:
-        """Take a copy's note away: it is worth nothing from here on, and nobody who reads it is disturbed."""
+        """Remove a copy's note: the copy is worth nothing from here on. Engines that read it are not disturbed."""
         await self._in_thread(lambda _: self._disown(copy))
 
     async def _in_thread(self, work: Callable[[Event], AnswerT]) -> AnswerT:
-        """A thread cannot be cancelled. So a cancellation asks it to stop, and waits: nothing is written afterwards."""
+        """Run in a thread. It cannot be cancelled, so a cancellation asks it to stop and waits: it writes no more."""
         stop = Event()
         task = asyncio.ensure_future(self._works.run(f"work in {self._top}", partial(work, stop)))
         try:
@@ -113,7 +112,8 @@ class DiskCopies:
 
     def _survey(self) -> list[Copy]:
         with suppress(FileNotFoundError), self._copies(make=False) as copies:
-            return [copy for name in _plain(copies) for copy in self._of_run(copies, name)]
+            names = sorted(name for name in os.listdir(copies) if not name.startswith("."))
+            return [copy for name in names for copy in self._of_run(copies, name)]
         return []
 
     def _of_run(self, copies: int, folder: str) -> Iterator[Copy]:
@@ -145,25 +145,25 @@ class DiskCopies:
                 return copy if note.signature == signature else doubted(copy)
         return copy
 
-    def _write(self, order: Write, stop: Event) -> Copy:
+    def _write(self, order: WriteCopy, stop: Event) -> Copy:
         folder = run_slots(order.target.run)
         name = uuid4().hex if order.into is None else order.into.name
         with self._copies(make=True) as copies, made(folder, copies, 0o755) as run:
             try:
                 return write_copy(self._root, run, self._path(folder, name), self._job(order, name), stop)
             except BaseException:
-                if order.into is None:  # nobody has heard of it, and its room may be what is missing
+                if order.into is None:  # it is no copy yet, and its room may be what is missing
                     with suppress(OSError):
                         self._condemn(run, name)
                 raise
 
-    def _job(self, order: Write, name: str) -> Job:
+    def _job(self, order: WriteCopy, name: str) -> CopyJob:
         source = order.source
         is_version = isinstance(source, VersionRecord)
         path = f"{run_slots(source.run)}/{source.name}" if isinstance(source, Copy) else source.path
         if isinstance(source, Copy) and not self._own:
             path = f"{COPIES_PATH}/{path}"
-        return Job(
+        return CopyJob(
             name=name,
             top=self._root if is_version else self._top,
             source=path,
@@ -184,7 +184,7 @@ class DiskCopies:
     def _fingerprints(self, copy: Copy, stop: Event) -> dict[str, int] | Unreadable:
         try:
             with self._opened(copy) as folder:
-                return fingerprints_of(checkpoint_in(folder), stop)
+                return fingerprints_of(source_in(folder), stop)
         except (OSError, CopyError) as error:
             return Unreadable(str(error))
 
@@ -217,10 +217,10 @@ class DiskCopies:
         return Discarded(copy.path)
 
     def _condemn(self, run: int, name: str) -> None:
-        """Into the trash of the same file system, and out of it: its room is wanted."""
+        """Move a copy into the trash of the same file system, and delete it there."""
         with root_at(self._top) as top:
             where = condemn(top, run, name)
-            if self._own:  # nobody else empties this trash, or makes anything of what is in it
+            if self._own:  # nothing else empties this trash
                 empty(top)
             else:
                 empty_one(top, where)
@@ -230,7 +230,7 @@ class DiskCopies:
 
     @contextmanager
     def _copies(self, *, make: bool) -> Generator[int]:
-        """A handle on the folder that holds the folders of runs."""
+        """Give a handle on the folder above the folders of runs."""
         if self._own:
             if make:
                 self._top.mkdir(parents=True, exist_ok=True)
@@ -244,10 +244,6 @@ class DiskCopies:
             yield copies
 
 
-def _plain(copies: int) -> list[str]:
-    return sorted(name for name in os.listdir(copies) if not name.startswith("."))
-
-
 @contextmanager
 def _made(name: str, parent: int) -> Generator[int]:
     with made(name, parent, 0o755) as handle:
@@ -255,12 +251,7 @@ def _made(name: str, parent: int) -> Generator[int]:
 
 
 def _let_in(folder: int) -> None:
-    """Engines of another user pass through: what they find there has its own permissions."""
+    """Let engines of another user pass through the folder: what lies in it has its own permissions."""
     mode = os.fstat(folder).st_mode & 0o7777
     if mode | 0o011 != mode:
         os.fchmod(folder, mode | 0o011)
-
-
-def _name_of(root: Path) -> str:
-    """Two services may name one folder for their copies."""
-    return f"{root.name}-{hashlib.sha256(str(root).encode()).hexdigest()[:12]}"

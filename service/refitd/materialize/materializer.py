@@ -1,30 +1,39 @@
-"""Keeps copies at what engines are to serve: asks `decide`, writes, tells the store. One task a run.
+"""Keeps copies at the versions that engines are to serve: asks `decide`, writes, tells the store. One task a run.
 
-Each copy goes through the same steps, so that nobody begins to read what is about to be written:
+Each copy goes through the same steps, so that no engine begins to read what is about to be written:
 
-    decide           which copy, from what; nothing is awaited between this and the next line
-    let go           no engine begins to load what the copy holds any more, and what it is made from has a lease
-    durable          wait until all that was before is on disk: who reads what is no guess after a crash
+    decide           which copy, from what; nothing is awaited between this and the next step
+    release          no engine begins to load what the copy holds any more, and what it is made from has a lease
+    durable          all that was before is on disk: after a crash it is known which engine reads what
     decide again     what came during that wait still counts
     write            in threads; a kill leaves a copy that is worth nothing
     carry            engines may go there
 """
 
 import asyncio
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Protocol, TypeGuard
 
 import structlog
 
 from refitd.materialize.disk import CopyFolders
-from refitd.materialize.refusals import Refusals
-from refitd.materialize.trouble import CopyError, MisfitError, SourceChangedError
-from refitd.policy.copy_readers import Readers, readers_of
-from refitd.policy.in_place import needs_copy
+from refitd.materialize.files import CopyError, MisfitError, SourceChangedError
+from refitd.policy.chain import needs_copy
 from refitd.policy.leases import Views
-from refitd.policy.materialize import Decision, Hopeless, Ready, Wait, Write, decide
+from refitd.policy.materialize import (
+    CopyReady,
+    CopyVerdict,
+    Decision,
+    NoCopyPossible,
+    Readers,
+    WaitForCopy,
+    WriteCopy,
+    decide,
+    readers_of,
+    spare,
+)
 from refitd.policy.next_action import stays
-from refitd.policy.spare_copies import CopyVerdict, spare
 from refitd.policy.target import last_good
 from refitd.rollout.targets import Targets
 from refitd.root.outcome import Refused
@@ -37,26 +46,87 @@ from refitd_client.contract.wire import Reclaimable
 
 LOOK_SECONDS = 10.0  # between two looks when nothing changes
 PAUSE_SECONDS = 1.0  # after an error of the disk
+FIRST_SECONDS = 10.0  # before a refused delta is tried again
+LONGEST_SECONDS = 60.0
 
 log = structlog.get_logger("refitd")
 
 
-class Facts(Protocol):
-    """What is true now; `refitd.reclaim.collector.StoreFacts`."""
+class ReaderFacts(Protocol):
+    """What decisions about copies are made of; `refitd.reclaim.collector.StoreFacts`."""
 
     def views(self) -> Views:
         """What leases are made of."""
         ...
 
     def rebuilding(self) -> str | None:
-        """Why nobody knows who reads what, None where it is known."""
+        """Why it is not known which engine reads what, None where it is known."""
         ...
 
 
-class Copier:
-    """Belongs to one root. `most` is how many copies a run may have; with none it only takes away what is there."""
+class Refusals:
+    """Deltas that cannot be carried out, and when to try again; `waiting` says by id what others wait for."""
 
-    def __init__(self, store: Store, targets: Targets, facts: Facts, folders: CopyFolders, *, most: int) -> None:
+    def __init__(self, store: Store, targets: Targets) -> None:
+        self._store = store
+        self._targets = targets
+        self._misfits: dict[str, set[str]] = {}
+        self._again_at: dict[str, float] = {}
+        self._tries: dict[str, int] = {}
+        self.waiting: dict[str, str] = {}
+
+    def misfits(self, target: VersionRecord) -> frozenset[str]:
+        """Return the ids of the versions from which a delta was not reached."""
+        return frozenset(self._misfits.get(target.id, ()))
+
+    def misfit(self, target: VersionRecord, order: WriteCopy, reason: str) -> None:
+        """Note that a copy did not come out as the delta promises: the next is made from something else."""
+        source = order.source.id if isinstance(order.source, VersionRecord) else order.source.holds or ""
+        self._misfits.setdefault(target.id, set()).add(source)
+        self._store.say("version", target.id, f"{reason}: the copy of {target.id} is made from others than {source}")
+
+    def carried(self, target: VersionRecord) -> None:
+        """Forget the trouble with a delta that a copy holds."""
+        self.waiting.pop(target.id, None)
+        self._tries.pop(target.id, None)
+
+    def refuse(self, target: VersionRecord, reason: str) -> None:
+        """Leave engines on what they have; the delta is tried again after a wait that grows."""
+        self.waiting.pop(target.id, None)
+        tries = self._tries[target.id] = self._tries.get(target.id, 0) + 1
+        wait = min(FIRST_SECONDS * 2 ** min(tries - 1, 10), LONGEST_SECONDS)
+        self._again_at[target.id] = self._store.clock.monotonic() + wait
+        self._targets.refuse(target, reason)
+
+    def due(
+        self, versions: Iterable[VersionRecord], decide: Callable[[VersionRecord], Decision]
+    ) -> VersionRecord | None:
+        """Return the first refused delta that is to be tried again now. It stays refused until a copy holds it."""
+        now = self._store.clock.monotonic()
+        for known in (self._misfits, self._again_at, self._tries, self.waiting):
+            for gone in [version for version in known if version not in self._store.versions]:
+                del known[gone]
+        for version in versions:
+            is_refused = self._targets.carriage.is_refused(version) and version.state is VersionState.SEALED
+            if is_refused and not version.barred and now >= self._again_at.get(version.id, now):
+                if isinstance(decide(version), CopyReady | WriteCopy):
+                    return version
+                self._again_at[version.id] = now + FIRST_SECONDS
+        return None
+
+
+class Materializer:
+    """Writes and removes the copies of one root.
+
+    Args:
+        store: versions, engines, rollouts.
+        targets: what engines are to serve, and what they can load.
+        facts: what is read by whom.
+        folders: the port to the copies.
+        most: how many copies a run may have; with 0 existing ones are taken away and none is written.
+    """
+
+    def __init__(self, store: Store, targets: Targets, facts: ReaderFacts, folders: CopyFolders, *, most: int) -> None:
         self._store = store
         self._targets = targets
         self._facts = facts
@@ -75,11 +145,14 @@ class Copier:
         async with asyncio.TaskGroup() as group:
             while True:
                 seen = await self._store.changed.wait_after(seen, within=LOOK_SECONDS)
-                if self._is_surveyed or await self.survey():
-                    self._look(group)
+                if not self._is_surveyed and not await self.survey():
+                    continue
+                for run in self._runs():
+                    if run not in self._tasks and self._target(run) is not None:
+                        self._tasks[run] = group.create_task(self._work(run), name=f"copy {run}")
 
     async def check(self, version: VersionRecord) -> bool:
-        """Whether the copy that holds a delta is as it was written; where it is not, it holds nothing from here on.
+        """Return whether the copy that holds a delta is as it was written; where it is not, it holds nothing any more.
 
         Engines that ask at the same time share one look.
         """
@@ -93,32 +166,24 @@ class Copier:
         return await asyncio.shield(self._checks[copy.name])
 
     def why_waiting(self, version: VersionRecord) -> str | None:
-        """What a delta waits for that no copy holds, None where it waits for nothing."""
+        """Return what a delta waits for that no copy holds, None where it waits for nothing."""
         return self._refusals.waiting.get(version.id)
 
     @property
     def bytes_on_root(self) -> int:
-        """What they take of the root's room: nothing where they lie in a folder of their own."""
+        """Bytes of the root that copies take: none where they lie in a folder of their own."""
         return sum(copy.bytes for copy in self._copies.values() if not copy.path.startswith("/"))
 
     async def plan(self) -> list[Reclaimable]:
-        """What of the copies would be taken away and kept, and why."""
+        """Return which copies would be taken away or kept, and why."""
         return [_line(verdict) for verdict in self._verdicts()]
 
     async def sweep(self) -> list[Reclaimable]:
-        """Take away the copies that nobody needs."""
+        """Take away the copies that are not needed."""
         return [await self._settle(verdict) for verdict in self._verdicts()]
 
-    async def _is_unchanged(self, copy: Copy) -> bool:
-        found = await self._folders.signature(copy)
-        if (found is None or isinstance(found, str)) and found != copy.signature:
-            self._say_changed(copy, copy.holds)
-            if self._copies.get(copy.name) == copy:
-                self._forget(copy)
-        return found == copy.signature
-
     async def survey(self) -> bool:
-        """See what a former life has left, best before engines are asked; until it is known nothing is written."""
+        """See what an earlier start has left, best before engines are asked; until then nothing is written."""
         try:
             found = await self._folders.survey()
         except OSError as error:
@@ -126,11 +191,19 @@ class Copier:
             return False
         self._copies = {copy.name: copy for copy in found}
         for copy in found:
-            if copy.holds is None:  # its note names a version, and its files are not those that were written
+            if copy.holds is None:  # where its note names a version, its files are not those that were written
                 self._say_changed(copy, copy.read_as)
         self._is_surveyed = True
         self._carry_all()
         return True
+
+    async def _is_unchanged(self, copy: Copy) -> bool:
+        found = await self._folders.signature(copy)
+        if (found is None or isinstance(found, str)) and found != copy.signature:
+            self._say_changed(copy, copy.holds)
+            if self._copies.get(copy.name) == copy:
+                self._release(copy)
+        return found == copy.signature
 
     def _say_changed(self, copy: Copy, version: str | None) -> None:
         if version is not None:
@@ -138,53 +211,44 @@ class Copier:
             self._store.say("version", version, text)
 
     def _carry_all(self) -> None:
-        """Whatever a copy holds can be loaded from it."""
+        """Let engines load from the copies what they hold."""
         for copy in self._copies.values():
             version = self._store.versions.get(copy.holds or "")
             if version is not None and version.kind is Kind.DELTA and version.digest == copy.digest:
                 self._targets.carry(version, copy.path)
 
-    def _look(self, group: asyncio.TaskGroup) -> None:
-        for run in self._runs() if self._most else ():
-            if run not in self._tasks and self._target(run) is not None:
-                self._tasks[run] = group.create_task(self._work(run), name=f"copy {run}")
-
     def _runs(self) -> list[str]:
-        """Those with deltas that could be carried out, but for runs that have ended and have no engines."""
+        """Return the runs with deltas that could be carried out, but for closed ones that no engine follows."""
+        if not self._most:
+            return []
         versions, runs = self._store.versions.values(), self._store.runs
         deltas = {v.run for v in versions if v.kind is Kind.DELTA and v.state is VersionState.SEALED}
         return sorted(run for run in deltas if run not in runs.closed or run in runs.followed_since)
 
     def _target(self, run: str) -> VersionRecord | None:
-        """The delta that needs a copy now: what engines are to serve, or a newer one that could not be carried out."""
-        if self._is_paused(run):
-            return self._target_of_pause(run)
+        """Return the delta that needs a copy now: what engines are to serve, or a newer one that was refused before.
+
+        In a paused run that is what engines go back to: no copy of it is given up for something newer, where no engine
+        goes now.
+        """
+        rollout = self._store.rollouts.get(run)
+        if rollout is not None and rollout.paused_since is not None:
+            good = self._targets.of_run(run).last_served
+            if not self._lacks_copy(good):
+                return None
+            return self._refusals.due([good], self._decide) if self._targets.carriage.is_refused(good) else good
         wanted = self._targets.of_run(run).wanted
         again = self._refusals.due(self._store.versions_of(run), self._decide)
         if again is not None and (wanted is None or again.order > wanted.order):
             return again
-        return wanted if self._is_without(wanted) else None
+        return wanted if self._lacks_copy(wanted) else None
 
-    def _target_of_pause(self, run: str) -> VersionRecord | None:
-        """What engines go back to: no copy of it is given up for something newer, where nobody goes now."""
-        good = self._targets.of_run(run).last_served
-        if not self._is_without(good):
-            return None
-        is_refused = self._targets.carriage.is_refused(good)
-        return self._refusals.due([good], self._decide) if is_refused else good
-
-    def _is_paused(self, run: str) -> bool:
-        rollout = self._store.rollouts.get(run)
-        return rollout is not None and rollout.paused_since is not None
-
-    def _is_without(self, version: VersionRecord | None) -> TypeGuard[VersionRecord]:
-        """Whether it needs a copy and has none."""
-        return version is not None and not self._targets.carriage.can_load(version) and self._is_needed(version)
-
-    def _is_needed(self, delta: VersionRecord) -> bool:
-        """Whether there is an engine, or may come one, that does not take it in place."""
-        engines = self._store.engines_of(delta.run)
-        return not engines or any(needs_copy(engine, delta, self._store.versions) for engine in engines)
+    def _lacks_copy(self, version: VersionRecord | None) -> TypeGuard[VersionRecord]:
+        """Return whether no copy holds it and an engine, now or to come, does not take it in place."""
+        if version is None or self._targets.carriage.can_load(version):
+            return False
+        engines = self._store.engines_of(version.run)
+        return not engines or any(needs_copy(engine, version, self._store.versions) for engine in engines)
 
     async def _work(self, run: str) -> None:
         """Bring copies up to date until nothing more can be done now."""
@@ -195,36 +259,33 @@ class Copier:
         except (OSError, JournalError) as error:
             log.warning("no copy was written this time", run=run, error=str(error))
             if target is not None:
-                self._refusals.wait(target, f"a copy could not be written: {error}")
+                self._refusals.waiting[target.id] = f"a copy could not be written: {error}"
             await asyncio.sleep(PAUSE_SECONDS)
-            await self._look_anew(run)
+            await self._survey_again(run)
             self._store.changed.notify()
         finally:
-            self._read_from(run, frozenset())
+            self._copy_from(run, frozenset())
             self._tasks.pop(run, None)
 
     async def _step(self, target: VersionRecord) -> bool:
-        """Whether there may be more to do at once."""
-        decision = self._decide(target)
-        match decision:
-            case Ready(copy):
+        """Do what is decided; return whether there may be more to do at once."""
+        match decision := self._decide(target):
+            case CopyReady(copy):
                 self._targets.carry(target, copy.path)
-                return True
-            case Wait(reason):
-                self._refusals.wait(target, reason)
+            case WaitForCopy(reason):
+                self._refusals.waiting[target.id] = reason
                 return False
-            case Hopeless(reason):
+            case NoCopyPossible(reason):
                 self._refusals.refuse(target, reason)
-                return True
-            case Write():
+            case WriteCopy():
                 await self._prepare(target, decision)
-                return True
+        return True
 
-    async def _prepare(self, target: VersionRecord, order: Write) -> None:
+    async def _prepare(self, target: VersionRecord, order: WriteCopy) -> None:
         for copy in (order.into, order.instead_of):
             if copy is not None and copy.holds is not None:
                 self._targets.let_go(copy.holds, copy.run)
-        self._read_from(target.run, frozenset(order.needs))
+        self._copy_from(target.run, frozenset(order.needs))
         await self._store.durable()
         if self._target(target.run) != target or self._decide(target) != order:
             self._carry_all()  # something came during that wait
@@ -238,31 +299,26 @@ class Copier:
                 return
         await self._write(target, order)
 
-    async def _write(self, target: VersionRecord, order: Write) -> None:
+    async def _write(self, target: VersionRecord, order: WriteCopy) -> None:
         if order.into is not None:
-            self._copies[order.into.name] = replace(doubted(order.into), read_as=None)  # nobody reads it
+            self._copies[order.into.name] = replace(doubted(order.into), read_as=None)  # no engine reads it
         started = self._store.clock.monotonic()
         try:
             copy = await self._folders.write(order)
         except MisfitError as error:
             self._refusals.misfit(target, order, str(error))
         except SourceChangedError as error:
-            await self._look_anew(target.run)
-            self._source_changed(target, order.source, str(error))
+            await self._survey_again(target.run)
+            source = order.source
+            if isinstance(source, Copy) and self._copies.get(source.name) != source:  # the next decision takes another
+                self._store.say("version", target.id, f"{error}: the copy of {target.id} is made from others")
+            else:
+                self._refusals.refuse(target, str(error))
         except CopyError as error:
             self._refusals.refuse(target, str(error))
         else:
             self._copies[copy.name] = copy
             self._written(target, copy, (self._store.clock.monotonic() - started) * 1000)
-
-    def _source_changed(self, target: VersionRecord, source: Copy | VersionRecord, why: str) -> None:
-        """A copy that was changed is a source no more: the next decision takes another. Of a version's files there are
-        no others.
-        """
-        if isinstance(source, Copy) and self._copies.get(source.name) != source:
-            self._store.say("version", target.id, f"{why}: the copy of {target.id} is made from others")
-        else:
-            self._refusals.refuse(target, why)
 
     def _written(self, target: VersionRecord, copy: Copy, milliseconds: float) -> None:
         version = self._store.versions.get(target.id)
@@ -273,23 +329,34 @@ class Copier:
             self._refusals.carried(version)
             self._targets.carry(version, copy.path)
 
-    async def _look_anew(self, run: str) -> None:
-        """Something was not as it was thought to be. Nobody but this run's task writes its copies meanwhile."""
+    async def _survey_again(self, run: str) -> None:
+        """Find out what a run's copies are, after an error. Only this run's task writes them meanwhile."""
         try:
             found = {copy.name: copy for copy in await self._folders.survey() if copy.run == run}
         except OSError as error:
             log.warning("the copies cannot be listed", error=str(error))
             return
         for copy in [copy for copy in self._copies.values() if copy.run == run and copy != found.get(copy.name)]:
-            self._forget(copy)
+            self._release(copy)
             if copy.name not in found:
                 del self._copies[copy.name]
 
     def _decide(self, target: VersionRecord) -> Decision:
         if (waits_for := self._facts.rebuilding()) is not None:
-            return Wait(f"the journal was lost and is being rebuilt: {waits_for}")
-        copies = [self._believed(copy) for copy in self._copies.values() if copy.run == target.run and not copy.fault]
+            return WaitForCopy(f"the journal was lost and is being rebuilt: {waits_for}")
+        # The root may have been emptied and the run begun anew: then a copy's version has another digest.
+        digests = {version.id: version.digest for version in self._store.versions_of(target.run)}
+        copies = [
+            copy if digests.get(copy.holds or "", copy.digest) == copy.digest else doubted(copy)
+            for copy in self._copies.values()
+            if copy.run == target.run and not copy.fault
+        ]
         good = last_good(self._store.versions_of(target.run))
+
+        def is_at_rest(engine_id: str) -> bool:
+            engine = self._store.engines.get(engine_id)
+            return engine is not None and stays(engine.to_load, self._targets.of_engine(engine.to_load))
+
         return decide(
             target,
             self._store.versions,
@@ -298,29 +365,20 @@ class Copier:
             most=self._most,
             last_good=None if good is None else good.id,
             misfits=self._refusals.misfits(target),
-            stays=self._stays,
+            stays=is_at_rest,
         )
-
-    def _stays(self, engine_id: str) -> bool:
-        engine = self._store.engines.get(engine_id)
-        return engine is not None and stays(engine.to_load, self._targets.of_engine(engine.to_load))
-
-    def _believed(self, copy: Copy) -> Copy:
-        """A copy is about a version with a digest: the root may have been emptied, and the run begun anew."""
-        version = self._store.versions.get(copy.holds or "")
-        return copy if version is None or version.digest == copy.digest else doubted(copy)
 
     def _readers(self, copies: list[Copy]) -> dict[str, Readers]:
         paths = {engine.id: engine.paths for engine in self._store.engines.values()}
         return readers_of(copies, self._facts.views(), paths)
 
-    def _forget(self, copy: Copy) -> None:
-        """Nobody begins to load it any more."""
+    def _release(self, copy: Copy) -> None:
+        """Let no engine begin to load a copy any more."""
         if copy.holds is not None:
             self._targets.let_go(copy.holds, copy.run)
         self._copies[copy.name] = doubted(copy)
 
-    def _read_from(self, run: str, needs: frozenset[str]) -> None:
+    def _copy_from(self, run: str, needs: frozenset[str]) -> None:
         self._needs[run] = needs
         self._targets.copy_from(frozenset[str]().union(*self._needs.values()))
 
@@ -328,16 +386,15 @@ class Copier:
         if not self._is_surveyed or self._facts.rebuilding() is not None:
             return []
         copies = list(self._copies.values())
-        runs = self._runs() if self._most else []
-        return spare(copies, self._readers(copies), runs=runs, busy=self._tasks.keys(), most=self._most)
+        return spare(copies, self._readers(copies), runs=self._runs(), busy=self._tasks.keys(), most=self._most)
 
     async def _settle(self, verdict: CopyVerdict) -> Reclaimable:
-        """Nothing is awaited between the verdict of the first copy and its end; later ones are asked about again."""
+        """Take a copy away if the verdict still holds: others were deleted since, which takes time."""
         copy = verdict.copy
         now = next((each for each in self._verdicts() if each.copy == copy), None)
         if now is None or now.keep:
             return _line(now or verdict)
-        self._forget(copy)
+        self._release(copy)
         del self._copies[copy.name]
         outcome = await self._folders.discard(copy)
         if isinstance(outcome, Refused):

@@ -1,4 +1,4 @@
-"""A shard of a copy, block by block: read, digested, changed, digested and written in one pass.
+"""Rewrites a shard of a copy, block by block: read, digested, changed, digested and written in one pass.
 
 The digest of what is read shows damage since the checkpoint was checked, the digest of what is written is kept for the
 next time. The fingerprint of a tensor follows from the one that it had and from the elements that changed.
@@ -14,23 +14,22 @@ from dataclasses import dataclass
 from threading import Event, local
 
 import numpy as np
-from numpy.typing import NDArray
 
 from refitd_client.checkpoint.header import BITS
 from refitd_client.checkpoint.strict_header import Header, TensorSpec
 from refitd_client.contract.digest import BLOCK, digest_of_block
 from refitd_client.delta import DeltaFile
 from refitd_client.delta.change import Indices
-from refitd_client.files.file_bytes import fill
-from refitd_client.fingerprint import Bits, Moved, bits_of, width_of
+from refitd_client.files.plain_file import fill
+from refitd_client.fingerprint import Bits, TrackedWrites, bits_of, width_of
 from refitd_client.validation.contents import MAX_THREADS, ReadingStoppedError
 
 SPAN = 4  # blocks that one thread takes at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shard:
-    """A shard to be written from `source`, which may be the same file: descriptors, and the header of both."""
+class OpenShard:
+    """A shard that is written to `target` from `source`: descriptors, perhaps of one file, and the header of both."""
 
     source: int
     target: int
@@ -43,17 +42,17 @@ class Shard:
         return self.source == self.target
 
 
-class Room(local):
-    """What a thread works in."""
+class Buffers(local):
+    """The memory that each thread works in."""
 
     def __init__(self) -> None:
         super().__init__()
         self.bytes = np.empty(BLOCK + 8, np.uint8)  # an element that begins in a block may end after it
-        self.moved = Moved()
+        self.moved = TrackedWrites()
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class RewrittenSpan:
     """The digests of some blocks before and after, and by how much the fingerprints of tensors moved."""
 
     before: list[bytes]
@@ -62,7 +61,7 @@ class Written:
 
 
 def spans_of(size: int, header: Header) -> list[range]:
-    """How the blocks of a file are shared out.
+    """Divide the blocks of a file between threads.
 
     Each span goes through the changes of its tensors from their beginning, so there are no more spans than threads
     where a file is large. Where elements lie across the ends of blocks, one thread takes all of them in order.
@@ -73,14 +72,16 @@ def spans_of(size: int, header: Header) -> list[range]:
     return [range(first, min(first + step, blocks)) for first in range(0, blocks, step)]
 
 
-def rewrite(shard: Shard, blocks: range, deltas: Sequence[DeltaFile], room: Room, stop: Event) -> Written:
+def rewrite(
+    shard: OpenShard, blocks: range, deltas: Sequence[DeltaFile], buffers: Buffers, stop: Event
+) -> RewrittenSpan:
     """Write some blocks of a shard with deltas applied in order.
 
     Args:
         shard: its files.
         blocks: the numbers of the blocks, without gaps.
         deltas: what is applied.
-        room: what no other thread works in.
+        buffers: the thread's memory.
         stop: ends it when it is set.
 
     Raises:
@@ -89,29 +90,32 @@ def rewrite(shard: Shard, blocks: range, deltas: Sequence[DeltaFile], room: Room
         OSError: it cannot be read or written.
     """
     tensors = list(_tensors(shard.header, blocks, deltas))
-    tail, before, after = room.bytes[:0], list[bytes](), list[bytes]()
+    tail, before, after = buffers.bytes[:0], list[bytes](), list[bytes]()
     for number in blocks:
         begin = number * BLOCK
         end = min(begin + BLOCK, shard.size)
         cuts = [(tensor, *tensor.beginning_in(begin, end)) for tensor in tensors]
         whole = max([end, *(tensor.begin + last * tensor.width for tensor, first, last in cuts if first < last)])
-        data = _read(shard.source, begin, room.bytes[: whole - begin], stop)
+        data = buffers.bytes[: whole - begin]
+        if stop.is_set():
+            raise ReadingStoppedError
+        fill(shard.source, data.data, begin)
         before.append(digest_of_block(data[: end - begin]))
         data[: len(tail)] = tail  # the rest of an element that began in the block before
         is_dirty = len(tail) > 0
         for tensor, first, last in cuts:
             at = tensor.begin + first * tensor.width - begin
             bits = bits_of(data[at : at + (last - first) * tensor.width], tensor.width)
-            is_dirty |= tensor.change(bits, first, last, room.moved)
+            is_dirty |= tensor.change(bits, first, last, buffers.moved)
         tail = data[end - begin :].copy()
         after.append(digest_of_block(data[: end - begin]) if is_dirty else before[-1])
         if is_dirty or not shard.in_place:
             write_at(shard.target, data[: end - begin].data, begin)
-    return Written(before, after, room.moved.take_all())
+    return RewrittenSpan(before, after, buffers.moved.take_all())
 
 
 def width_in(dtype: str) -> int:
-    """Bytes that count as one element: types that deltas do not know go byte by byte."""
+    """Return the bytes of one element; tensors of a type that deltas do not know go byte by byte."""
     return width_of(dtype) if dtype in BITS else 1
 
 
@@ -123,7 +127,7 @@ class _Cursor:
         self._rest: tuple[Indices, Bits] | None = None
 
     def before(self, end: int) -> Iterator[tuple[Indices, Bits]]:
-        """What there is further on, of elements before `end`."""
+        """Yield the next changes, of elements before `end`."""
         while (piece := self._rest or next(self._pieces, None)) is not None:
             indices, values = piece
             cut = (
@@ -149,18 +153,25 @@ class _Tensor:
         self._cursors = [_Cursor(delta.pieces(name)) for delta in deltas if name in delta.head.rows]
 
     def beginning_in(self, begin: int, end: int) -> tuple[int, int]:
-        """The first of its elements that begin between two bytes of the file, and the one after the last."""
+        """Return the first element that begins between two bytes of the file, and the one after the last."""
         first, last = (-(-(place - self.begin) // self.width) for place in (begin, end))
         return min(max(0, first), self._count), min(max(0, last), self._count)
 
     def skip(self, first: int) -> None:
-        """Pass by the changes of the elements before one."""
+        """Skip the changes of the elements before one."""
         for cursor in self._cursors:
             for _ in cursor.before(first):
                 pass
 
-    def change(self, bits: Bits, first: int, last: int, moved: Moved) -> bool:
-        """Change the elements from `first` to before `last`, which are `bits`; whether any was changed."""
+    def change(self, bits: Bits, first: int, last: int, moved: TrackedWrites) -> bool:
+        """Change elements; return whether any was changed.
+
+        Args:
+            bits: the elements.
+            first: the number of the first of them.
+            last: the number after the last.
+            moved: takes by how much fingerprints move.
+        """
         if first == last:
             return False
         is_dirty = False
@@ -172,7 +183,7 @@ class _Tensor:
 
 
 def _tensors(header: Header, blocks: range, deltas: Sequence[DeltaFile]) -> Iterator[_Tensor]:
-    """Those with elements that begin in some blocks, and that deltas change, ready for the first of them."""
+    """Yield the tensors that deltas change and that have elements beginning in some blocks, at the first of these."""
     for name, spec in header.tensors.items():
         begin, end = header.data_start + spec.start, header.data_start + spec.end
         is_there = begin < blocks.stop * BLOCK and end > blocks.start * BLOCK
@@ -182,16 +193,14 @@ def _tensors(header: Header, blocks: range, deltas: Sequence[DeltaFile]) -> Iter
             yield tensor
 
 
-def _read(fd: int, offset: int, data: NDArray[np.uint8], stop: Event) -> NDArray[np.uint8]:
-    """Fill `data` from a file; returns it."""
-    if stop.is_set():
-        raise ReadingStoppedError
-    fill(fd, data.data, offset)
-    return data
-
-
 def write_at(fd: int, data: bytes | memoryview, offset: int) -> None:
-    """Write all of it from byte `offset` of a file on: the kernel may take less at a time."""
+    """Write all of `data`, of which the kernel may take less at a time.
+
+    Args:
+        fd: the file.
+        data: what is written.
+        offset: the byte of the file where it begins.
+    """
     view, written = memoryview(data), 0
     while written < len(view):
         written += os.pwrite(fd, view[written:], offset + written)

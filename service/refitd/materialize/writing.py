@@ -1,4 +1,4 @@
-"""A copy written. Its note goes first and comes back last, so that a copy is the version that it says, or nothing.
+"""Writes a copy. Its note goes first and comes back last, so that a copy is the version that it says, or nothing.
 
 open the first deltas, see that they fit   until here the copy is what it was
 unlink the note, sync of the run's folder  from here on it is worth nothing, whatever stops us
@@ -11,39 +11,138 @@ note: write, sync, rename, sync            from here on it is the version
 
 import os
 import time
-from collections.abc import Generator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
 
 import msgspec
 
-from refitd.materialize.changes import Changes, open_batch
-from refitd.materialize.files import Checkpoint, checkpoint_in, clean, copy_others, fit, rewrite_all
-from refitd.materialize.fingerprints import fingerprints_of
+from refitd.materialize.files import (
+    CopyError,
+    MisfitError,
+    NoRoomError,
+    SourceChangedError,
+    SourceFiles,
+    clean,
+    copy_others,
+    fingerprints_of,
+    fit,
+    rewrite_all,
+    source_in,
+)
 from refitd.materialize.rewrite import write_at
-from refitd.materialize.trouble import CopyError, MisfitError, NoRoomError, SourceChangedError
 from refitd.reclaim.trash import sync
 from refitd.root.handle import below, made, opened, root_at
 from refitd.state.copy import MAX_NOTE_BYTES, NOTE_ENDING, Copy, Note, Proof, parse_note
 from refitd.state.version import VersionRecord
-from refitd_client.checkpoint.opening import listing_of, signature_of
+from refitd_client.checkpoint.header import BITS, Entry
+from refitd_client.checkpoint.opening import ChangedError, Folder, OpeningRefusedError, listing_of, signature_of
+from refitd_client.checkpoint.strict_header import Header
 from refitd_client.contract.manifest import fitting_fingerprints
+from refitd_client.contract.naming import DELTA_NAME
+from refitd_client.delta import DeltaFile, DeltaRefusedError, check_fits
 from refitd_client.errors import NO_SPACE
 from refitd_client.files.plain_file import open_plain
-from refitd_client.fingerprint import to_texts
+from refitd_client.fingerprint import to_text, to_texts
 from refitd_client.fingerprint.definition import MASK
-from refitd_client.validation.examine import glance
+from refitd_client.validation.contents import ReadingStoppedError
+from refitd_client.validation.examine import glance, structure
 
-DELTAS_AT_ONCE = 4
+DELTAS_AT_ONCE = 4  # in one pass over the bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """Write the copy `name` from the folder `source` beneath `top`, which looks like `signature`, with `deltas`.
+class DeltaBatch:
+    """The open deltas of one pass, in their order, the last of version `last`.
 
-    `source_copy` is the name of the copy that the source is, None where it is a version.
+    `expected` are the fingerprints of the tensors that they lead to, as far as they name them.
+    """
+
+    deltas: Sequence[DeltaFile]
+    expected: Mapping[str, int]
+    last: str
+
+    def check(self, found: Mapping[str, int]) -> None:
+        """Check the fingerprints of a copy against those that the deltas promise.
+
+        Raises:
+            MisfitError: a tensor is something else.
+        """
+        for name, value in self.expected.items():
+            if found.get(name) != value:
+                has = "not there" if name not in found else f"of fingerprint {to_text(found[name])}"
+                raise MisfitError(
+                    f"in {self.last} tensor {name} was to have fingerprint {to_text(value)}, and is {has}"
+                )
+
+
+@contextmanager
+def open_batch(
+    root: Path, batch: Sequence[VersionRecord], headers: Mapping[str, Header], stop: Event
+) -> Generator[DeltaBatch]:
+    """Open the deltas of some versions.
+
+    Args:
+        root: the root.
+        batch: the versions, in order.
+        headers: of the shards that the deltas are applied to.
+        stop: ends it when it is set.
+
+    Raises:
+        SourceChangedError: they are not what was checked.
+        MisfitError: the shards do not have the tensors that they change.
+        ReadingStoppedError: `stop` was set.
+        OSError: one cannot be read.
+    """
+    entries = {
+        name: Entry(name=name, dtype=spec.dtype, shape=spec.shape)
+        for header in headers.values()
+        for name, spec in header.tensors.items()
+        if spec.dtype in BITS
+    }
+    deltas: list[DeltaFile] = []
+    expected: dict[str, int] = {}
+    with ExitStack() as files:
+        for record in batch:
+            if stop.is_set():
+                raise ReadingStoppedError
+            delta, promised = files.enter_context(_opened(root, record))
+            try:
+                check_fits({name: (row.dtype, row.shape) for name, row in delta.head.rows.items()}, entries)
+            except DeltaRefusedError as error:
+                raise MisfitError(f"{record.id} does not fit: {error}") from error
+            deltas.append(delta)
+            expected |= {name: int(row.result, 16) for name, row in delta.head.rows.items()} | promised
+        yield DeltaBatch(deltas=deltas, expected=expected, last=batch[-1].id)
+
+
+@contextmanager
+def _opened(root: Path, record: VersionRecord) -> Generator[tuple[DeltaFile, dict[str, int]]]:
+    seen = structure(root, record.path)
+    if seen.signature != record.signature or seen.manifest is None:
+        raise SourceChangedError(f"the files of {record.id} are not those that were checked")
+    try:
+        with Folder(root, record.path) as folder, folder.open(DELTA_NAME, seen.files[DELTA_NAME]) as fd:
+            delta = DeltaFile(fd)
+            delta.check_digest()
+            yield delta, {name: int(text, 16) for name, text in seen.manifest.fingerprints.items()}
+    except (DeltaRefusedError, ChangedError, OpeningRefusedError) as error:
+        raise SourceChangedError(f"the changes of {record.id} cannot be used any more: {error}") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyJob:
+    """What to write, from what.
+
+    Attributes:
+        name: the copy that is written.
+        top: the folder above the source: the root, or the folder of copies.
+        source: the folder that is read, relative to `top`.
+        source_copy: the name of the copy that the source is, None where it is a version.
+        signature: of the source's files.
+        deltas: the versions whose deltas are applied, in order.
     """
 
     name: str
@@ -55,7 +154,7 @@ class Job:
 
     @property
     def run(self) -> str:
-        """The run that all of it is of."""
+        """The run of the source and of the deltas."""
         return self.deltas[-1].run
 
     @property
@@ -64,8 +163,15 @@ class Job:
         return self.source_copy == self.name
 
 
-def write_copy(root: Path, run: int, path: str, job: Job, stop: Event) -> Copy:
-    """Write a copy. `run` is a handle on the folder of the run's copies, `path` what engines will be told.
+def write_copy(root: Path, run: int, path: str, job: CopyJob, stop: Event) -> Copy:
+    """Write a copy.
+
+    Args:
+        root: the root.
+        run: a handle on the folder of the run's copies.
+        path: where engines find the copy.
+        job: what to write, from what.
+        stop: ends it when it is set.
 
     Raises:
         CopyError: it was not written, or not well.
@@ -80,9 +186,19 @@ def write_copy(root: Path, run: int, path: str, job: Job, stop: Event) -> Copy:
             proof = _proof_of(root, run, job, source, stop)
             invalidate(run, job.name)
             with made(job.name, run, 0o755) as folder:
-                proof = _first_pass(source, folder, changes, proof, stop, in_place=job.in_place)
+                if not job.in_place:
+                    fit(source, folder)
+                clean(source, folder)
+                if not job.in_place:
+                    copy_others(source, folder, stop)
+                read_from = folder if job.in_place else source.folder
+                proof = _pass(replace(source, folder=read_from), folder, changes, proof, stop)
         with opened(job.name, run) as folder:
-            proof = _further_passes(root, folder, job.deltas[DELTAS_AT_ONCE:], proof, stop)
+            for first in range(DELTAS_AT_ONCE, len(job.deltas), DELTAS_AT_ONCE):
+                here = source_in(folder)
+                batch = job.deltas[first : first + DELTAS_AT_ONCE]
+                with open_batch(root, batch, here.headers, stop) as changes:
+                    proof = _pass(here, folder, changes, proof, stop)
             for name in os.listdir(folder):
                 _sync_file(folder, name)
             sync(folder)
@@ -97,34 +213,34 @@ def write_copy(root: Path, run: int, path: str, job: Job, stop: Event) -> Copy:
 
 
 def invalidate(run: int, name: str) -> None:
-    """Take a copy's note away, durably: from here on nobody believes what is in it."""
+    """Remove a copy's note, durably: from here on the copy is worth nothing."""
     with suppress(FileNotFoundError):
         os.unlink(name + NOTE_ENDING, dir_fd=run)
     sync(run)
 
 
 def look(folder: int) -> tuple[str, int]:
-    """What the files of a copy look like from outside, and their bytes."""
+    """Return the signature of a copy's files, and their bytes."""
     listing = listing_of(folder)
     return signature_of(folder, listing), sum(file.size for file in listing.values())
 
 
 @contextmanager
-def _source(job: Job) -> Generator[Checkpoint]:
+def _source(job: CopyJob) -> Generator[SourceFiles]:
     with root_at(job.top) as top, below(top, tuple(job.source.split("/"))) as folder:
         _check(job, folder)
-        yield checkpoint_in(folder)
-        if not job.in_place:
-            _check(job, folder)  # a trainer may have written there meanwhile
+        yield source_in(folder)
+        if not job.in_place:  # a trainer may have written there meanwhile
+            _check(job, folder)
 
 
-def _check(job: Job, folder: int) -> None:
+def _check(job: CopyJob, folder: int) -> None:
     if look(folder)[0] != job.signature:
         raise SourceChangedError(f"the files in {job.source} are not those that were checked")
 
 
-def _proof_of(root: Path, run: int, job: Job, source: Checkpoint, stop: Event) -> Proof:
-    """What is known of the source. Where fingerprints are missing they are taken from its bytes."""
+def _proof_of(root: Path, run: int, job: CopyJob, source: SourceFiles, stop: Event) -> Proof:
+    """Return the digests and fingerprints of the source. Where fingerprints are missing, all its bytes are read."""
     if job.source_copy is None:
         manifest = glance(root, job.source).manifest
         digests = {} if manifest is None else {name: file.digest for name, file in manifest.files.items()}
@@ -139,29 +255,8 @@ def _proof_of(root: Path, run: int, job: Job, source: Checkpoint, stop: Event) -
     return Proof(digests=digests, fingerprints=fingerprints_of(source, stop))
 
 
-def _first_pass(
-    source: Checkpoint, folder: int, changes: Changes, proof: Proof, stop: Event, *, in_place: bool
-) -> Proof:
-    if in_place:
-        clean(source, folder)
-        source = Checkpoint(folder=folder, headers=source.headers, sizes=source.sizes)
-    else:
-        fit(source, folder)
-        clean(source, folder)
-        copy_others(source, folder, stop)
-    return _pass(source, folder, changes, proof, stop)
-
-
-def _further_passes(root: Path, folder: int, deltas: tuple[VersionRecord, ...], proof: Proof, stop: Event) -> Proof:
-    for first in range(0, len(deltas), DELTAS_AT_ONCE):
-        here = checkpoint_in(folder)
-        with open_batch(root, deltas[first : first + DELTAS_AT_ONCE], here.headers, stop) as changes:
-            proof = _pass(here, folder, changes, proof, stop)
-    return proof
-
-
-def _pass(source: Checkpoint, folder: int, changes: Changes, proof: Proof, stop: Event) -> Proof:
-    """Write all shards, and return what is known of them now.
+def _pass(source: SourceFiles, folder: int, changes: DeltaBatch, proof: Proof, stop: Event) -> Proof:
+    """Write all shards, and return their digests and fingerprints.
 
     Raises:
         MisfitError: the source was damaged since it was checked, or the deltas do not lead to what they promise.
@@ -186,7 +281,16 @@ def _sync_file(folder: int, name: str) -> None:
 
 
 def read_note(folder: int, name: str, run: str) -> Note | None:
-    """The note of a copy of `run` in the folder of the run's copies, None where there is none that can be read."""
+    """Read the note of a copy.
+
+    Args:
+        folder: a handle on the folder of the run's copies.
+        name: the copy.
+        run: the run.
+
+    Returns:
+        None where there is none that can be read.
+    """
     try:
         handle = open_plain(name + NOTE_ENDING, within=folder)
     except FileNotFoundError:
@@ -197,7 +301,7 @@ def read_note(folder: int, name: str, run: str) -> Note | None:
         os.close(handle)
 
 
-def _validate(run: int, folder: int, path: str, job: Job, proof: Proof) -> Copy:
+def _validate(run: int, folder: int, path: str, job: CopyJob, proof: Proof) -> Copy:
     signature, size = look(folder)
     target = job.deltas[-1]
     digest = target.digest or ""

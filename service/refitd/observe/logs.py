@@ -1,7 +1,7 @@
-"""Structured logs: for people on a terminal, one JSON object a line for programs. They go to stderr.
+"""Structured logs on stderr: for people on a terminal, one JSON object a line for programs.
 
-Where they are JSON, all that the service prints is: what libraries log, and the line on stdout that says that it is
-ready, since both streams often end in one file.
+In JSON is then all that the service prints: what libraries log, and the line on stdout that says that it is ready,
+since both streams often end in one file.
 """
 
 import logging
@@ -42,7 +42,7 @@ def configure_logs(how: str) -> None:
 
 
 def _printable(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """Values quote files and answers of others: none of them may steer the terminal or look like a line of its own."""
+    """Clean values, which quote files and other programs: none may steer the terminal or look like another line."""
     for name, value in event.items():
         if isinstance(value, str):
             event[name] = clean(value) if name == "exception" else one_line(value)
@@ -50,5 +50,5 @@ def _printable(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
 
 
 def announce(event: str) -> None:
-    """Say on stdout what whoever started the service waits for, as a line of the log."""
+    """Print the line on stdout that the starter of the service waits for, as a line of the log."""
     structlog.wrap_logger(structlog.WriteLogger(sys.stdout)).info(event)

@@ -1,22 +1,79 @@
-"""What is counted and timed as it happens. What can be read off the store is in `refitd.api.metrics` instead.
+"""Metrics that count and time events as they happen. Those read off the store are in `refitd.api.metrics`.
 
 No label grows without bound: a version's step is a value, never a label. Every label value that can be foreseen is
 there from the start, at zero, so that `rate()` and `increase()` see the first error as well.
 """
 
-from collections.abc import Callable
+import asyncio
+import gc
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from refitd.engine.port import Outcome, Stage
-from refitd.problem import Kind as Problem
+from refitd.problem import Slug as Problem
 from refitd.state.copy import COPY_STAGE
-from refitd.state.observer import SilentObserver
+from refitd.state.observer import Observer
 from refitd.state.records import NOT_SENT, AttemptRecord
 from refitd.state.version import VersionRecord
 from refitd_client.checkpoint.fault import Code
 from refitd_client.contract.states import DeliveryState, Kind, VersionState
 from refitd_client.contract.wire import Event
+
+STOP_BUCKETS = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)  # seconds
+LOOK_SECONDS = 0.25
+
+
+class Stops:
+    """What stops everything else: how late the event loop is, and how long garbage collections take."""
+
+    def __init__(self, registry: CollectorRegistry, look_every: float = LOOK_SECONDS) -> None:
+        """Register both. Nothing is measured yet."""
+        self._look_every = look_every
+        self._lag = Histogram(
+            "refitd_event_loop_lag_seconds",
+            "How much later than it asked for a task of the event loop went on",
+            buckets=STOP_BUCKETS,
+            registry=registry,
+        )
+        self._collections = Histogram(
+            "refitd_gc_seconds",
+            "Time for which everything stood still while garbage was collected",
+            ["generation"],
+            buckets=STOP_BUCKETS,
+            registry=registry,
+        )
+        for generation in range(3):
+            self._collections.labels(str(generation))
+        self._began = 0.0
+
+    async def run(self) -> None:
+        """Look at the loop's lateness until cancelled."""
+        with self._watching_garbage():
+            loop = asyncio.get_running_loop()
+            while True:
+                due = loop.time() + self._look_every
+                await asyncio.sleep(self._look_every)
+                self._lag.observe(max(0.0, loop.time() - due))
+
+    @contextmanager
+    def _watching_garbage(self) -> Generator[None]:
+        gc.callbacks.append(self._on_garbage)
+        try:
+            yield
+        finally:
+            gc.callbacks.remove(self._on_garbage)
+
+    def _on_garbage(self, phase: str, info: dict[str, Any]) -> None:
+        # Called in any thread that sets a collection off, and never in two at a time.
+        if phase == "start":
+            self._began = time.perf_counter()
+        elif self._began:
+            self._collections.labels(str(info["generation"])).observe(time.perf_counter() - self._began)
+
 
 STAGES = ("publish", "seen", "validate", COPY_STAGE, *(stage.value for stage in Stage))
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)  # seconds
@@ -27,7 +84,7 @@ _BEFORE_LOADS = frozenset({"publish", "seen", "validate", COPY_STAGE})
 _OUTCOMES = (*(outcome.name for outcome in Outcome), NOT_SENT)
 
 
-class Meters(SilentObserver):
+class Meters(Observer):
     """Histograms and counters, fed by the store and, for problems, by the API."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -113,19 +170,19 @@ class Meters(SilentObserver):
         self._decisions.labels(event.kind, str(event.data.get("state", ""))).inc()
 
     def served(self, milliseconds: float) -> None:
-        """A version was served for the first time, so long after it was first seen."""
+        """Count a version that was served for the first time, so many milliseconds after its first sight."""
         self._updates.observe(milliseconds / 1000)
 
     def delivery_ended(self, state: DeliveryState) -> None:
-        """A webhook was taken, or given up."""
+        """Count a webhook that was taken or given up."""
         self._deliveries.labels(_word(state.value)).inc()
 
     def count_waiting(self, waiting: Callable[[], int]) -> None:
-        """Ask `waiting` for the webhooks that wait."""
+        """Read the number of webhooks that wait from `waiting`."""
         self._waiting.set_function(waiting)
 
     def refused(self, problem: Problem) -> None:
-        """A request was answered with a problem."""
+        """Count a request that was answered with a problem."""
         self._errors.labels("api", problem.slug).inc()
 
 

@@ -1,5 +1,9 @@
-"""Everything that the service measures of itself, in one registry."""
+"""What the service measures of itself: metrics in one registry, traces, and for how long engines have not arrived."""
 
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
+from importlib.metadata import version as release_of
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, disable_created_metrics
@@ -7,26 +11,110 @@ from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
-from refitd.observe.meters import Meters
-from refitd.observe.stops import Stops
-from refitd.observe.unserved import Unserved
-from refitd.state.observer import SilentObserver
+from refitd.clock import Clock
+from refitd.observe.meters import Meters, Stops
+from refitd.root.ownership import StartRefusedError
+from refitd.state.observer import Observer
+from refitd.state.records import RolloutRecord
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
+from refitd_client.contract.states import RolloutState
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
     from refitd.observe.traces import Traces
 
-disable_created_metrics()  # twice as many series, for a time that nobody asks about
+_THROUGH = frozenset({RolloutState.COMPLETE, RolloutState.DEGRADED})
+
+
+class Unserved(Observer):
+    """For how long the engines of each run have not been where they should be.
+
+    The newest rollout's age would not do: where a trainer is faster than its engines, each rollout is superseded before
+    it is old, and nothing is ever served. So the clock runs from the first rollout after the last one that was through.
+    A paused rollout does not count: it waits for an operator. A run that no engine follows counts from when one does
+    (`followed_since`).
+    """
+
+    def __init__(
+        self, clock: Clock, followed_since: Mapping[str, float], rollouts: Iterable[RolloutRecord] = ()
+    ) -> None:
+        """Begin with the journal's rollouts: those that were under way at the last stop count from now."""
+        self._clock = clock
+        self._followed_since = followed_since
+        self._since: dict[str, float] = {}
+        for rollout in rollouts:
+            self.rollout_changed(rollout)
+
+    def rollout_changed(self, rollout: RolloutRecord) -> None:
+        """See `Observer`."""
+        if rollout.state in _THROUGH or rollout.paused_since is not None:
+            self._since.pop(rollout.run, None)
+        else:
+            self._since.setdefault(rollout.run, self._clock.monotonic())
+
+    def seconds(self, run: str) -> float:
+        """Return the seconds for which a run's engines have not arrived; 0 where they have, or are paused."""
+        if run not in self.runs:
+            return 0.0
+        return self._clock.monotonic() - max(self._since[run], self._followed_since[run])
+
+    @property
+    def runs(self) -> list[str]:
+        """The runs whose engines have not arrived."""
+        return [run for run in self._since if run in self._followed_since]
+
+
+_NEEDED = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
+
+
+@contextmanager
+def tracing(endpoint: str | None) -> Generator["Tracer | None"]:
+    """Give a tracer that sends to a collector, None without an endpoint; send what is left at the end.
+
+    Traces go by OTLP over HTTP, in batches, from a thread of the SDK's own. OpenTelemetry reads headers, compression
+    and certificates from its own variables (https://opentelemetry.io/docs/specs/otel/protocol/exporter/).
+
+    Raises:
+        StartRefusedError: OpenTelemetry is not installed.
+    """
+    if endpoint is None:
+        yield None
+        return
+    if not all(_is_there(name) for name in _NEEDED):
+        raise StartRefusedError(
+            "--otlp-endpoint (REFITD_OTLP_ENDPOINT) needs OpenTelemetry: refitd's extra 'otel' brings it"
+        )
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    release = release_of("refitd")
+    provider = TracerProvider(resource=Resource.create({"service.name": "refitd", "service.version": release}))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")))
+    try:
+        yield provider.get_tracer("refitd", release)
+    finally:
+        provider.shutdown()
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+disable_created_metrics()  # twice as many series, for times that are not needed
 
 
 class Telemetry:
     """Listens to a store from here on. `registry` is what /metrics shows; with a tracer, versions are traced."""
 
     def __init__(self, store: Store, tracer: "Tracer | None" = None) -> None:
-        """Begin at zero, but for what is on its way already."""
+        """Begin at zero, but for the rollouts that are under way."""
         self.registry = CollectorRegistry(auto_describe=False)
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self.registry)
@@ -34,18 +122,21 @@ class Telemetry:
         self.stops = Stops(self.registry)
         self.unserved = Unserved(store.clock, store.runs.followed_since, store.rollouts.values())
         store.observe(self.meters, self.unserved, _FirstServed(store, self.meters))
-        self._traces = None if tracer is None else _traces(tracer, store)
-        if self._traces is not None:
+        self._traces: Traces | None = None
+        if tracer is not None:
+            from refitd.observe import traces  # here, because OpenTelemetry is an extra
+
+            self._traces = traces.Traces(tracer, store)
             store.observe(self._traces)
 
     def close(self) -> None:
-        """End what is open: the service stops."""
+        """End the spans that are open: the service stops."""
         if self._traces is not None:
             self._traces.close()
 
 
-class _FirstServed(SilentObserver):
-    """Times whole updates, which only the store's clock knows the beginning of."""
+class _FirstServed(Observer):
+    """Times whole updates, whose beginning only the store's clock knows."""
 
     def __init__(self, store: Store, meters: Meters) -> None:
         self._store = store
@@ -57,10 +148,3 @@ class _FirstServed(SilentObserver):
             return
         if (milliseconds := self._store.since_seen(after.id)) is not None:
             self._meters.served(milliseconds)
-
-
-def _traces(tracer: "Tracer", store: Store) -> "Traces":
-    """Here, because OpenTelemetry need not be there where nobody traces."""
-    from refitd.observe.traces import Traces
-
-    return Traces(tracer, store)

@@ -18,7 +18,7 @@ from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, Status, Sta
 
 from refitd.engine.port import Outcome, Stage
 from refitd.state.copy import COPY_STAGE
-from refitd.state.observer import SilentObserver
+from refitd.state.observer import Observer
 from refitd.state.records import AttemptRecord, RolloutRecord
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
@@ -40,7 +40,7 @@ class _Seen:
     context: Context | None = None
 
 
-class Traces(SilentObserver):
+class Traces(Observer):
     """Makes spans of what the store tells. Times are of the wall clock, as traces of several hosts want them."""
 
     def __init__(self, tracer: Tracer, store: Store) -> None:

@@ -1,12 +1,83 @@
-"""Which run an engine follows. Pure.
+"""Which run an engine follows, and what a move to another run changes. Pure.
 
-An engine bound by hand follows that run. One that is not follows the only run there is, and stays with it: a second run
-in the same root does not take engines away from the first. Runs that are closed do not count: they have ended.
+An engine that the operator binds to a run follows that run. Any other follows the only run there is and stays with it:
+a second run in the same root takes no engines from the first. Closed runs do not count.
+
+When an engine is moved to another run:
+
+    it serves a version of its old run    it goes on serving that, and keeps it from deletion, until it has loaded one
+                                          of the new run
+    it loads one                          the load comes to its end; then it is brought to the new run's target
+    its contents are not known            it stays paused until it has loaded a version of the new run
+    the new run is paused                 it is brought to that run's last good version
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+from typing import Protocol
 
 from refitd.state.records import EngineRecord
+from refitd_client.contract.states import EngineState
+
+
+class EngineWriter(Protocol):
+    """Where it is written down: the store."""
+
+    def put_engine(self, record: EngineRecord, text: str | None = None) -> None:
+        """Take an engine as it is now."""
+        ...
+
+
+_STANDS = frozenset({EngineState.IN_SYNC, EngineState.BEHIND, EngineState.NACKED})
+_NAMED = 3  # engines that a sentence names; the others it counts
+
+
+def follows(engine: EngineRecord, run: str | None, *, named: bool) -> EngineRecord:
+    """The engine with another run to follow. What it holds stays known; what it failed at was the old run's."""
+    engine = replace(engine, run_named=named)
+    if engine.run == run:
+        return engine
+    if engine.state in _STANDS:  # any other state, and its reason, are the engine's own
+        engine = replace(engine, state=engine.state if run is None else EngineState.BEHIND, reason=None)
+    return replace(engine, run=run, failures=0, strikes={})
+
+
+def moved(engine: EngineRecord, run: str) -> EngineRecord:
+    """The engine after an operator moved it to a run. Back in the run that its source names it counts as not moved."""
+    return replace(follows(engine, run, named=True), moved=engine.said != run)
+
+
+def move(books: EngineWriter, engine: EngineRecord, run: str) -> None:
+    """Move an engine and log it, unless it follows that run by name already.
+
+    Args:
+        books: writes the engine: the store.
+        engine: the engine.
+        run: the run to follow.
+    """
+    after = moved(engine, run)
+    if after != engine:
+        left = "" if engine.run is None else f", and no longer {engine.run}"
+        books.put_engine(after, f"moved: follows run {run}{left}")
+
+
+def how_to_bring(engines: Sequence[EngineRecord], run: str, closed: Collection[str]) -> str:
+    """How to bring some of these engines to a run, as a sentence without a full stop.
+
+    Args:
+        engines: the engines that could come; those that a sentence names stand first.
+        run: the run.
+        closed: the runs that are closed: engines of any other run are moved with --yes only.
+    """
+    if not engines:
+        return f"'refitd engines add URL --run {run}' adds an engine"
+    named = ", ".join(f"{e.id} (follows {'no run' if e.run is None else e.run})" for e in engines[:_NAMED])
+    more = f" and {len(engines) - _NAMED} more" if len(engines) > _NAMED else ""
+    told = f"'refitd engines move ID --run {run}' brings an engine here: there are {named}{more}"
+    kept = next((engine.run for engine in engines if engine.run is not None and engine.run not in closed), None)
+    if kept is None:
+        return told
+    return f"{told} (add --yes, or first 'refitd runs close {kept}', while {kept} is not closed)"
 
 
 def bind(bound: str | None, default: str | None, runs: Collection[str]) -> str | None:

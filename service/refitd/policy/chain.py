@@ -1,14 +1,25 @@
-"""What a delta stands on: its base, the base's base, down to a full version. Pure.
+"""Delta chains: what a delta stands on, and the deltas that lead an engine to it. Pure.
 
     v1 full ← v2 ← v3 ← v5         each arrow is a base. The chain of v5 is v1, v2, v3, v5
 
-A delta lists what changed in any version since its base. So it leads to its version from the base, and from each
-version in between; whoever is further on passes the first links of a chain by.
+A delta lists what changed in any version since its base. So it leads to its version from the base and from each version
+in between; an engine that is further on skips the first links of a chain.
+
+An engine with refitd's plugin gets the delta itself and writes what changed. Where a delta does not lead from what
+it serves, the engine loads those in between, and from its start-up weights first the full version beneath them:
+
+    serves v2, wanted v5 on v4 on v2      v4, then v5
+    restarted, wanted v5 on v4 on v2      v2, then v4, then v5
+
+An engine whose plugin answers that it needs a full version gets the copy that engines without the plugin get, until the
+plugin has loaded a full version again. So does one with unknown contents, and one whose chain has a version that was
+rolled back from.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from refitd.state.records import EngineRecord
 from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import Order, parse_version_id
 from refitd_client.contract.states import Kind, VersionState
@@ -34,7 +45,7 @@ def base_of(delta: VersionRecord, versions: Mapping[str, VersionRecord], *, gone
     if base.run != delta.run or base.order >= delta.order:
         return NoBase(f"its base {name} is no earlier version of run {delta.run}: publish in full", final=True)
     if base.state.is_open:
-        return NoBase(f"its base {name} is {base.state}: nobody knows yet whether it is good", final=False)
+        return NoBase(f"its base {name} is {base.state}: it has no verdict yet", final=False)
     if base.state is not VersionState.SEALED:
         return NoBase(f"its base {name} is {base.state} ({base.reason}): publish in full", final=True)
     return base
@@ -70,3 +81,63 @@ def way_from(
             return tuple(way)
         link = versions.get(link.base or "")
     return None
+
+
+Versions = Mapping[str, VersionRecord]
+
+
+def takes_in_place(engine: EngineRecord, version: VersionRecord, versions: Versions) -> bool:
+    """Whether a delta is written into what the engine serves now."""
+    serving = _serving(engine, version.run, versions)
+    if not _takes_deltas(engine) or version.kind is not Kind.DELTA or serving is None:
+        return False
+    return way_from(serving.order, version, versions) == (version,)
+
+
+def step_in_place(engine: EngineRecord, wanted: VersionRecord, versions: Versions) -> VersionRecord | None:
+    """What the engine loads next on its way to a delta; None where it cannot get there without a copy."""
+    if not _takes_deltas(engine) or wanted.kind is not Kind.DELTA or engine.serving == wanted.id:
+        return None
+    serving = _serving(engine, wanted.run, versions)
+    way = None if serving is None else way_from(serving.order, wanted, versions)
+    if not way:
+        chain = chain_of(wanted, versions)
+        if isinstance(chain, NoBase) or (serving is not None and serving.order >= chain[0].order):
+            return None
+        way = chain
+    return None if any(step.barred for step in way) else way[0]
+
+
+def needs_copy(engine: EngineRecord, wanted: VersionRecord, versions: Versions) -> bool:
+    """Whether the engine can be brought to a delta by a copy only.
+
+    False for an engine that was never reached, and for one that is ahead, with a version from its trainer's memory.
+
+    Args:
+        engine: the engine.
+        wanted: the delta.
+        versions: all versions, by id.
+    """
+    if engine.configuration is None or engine.serving == wanted.id:
+        return False
+    if engine.known and is_past(engine, wanted, versions):
+        return False
+    return step_in_place(engine, wanted, versions) is None
+
+
+def is_past(engine: EngineRecord, version: VersionRecord, versions: Versions) -> bool:
+    """Whether an engine serves this version or a newer one of its run, and nothing that was rolled back from."""
+    serving = _serving(engine, version.run, versions)
+    if serving is None or serving.barred:
+        return False
+    return serving.order >= version.order
+
+
+def _serving(engine: EngineRecord, run: str, versions: Versions) -> VersionRecord | None:
+    """What it serves of a run. One that came from another run serves nothing that a delta of this one leads from."""
+    serving = versions.get(engine.serving or "")
+    return serving if serving is not None and serving.run == run else None
+
+
+def _takes_deltas(engine: EngineRecord) -> bool:
+    return engine.plugin is not None and engine.known and not engine.wants_full

@@ -1,30 +1,37 @@
 """Another writer: an engine whose weights have changed, neither by this service nor by a restart. Pure.
 
-    restarted       another process answers, by what the server tells of itself; or it was away, and names the model
-                    that it was started with. It is brought to the target at once
+    restarted       another process answers, by what the server says of itself; or the engine was away, and names the
+                    model that it was started with. It is brought to the target at once
     another writer  the process is the same, or it names a model that no start gives it. It is loaded again at once the
                     first time, then after a wait, and after the last try not at all: two services that both insist
                     would pause the engine for ever
-    unexplained     the server tells nothing of its process, and names its start-up model. Once in a while that counts
+    unexplained     the server says nothing of its process, and names its start-up model. Once in a while that counts
                     as a restart, again within `CALM_PROBES` as another writer
 
-What SGLang tells of its process: a random seed, drawn anew at each start unless the operator gives one, and from 0.5.23
+What SGLang says of its process: a random seed, drawn anew at each start unless the operator gives one, and from 0.5.23
 on the time that each part of its start took, which no second start takes to the microsecond.
+
+Two entries may name one server: `localhost` and `127.0.0.1`, a host's name and its address. `twin_of` compares the
+addresses that connections go to and what the servers there say of their processes, since a proxy may have several
+servers behind one address. One of the entries loads the server, the other is left alone.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 from enum import Enum, auto
 
-from refitd.engine.port import Reached
+from refitd.engine.port import Reached, Unreached
 from refitd.state.records import EngineRecord
 from refitd_client.contract.states import EngineState
 
 WAITS = (0.0, 5.0, 30.0)  # probe intervals before each load against another writer; after these, none
+
 CALM_PROBES = 300.0  # probe intervals without another change, after which earlier ones are forgotten
 
 STOP_THE_OTHER = (
     "stop the other writer (another refitd with this engine, or a trainer or a script that updates it)"  # what to do
 )
+
 _AWAY = frozenset({EngineState.PROBING, EngineState.UNREACHABLE})
 
 
@@ -57,7 +64,7 @@ def changed(before: EngineRecord, engine: EngineRecord, seen: Reached, path: str
         before: the record before the probe.
         engine: the same with what the probe saw.
         seen: what the probe saw.
-        path: what the engine was expected to name, None where nobody knows.
+        path: what the engine was expected to name, None where that is not known.
         now: of the monotonic clock, in seconds.
     """
     cause, was = cause_of(before, seen), before.serving or before.model_path
@@ -130,3 +137,30 @@ def _told(seen: Reached, path: str | None, cause: Cause) -> str:
     if cause is Cause.UNEXPLAINED:
         return f"another writer loads {what}, or it restarts again and again: the server tells nothing of its process"
     return f"another writer loads {what}"
+
+
+def twin_of(engine: EngineRecord, seen: Reached, engines: Iterable[EngineRecord]) -> str | None:
+    """Which other entry loads the server that a probe has reached, in a sentence; None where this one does.
+
+    The one that serves something already loads it, else the first by name.
+    """
+    for other in engines:
+        if other.id == engine.id or other.state in _AWAY or other.taken is not None:
+            continue
+        if _is_one(seen, other) and _rank(other) < _rank(engine):
+            names = f"{other.id} ({other.url})"
+            return f"{engine.url} is the server of engine {names}, which loads it: take one of the two names out"
+    return None
+
+
+def is_one_server(one: Reached | Unreached, other: Reached | Unreached) -> bool:
+    """Whether two probes have reached the same server."""
+    return isinstance(one, Reached) and isinstance(other, Reached) and _is_one(one, other)
+
+
+def _is_one(one: Reached, other: Reached | EngineRecord) -> bool:
+    return one.address is not None and one.address == other.address and one.process.is_as(other.process) is not False
+
+
+def _rank(engine: EngineRecord) -> tuple[bool, str]:
+    return (engine.serving is None, engine.id)

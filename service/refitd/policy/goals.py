@@ -1,16 +1,31 @@
-"""What a run's engines are to serve, and how far each of them may go now. Pure: records in, goals out."""
+"""What a run's engines are to serve, and how far each of them may go now. Pure: records in, goals out.
 
-from collections.abc import Sequence
-from dataclasses import replace
+Beside the target, an engine may work on a version that has no verdict yet:
 
-from refitd.policy.coming import coming
-from refitd.policy.in_place import Versions, step_in_place
-from refitd.policy.loadable import NOTHING, Carriage
+- An engine with the plugin prepares a version while it serves, and writes nothing. The service reads the version's
+  bytes meanwhile, and the load waits for both.
+- A trainer on the engine's host may offer a version from its memory, before its files are there. The offer is in memory
+  alone. It is good until every engine that could take it has answered; after that, and after a restart of the service,
+  the version comes by its files like any other.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from refitd.policy.chain import Versions, is_past, step_in_place
 from refitd.policy.next_action import Goals
 from refitd.policy.strategy import Strategy, StrategyName, finished_first, has_given_up, released
-from refitd.policy.target import choose_target, last_good, loadable, wanted
+from refitd.policy.target import NOTHING, LoadableDeltas, choose_target, last_good, loadable, wanted
 from refitd.state.records import EngineRecord, RolloutRecord
 from refitd.state.version import VersionRecord
+from refitd_client.contract.states import EngineState, Kind, VersionState
+
+_AWAY = frozenset(
+    {EngineState.PROBING, EngineState.UNREACHABLE, EngineState.TAINTED, EngineState.QUARANTINED, EngineState.CONTESTED}
+)
+
+
+_SERVES = frozenset({EngineState.IN_SYNC, EngineState.BEHIND, EngineState.NACKED})
 
 
 def goals_of_run(
@@ -18,9 +33,17 @@ def goals_of_run(
     rollout: RolloutRecord | None,
     versions: Sequence[VersionRecord],
     engines: Sequence[EngineRecord],
-    carriage: Carriage = NOTHING,
+    carriage: LoadableDeltas = NOTHING,
 ) -> Goals:
-    """The same for all engines of a run. `versions` are the run's, newest first."""
+    """The goals that all engines of a run share.
+
+    Args:
+        strategy: how versions go to the engines of a run.
+        rollout: the run's newest rollout.
+        versions: the run's, newest first.
+        engines: those that follow the run.
+        carriage: which deltas a copy holds.
+    """
     finish = finished_first(strategy, rollout, engines)
     held = {engine.serving for engine in engines if engine.known and engine.serving is not None}
     return Goals(
@@ -40,10 +63,17 @@ def goals_of_engine(
     rollout: RolloutRecord | None,
     engines: Sequence[EngineRecord],
 ) -> Goals:
-    """One engine's. Whose turn it is not, and who has given a version up, goes no further than the last good one.
+    """The goals of one engine: its run's, or no further than the last good version.
 
-    Nor does anyone while an operator has paused the run's rollouts: what serves goes on serving, and what was restarted
-    or broke is brought to the last good version.
+    That is so while it is not its turn, once it has given a version up, and while an operator has paused the run's
+    rollouts: engines that serve go on serving, and those that were restarted or broke get the last good version.
+
+    Args:
+        goals: the run's.
+        engine: the engine.
+        strategy: how versions go to the engines of a run.
+        rollout: the run's newest rollout.
+        engines: all engines of the run.
     """
     if goals.target is None:
         return goals
@@ -58,7 +88,13 @@ def goals_of_engine(
 
 
 def in_place(goals: Goals, engine: EngineRecord, versions: Versions) -> Goals:
-    """The goals of an engine that has the plugin: it gets to deltas by steps, whatever waits for a copy."""
+    """The goals of an engine that has the plugin: it is given deltas themselves, also where others wait for a copy.
+
+    Args:
+        goals: the run's.
+        engine: the engine.
+        versions: all versions, by id.
+    """
     if goals.wanted is not None and step_in_place(engine, goals.wanted, versions) is not None:
         goals = replace(goals, loadable=goals.wanted)
     good = goals.last_served
@@ -69,9 +105,99 @@ def in_place(goals: Goals, engine: EngineRecord, versions: Versions) -> Goals:
 
 
 def on_the_way(goals: Goals, engine: EngineRecord, versions: Versions) -> Goals:
-    """The goals of an engine that gets to what it is to load by steps: the next one, where it may go there."""
+    """The goals of an engine that gets to a delta by steps: the next step, where it may go there.
+
+    Args:
+        goals: the engine's.
+        engine: the engine.
+        versions: all versions, by id.
+    """
     step = None if goals.loadable is None else step_in_place(engine, goals.loadable, versions)
     if step is None:
         return goals
     given_up = goals.last_good is not None and has_given_up(engine, step)
     return replace(goals, loadable=goals.last_good if given_up else step)
+
+
+def coming(versions: Iterable[VersionRecord], engines: Iterable[EngineRecord]) -> str | None:
+    """The id of the newest version of a run, if engines with the plugin can prepare it while it waits for its verdict.
+
+    A version that a trainer hands over from its memory has no files to prepare.
+    """
+    if all(engine.plugin is None for engine in engines):
+        return None
+    newest = max(versions, key=lambda version: version.order, default=None)
+    if newest is None or not newest.state.is_open or newest.barred or newest.handed:
+        return None
+    return newest.id if newest.noticed or newest.state is VersionState.VALIDATING else None
+
+
+def looks_ahead(
+    engine: EngineRecord, version: VersionRecord, versions: Versions, strategy: Strategy, *, paused: bool
+) -> bool:
+    """Whether an engine would load a version at once if it were found good now, and so prepares it.
+
+    Args:
+        engine: the engine.
+        version: the version without a verdict.
+        versions: all versions, by id.
+        strategy: how versions go to the engines of a run.
+        paused: whether the run's rollouts are paused.
+    """
+    if strategy.name is not StrategyName.ALL or paused:
+        return False
+    if engine.plugin is None or not engine.known or engine.state not in _SERVES:
+        return False
+    if is_past(engine, version, versions):
+        return False
+    return version.kind is Kind.FULL or step_in_place(engine, version, versions) == version
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingOffer:
+    """A version offered from its trainer's memory: the offer's file, relative to the root, and who may take it."""
+
+    version: str
+    path: str
+    waiting: frozenset[str]
+
+    def answered(self, engine: str) -> "PendingOffer":
+        """The offer after an engine has taken it or has refused it."""
+        return replace(self, waiting=self.waiting - {engine})
+
+
+def takers(strategy: Strategy, engines: Iterable[EngineRecord], *, paused: bool) -> frozenset[str]:
+    """The ids of the engines that an offer is for. Where engines go one after the other all wait for the files: the
+    trainer does not wait for a canary's check, nor for an operator.
+
+    Args:
+        strategy: how versions go to the engines of a run.
+        engines: those of the run.
+        paused: whether the run's rollouts are paused.
+    """
+    if strategy.name is not StrategyName.ALL or paused:
+        return frozenset()
+    return frozenset(engine.id for engine in engines if _can_take(engine))
+
+
+def offered_to(
+    engine: EngineRecord, offer: PendingOffer | None, versions: Mapping[str, VersionRecord]
+) -> PendingOffer | None:
+    """The offer, if this engine is to take it or takes it now, else None: the engine serves something newer, or the
+    version was rolled back from. While there is such an engine the trainer must not change its tensors.
+
+    Args:
+        engine: the engine.
+        offer: the run's offer, if there is one.
+        versions: all versions, by id.
+    """
+    version = None if offer is None else versions.get(offer.version)
+    if offer is None or version is None or engine.id not in offer.waiting or not _can_take(engine):
+        return None
+    if not version.state.is_open or version.barred:
+        return None
+    return None if is_past(engine, version, versions) else offer
+
+
+def _can_take(engine: EngineRecord) -> bool:
+    return engine.takes_offers and engine.known and engine.state not in _AWAY

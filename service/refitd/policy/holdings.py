@@ -1,24 +1,28 @@
-"""What a version's folder holds, and which of it refitd may delete. Pure.
+"""What a version's folder holds and takes on disk, and which of it refitd may delete. Pure.
 
 A folder is a version's only if its top says so, by refitd's manifest or by a weight file with an intact header. Its
-name says nothing: a data set may have a folder `v000001` as well. Of such a folder these files are the version's:
+name proves nothing: a data set may have a folder `v000001` as well. Of such a folder these files are the version's:
 
     refit.json, and each file that it names
     *.safetensors with an intact header, and the index
     the small files that trainers and transformers write beside weights, by their exact names
 
-Everything else stays where it is: other files, hidden files, links, folders and what lies in them.
+Everything else stays where it is: other files, hidden files, links, folders and what lies in them. A disk budget counts
+the bytes that refitd may delete.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from refitd.root.handle import Identity
+from refitd.root.handle import Identity, parts_below
+from refitd.root.outcome import Gone, Refused
+from refitd.state.version import VersionRecord
 from refitd_client.checkpoint.fault import shown
 from refitd_client.checkpoint.layout import SAFETENSORS
 from refitd_client.contract.manifest import Manifest
 from refitd_client.contract.naming import ADAPTER_CONFIG_NAME, INDEX_NAME, MANIFEST_NAME, STAGING_LOCK
+from refitd_client.contract.states import VersionState
 from refitd_client.validation.conventions import recognise
 
 _COMPANIONS = (
@@ -50,7 +54,7 @@ _NAMED = 3  # names of others' files in a sentence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class FolderEntry:
     """One name in a folder. `stamp` is equal as long as nothing has replaced or changed it; `bytes` is its room."""
 
     stamp: str
@@ -96,7 +100,7 @@ class Holdings:
 
 def sort_out(
     path: str,
-    entries: Mapping[str, Entry],
+    entries: Mapping[str, FolderEntry],
     *,
     manifest: Manifest | None,
     intact: Collection[str],
@@ -138,3 +142,70 @@ def _is_companion(name: str, path: str) -> bool:
 
 def _is_known(name: str) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in _COMPANIONS)
+
+
+Found = Holdings | Gone | Refused
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weight:
+    """What a version's folder takes, in bytes; None where it is not known.
+
+    `foreign` are those of them that refitd may not delete. `refusal` says why nothing of it may be deleted.
+    """
+
+    bytes: int | None = None
+    foreign: int = 0
+    refusal: str | None = None
+
+    @property
+    def counted(self) -> int:
+        """The bytes that count in a disk budget."""
+        return (self.bytes or 0) - self.foreign
+
+
+Weights = Mapping[str, Weight]
+
+
+def wants_look(version: VersionRecord) -> bool:
+    """Whether only a look at its folder says what a version takes. Of a good one every byte was counted."""
+    return version.state is not VersionState.SEALED
+
+
+def weigh(
+    versions: Iterable[VersionRecord], found: Mapping[str, Found], spared: Callable[[VersionRecord], bool]
+) -> dict[str, Weight]:
+    """Map the ids of versions to what they take. Bytes of a folder that several versions share count once.
+
+    Args:
+        versions: those to weigh.
+        found: what looks at their folders have found, by path.
+        spared: whether a version's folder is its trainer's to delete.
+    """
+    by_age = sorted(versions, key=lambda version: version.order)
+    newest = {version.path: version.id for version in by_age}
+    return {
+        version.id: weight_of(version, found.get(version.path), is_spared=spared(version))
+        if newest[version.path] == version.id
+        else Weight(bytes=0)
+        for version in by_age
+    }
+
+
+def weight_of(version: VersionRecord, found: Found | None, *, is_spared: bool) -> Weight:
+    """What one version takes.
+
+    Args:
+        version: the version.
+        found: what a look at its folder has found, None without a look.
+        is_spared: whether its folder is its trainer's to delete.
+    """
+    is_ours = not is_spared and parts_below(version.path) is not None
+    match found:
+        case Holdings():
+            total = found.bytes + found.foreign_bytes
+            return Weight(bytes=total, foreign=found.foreign_bytes if is_ours else total, refusal=found.refusal)
+        case Gone():
+            return Weight(bytes=0)
+        case _:
+            return Weight(bytes=version.bytes, foreign=0 if is_ours else version.bytes or 0)

@@ -3,41 +3,41 @@
 The rules, the strongest first. A version that no rule keeps is dropped.
 
     1  A listing that failed or is empty keeps everything: a vanished mount must not look like a reason to delete. So
-       does a journal that is being rebuilt: nobody knows what it knew of readers.
+       does a journal that is being rebuilt: what the lost one knew of readers is not known.
     2  Versions without a verdict yet (ANNOUNCED, SETTLING, VALIDATING, UNKNOWN) stay, and those not under the root.
        A trainer's own folder (`refitd_client/validation/conventions.py`) stays as long as its trainer leaves it there.
-       Of a run that is closed an UNKNOWN one goes, unless it is newer than all that are good or UNKNOWN: it may be all
-       that is left of a training that no engine followed.
+       Of a closed run an UNKNOWN one goes, unless it is newer than all that are good or UNKNOWN: it may be all that is
+       left of a training that no engine followed.
     3  A lease or a pin keeps. The last good version of a run has a lease. The newest SEALED of a run keeps itself.
     4  The newest `last` SEALED of a run, and those whose step divides by `every`, stay, unless the run was restarted
-       at or before their step: the newer generation replaces them. What was rolled back from is none of the newest.
-       So does what a rollback would go to, however many came after it that no engine served; but not with `last` 1.
-       Of a run that is closed neither stays: it ends with its newest good version.
+       at or before their step: the newer generation replaces them. What was rolled back from does not count among the
+       newest. What a rollback would go to stays as well, however many unserved versions came after it; not with
+       `last` 1. Of a closed run neither stays: it ends with its newest good version.
     5  REJECTED and LOST are evidence: they stay for `rejected_for` seconds. A folder that nothing proves to be a
        version's stays for good (`policy/holdings.py`).
     6  What a kept version needs stays with it: the base of a delta, and whatever has its folder in, around or on it.
     7  Over the disk budget, what only 4 and 5 keep goes, until the rest fits: first evidence, then every Nth, then the
        last ones, each oldest first, then what a rollback would go to, of runs that no engine follows before the others.
        The newest piece of evidence of each run is the last evidence to go. What a rollback would go to stays while a
-       version of its run is ANNOUNCED, SETTLING or VALIDATING: it may turn out bad, and goes itself then. Of a run that
-       engines follow it never goes for the bytes of versions without a verdict, of whatever run: they may be bad, or
-       wait for engines for ever. If it still does not fit, the verdicts say so. Every byte that refitd may delete takes
-       of the budget. Copies for deltas, what publishers are writing and the trash are not given up for it; slots are,
-       before any version (`policy/spare_slots.py`).
+       version of its run is ANNOUNCED, SETTLING or VALIDATING: that one may turn out bad, and goes itself then. Of a
+       run that engines follow it never goes for the bytes of versions without a verdict, of whatever run: they may be
+       bad, or wait for engines for ever. If the rest still does not fit, the verdicts say so. Every byte that refitd
+       may delete counts. Copies for deltas, what publishers are writing and the trash are not given up for the budget;
+       slots are, before any version (`policy/spare_slots.py`).
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, auto
 from itertools import groupby
 from typing import assert_never
 
+from refitd.policy.holdings import Weight, Weights, weigh
 from refitd.policy.leases import Lease
 from refitd.policy.needs import Need, needs_of
 from refitd.policy.readiness import Withheld
 from refitd.policy.target import last_good, last_good_before
-from refitd.policy.weights import Weight, Weights, weigh
 from refitd.root.handle import parts_below
 from refitd.root.scan import Listing, ListingFailed
 from refitd.state.version import EVIDENCE, VersionRecord
@@ -52,9 +52,9 @@ _AWAITED = frozenset({VersionState.ANNOUNCED, VersionState.SETTLING, VersionStat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepRules:
-    """What stays besides what somebody needs. `last` is at least 1, `every` 0 means none.
+    """What stays besides what has a lease or a pin. `last` is at least 1, `every` 0 means none.
 
-    `disk_budget` is in bytes, `rejected_for` in seconds. `foreign`: trainers' own folders go like the rest.
+    `disk_budget` is in bytes, `rejected_for` in seconds. `foreign`: trainers' own folders are deleted like the rest.
     """
 
     last: int = 3
@@ -69,8 +69,8 @@ class KeepRules:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What happens to a version. There is always a reason, the most important first."""
+class KeepVerdict:
+    """What happens to a version, with at least one reason; the most important comes first."""
 
     record: VersionRecord
     keep: bool
@@ -78,7 +78,7 @@ class Verdict:
 
 
 class _Rank(IntEnum):
-    """What the disk budget gives up first is first."""
+    """In the order in which the disk budget gives wishes up."""
 
     OLD_EVIDENCE = auto()
     NEWEST_EVIDENCE = auto()
@@ -90,7 +90,7 @@ class _Rank(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class _Wish:
-    """A version that only a rule keeps. Wishes of a low rank are given up first."""
+    """A version that only a rule keeps."""
 
     rank: _Rank
     record: VersionRecord
@@ -99,13 +99,13 @@ class _Wish:
 
 @dataclass(frozen=True, slots=True)
 class _Budget:
-    """What versions may take: `limit` bytes less those that other things take `beside` them, by what they are."""
+    """What versions may take: `limit` bytes less those that other things take `beside` them, by kind."""
 
     limit: int | None
     beside: Mapping[str, int]
 
     def excess(self, used: int) -> tuple[str, ...]:
-        """A sentence when the versions that are kept take more, else nothing."""
+        """A sentence where the kept versions take more than that, else nothing."""
         total = used + sum(self.beside.values())
         if self.limit is None or total <= self.limit:
             return ()
@@ -128,7 +128,7 @@ def keep(
     beside: Mapping[str, int] | None = None,
     closed: Collection[str] = (),
     followed: Collection[str] = (),
-) -> list[Verdict]:
+) -> list[KeepVerdict]:
     """Decide about all versions of a root at once, in the order given.
 
     Args:
@@ -145,14 +145,16 @@ def keep(
         followed: the runs that engines follow.
     """
     if (doubt := _doubt(listing)) is not None:
-        return [Verdict(version, keep=True, reasons=(doubt,)) for version in versions]
+        return [KeepVerdict(version, keep=True, reasons=(doubt,)) for version in versions]
     weights = weigh(versions, {}, rules.spares) if weights is None else weights
     there = {found.path for found in listing.found} if isinstance(listing, Listing) else set[str]()
     ended = _ended(versions, closed, there)
     unproven = _unproven(versions, weights, ended)
     proven = [version for version in versions if version.id not in unproven]
     firm = _firm(versions, leases, unproven, closed, ended)
-    _spare(firm, versions, rules, there)
+    for version in versions:
+        if version.path in there and rules.spares(version):
+            firm.setdefault(version.id, []).append(SPARED)
     wishes = sorted(
         [*_evidence(proven, rules, ages), *_wishes(proven, rules, closed, followed)],
         key=lambda wish: (wish.rank, wish.record.order, wish.record.run),
@@ -166,13 +168,13 @@ def keep(
     kept, given_up = _fit(needs_of(versions), firm, wishes, budget, weights, undecided)
     excess = budget.excess(_used(kept, weights))
     superseded = _superseded(versions)
-    verdicts: list[Verdict] = []
+    verdicts: list[KeepVerdict] = []
     for version in versions:
         if version.id in kept:
-            verdicts.append(Verdict(version, keep=True, reasons=(*kept[version.id], *excess)))
+            verdicts.append(KeepVerdict(version, keep=True, reasons=(*kept[version.id], *excess)))
         else:
             why = given_up.get(version.id) or [_why_dropped(version, rules, superseded, closed)]
-            verdicts.append(Verdict(version, keep=False, reasons=tuple(why)))
+            verdicts.append(KeepVerdict(version, keep=False, reasons=tuple(why)))
     return verdicts
 
 
@@ -211,21 +213,21 @@ def _firm(
             reasons.append(f"its path {version.path!r} is not under the root: only what lies there is ever deleted")
         if reasons:
             firm[version.id] = reasons
-    for newest in _newest(versions, lambda version: version.state is VersionState.SEALED):
-        firm.setdefault(newest.id, []).append(_newest_reason(newest))
+    for _, group in _by_run(version for version in versions if version.state is VersionState.SEALED):
+        newest = group[0]
+        reason = f"newest good version of run {newest.run}"
+        if newest.barred:
+            reason = f"newest version on disk of run {newest.run}, though it was rolled back from"
+        firm.setdefault(newest.id, []).append(reason)
     return firm
 
 
 def _ended(versions: Sequence[VersionRecord], closed: Collection[str], there: Collection[str]) -> set[str]:
-    """The UNKNOWN versions of closed runs that go by rule 2. One without a folder is none that is newer."""
-    unknown = [version for version in versions if version.run in closed and version.state is VersionState.UNKNOWN]
-    newest = _newest(
-        versions,
-        lambda version: (
-            version.state is VersionState.SEALED or (version.state is VersionState.UNKNOWN and version.path in there)
-        ),
-    )
-    return {version.id for version in unknown} - {version.id for version in newest}
+    """The UNKNOWN versions of closed runs that go by rule 2. One whose folder is gone is no newer version."""
+    good = [v for v in versions if v.state is VersionState.SEALED]
+    unknown = [v for v in versions if v.state is VersionState.UNKNOWN]
+    newest = {group[0].id for _, group in _by_run([*good, *(v for v in unknown if v.path in there)])}
+    return {version.id for version in unknown if version.run in closed} - newest
 
 
 def _unproven(versions: Sequence[VersionRecord], weights: Weights, ended: Collection[str]) -> dict[str, str]:
@@ -238,23 +240,11 @@ def _unproven(versions: Sequence[VersionRecord], weights: Weights, ended: Collec
     return {version: refusal for version, refusal in refusals.items() if refusal is not None}
 
 
-def _spare(firm: Reasons, versions: Sequence[VersionRecord], rules: KeepRules, there: Collection[str]) -> None:
-    for version in versions:
-        if version.path in there and rules.spares(version):
-            firm.setdefault(version.id, []).append(SPARED)
-
-
-def _newest_reason(version: VersionRecord) -> str:
-    if version.barred:
-        return f"newest version on disk of run {version.run}, though it was rolled back from"
-    return f"newest good version of run {version.run}"
-
-
 def _unready(version: VersionRecord, closed: Collection[str]) -> str | None:
     """Rule 2, by state: why nothing can be said about the version yet."""
     match version.state:
         case VersionState.ANNOUNCED | VersionState.SETTLING | VersionState.VALIDATING:
-            return f"{version.state}: nobody knows yet whether it is good"
+            return f"{version.state}: it has no verdict yet"
         case VersionState.UNKNOWN:
             stays = "none of its run is newer" if version.run in closed else "is tried again"
             return f"UNKNOWN: it has no verdict yet, and {stays}"
@@ -268,10 +258,13 @@ def _unready(version: VersionRecord, closed: Collection[str]) -> str | None:
 
 def _evidence(versions: Sequence[VersionRecord], rules: KeepRules, ages: Mapping[str, float]) -> Iterator[_Wish]:
     """Rule 5."""
-    for _, group in _by_run(version for version in versions if _is_evidence(version, rules, ages)):
+    left = {v.id: rules.rejected_for - ages.get(v.id, 0.0) for v in versions if v.state in EVIDENCE}
+    unless = "" if rules.disk_budget is None else " unless the disk budget wants it"
+    for _, group in _by_run(version for version in versions if left.get(version.id, 0.0) > 0):
         for version in group:
             rank = _Rank.NEWEST_EVIDENCE if version is group[0] else _Rank.OLD_EVIDENCE
-            yield _Wish(rank, version, _evidence_reason(version, rules, ages))
+            stays = f"stays for another {spoken(left[version.id])}{unless}"
+            yield _Wish(rank, version, f"it is evidence of why it was {version.state}, and {stays}")
 
 
 def _wishes(
@@ -288,15 +281,11 @@ def _wishes(
             yield _Wish(_Rank.LAST, version, f"one of the newest {rules.last} good versions of run {run}")
     if rules.last > 1:
         for run, group in _by_run(version for version in versions if version.run not in closed):
-            if (back := _where_back(group)) is not None:
+            current = last_good(group)  # what engines serve now has a lease
+            back = None if current is None else last_good_before(group, current)
+            if back is not None:
                 reason = f"engines of run {run} served it before the current one: a rollback goes to it"
                 yield _Wish(_Rank.ROLLBACK if run in followed else _Rank.UNFOLLOWED_ROLLBACK, back, reason)
-
-
-def _where_back(versions: Sequence[VersionRecord]) -> VersionRecord | None:
-    """What engines of a run served before what they serve now. What they serve now has a lease."""
-    current = last_good(versions)
-    return None if current is None else last_good_before(versions, current)
 
 
 def _fit(
@@ -371,11 +360,6 @@ def _superseded(versions: Iterable[VersionRecord]) -> set[str]:
     }
 
 
-def _newest(versions: Iterable[VersionRecord], chosen: Callable[[VersionRecord], bool]) -> Iterator[VersionRecord]:
-    for _, group in _by_run(version for version in versions if chosen(version)):
-        yield group[0]
-
-
 def _by_run(versions: Iterable[VersionRecord]) -> Iterator[tuple[str, list[VersionRecord]]]:
     """The versions of each run, newest first."""
     ordered = sorted(versions, key=lambda version: (version.run, version.order), reverse=True)
@@ -383,25 +367,15 @@ def _by_run(versions: Iterable[VersionRecord]) -> Iterator[tuple[str, list[Versi
         yield run, list(group)
 
 
-def _is_evidence(version: VersionRecord, rules: KeepRules, ages: Mapping[str, float]) -> bool:
-    return version.state in EVIDENCE and ages.get(version.id, 0.0) < rules.rejected_for
-
-
-def _evidence_reason(version: VersionRecord, rules: KeepRules, ages: Mapping[str, float]) -> str:
-    left = rules.rejected_for - ages.get(version.id, 0.0)
-    unless = "" if rules.disk_budget is None else " unless the disk budget wants it"
-    return f"it is evidence of why it was {version.state}, and stays for another {spoken(left)}{unless}"
-
-
 def _why_dropped(version: VersionRecord, rules: KeepRules, superseded: Collection[str], closed: Collection[str]) -> str:
     if version.state in EVIDENCE:
-        return f"{version.state} more than {spoken(rules.rejected_for)} ago, and nobody needs it"
+        return f"{version.state} more than {spoken(rules.rejected_for)} ago, and it is not needed"
     if version.state is VersionState.RETIRED:
-        return "RETIRED: nobody needs it"
+        return "RETIRED: it is not needed"
     if version.barred:
-        return f"run {version.run} was rolled back from it, and nobody needs it"
+        return f"run {version.run} was rolled back from it, and it is not needed"
     if version.id in superseded:
-        return f"run {version.run} was restarted at or before step {version.order.step}, and nobody needs it"
+        return f"run {version.run} was restarted at or before step {version.order.step}, and it is not needed"
     if version.run in closed:
-        return f"run {version.run} is closed, and nobody needs it"
-    return f"not one of the newest {rules.last} good versions of run {version.run}, and nobody needs it"
+        return f"run {version.run} is closed, and it is not needed"
+    return f"not one of the newest {rules.last} good versions of run {version.run}, and it is not needed"

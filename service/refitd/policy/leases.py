@@ -1,7 +1,7 @@
 """Leases: who still needs a version, and why. Pure: observations in, leases out; nothing stored, so nothing stale.
 
-A lease is not taken and given back, it is derived each time from what is true now. So nobody can forget to give one
-back, and a crash loses none. The worked case is an engine that gets slower and dies while it loads version 7:
+A lease is not taken and given back, it is derived each time from what is true now. So none can be left over, and a
+crash loses none. The worked case is an engine that gets slower and dies while it loads version 7:
 
     serves 6, loads 7            6 SERVING (it answers from it), 7 LOADING
     load timed out               7 UNPROVEN: a server goes on loading after its client hung up
@@ -71,7 +71,7 @@ _UNSEEN = "engine {}, which does not answer, may still serve it"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """A load that is not proved to have ended. `unproven` says that nobody waits for its answer any more.
+    """A load that is not proved to have ended. `unproven` says that the service does not wait for its answer any more.
 
     A load is unproven when it timed out, its connection broke, or the service stopped in the middle of it.
     """
@@ -88,7 +88,7 @@ class EngineView:
     `loads` may have several entries: one that timed out, and the one that is to repair it. `named` are the versions
     whose folders it may mean when it says what it serves: a name proves nothing, but servers read such folders again.
     `beneath` is the full version that refitd's plugin has mapped, while deltas on it are served.
-    `is_removed`: nobody names it any more, for `unreachable_for` seconds; there is no one left to ask for a proof.
+    `is_removed`: it has not been named for `unreachable_for` seconds, and cannot be asked for a proof.
     """
 
     id: str
@@ -135,7 +135,7 @@ class Views:
 
 
 def leases(views: Views, *, dead_after: float = DEAD_AFTER) -> dict[str, list[Lease]]:
-    """Map the id of each version that somebody needs to the reasons.
+    """Map the id of each version that is needed to the reasons.
 
     An engine that was unreachable for `dead_after` seconds is dead: it pins nothing but what it may still be reading.
     """

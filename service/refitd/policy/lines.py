@@ -1,15 +1,20 @@
-"""The lines of a reclaim plan: from verdicts and outcomes to what the API says. Pure."""
+"""The lines of a reclaim plan, from verdicts and outcomes to what the API says. Pure.
 
-from collections.abc import Iterable
+`keep` gives every reason in sentences. `bytes_by_reason` gives each line one word for a graph: its strongest reason.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from enum import StrEnum
 
-from refitd.policy.holdings import Holdings
-from refitd.policy.keep import Verdict
-from refitd.policy.weights import Weight
-from refitd.root.leftovers import Incoming
-from refitd.root.outcome import Refused
-from refitd.state.version import VersionRecord
-from refitd_client.contract.naming import SERVICE_FOLDER, TRASH
+from refitd.policy.holdings import Holdings, Weight
+from refitd.policy.keep import KeepVerdict
+from refitd.policy.leases import Lease, LeaseKind
+from refitd.root.outcome import Incoming, Refused
+from refitd.state.version import EVIDENCE, VersionRecord
+from refitd_client.contract.naming import INCOMING_PREFIX, SERVICE_FOLDER, TRASH
+from refitd_client.contract.slot import SLOTS
+from refitd_client.contract.states import VersionState
 from refitd_client.contract.wire import Reclaimable, ReclaimPlan
 
 TRASH_PATH = f"{SERVICE_FOLDER}/{TRASH}"
@@ -19,8 +24,8 @@ _LEFT = (
 )
 
 
-def version_line(verdict: Verdict, weight: Weight) -> Reclaimable:
-    """What happens to a version."""
+def version_line(verdict: KeepVerdict, weight: Weight) -> Reclaimable:
+    """The line of a version."""
     return Reclaimable(
         path=verdict.record.path,
         keep=verdict.keep,
@@ -31,34 +36,34 @@ def version_line(verdict: Verdict, weight: Weight) -> Reclaimable:
     )
 
 
-def recycled_line(verdict: Verdict) -> Reclaimable:
-    """A version that is gone and has freed nothing."""
-    return version_line(told(verdict, "its files are a free slot now"), Weight())
+def recycled_line(verdict: KeepVerdict) -> Reclaimable:
+    """The line of a version that is deleted and whose files are a slot now: nothing was freed."""
+    return version_line(with_reason(verdict, "its files are a free slot now"), Weight())
 
 
-def told(verdict: Verdict, sentence: str | None) -> Verdict:
-    """The verdict with one reason more."""
+def with_reason(verdict: KeepVerdict, sentence: str | None) -> KeepVerdict:
+    """The verdict with another reason, if there is one."""
     return verdict if sentence is None else replace(verdict, reasons=(*verdict.reasons, sentence))
 
 
 def refused_line(record: VersionRecord, refused: Refused, weight: Weight) -> Reclaimable:
-    """A version that stays for now, though nobody needs it."""
-    return version_line(Verdict(record, keep=True, reasons=(refused.reason,)), weight)
+    """The line of a version that is not needed and stays for now."""
+    return version_line(KeepVerdict(record, keep=True, reasons=(refused.reason,)), weight)
 
 
 def left_line(path: str, found: Holdings) -> Reclaimable:
-    """A folder whose version was deleted."""
+    """The line of a folder whose version was deleted."""
     total = found.bytes + found.foreign_bytes
     return Reclaimable(path=path, keep=True, reasons=[_LEFT], bytes=total, foreign_bytes=total)
 
 
 def incoming_line(found: Incoming) -> Reclaimable:
-    """A folder that is being written, or was."""
+    """The line of a folder that is being written, or was."""
     return Reclaimable(path=found.path, keep=not found.abandoned, reasons=[found.reason], bytes=found.bytes)
 
 
 def trash_lines(ours: int, foreign: int, left: tuple[str, ...] | None) -> list[Reclaimable]:
-    """The trash, where anything is in it.
+    """The lines of the trash, none where it is empty.
 
     Args:
         ours: bytes that are going to be deleted.
@@ -76,7 +81,7 @@ def trash_lines(ours: int, foreign: int, left: tuple[str, ...] | None) -> list[R
 
 
 def over_budget(plan: ReclaimPlan) -> str | None:
-    """That what is kept does not fit the disk budget, and what to do; None where it does, or there is none."""
+    """A sentence that what is kept exceeds the disk budget, with what to do; None where it fits or there is none."""
     if plan.disk_budget is None or plan.kept_bytes <= plan.disk_budget:
         return None
     return (
@@ -87,16 +92,78 @@ def over_budget(plan: ReclaimPlan) -> str | None:
 
 
 def plan_of(lines: list[Reclaimable], budget: int | None, *, done: bool) -> ReclaimPlan:
-    """All lines, and what they come to."""
+    """The plan with its sums of bytes. `done`: it was carried out."""
+
+    def counted(some: Iterable[Reclaimable]) -> int:
+        return sum((line.bytes or 0) - line.foreign_bytes for line in some)
+
     return ReclaimPlan(
         items=lines,
-        freed_bytes=_counted(line for line in lines if not line.keep),
-        kept_bytes=_counted(line for line in lines if line.keep and not line.path.startswith("/")),
+        freed_bytes=counted(line for line in lines if not line.keep),
+        kept_bytes=counted(line for line in lines if line.keep and not line.path.startswith("/")),
         foreign_bytes=sum(line.foreign_bytes for line in lines),
         disk_budget=budget,
         done=done,
     )
 
 
-def _counted(lines: Iterable[Reclaimable]) -> int:
-    return sum((line.bytes or 0) - line.foreign_bytes for line in lines)
+class KeptFor(StrEnum):
+    """Why bytes stay, the strongest reason first."""
+
+    READ = "read"  # an engine serves it, loads it, or may still be reading it
+    TARGET = "target"  # engines are on their way to it, or would be brought back to it
+    PINNED = "pinned"
+    UNDECIDED = "undecided"  # it has no verdict yet
+    EVIDENCE = "evidence"  # REJECTED or LOST, for a limited time
+    RULE = "rule"  # the keep rules: the newest ones, every Nth, what a kept delta leads from
+    GOING = "going"  # not needed, and it could not be deleted yet
+    INCOMING = "incoming"  # a publisher is writing it, or left it behind
+    SLOT = "slot"  # old files that a publisher may write the next version into
+    COPY = "copy"  # a model that deltas are applied to
+    TRASH = "trash"  # deleted, and not gone from the disk yet
+    FOREIGN = "foreign"  # not refitd's to delete; counts in no disk budget
+
+
+_READ = frozenset({LeaseKind.SERVING, LeaseKind.LOADING, LeaseKind.UNPROVEN, LeaseKind.NAMED})
+_UNDER_WAY = frozenset({LeaseKind.VALIDATING})
+
+
+def bytes_by_reason(
+    lines: Iterable[Reclaimable], versions: Mapping[str, VersionRecord], leases: Mapping[str, Sequence[Lease]]
+) -> dict[KeptFor, int]:
+    """Add up the lines of a sweep that are kept. `versions` are those that its lines name, as they are now."""
+    found = dict.fromkeys(KeptFor, 0)
+    for line in lines:
+        found[KeptFor.FOREIGN] += line.foreign_bytes
+        counted = (line.bytes or 0) - line.foreign_bytes
+        if not line.keep or not counted:
+            continue
+        if line.version is None:
+            found[_kind_of(line.path)] += counted
+        elif (record := versions.get(line.version)) is not None:
+            found[_why(record, leases.get(record.id, ()))] += counted
+    return found
+
+
+def _kind_of(path: str) -> KeptFor:
+    """What a line without a version is about."""
+    if path == TRASH_PATH:
+        return KeptFor.TRASH
+    if path.rpartition("/")[2].startswith(INCOMING_PREFIX):
+        return KeptFor.INCOMING
+    return KeptFor.SLOT if path.startswith(f"{SERVICE_FOLDER}/{SLOTS}/") else KeptFor.COPY
+
+
+def _why(record: VersionRecord, leases: Sequence[Lease]) -> KeptFor:
+    kinds = {lease.kind for lease in leases}
+    if kinds & _READ:
+        return KeptFor.READ
+    if kinds - _UNDER_WAY:
+        return KeptFor.TARGET
+    if record.pinned:
+        return KeptFor.PINNED
+    if record.state.is_open:
+        return KeptFor.UNDECIDED
+    if record.state in EVIDENCE:
+        return KeptFor.EVIDENCE
+    return KeptFor.RULE if record.state is VersionState.SEALED else KeptFor.GOING

@@ -1,9 +1,10 @@
 """What to do next with one engine. Pure and level-triggered: what is and what should be in, one action out.
 
 It never asks how things came to be as they are, so a restart, a lost reply or a missed event all end in the same place.
-One action at a time for each engine; the newest target is looked at again before each.
+An engine has one action at a time; the newest target is looked at again before each.
 """
 
+import random
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -32,14 +33,14 @@ class RefitTo:
 
 
 @dataclass(frozen=True, slots=True)
-class LookAhead:
+class Prefetch:
     """Have the engine make a version (its id) ready that is still being checked, while it serves."""
 
     version: str
 
 
 @dataclass(frozen=True, slots=True)
-class LookAway:
+class CancelPrefetch:
     """Have it close what it made ready: no load will come of that."""
 
 
@@ -50,7 +51,7 @@ class Rest:
     until: float
 
 
-Action = Probe | Resume | RefitTo | LookAhead | LookAway | Rest
+Action = Probe | Resume | RefitTo | Prefetch | CancelPrefetch | Rest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,11 +154,11 @@ def repair_with(engine: EngineRecord, goals: Goals) -> VersionRecord | None:
     return goals.loadable or goals.last_good
 
 
-def _look(wanted: VersionRecord | None, goals: Goals, agenda: Agenda) -> LookAhead | LookAway | None:
+def _look(wanted: VersionRecord | None, goals: Goals, agenda: Agenda) -> Prefetch | CancelPrefetch | None:
     """What is to be loaded now comes first."""
     if wanted is not None or goals.coming == agenda.ahead:
         return None
-    return LookAway() if goals.coming is None else LookAhead(goals.coming)
+    return CancelPrefetch() if goals.coming is None else Prefetch(goals.coming)
 
 
 def _refit_or_rest(version: VersionRecord | None, agenda: Agenda, now: float) -> Action:
@@ -176,3 +177,14 @@ def _probe_or_rest(until: float, agenda: Agenda, now: float) -> Action:
     if now >= agenda.probe_at:
         return Probe()
     return Rest(min(until, agenda.probe_at) if until > now else agenda.probe_at)
+
+
+FIRST_SECONDS = 0.5
+
+LONGEST_SECONDS = 30.0
+
+
+def backoff(failures: int, chance: random.Random) -> float:
+    """Seconds to wait after `failures` (1 or more) failures in a row."""
+    longest = min(LONGEST_SECONDS, FIRST_SECONDS * 2 ** min(failures - 1, 10))
+    return longest * (0.5 + 0.5 * chance.random())

@@ -1,4 +1,4 @@
-"""What a probe or a refit says about an engine. Pure: the record before and what was seen in, the record after out."""
+"""What a probe or a refit shows about an engine. Pure: the record before and what was seen in, the record after out."""
 
 from dataclasses import dataclass, replace
 
@@ -64,12 +64,21 @@ def after_probe(
         loads_whole=seen.loader is not None and seen.loader.whole,
     )
     if not engine.known:
-        return _still_tainted(engine, moved=moved)
-    if engine.serving is not None and (expected is None or not _as_expected(seen, expected)):
+        # Contents stay unknown. One that was given up is tried again when something has happened to it: it was away, or
+        # it names another model than before. That it names its start-up model proves nothing: a failed load changes no
+        # name.
+        if engine.state is EngineState.QUARANTINED and not moved:
+            return engine
+        if engine.state in {EngineState.QUARANTINED, EngineState.UNREACHABLE}:
+            engine = forgiven(replace(engine, taints=0))
+        return replace(engine, state=EngineState.TAINTED)
+    named, named_before = (seen.model_path, seen.weight_version), (before.model_path, before.weight_version)
+    if engine.serving is not None and (expected is None or named != (expected.path, expected.label)):
         engine = changed(before, engine, seen, None if expected is None else expected.path, now)
     elif engine.contest is not None:
         engine = still_changed(before, engine, seen)
-    elif before.serving is None and _is_renamed(before, seen):  # it was never loaded by this service, and has changed
+    elif before.serving is None and before.model_path is not None and named != named_before:
+        # This service has never loaded it, and it names something else than at the last probe.
         engine = changed(before, engine, seen, before.model_path, now)
     else:
         engine = calmed(engine, now, interval)
@@ -81,27 +90,6 @@ def _process(known: Process, told: Process) -> Process:
     if told.is_as(known) is False:
         return told
     return Process(seed=known.seed if told.seed is None else told.seed, started=told.started or known.started)
-
-
-def _is_renamed(engine: EngineRecord, seen: Reached) -> bool:
-    """Whether it names something else than at the last probe, if there was one."""
-    named = (engine.model_path, engine.weight_version)
-    return engine.model_path is not None and named != (seen.model_path, seen.weight_version)
-
-
-def _as_expected(seen: Reached, expected: Expected) -> bool:
-    return (seen.model_path, seen.weight_version) == (expected.path, expected.label)
-
-
-def _still_tainted(engine: EngineRecord, *, moved: bool) -> EngineRecord:
-    """Contents stay unknown. One that was given up is tried again when something has happened to it: it was away, or
-    it names another model than before. That it names its start-up model proves nothing: a failed load changes no name.
-    """
-    if engine.state is EngineState.QUARANTINED and not moved:
-        return engine
-    if engine.state in {EngineState.QUARANTINED, EngineState.UNREACHABLE}:
-        return forgiven(replace(engine, state=EngineState.TAINTED, taints=0))
-    return replace(engine, state=EngineState.TAINTED)
 
 
 def standing(engine: EngineRecord, target: str | None) -> EngineRecord:
@@ -122,7 +110,7 @@ def after_refit(engine: EngineRecord, version: str, refit: Refit, now: float) ->
         case Outcome.ACK:
             return replace(
                 engine,
-                # Who does not hear that it may go on may be gone: another process would be told to go on in its place.
+                # One that does not answer a resume may be gone: another process could be resumed in its place.
                 state=EngineState.IN_SYNC if refit.resumed else EngineState.PROBING,
                 serving=version,
                 held=None,

@@ -12,10 +12,9 @@ from typing import Protocol
 
 from refitd.clock import Clock
 from refitd.policy.leases import DEAD_AFTER, EngineView
-from refitd.problem import Kind, ProblemError
+from refitd.problem import ProblemError, Slug
 from refitd.state.faults import InputFaults
-from refitd.state.journal.origin import Origin
-from refitd.state.records import EngineRecord
+from refitd.state.records import EngineRecord, Origin
 from refitd.text import spoken
 from refitd_client.contract.states import EngineState
 
@@ -111,7 +110,7 @@ def why_not_ready(known: Known) -> str | None:
     return known.faults.root or why_rebuilding(known)
 
 
-def unknown(known: Known, kind: Kind, detail: str) -> ProblemError:
+def unknown(known: Known, kind: Slug, detail: str) -> ProblemError:
     """The problem to raise for a version or a run that the service does not know.
 
     Args:
@@ -125,4 +124,4 @@ def unknown(known: Known, kind: Kind, detail: str) -> ProblemError:
 
 def not_ready(why: str) -> ProblemError:
     """The problem to raise while the service cannot know yet. Clients wait and ask again."""
-    return ProblemError(Kind.NOT_READY, why, _AGAIN)
+    return ProblemError(Slug.NOT_READY, why, _AGAIN)

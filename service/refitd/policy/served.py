@@ -13,12 +13,11 @@ _HOLDS_UP_NOBODY = frozenset({EngineState.UNREACHABLE, EngineState.QUARANTINED, 
 def is_proven(version: str, engines: Iterable[EngineRecord], quorum: int) -> bool:
     """Whether every reachable engine that is not quarantined serves `version`, and at least `quorum` do."""
     counted = [engine for engine in engines if engine.state not in _HOLDS_UP_NOBODY]
-    return len(counted) >= quorum and all(_serves(engine, version) for engine in counted)
-
-
-def _serves(engine: EngineRecord, version: str) -> bool:
-    """One that may still be paused holds it, and does not serve it; what is to be loaded again is not believed."""
-    return engine.known and engine.to_load.serving == version and not engine.resume_owed
+    return len(counted) >= quorum and all(
+        # An engine that may still be paused holds it and does not serve it; one that is to be reloaded does not count.
+        engine.known and engine.to_load.serving == version and not engine.resume_owed
+        for engine in counted
+    )
 
 
 def outcome_of(
@@ -53,7 +52,9 @@ def outcome_of(
         case VersionState.SEALED if wait_for is WaitOutcome.SEALED:
             return WaitOutcome.SEALED
         case VersionState.SEALED:
-            return WaitOutcome.FAILED if refused else _on_its_way(version, target)
+            if refused:
+                return WaitOutcome.FAILED
+            return WaitOutcome.SUPERSEDED if _is_overtaken(version, target) else WaitOutcome.PENDING
         case _:
             return WaitOutcome.PENDING
 
@@ -69,9 +70,3 @@ def _holds(version: VersionRecord, target: VersionRecord | None, wait_for: WaitO
 
 def _is_overtaken(version: VersionRecord, target: VersionRecord | None) -> bool:
     return target is not None and target.order > version.order
-
-
-def _on_its_way(version: VersionRecord, target: VersionRecord | None) -> WaitOutcome:
-    if _is_overtaken(version, target):
-        return WaitOutcome.SUPERSEDED
-    return WaitOutcome.PENDING

@@ -1,18 +1,19 @@
 """Whether a checkpoint is still being written. Pure: looks over time in, one decision out.
 
-refitd's own publisher renames a complete directory into place, so a manifest means complete. A checkpoint that somebody
-else writes has no such moment: it counts as complete when headers, index and files agree and nothing has changed for
+refitd's own publisher renames a complete directory into place, so a manifest means complete. A checkpoint that another
+program writes has no such moment: it counts as complete when headers, index and files agree and nothing has changed for
 `settle` seconds. One that disagrees is still being written, until it has not changed for `timeout` seconds. Where its
-trainer is known to write something last, that is waited for, as long as it takes: its absence is no fault.
+trainer is known to write a certain file last, the service waits for that file without a limit: its absence is no fault.
 """
 
 from dataclasses import dataclass
 
 from refitd_client.checkpoint.fault import Code
+from refitd_client.contract.states import Kind
 from refitd_client.validation.conventions import recognise
-from refitd_client.validation.evidence import Structure
+from refitd_client.validation.validate import Structure
 
-_ABANDONED_SECONDS = 10.0  # between two looks at a folder that nobody seems to write to any more
+_ABANDONED_SECONDS = 10.0  # between two looks at a folder that has stopped changing
 
 # Faults of a checkpoint that may just not have been written to its end.
 _MAY_HEAL = frozenset(
@@ -29,7 +30,7 @@ _MAY_HEAL = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class FolderLook:
     """One look at a checkpoint. `fault` says what does not agree yet, None where all does. `final`: do not wait.
 
     `awaits` is what its trainer writes last and has not written yet.
@@ -51,11 +52,11 @@ class Settling:
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """Nobody is writing: validate it."""
+    """It is complete: validate it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class StillWritten:
     """Look again at `until` (monotonic seconds)."""
 
     memory: Settling
@@ -64,20 +65,20 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
-class Hopeless:
+class NeverSettles:
     """It will not get complete."""
 
     reason: str
 
 
-def look_of(structure: Structure, *, noticed: bool) -> Look:
-    """What settling has to know. Who announces a checkpoint has written it: then only what may heal is waited for."""
+def look_of(structure: Structure, *, noticed: bool) -> FolderLook:
+    """What `settle` has to know. One that was announced is written: only faults that may heal are waited for."""
     fault = structure.faults[0] if structure.faults else None
     foreign = recognise(structure.path)
-    # Whoever writes a marker last has written all when it is there; on some file systems the rest comes later.
+    # Where a marker is written last, all is written when it is there; on some file systems the rest shows later.
     said = noticed or (foreign is not None and foreign.marker is not None and structure.awaits is None)
     proof = fault is not None and fault.code not in _MAY_HEAL
-    return Look(
+    return FolderLook(
         signature=structure.signature,
         final=structure.has_manifest or (said and proof) or (said and not noticed and fault is None),
         fault=None if fault is None else fault.reason,
@@ -86,8 +87,8 @@ def look_of(structure: Structure, *, noticed: bool) -> Look:
 
 
 def settle(
-    look: Look, memory: Settling | None, now: float, *, settle_for: float, timeout: float
-) -> Complete | Wait | Hopeless:
+    look: FolderLook, memory: Settling | None, now: float, *, settle_for: float, timeout: float
+) -> Complete | StillWritten | NeverSettles:
     """Decide after one look. `settle_for` and `timeout` are seconds."""
     if look.final:
         return Complete()
@@ -95,15 +96,31 @@ def settle(
         memory = Settling(signature=look.signature, since=now)
     quiet = now - memory.since
     if look.awaits is not None:
-        return Wait(memory, now + min(max(quiet, 0.1), 1.0 if quiet < timeout else _ABANDONED_SECONDS), look.awaits)
+        return StillWritten(
+            memory, now + min(max(quiet, 0.1), 1.0 if quiet < timeout else _ABANDONED_SECONDS), look.awaits
+        )
     if look.fault is None:
         if quiet >= settle_for:
             return Complete()
-        return Wait(
+        return StillWritten(
             memory,
             memory.since + settle_for,
             f"has no manifest: complete when nothing has changed for {settle_for:g} s",
         )
     if quiet >= timeout:
-        return Hopeless(f"{look.fault}, and nothing has changed for {timeout:g} s")
-    return Wait(memory, now + min(max(quiet, 0.1), 1.0), f"incomplete: {look.fault}")
+        return NeverSettles(f"{look.fault}, and nothing has changed for {timeout:g} s")
+    return StillWritten(memory, now + min(max(quiet, 0.1), 1.0), f"incomplete: {look.fault}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogRules:
+    """Times are in seconds. `kind` is what engines get, full versions or adapters; without `deltas` those are refused
+    by kind.
+    """
+
+    scan_interval: float
+    settle_for: float
+    settle_timeout: float
+    allow_dtype_cast: bool
+    kind: Kind = Kind.FULL
+    deltas: bool = True

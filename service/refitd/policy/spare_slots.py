@@ -3,7 +3,7 @@
 1  What this service did not put there is never touched; what is half made or damaged goes.
 2  Where slots are off, the run is closed, or its newest version has another layout, they go: no publisher will take
    them.
-3  A slot that nobody has taken for `ttl` seconds goes: its trainer is gone.
+3  A slot that no publisher has taken for `ttl` seconds goes: its trainer is gone.
 4  A run has at most `count`. The one that waits the longest goes first.
 5  Slots are the first thing that a disk budget gives up.
 """
@@ -11,8 +11,9 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from refitd.policy.keep import KeepRules
 from refitd.policy.leases import Views, leases
-from refitd.root.leftovers import Slot
+from refitd.root.outcome import Slot
 from refitd.state.version import VersionRecord
 from refitd.text import spoken
 from refitd_client.contract.states import Kind, VersionState
@@ -76,8 +77,8 @@ def spare(
 def why_not(record: VersionRecord, views: Views) -> str | None:
     """Why a version's files must not be written again, though the version may be deleted. None if they may.
 
-    Whoever has a deleted file open reads on undisturbed; whoever has a recycled one open reads another version. So an
-    engine that counts as dead for a deletion (it cannot be reached, and pins nothing for ever) is not dead enough here.
+    A reader that has a deleted file open reads on undisturbed; one that has a recycled file open reads another version.
+    So an engine that cannot be reached, and counts as dead for a deletion after a while, never counts as dead here.
     """
     if not record.owned or record.kind is not Kind.FULL:
         return "its files were not written by refitd as a full version"
@@ -106,9 +107,26 @@ def _useless(slot: Slot, newest: Mapping[str, str | None], rules: SlotRules, age
     if newest.get(slot.run) != slot.layout:
         return f"the newest version of run {slot.run} has other tensors, or is none of refitd's"
     if age >= rules.ttl:
-        return f"nobody has taken it for {spoken(age)}"
+        return f"no publisher has taken it for {spoken(age)}"
     return None
 
 
 def _free(slot: Slot) -> str:
     return f"a free slot: the next version of run {slot.run} may be written into its files"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReclaimRules:
+    """What is kept, what of the rest becomes a slot, and when it goes.
+
+    Attributes:
+        interval: seconds between two sweeps when nothing changes.
+        incoming_ttl: seconds after which a folder that a dead publisher left goes.
+        keep: which versions stay.
+        slots: what is recycled.
+    """
+
+    interval: float
+    incoming_ttl: float
+    keep: KeepRules
+    slots: SlotRules

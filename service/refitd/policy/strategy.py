@@ -4,11 +4,11 @@
     rolling   at most `max_unavailable` engines out of service at a time, in the order of their names. One that breaks
               takes a place until it is repaired, restarted or removed: the others wait.
     canary    one engine first, and a check. If either fails the version is barred and the canary goes back to the last
-              good one: the others return, or rather never left.
+              good one, which the others have never left.
 
-An engine that may not go yet stays on, or is brought to, the last good version, so that the fleet is never on a mix
-that nobody ordered. One that cannot be reached takes no place: it serves nobody, and a dead engine holds up nobody.
-Nor does one that another writer loads weights into: as long as it is left alone it is not waited for.
+An engine that may not go yet stays on, or is brought to, the last good version, so that the fleet serves no mix of
+versions that was not ordered. An engine that cannot be reached takes no place, so a dead engine holds up no other.
+Neither does one that another writer loads weights into: while it is left alone the others do not wait for it.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -69,9 +69,9 @@ def released(
 
 
 def _in_turn(places: int, goals: Collection[str], engines: Sequence[EngineRecord]) -> frozenset[str]:
-    """Who is out of service has a place; what is left goes to those that wait, in the order of their names.
+    """Engines out of service have a place; what is left goes to those that wait, in the order of their names.
 
-    It depends on nothing but what is true now, so engines that ask one after the other get the same answer.
+    The result depends on what is true now alone, so engines that ask one after the other get the same answer.
     """
     out = {engine.id for engine in engines if engine.state in _OUT_OF_SERVICE}
     there = {engine.id for engine in engines if engine.to_load.serving in goals}
@@ -93,37 +93,31 @@ def _went(engine: EngineRecord, target: VersionRecord) -> bool:
 def fault_found(
     strategy: Strategy, target: VersionRecord, rollout: RolloutRecord, engines: Sequence[EngineRecord]
 ) -> str | None:
-    """Why the target is to be barred, None where it is not: its canary broke, refused it for good or failed the check;
-    or, where there is no canary, no engine came through a load of it.
+    """Why the target is to be barred, None where it is not.
+
+    A canary broke, refused it for good or failed the check; or, without canaries, the loads of it have left every
+    engine that can be reached with unknown contents too often.
     """
     if target.served_at is not None:
         return None
     if strategy.name is not StrategyName.CANARY:
-        return _given_up_by_all(target, engines)
+        able = [engine for engine in engines if engine.state not in _AWAY]
+        if not able or not all(has_given_up(engine, target) for engine in able):
+            return None
+        return f"no engine came through a load of it: {', '.join(sorted(engine.id for engine in able))}"
     if _checked(rollout, target) is CheckState.FAILED:
         return rollout.reason
     faults = (_load_fault(engine, target) for engine in engines if _went(engine, target))
     return next((fault for fault in faults if fault is not None), None)
 
 
-def _given_up_by_all(target: VersionRecord, engines: Sequence[EngineRecord]) -> str | None:
-    able = [engine for engine in engines if engine.state not in _AWAY]
-    if not able or not all(has_given_up(engine, target) for engine in able):
-        return None
-    return f"no engine came through a load of it: {', '.join(sorted(engine.id for engine in able))}"
-
-
 def has_given_up(engine: EngineRecord, version: VersionRecord) -> bool:
     """Whether this engine is not brought to the version again: its loads have left unknown contents too often."""
-    return _struck_out(engine, version.id)
-
-
-def _struck_out(engine: EngineRecord, version: str) -> bool:
-    return engine.strikes.get(version, 0) >= GIVE_UP_AFTER
+    return engine.strikes.get(version.id, 0) >= GIVE_UP_AFTER
 
 
 def _load_fault(canary: EngineRecord, target: VersionRecord) -> str | None:
-    """Once may be the network, or the engine."""
+    """Why a canary refutes the target, None where it does not. One failure may be the network's, or the engine's."""
     if canary.strikes.get(target.id, 0) >= CANARY_STRIKES:
         return f"the canary {canary.id} did not survive it: {canary.reason or 'its contents were unknown twice'}"
     if canary.state is EngineState.NACKED and canary.failures >= GIVE_UP_AFTER:
@@ -132,7 +126,7 @@ def _load_fault(canary: EngineRecord, target: VersionRecord) -> str | None:
 
 
 def is_through(strategy: Strategy, target: VersionRecord, rollout: RolloutRecord) -> bool:
-    """Whether nothing but the engines' loads is waited for: no check of a canary is outstanding."""
+    """Whether a rollout waits for engines' loads alone, and for no check of a canary."""
     if strategy.name is not StrategyName.CANARY or target.served_at is not None:
         return True
     return _checked(rollout, target) is CheckState.PASSED
@@ -141,7 +135,7 @@ def is_through(strategy: Strategy, target: VersionRecord, rollout: RolloutRecord
 def awaits_check(
     strategy: Strategy, target: VersionRecord, rollout: RolloutRecord | None, engines: Sequence[EngineRecord]
 ) -> EngineRecord | None:
-    """The canary, once it serves the target and nobody has checked yet."""
+    """The canary, once it serves the target and its check is not done."""
     if strategy.name is not StrategyName.CANARY or target.served_at is not None:
         return None
     if _checked(rollout, target) is not CheckState.PENDING:
@@ -155,18 +149,18 @@ def _checked(rollout: RolloutRecord | None, target: VersionRecord) -> CheckState
 
 
 def finished_first(strategy: Strategy, rollout: RolloutRecord | None, engines: Iterable[EngineRecord]) -> str | None:
-    """The version whose rollout comes to its end before a newer one starts, so that a fast trainer cannot starve it.
+    """The version whose rollout ends before a newer one starts, so that a fast trainer cannot starve it.
 
-    One that an engine fails again and again, or has given up, is not waited for: a newer version may be what mends it.
+    None for one that an engine fails again and again, or has given up: a newer version may mend that.
     """
     if strategy.name is StrategyName.ALL or rollout is None or rollout.state is not RolloutState.ROLLING:
         return None
     engines = list(engines)
     if not engines:
-        return None  # those that it was on its way to follow another run now
+        return None  # the engines of this rollout follow another run now
     reached = [engine for engine in engines if engine.state not in _AWAY]
-    stuck = any(each.failures >= GIVE_UP_AFTER or _struck_out(each, rollout.version) for each in reached)
-    return None if stuck else rollout.version
+    worst = max((max(e.failures, e.strikes.get(rollout.version, 0)) for e in reached), default=0)
+    return None if worst >= GIVE_UP_AFTER else rollout.version
 
 
 def why_waiting(strategy: Strategy, target: VersionRecord, engines: Sequence[EngineRecord]) -> str:

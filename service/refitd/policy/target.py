@@ -1,22 +1,50 @@
-"""Which version a run's engines are to serve. Pure: records in, one version out.
+"""Which version a run's engines are to serve, and which versions they can be brought to. Pure.
 
-Newest wins, by (generation, step) and never by clocks. A version that was rolled back from is barred; newer ones roll
-as usual. A step of an older generation is never newer than one of the current, whenever it was written. A delta that
-cannot be carried out is passed over: engines stay on what they have until another version comes.
+The newest wins, by (generation, step) and never by clocks. A version that was rolled back from is barred; newer ones
+roll out as usual. A step of an older generation is never newer than one of the current, whenever it was written.
+
+Engines load full versions as they are, and deltas where a copy holds them. A delta that no copy can hold is skipped:
+engines stay on what they have until another version comes.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from refitd.policy.loadable import NOTHING, Carriage
 from refitd.state.version import VersionRecord
-from refitd_client.contract.states import VersionState
+from refitd_client.contract.states import Kind, VersionState
+
+
+@dataclass(frozen=True, slots=True)
+class LoadableDeltas:
+    """`carried` maps the ids of deltas to the paths of copies that hold them, `refused` to the reason why none can.
+
+    A delta that neither names is being written into a copy, or waits for one.
+    """
+
+    carried: Mapping[str, str] = field(default_factory=dict[str, str])
+    refused: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def can_load(self, version: VersionRecord) -> bool:
+        """Whether engines find its files somewhere."""
+        return version.kind is not Kind.DELTA or version.id in self.carried
+
+    def is_refused(self, version: VersionRecord) -> bool:
+        """Whether it cannot be carried out: engines stay on what they have until something else comes."""
+        return version.id in self.refused
+
+    def path_of(self, version: VersionRecord) -> str | None:
+        """Where engines find its files, None where they find none now."""
+        return version.path if version.kind is not Kind.DELTA else self.carried.get(version.id)
+
+
+NOTHING = LoadableDeltas()
 
 
 def choose_target(
     versions: Iterable[VersionRecord],
     finish: str | None = None,
     held: Collection[str] = (),
-    carriage: Carriage = NOTHING,
+    carriage: LoadableDeltas = NOTHING,
 ) -> VersionRecord | None:
     """The version that the engines of a run are to serve, None while there is none that is good.
 
@@ -26,16 +54,13 @@ def choose_target(
     `finish` names one that stays the target as long as it can be loaded.
     """
     good = [version for version in versions if _is_good(version, held, carriage) and not version.barred]
-    unfinished = [version for version in good if version.id == finish and _can_come(version, carriage)]
+    # Engines that do not serve the version to be finished must still be able to get there.
+    sealed = [version for version in good if version.state is VersionState.SEALED and not carriage.is_refused(version)]
+    unfinished = [version for version in sealed if version.id == finish]
     return max(unfinished or good, key=lambda version: version.order, default=None)
 
 
-def _can_come(version: VersionRecord, carriage: Carriage) -> bool:
-    """Whether engines that do not serve it yet may still get there."""
-    return version.state is VersionState.SEALED and not carriage.is_refused(version)
-
-
-def _is_good(version: VersionRecord, held: Collection[str], carriage: Carriage) -> bool:
+def _is_good(version: VersionRecord, held: Collection[str], carriage: LoadableDeltas) -> bool:
     was_taken = version.served_at is not None or version.id in held
     if version.state is VersionState.SEALED:
         return was_taken or not carriage.is_refused(version)
@@ -45,7 +70,7 @@ def _is_good(version: VersionRecord, held: Collection[str], carriage: Carriage) 
 
 
 def wanted(
-    versions: Iterable[VersionRecord], finish: str | None = None, carriage: Carriage = NOTHING
+    versions: Iterable[VersionRecord], finish: str | None = None, carriage: LoadableDeltas = NOTHING
 ) -> VersionRecord | None:
     """The version to have ready for engines: the target, unless its files are lost. A delta needs a copy first."""
     sealed = (version for version in versions if version.state is VersionState.SEALED and not version.barred)
@@ -54,7 +79,7 @@ def wanted(
 
 
 def loadable(
-    versions: Iterable[VersionRecord], finish: str | None = None, carriage: Carriage = NOTHING
+    versions: Iterable[VersionRecord], finish: str | None = None, carriage: LoadableDeltas = NOTHING
 ) -> VersionRecord | None:
     """The newest version that an engine can be brought to now: what is wanted, or one before it while that waits for a
     copy. One after it would take the engine past a version that is to be finished first, which then never is.
@@ -66,7 +91,7 @@ def loadable(
     return wanted((v for v in known if v.order <= goal.order and carriage.can_load(v)), finish, carriage)
 
 
-def last_good(versions: Iterable[VersionRecord], carriage: Carriage | None = None) -> VersionRecord | None:
+def last_good(versions: Iterable[VersionRecord], carriage: LoadableDeltas | None = None) -> VersionRecord | None:
     """The newest version that was served before; with `carriage`, that an engine can be brought back to at once."""
     sealed = (v for v in versions if v.state is VersionState.SEALED and (carriage is None or carriage.can_load(v)))
     good = (version for version in sealed if version.served_at is not None)

@@ -1,4 +1,4 @@
-"""The port to the folders under the root, as the sweep uses it, and the real ones behind it."""
+"""The port to the folders under the root that reclaim uses, and the file system behind it."""
 
 import asyncio
 import threading
@@ -8,16 +8,14 @@ from typing import Protocol, TypeVar
 
 from refitd.policy.holdings import Holdings
 from refitd.reclaim import incoming, looking, slots, trash
-from refitd.reclaim.recycler import SlotFolders
 from refitd.root.handle import root_at
-from refitd.root.leftovers import Slot
-from refitd.root.outcome import Discarded, Emptied, Gone, Refused
+from refitd.root.outcome import Discarded, Emptied, Gone, Refused, Slot
 from refitd.root.threads import LISTING_SECONDS, LOOK_SECONDS, RootThreads
 
 AnswerT = TypeVar("AnswerT")
 
 
-class Folders(SlotFolders, Protocol):
+class Folders(Protocol):
     """What the sweep asks of the file system. Paths are relative to the root. All raise OSError."""
 
     async def examine(self, path: str) -> Holdings | Gone | Refused:
@@ -48,11 +46,28 @@ class Folders(SlotFolders, Protocol):
         """The bytes in the trash that are going to be deleted, and those that are not."""
         ...
 
+    async def hand_back(self, discarded: Discarded, run: str) -> Slot | Refused:
+        """Make a slot of a version that was just discarded."""
+        ...
+
+    async def slots(self) -> list[Slot]:
+        """All that lies among the slots."""
+        ...
+
+    async def withdraw(self, slot: Slot) -> Discarded | Gone | Refused:
+        """Move a slot into the trash."""
+        ...
+
+    async def layout(self, path: str) -> str | None:
+        """The layout of a version, None where its files cannot be a slot's."""
+        ...
+
 
 class DiskFolders:
     """The file system. Everything happens in threads, one handle on the root for each.
 
-    What only looks is given up after a while; what deletes is not, so that nobody decides anew while it may yet happen.
+    A call that only reads is given up after a while. One that deletes is not, so that no new decision is made while it
+    may still happen.
     """
 
     def __init__(self, root: Path, threads: RootThreads | None = None) -> None:
@@ -61,12 +76,10 @@ class DiskFolders:
         self._known: dict[str, Holdings] = {}  # what looks have found, so that files are opened once
 
     async def examine(self, path: str) -> Holdings | Gone | Refused:
-        """See `Folders`."""
         look = self._in_root(lambda root: looking.look(root, path, self._known.get(path)))
         return await self._threads.run(f"looking at {path}", look, within=LOOK_SECONDS)
 
     async def weigh(self, paths: Sequence[str]) -> dict[str, Holdings | Gone | Refused]:
-        """See `Folders`."""
         known = self._known
 
         def all_in(root: int) -> dict[str, Holdings | Gone | Refused]:
@@ -77,7 +90,6 @@ class DiskFolders:
         return found
 
     async def discard(self, path: str, folder: Holdings) -> Discarded | Gone | Refused:
-        """See `Folders`."""
 
         def discard(root: int) -> Discarded | Gone | Refused:
             if folder.others:
@@ -88,40 +100,32 @@ class DiskFolders:
         return await self._deleting(f"moving {path} away", discard)
 
     async def survey(self, runs: Sequence[str], older_than: float) -> list[incoming.Incoming]:
-        """See `Folders`."""
         look = self._in_root(lambda root: incoming.survey(root, runs, older_than))
         return await self._threads.run("listing what is being written", look, within=LISTING_SECONDS)
 
     async def discard_abandoned(self, path: str, older_than: float) -> Discarded | Gone | Refused:
-        """See `Folders`."""
         return await self._deleting(
             f"moving {path} away", lambda root: incoming.discard_abandoned(root, path, older_than)
         )
 
     async def hand_back(self, discarded: Discarded, run: str) -> Slot | Refused:
-        """See `SlotFolders`."""
         return await self._deleting("handing a slot back", lambda root: slots.hand_back(root, discarded, run))
 
     async def slots(self) -> list[Slot]:
-        """See `SlotFolders`."""
         return await self._threads.run("listing the slots", self._in_root(slots.survey), within=LOOK_SECONDS)
 
     async def withdraw(self, slot: Slot) -> Discarded | Gone | Refused:
-        """See `SlotFolders`."""
         return await self._deleting("moving a slot away", lambda root: slots.withdraw(root, slot))
 
     async def layout(self, path: str) -> str | None:
-        """See `SlotFolders`."""
         look = self._in_root(lambda root: slots.layout_at(root, path))
         return await self._threads.run(f"looking at {path}", look, within=LOOK_SECONDS)
 
     async def empty(self) -> Emptied:
-        """See `Folders`."""
         stop = threading.Event()
         return await self._deleting("emptying the trash", lambda root: trash.empty(root, stop.is_set), stop)
 
     async def trash_room(self) -> tuple[int, int]:
-        """See `Folders`."""
         return await self._threads.run("looking into the trash", self._in_root(trash.room), within=LOOK_SECONDS)
 
     def _in_root(self, work: Callable[[int], AnswerT]) -> Callable[[], AnswerT]:
@@ -136,9 +140,9 @@ class DiskFolders:
     async def _deleting(
         self, what: str, work: Callable[[int], AnswerT], stop: threading.Event | None = None
     ) -> AnswerT:
-        """A thread cannot be cancelled. So a cancellation asks it to stop and waits: nothing is deleted after its end.
+        """Run file work that deletes. A thread cannot be cancelled, so a cancellation asks it to stop and waits for it.
 
-        A file system that hangs is not waited for: what it does to that one folder was decided, and is written down.
+        The wait is limited where the file system hangs: what happens to that one folder was decided and written down.
         """
         task = asyncio.ensure_future(self._threads.run(what, self._in_root(work)))
         try:

@@ -1,9 +1,9 @@
 """Abandoned `.incoming-*` folders: what a publisher that died in the middle of a version left behind.
 
-A living publisher holds a lock on `.lock` in its folder, and the kernel lets go of it when the process dies. So a
-folder is abandoned when it is old *and* its lock is free; where nobody made a lock, or the file system has none, when
-it is very old. "Old" is measured by the file system's own clock: the time that it gives to a file touched now, less
-the newest time in the folder. The wall clock of this machine may be a day off; both of these come from one clock.
+A living publisher holds a lock on `.lock` in its folder, and the kernel releases it when the process dies. So a folder
+is abandoned when it is old *and* its lock is free; where there is no lock, or the file system has none, when it is very
+old. Its age is measured by the file system's own clock: the time that it gives to a file touched now, less the newest
+time in the folder. The wall clock of this machine may be a day off; both of these come from one clock.
 """
 
 import errno
@@ -15,11 +15,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from refitd.reclaim.room import room_of
+from refitd.reclaim.seals import room_of
 from refitd.reclaim.trash import discard
 from refitd.root.handle import below, identity_of, made, opened, parts_below
-from refitd.root.leftovers import Incoming
-from refitd.root.outcome import Discarded, Gone, Refused
+from refitd.root.outcome import Discarded, Gone, Incoming, Refused
 from refitd.text import spoken
 from refitd_client.contract.naming import INCOMING_PREFIX, SERVICE_FOLDER, STAGING_LOCK
 from refitd_client.files.plain_file import open_plain
@@ -28,7 +27,7 @@ WITHOUT_LOCK = 24  # a folder without a lock must be this many times as old
 MAX_DEPTH = 8
 
 
-class Lock(Enum):
+class PublisherLock(Enum):
     """What is known of a folder's lock."""
 
     UNTRIED = auto()
@@ -51,6 +50,11 @@ class _Content:
 def survey(root: int, runs: Sequence[str], older_than: float) -> list[Incoming]:
     """All incoming folders of the runs and whether each is abandoned. Writes nothing but its own folder's time.
 
+    Args:
+        root: a handle on the root.
+        runs: the names of the runs.
+        older_than: seconds after which a folder whose lock is free is abandoned.
+
     Raises:
         OSError: the service's own folder in the root cannot be written.
     """
@@ -59,7 +63,12 @@ def survey(root: int, runs: Sequence[str], older_than: float) -> list[Incoming]:
 
 
 def discard_abandoned(root: int, path: str, older_than: float) -> Discarded | Gone | Refused:
-    """Look once more, and move the folder into the trash while holding its lock, so that no publisher comes back to it.
+    """Look once more, and move the folder into the trash while holding its lock, so that no publisher takes it up.
+
+    Args:
+        root: a handle on the root.
+        path: the folder's path beneath it.
+        older_than: seconds after which a folder whose lock is free is abandoned.
 
     Raises:
         OSError: the service's own folder in the root cannot be written.
@@ -103,7 +112,7 @@ def _look(parent: int, name: str, path: str, older_than: float, now: float) -> I
             content = _sum_up(folder, MAX_DEPTH)
             if now - content.newest <= older_than:
                 # Even to try the lock would take it for a moment, and a publisher that starts just now would fail.
-                return _judge(path, Lock.UNTRIED, content, older_than, now)
+                return _judge(path, PublisherLock.UNTRIED, content, older_than, now)
             with _locked(folder) as lock:
                 return _judge(path, lock, content, older_than, now)
     except FileNotFoundError:
@@ -112,15 +121,15 @@ def _look(parent: int, name: str, path: str, older_than: float, now: float) -> I
         return Incoming(path=path, abandoned=False, reason=f"it cannot be read: {error.strerror}")
 
 
-def _judge(path: str, lock: Lock, content: _Content, older_than: float, now: float) -> Incoming:
+def _judge(path: str, lock: PublisherLock, content: _Content, older_than: float, now: float) -> Incoming:
     age = now - content.newest
-    limit = older_than * WITHOUT_LOCK if lock is Lock.MISSING else older_than
-    if lock is Lock.HELD:
+    limit = older_than * WITHOUT_LOCK if lock is PublisherLock.MISSING else older_than
+    if lock is PublisherLock.HELD:
         is_abandoned, reason = False, "its publisher is alive: it holds the lock"
     elif age <= limit:
         is_abandoned, reason = False, f"last written {spoken(age)} ago: it may be abandoned after {spoken(limit)}"
     else:
-        without = "it has no lock" if lock is Lock.MISSING else "its lock is free"
+        without = "it has no lock" if lock is PublisherLock.MISSING else "its lock is free"
         is_abandoned, reason = True, f"abandoned: last written {spoken(age)} ago, and {without}"
     return Incoming(path=path, abandoned=is_abandoned, reason=reason, age=age, bytes=content.bytes)
 
@@ -140,7 +149,7 @@ def _sum_up(folder: int, depth: int) -> _Content:
 
 
 @contextmanager
-def _locked(folder: int) -> Generator[Lock, None, None]:
+def _locked(folder: int) -> Generator[PublisherLock, None, None]:
     """Take the folder's lock if it is free, for as long as the context lasts.
 
     A shared lock, because that needs no right to write, also on NFS; it keeps a publisher's exclusive one out as well.
@@ -148,7 +157,7 @@ def _locked(folder: int) -> Generator[Lock, None, None]:
     try:
         handle = open_plain(STAGING_LOCK, within=folder)
     except FileNotFoundError:
-        yield Lock.MISSING
+        yield PublisherLock.MISSING
         return
     try:
         yield _try_lock(handle)
@@ -156,16 +165,16 @@ def _locked(folder: int) -> Generator[Lock, None, None]:
         os.close(handle)
 
 
-def _try_lock(handle: int) -> Lock:
+def _try_lock(handle: int) -> PublisherLock:
     try:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return Lock.HELD
+        return PublisherLock.HELD
     except OSError as error:
         if error.errno in {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF}:
-            return Lock.MISSING  # the file system has no such locks, so no publisher can hold one
+            return PublisherLock.MISSING  # the file system has no such locks, so no publisher can hold one
         raise
-    return Lock.FREE
+    return PublisherLock.FREE
 
 
 def _now(root: int) -> float:

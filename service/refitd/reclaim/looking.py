@@ -8,17 +8,15 @@ import os
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 
-from refitd.policy.holdings import Entry, Holdings, is_weights, sort_out
-from refitd.reclaim.room import MAX_COUNTED, room_within
-from refitd.reclaim.seals import entries_of, seal_of
+from refitd.policy.holdings import FolderEntry, Holdings, is_weights, sort_out
+from refitd.reclaim.seals import MAX_COUNTED, entries_of, room_within, seal_of
 from refitd.reclaim.trash import examine
 from refitd.root.handle import Identity, below, identity_of, parts_below
 from refitd.root.outcome import Gone, Refused, sentence
 from refitd_client.checkpoint.strict_header import HeaderRefusedError, TornFileError, read_header
 from refitd_client.contract.manifest import MAX_MANIFEST_BYTES, Manifest, ManifestRefusedError, parse_manifest
 from refitd_client.contract.naming import MANIFEST_NAME
-from refitd_client.files.file_bytes import read_at
-from refitd_client.files.plain_file import plain_file
+from refitd_client.files.plain_file import plain_file, read_at
 
 _LENGTH_BYTES = 8  # a safetensors file begins with the length of its header
 
@@ -61,7 +59,7 @@ def _look(folder: int, path: str, identity: Identity, known: Holdings | None) ->
     )
 
 
-def _manifest(folder: int, entries: Mapping[str, Entry]) -> Manifest | None:
+def _manifest(folder: int, entries: Mapping[str, FolderEntry]) -> Manifest | None:
     entry = entries.get(MANIFEST_NAME)
     if entry is None or not entry.is_file:
         return None
@@ -92,7 +90,7 @@ def _opened_file(folder: int, name: str) -> Generator[tuple[int, int]]:
         yield handle, os.fstat(handle).st_size
 
 
-def _within(folder: int, entries: Mapping[str, Entry]) -> int:
+def _within(folder: int, entries: Mapping[str, FolderEntry]) -> int:
     """The bytes in the folders that lie in a folder, as far as they were counted."""
     left = [MAX_COUNTED]
     return sum(room_within(folder, name, left) for name, entry in entries.items() if not entry.is_file)

@@ -1,16 +1,15 @@
-"""Recycling at work: what the sweep discards becomes a slot where it may, and slots that nobody needs go."""
+"""Recycling: what the sweep discards becomes a slot where it may, and slots that are not needed are deleted."""
 
 import re
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
 
 import structlog
 
 from refitd.clock import Clock
-from refitd.policy.leases import Views
 from refitd.policy.spare_slots import SlotRules, SlotVerdict, newest_full, spare, why_not
-from refitd.root.leftovers import Slot
-from refitd.root.outcome import Discarded, Gone, Refused
+from refitd.reclaim.facts import StoreFacts
+from refitd.reclaim.folders import Folders
+from refitd.root.outcome import Discarded, Refused
 from refitd.state.version import VersionRecord
 from refitd_client.contract.wire import Reclaimable
 
@@ -19,45 +18,13 @@ _NUMBERS = re.compile(r"\d+")
 log = structlog.get_logger("refitd")
 
 
-class SlotFolders(Protocol):
-    """What recycling asks of the file system. All raise OSError."""
-
-    async def hand_back(self, discarded: Discarded, run: str) -> Slot | Refused:
-        """Make a slot of a version that was just discarded."""
-        ...
-
-    async def slots(self) -> list[Slot]:
-        """All that lies among the slots."""
-        ...
-
-    async def withdraw(self, slot: Slot) -> Discarded | Gone | Refused:
-        """Move a slot into the trash."""
-        ...
-
-    async def layout(self, path: str) -> str | None:
-        """The layout of a version, None where its files can be no slot's."""
-        ...
-
-
-class Facts(Protocol):
-    """What is true now."""
-
-    def versions(self) -> Sequence[VersionRecord]:
-        """All versions that are not DELETED."""
-        ...
-
-    def views(self) -> Views:
-        """What leases are made of."""
-        ...
-
-
 class Recycler:
     """Belongs to one sweeper, which calls it in its turn."""
 
     def __init__(
-        self, folders: SlotFolders, facts: Facts, clock: Clock, rules: SlotRules, used: Callable[[], int]
+        self, folders: Folders, facts: StoreFacts, clock: Clock, rules: SlotRules, used: Callable[[], int]
     ) -> None:
-        """Do nothing yet. `used` says how many bytes of the disk budget everything but slots takes."""
+        """Do nothing yet. `used` returns how many bytes of the disk budget everything but slots takes."""
         self._folders = folders
         self._facts = facts
         self._clock = clock
@@ -68,10 +35,10 @@ class Recycler:
         self._told: set[str] = set()
 
     async def take_over(self, record: VersionRecord, discarded: Discarded) -> str | None:
-        """Make a slot of what was discarded; a sentence says why not, if it is none."""
+        """Make a slot of a version that was discarded; return why not, None where it is one now."""
         refusal = await self._refusal(record)
         if refusal is None:
-            # Asked right before, and not again: the version is RETIRED, so nothing begins to need it.
+            # One question is enough: the version is RETIRED, so nothing begins to need it.
             found = await self._folders.hand_back(discarded, record.run)
             refusal = found.reason if isinstance(found, Refused) else None
         if refusal is None:
@@ -95,7 +62,7 @@ class Recycler:
         return spare(slots, newest, self._rules, used=self._used(), ages=ages, closed=closed)
 
     async def run(self) -> list[Reclaimable]:
-        """Take away the slots that nobody needs, and say of each why, or why not."""
+        """Delete the slots that are not needed, and say of each slot why it goes or stays."""
         return [await self._settle(verdict) for verdict in await self.plan()]
 
     async def _settle(self, verdict: SlotVerdict) -> Reclaimable:

@@ -1,9 +1,9 @@
-"""Slots on disk: a version's files handed back to its publisher, and taken away again.
+"""Slots on disk: a version's files handed back to its publisher, and deleted when no publisher takes them.
 
-What both sides keep to stands in `refitd_client.contract.slot`.
+`refitd_client.contract.slot` is the protocol of both sides.
 
-A version comes here out of the trash, where `discard` has put it, so that a kill on the way leaves what is deleted at
-the next start, as it would have been without slots:
+A version comes here out of the trash, where `discard` has put it. So after a kill on the way the next start deletes it,
+as it would without slots:
 
     run/v000001  →  trash/<unique>/<other>     `discard`; the run's folder and the trash are synced: the name is gone
     is it all plain files, of one name each?   else it stays in the trash
@@ -11,11 +11,11 @@ the next start, as it would have been without slots:
     → slots/<run>/.making-<unique>             sync of the slots' folder, then of the trash's: it has one name only
     → slots/<run>/<layout>-<unique>            offered: from here on a publisher may take it
 
-A kill before the last step leaves a `.making-…`, which nobody takes; the next sweep takes it away. A power cut that
+A kill before the last step leaves a `.making-…`, which no publisher takes; the next sweep deletes it. A power cut that
 loses the last rename does the same.
 
-Who may take a slot: whoever may publish into the run's folder. Another user than the service's needs a group that both
-are in; what is missing is said by name.
+A user who may publish into the run's folder may take its slots. One other than the service's user needs a group that
+both are in; a refusal names what is missing.
 """
 
 import os
@@ -26,10 +26,9 @@ from uuid import uuid4
 
 from refitd.reclaim.trash import condemn, sync
 from refitd.root.handle import below, made, opened, parts_below
-from refitd.root.leftovers import Slot
-from refitd.root.outcome import Discarded, Gone, Refused, sentence
+from refitd.root.outcome import Discarded, Gone, Refused, Slot, sentence
+from refitd_client.checkpoint.strict_header import MAX_HEADER_BYTES
 from refitd_client.contract.naming import MANIFEST_NAME, SERVICE_FOLDER, STAGING_LOCK, TRASH
-from refitd_client.contract.shard import MAX_HEADER_BYTES
 from refitd_client.contract.slot import (
     SLOTS,
     ShardLayout,
@@ -39,8 +38,7 @@ from refitd_client.contract.slot import (
     run_slots,
     slot_name,
 )
-from refitd_client.files.file_bytes import read_at
-from refitd_client.files.plain_file import open_plain
+from refitd_client.files.plain_file import open_plain, read_at
 
 MAKING = ".making-"
 _SHARD = ".safetensors"
@@ -51,7 +49,13 @@ class _NoSlotError(Exception):
 
 
 def hand_back(root: int, discarded: Discarded, run: str) -> Slot | Refused:
-    """Make a slot of a version that was just discarded. Blocks for a few disk syncs."""
+    """Make a slot of a version that was just discarded. Blocks for a few disk syncs.
+
+    Args:
+        root: a handle on the root.
+        discarded: where the version lies in the trash.
+        run: the version's run.
+    """
     *box_parts, name = discarded.where.split("/")
     try:
         with below(root, (SERVICE_FOLDER, TRASH, *box_parts)) as box, opened(name, box) as folder:
@@ -82,7 +86,7 @@ def layout_at(root: int, path: str) -> str | None:
 
 
 def survey(root: int) -> list[Slot]:
-    """All that lies among the slots. Changes nothing. A folder that cannot be read is told as one slot with a fault."""
+    """All that lies among the slots. Changes nothing. A folder that cannot be read counts as one slot with a fault."""
     try:
         with below(root, (SERVICE_FOLDER, SLOTS)) as slots:
             return [slot for name in sorted(os.listdir(slots)) for slot in _of_run(slots, name)]
@@ -93,7 +97,7 @@ def survey(root: int) -> list[Slot]:
 
 
 def withdraw(root: int, slot: Slot) -> Discarded | Gone | Refused:
-    """Move a slot into the trash, if no publisher was faster."""
+    """Move a slot into the trash; `Gone` if a publisher has taken it."""
     try:
         with below(root, (SERVICE_FOLDER, SLOTS)) as slots:
             with opened(run_slots(slot.run), slots) as mine:
@@ -158,7 +162,7 @@ def _status(folder: int, name: str) -> os.stat_result:
     if not stat.S_ISREG(status.st_mode):
         raise _NoSlotError(f"{name!a} is no plain file")
     if status.st_nlink != 1:
-        raise _NoSlotError(f"{name!a} has {status.st_nlink} hard links: whoever has another would see it overwritten")
+        raise _NoSlotError(f"{name!a} has {status.st_nlink} hard links: a reader of another would see it overwritten")
     if stat.S_IMODE(status.st_mode) & ~0o666:
         raise _NoSlotError(f"{name!a} has mode {stat.S_IMODE(status.st_mode):o}, which no file of weights has")
     if status.st_dev != os.fstat(folder).st_dev:
@@ -178,7 +182,7 @@ def _header(folder: int, name: str, size: int) -> bytes:
 
 
 def _strip(folder: int, shards: set[str]) -> None:
-    """Remove all but the shards, the manifest first: whatever happens then, no version is left of it."""
+    """Remove all but the shards, the manifest first, so that a kill in between leaves no version."""
     others = sorted(set(os.listdir(folder)) - shards, key=lambda name: name != MANIFEST_NAME)
     for name in others:
         os.unlink(name, dir_fd=folder)
@@ -214,7 +218,7 @@ def _made_slots(own: int) -> Generator[int, None, None]:
 
 
 def _let_in(*folders: int) -> None:
-    """Others may pass through: what they find there has its own permissions."""
+    """Let other users pass through these folders; what lies in them has its own permissions."""
     for folder in folders:
         mode = stat.S_IMODE(os.fstat(folder).st_mode)
         if mode | 0o011 != mode:
@@ -222,7 +226,7 @@ def _let_in(*folders: int) -> None:
 
 
 def _share(mine: int, trainer: int, of_run: os.stat_result, run: str) -> None:
-    """Give the trainer's user what it has in the run's folder: its own, or its group's."""
+    """Give the trainer's user, or its group, the rights that it has in the run's folder."""
     now = os.fstat(mine)
     if now.st_uid == trainer:
         return

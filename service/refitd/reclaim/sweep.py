@@ -1,11 +1,11 @@
-"""The sweep: asks `keep` what nobody needs, and takes it away one version at a time.
+"""The sweep: asks `keep` which versions are not needed, and deletes them one at a time.
 
-Each version goes through the same steps, so that whatever arrives meanwhile is seen, and a kill at any point is mended
-by the next sweep:
+Each version goes through the same steps, so that whatever arrives meanwhile is seen, and the next sweep goes on after a
+kill at any point:
 
     examine the folder        which one is meant, by number and not by name, and which files in it are the version's
     ask again                 a reader, a rollback or a pin may have come since the plan was made
-    retire, without a pause   from here on nothing starts to need it; a kill leaves it RETIRED, and it is found again
+    retire, without an await  from here on nothing starts to need it; a kill leaves it RETIRED, and it is found again
     wait until that is durable
     ask again                 what came during that wait still counts
     discard                   one rename into the trash; a kill after it leaves a RETIRED version without a folder.
@@ -19,34 +19,34 @@ and the rename the newest version may turn out to be lost, and what is left then
 """
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from refitd.clock import Clock
-from refitd.policy.holdings import Holdings
-from refitd.policy.keep import SPARED, KeepRules, Verdict, keep
-from refitd.policy.kept import Kept, bytes_by_reason
-from refitd.policy.leases import Views, leases
+from refitd.policy.holdings import Found, Holdings, Weight, Weights, wants_look, weigh, weight_of
+from refitd.policy.keep import SPARED, KeepRules, KeepVerdict, keep
+from refitd.policy.leases import leases
 from refitd.policy.lines import (
+    KeptFor,
+    bytes_by_reason,
     incoming_line,
     left_line,
     over_budget,
     plan_of,
     recycled_line,
     refused_line,
-    told,
     trash_lines,
     version_line,
+    with_reason,
 )
 from refitd.policy.needs import before_their_bases, standing_on
 from refitd.policy.readiness import Withheld
 from refitd.policy.spare_slots import SlotRules
-from refitd.policy.weights import Found, Weight, Weights, wants_look, weigh, weight_of
+from refitd.reclaim.facts import StoreFacts, StoreWriter
 from refitd.reclaim.folders import Folders
 from refitd.reclaim.recycler import Recycler, slot_line
-from refitd.root.leftovers import Incoming
-from refitd.root.outcome import Discarded, Gone, Refused
+from refitd.root.outcome import Discarded, Gone, Incoming, Refused
 from refitd.root.scan import Listing, ListingFailed
 from refitd.state.version import EVIDENCE, VersionRecord
 from refitd_client.contract.naming import version_id
@@ -59,84 +59,27 @@ OVER_BUDGET_FOR = 60.0  # seconds before that is said: while a version has no ve
 AGE_STEP = 600.0  # seconds by which evidence grows older before that is written down
 
 
-class Facts(Protocol):
-    """What is true now. Asked on the event loop, again and again: no answer is kept."""
-
-    def versions(self) -> Sequence[VersionRecord]:
-        """All versions that are not DELETED."""
-        ...
-
-    def gone(self) -> Collection[str]:
-        """The ids of those that are."""
-        ...
-
-    def views(self) -> Views:
-        """What leases are made of."""
-        ...
-
-    async def listing(self) -> Listing | ListingFailed | Withheld:
-        """Scan the root. Versions in folders of other names belong in it as well, if they are there.
-
-        Withheld, while nothing may be deleted whatever is there.
-        """
-        ...
-
-
-class Books(Protocol):
-    """Where it is written down what happens to a version. A change takes effect in memory at once."""
-
-    def retire(self, record: VersionRecord, why: str) -> None:
-        """Make it RETIRED: no rollout, rollback or delta may begin to use it."""
-        ...
-
-    def deleted(self, record: VersionRecord) -> None:
-        """Make it DELETED: its folder is gone from its place."""
-        ...
-
-    def sized(self, version: str, size: int) -> None:
-        """Remember how many bytes the folder of a version takes that was not found good."""
-        ...
-
-    def aged(self, version: str, seconds: float) -> None:
-        """Remember for how long a version has been evidence."""
-        ...
-
-    def budgeted(self, fault: str | None) -> None:
-        """Say that what is kept does not fit the disk budget, and what to do; None where it fits."""
-        ...
-
-    async def durable(self) -> None:
-        """Wait until all that was written is on disk; raises when it cannot be."""
-        ...
-
-
 class CopySweep(Protocol):
-    """Sees to copies: a run that publishes no deltas any more needs none. `refitd.materialize.materializer` does."""
+    """Deletes the copies that no run needs: `refitd.materialize.materializer`. `bytes_on_root` is what copies take."""
 
     @property
-    def bytes_on_root(self) -> int:
-        """What they take of the root's room."""
-        ...
+    def bytes_on_root(self) -> int: ...
 
-    async def plan(self) -> list[Reclaimable]:
-        """What would be taken away and kept, and why."""
-        ...
+    async def plan(self) -> list[Reclaimable]: ...
 
-    async def sweep(self) -> list[Reclaimable]:
-        """Take it away."""
-        ...
+    async def sweep(self) -> list[Reclaimable]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What was seen in the root: what versions take, what is being written, and where versions were deleted."""
+    """What a look at the root found: what versions take, what is being written, and where versions were deleted."""
 
     weights: Weights = field(default_factory=dict[str, Weight])
     incoming: Sequence[Incoming] = ()
     left: Sequence[tuple[str, Holdings]] = ()
 
     def weight(self, version: VersionRecord) -> Weight:
-        """What it takes; one that came since then counts from the next look on."""
+        """What a version takes; one that came after the look counts from the next look on."""
         return self.weights.get(version.id, Weight(bytes=version.bytes))
 
 
@@ -146,8 +89,8 @@ class Sweeper:
     def __init__(
         self,
         folders: Folders,
-        facts: Facts,
-        books: Books,
+        facts: StoreFacts,
+        writer: StoreWriter,
         clock: Clock,
         *,
         rules: KeepRules,
@@ -156,11 +99,11 @@ class Sweeper:
         copies: CopySweep | None = None,
     ) -> None:
         """Do nothing yet. `incoming_ttl` is in seconds; without `slots` nothing is recycled."""
-        self.kept: Mapping[Kept, int] = dict.fromkeys(Kept, 0)
+        self.kept: Mapping[KeptFor, int] = dict.fromkeys(KeptFor, 0)
         self._copies = copies
         self._folders = folders
         self._facts = facts
-        self._books = books
+        self._writer = writer
         self._clock = clock
         self._rules = rules
         self._incoming_ttl = incoming_ttl
@@ -182,7 +125,10 @@ class Sweeper:
         seen = await self._observe(listing)
         if not self._turn.locked():  # a sweep that runs goes by what it has seen itself
             self._seen = seen
-        lines = await self._planned(self._verdicts(listing, seen), seen)
+        verdicts = self._verdicts(listing, seen)
+        going = [verdict.record.path for verdict in verdicts if not verdict.keep]
+        found = await self._folders.weigh(going) if going else {}  # not all that lies in their folders may go
+        lines = [_planned_line(verdict, found.get(verdict.record.path), seen) for verdict in verdicts]
         lines += [left_line(path, holdings) for path, holdings in seen.left]
         lines += [incoming_line(each) for each in seen.incoming]
         if _known(listing) is not None:
@@ -198,42 +144,52 @@ class Sweeper:
 
         Raises:
             OSError: the root cannot be read.
-            Exception: what `Books.durable` raises; nothing is deleted that is not written down first.
+            Exception: what `StoreWriter.durable` raises; nothing is deleted before it is written down.
         """
         async with self._turn:
             listing = await self._facts.listing()
             await self._finish(listing)
             self._seen = seen = await self._observe(listing)
-            self._write_sizes()
-            self._write_ages()
+            self._write_sizes_and_ages()
             planned = {verdict.record.id: verdict for verdict in self._verdicts(listing, seen)}
             turns = before_their_bases([verdict.record for verdict in planned.values()])
             lines = [await self._settle(planned[version], listing) for version in turns]
             lines += [left_line(path, holdings) for path, holdings in seen.left]
             lines += [await self._settle_incoming(each) for each in seen.incoming]
-            lines += await self._recycle(listing)
-            lines += [] if self._copies is None or _known(listing) is None else await self._copies.sweep()
-            lines += await self._empty(listing)
-            self.kept = self._count(lines)
+            if _known(listing) is not None:
+                lines += await self._recycler.run()
+                lines += [] if self._copies is None else await self._copies.sweep()
+                emptied = await self._folders.empty()
+                lines += trash_lines(*await self._folders.trash_room(), emptied.left)
+            versions = {version.id: version for version in self._facts.versions()}
+            self.kept = bytes_by_reason(lines, versions, leases(self._facts.views()))
             done = plan_of(lines, self._rules.disk_budget, done=True)
-            self._books.budgeted(self._over_budget(done))
+            now, fault = self._clock.monotonic(), over_budget(done)
+            self._over_since = None if fault is None else now if self._over_since is None else self._over_since
+            is_late = self._over_since is not None and now - self._over_since >= OVER_BUDGET_FOR
+            self._writer.budgeted(fault if is_late else None)
             return done
 
     async def _finish(self, listing: Listing | ListingFailed | Withheld) -> None:
-        """Empty the trash of what a sweep left there that was killed. What cannot be deleted takes of the budget."""
+        """Empty the trash of what a killed sweep left there. What cannot be deleted counts in the budget."""
         if _known(listing) is not None:
             emptied = await self._folders.empty()
             self._stuck = (await self._folders.trash_room())[0] if emptied.left else 0
 
     async def _observe(self, listing: Listing | ListingFailed | Withheld) -> _Seen:
-        """Look at what the folders take of which the records do not say it, and at what is being written.
+        """Weigh the folders whose size is in no record, then look at what is being written.
 
-        In this order: a folder that is published in between counts once at most.
+        In this order, a folder that is published in between counts at most once.
         """
         versions, known = self._facts.versions(), _known(listing)
         if known is None:
             return _Seen(weigh(versions, {}, self._rules.spares))
-        left = _left_of(known, versions, self._facts.gone())
+        taken, gone = {version.path for version in versions}, self._facts.gone()
+        left = [  # the folders whose versions were deleted
+            found.path
+            for found in known.found
+            if found.path not in taken and not is_foreign(found.path) and version_id(found.run, found.order) in gone
+        ]
         wanted = [*(version.path for version in versions if wants_look(version)), *left]
         found = await self._folders.weigh(wanted) if wanted else {}
         weights = weigh(versions, found, self._rules.spares)
@@ -242,34 +198,21 @@ class Sweeper:
         there = ((path, found.get(path)) for path in left)
         return _Seen(weights, incoming, [(path, each) for path, each in there if isinstance(each, Holdings)])
 
-    def _write_sizes(self) -> None:
-        for version in self._facts.versions():
-            size = self._seen.weight(version).bytes
-            if version.state in _SIZED_HERE and size is not None and size != version.bytes:
-                self._books.sized(version.id, size)
-
-    def _write_ages(self) -> None:
-        """A service that restarts goes on from what is written down. What is evidence no more begins anew if it is
-        evidence again.
+    def _write_sizes_and_ages(self) -> None:
+        """Write down sizes and ages, so that a service that restarts goes on from there. The age of a version that
+        becomes evidence for a second time begins at 0.
         """
         versions = self._facts.versions()
         ages = self._ages(versions)
         for version in versions:
+            size = self._seen.weight(version).bytes
+            if version.state in _SIZED_HERE and size is not None and size != version.bytes:
+                self._writer.sized(version.id, size)
             age = ages.get(version.id, 0.0)
             if age - version.bad_for >= AGE_STEP or age < version.bad_for:
-                self._books.aged(version.id, age)
+                self._writer.aged(version.id, age)
 
-    async def _planned(self, verdicts: Sequence[Verdict], seen: _Seen) -> list[Reclaimable]:
-        """The lines of versions. Those that would go are looked at: not all that lies in their folders may go."""
-        going = [verdict.record.path for verdict in verdicts if not verdict.keep]
-        found = await self._folders.weigh(going) if going else {}
-        return [_planned_line(verdict, found.get(verdict.record.path), seen) for verdict in verdicts]
-
-    def _count(self, lines: Iterable[Reclaimable]) -> dict[Kept, int]:
-        versions = {version.id: version for version in self._facts.versions()}
-        return bytes_by_reason(lines, versions, leases(self._facts.views()))
-
-    def _verdicts(self, listing: Listing | ListingFailed | Withheld, seen: _Seen) -> list[Verdict]:
+    def _verdicts(self, listing: Listing | ListingFailed | Withheld, seen: _Seen) -> list[KeepVerdict]:
         versions, views = self._facts.versions(), self._facts.views()
         return keep(
             versions,
@@ -283,33 +226,28 @@ class Sweeper:
             followed={engine.run for engine in views.engines if engine.run is not None and not engine.is_removed},
         )
 
-    def _over_budget(self, done: ReclaimPlan) -> str | None:
-        now, fault = self._clock.monotonic(), over_budget(done)
-        self._over_since = None if fault is None else now if self._over_since is None else self._over_since
-        return fault if self._over_since is not None and now - self._over_since >= OVER_BUDGET_FOR else None
-
     def _beside(self, seen: _Seen) -> dict[str, int]:
         copies = 0 if self._copies is None else self._copies.bytes_on_root
         written = sum(each.bytes or 0 for each in seen.incoming if not each.abandoned)
         return {"copies for deltas": copies, "what is being written": written, "the trash": self._stuck}
 
     def _used(self) -> int:
-        """The bytes that versions, and what slots do not make room for, take now."""
+        """The bytes of the disk budget that everything but slots takes now."""
         weights = self._seen.weights
         versions = sum(weights.get(version.id, Weight()).counted for version in self._facts.versions())
         return versions + sum(self._beside(self._seen).values())
 
     def _ages(self, versions: Iterable[VersionRecord]) -> dict[str, float]:
-        """For how long evidence was seen, by a clock that no administrator sets. The time between two lives of the
-        service does not count.
+        """For how many seconds each version has been evidence, by the monotonic clock. The time in which the service
+        did not run does not count.
         """
         now = self._clock.monotonic()
         seen = self._evidence_since
         self._evidence_since = {v.id: seen.get(v.id, now - v.bad_for) for v in versions if v.state in EVIDENCE}
         return {version: now - since for version, since in self._evidence_since.items()}
 
-    def _verdict_of(self, version: str, listing: Listing | ListingFailed | Withheld) -> Verdict | None:
-        """The verdict as of now, None where the version was deleted by someone else meanwhile."""
+    def _verdict_of(self, version: str, listing: Listing | ListingFailed | Withheld) -> KeepVerdict | None:
+        """The verdict as of now, None where something else deleted the version meanwhile."""
         verdict = next(
             (verdict for verdict in self._verdicts(listing, self._seen) if verdict.record.id == version), None
         )
@@ -318,35 +256,31 @@ class Sweeper:
             return verdict
         return replace(verdict, keep=True, reasons=(f"{above[0].id} stands on it, and goes first",))
 
-    async def _settle(self, verdict: Verdict, listing: Listing | ListingFailed | Withheld) -> Reclaimable:
+    async def _settle(self, verdict: KeepVerdict, listing: Listing | ListingFailed | Withheld) -> Reclaimable:
         record = verdict.record
         if verdict.keep:
             return version_line(verdict, self._seen.weight(record))
         folder = await self._folders.examine(record.path)
         if isinstance(folder, Holdings):
-            folder = self._unless_refused(record, folder)
+            came_back = self._rules.spares(record)  # a trainer's own folder that was not there when the root was listed
+            folder = Refused(record.path, SPARED) if came_back else _refusal(record, folder) or folder
         if isinstance(folder, Refused):
             return refused_line(record, folder, self._seen.weight(record))
         now = self._verdict_of(record.id, listing)
         if now is None or now.keep:
             return version_line(now or verdict, self._seen.weight(record))
         if now.record.state is not VersionState.RETIRED:
-            self._books.retire(now.record, "; ".join(now.reasons))  # nothing is awaited between the question and this
-        await self._books.durable()
+            self._writer.retire(now.record, "; ".join(now.reasons))  # nothing is awaited between the question and this
+        await self._writer.durable()
         now = self._verdict_of(record.id, listing)
         if now is None or now.keep:
             return version_line(now or verdict, self._seen.weight(record))
         return await self._discard(replace(verdict, record=now.record), folder)  # the reasons of the plan say more
 
-    def _unless_refused(self, record: VersionRecord, folder: Holdings) -> Holdings | Refused:
-        if self._rules.spares(record):
-            return Refused(record.path, SPARED)  # it came back since it was listed
-        return _refusal(record, folder) or folder
-
-    async def _discard(self, verdict: Verdict, folder: Holdings | Gone) -> Reclaimable:
+    async def _discard(self, verdict: KeepVerdict, folder: Holdings | Gone) -> Reclaimable:
         record = verdict.record
         if isinstance(folder, Gone):
-            self._books.deleted(record)
+            self._writer.deleted(record)
             return version_line(verdict, Weight(bytes=0))
         weight = weight_of(record, folder, is_spared=False)
         outcome = await self._folders.discard(record.path, folder) if folder.files else Gone(record.path)
@@ -356,10 +290,10 @@ class Sweeper:
         if isinstance(outcome, Discarded) and self._recycles and not folder.others:
             refusal = await self._recycler.take_over(record, outcome)
             if refusal is None:
-                self._books.deleted(record)
+                self._writer.deleted(record)
                 return recycled_line(verdict)
-        self._books.deleted(record)
-        return version_line(told(told(verdict, refusal), folder.rest), weight)
+        self._writer.deleted(record)
+        return version_line(with_reason(with_reason(verdict, refusal), folder.rest), weight)
 
     async def _settle_incoming(self, found: Incoming) -> Reclaimable:
         if not found.abandoned:
@@ -369,42 +303,23 @@ class Sweeper:
             return replace(incoming_line(found), keep=True, reasons=[outcome.reason])
         return incoming_line(found)
 
-    async def _recycle(self, listing: Listing | ListingFailed | Withheld) -> list[Reclaimable]:
-        return [] if _known(listing) is None else await self._recycler.run()
-
-    async def _empty(self, listing: Listing | ListingFailed | Withheld) -> list[Reclaimable]:
-        if _known(listing) is None:
-            return []
-        emptied = await self._folders.empty()
-        return trash_lines(*await self._folders.trash_room(), emptied.left)
-
 
 def _known(listing: Listing | ListingFailed | Withheld) -> Listing | None:
-    """A listing to go by: one that failed or is empty deletes nothing."""
+    """The listing, None where nothing may be deleted by it: it failed, is withheld or is empty."""
     return listing if isinstance(listing, Listing) and listing.found else None
 
 
-def _left_of(listing: Listing, versions: Iterable[VersionRecord], gone: Collection[str]) -> list[str]:
-    """The folders in a listing whose versions were deleted."""
-    taken = {version.path for version in versions}
-    return [
-        found.path
-        for found in listing.found
-        if found.path not in taken and not is_foreign(found.path) and version_id(found.run, found.order) in gone
-    ]
-
-
 def _refusal(record: VersionRecord, folder: Holdings) -> Refused | None:
-    """Why nothing of a folder may be deleted. Of one that is RETIRED the version's files may be gone already."""
+    """Why nothing of a folder may be deleted. The proof of a RETIRED version may be deleted already."""
     if folder.refusal is None or record.state is VersionState.RETIRED:
         return None
     return Refused(record.path, folder.refusal)
 
 
-def _planned_line(verdict: Verdict, found: Found | None, seen: _Seen) -> Reclaimable:
+def _planned_line(verdict: KeepVerdict, found: Found | None, seen: _Seen) -> Reclaimable:
     if verdict.keep or not isinstance(found, Holdings):
         return version_line(verdict, seen.weight(verdict.record))
     weight = weight_of(verdict.record, found, is_spared=False)
     if (refusal := _refusal(verdict.record, found)) is not None:
         return refused_line(verdict.record, refusal, weight)
-    return version_line(told(verdict, found.rest), weight)
+    return version_line(with_reason(verdict, found.rest), weight)

@@ -1,13 +1,13 @@
 """The trash: the only code in the project that deletes.
 
-Deleting has two halves. `discard` takes a folder out of its place by one rename into `<root>/.refitd/trash/<unique>/`,
-so that nobody ever meets half a version. `empty` deletes what lies in the trash, at leisure, and again after a crash.
-Nothing is looked up by path twice: folders are walked by handle, links are unlinked and never followed.
+Deleting has two halves. `discard` moves a folder out of its place by one rename into `<root>/.refitd/trash/<unique>/`,
+so that no reader finds half a version. `empty` deletes what lies in the trash later, and also after a crash. No path is
+looked up twice: folders are walked by handle, links are unlinked and never followed.
 
     discard   trash/<unique>/                             made, 0700
-              <place>  →  trash/<unique>/caught-…         the rename may have caught what was swapped in just now …
-              is it the folder that was examined?         … then it is put back
-              does it hold what it held then?             … if not, it is put back as well
+              <place>  →  trash/<unique>/caught-…         the rename may have moved another folder, swapped in just now
+              is it the folder that was examined?         if not, it is put back
+              does it hold what it held then?             if not, it is put back as well
               caught-…  →  <another unique name>          checked: condemned
               fsync                                       no power cut brings half a version back to its place
     empty     deletes all but a `caught-…` that is not what its name says
@@ -16,7 +16,7 @@ Nothing is looked up by path twice: folders are walked by handle, links are unli
 files of others as well stays in its place: `discard_files` moves the version's files out of it one by one, each as a
 `caught-<inode>-<stamp>` that is checked in the same way.
 
-A full disk has no room for `<unique>/`, and it is the collection that makes room: then the trash itself takes its part.
+A full disk has no room for `<unique>/`, and it is reclaim that makes room: then folders go into the trash itself.
 
 A kill between the rename and the check therefore deletes nothing that was not examined. Subfolders are moved up into
 `<unique>/` before they are emptied: a tree of any depth needs two handles and no recursion, and the kernel itself
@@ -31,8 +31,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from uuid import uuid4
 
-from refitd.reclaim.room import MAX_COUNTED, room_of, room_within
-from refitd.reclaim.seals import entries_of, seal_of, stamp_of
+from refitd.reclaim.seals import MAX_COUNTED, entries_of, room_of, room_within, seal_of, stamp_of
 from refitd.root.handle import Identity, below, identity_of, made, opened, parts_below
 from refitd.root.outcome import Discarded, Emptied, Gone, Refused, sentence
 from refitd_client.contract.naming import SERVICE_FOLDER, TRASH
@@ -45,7 +44,7 @@ _GLANCE = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 def examine(root: int, path: str) -> Identity | Gone | Refused:
-    """Which folder lies at `path` now: `discard` will take that one and no other. Changes nothing."""
+    """Which folder lies at `path` now: `discard` moves that one and no other. Changes nothing."""
     parts = parts_below(path)
     if parts is None:
         return Refused(path, f"{path!r} is not a path under the root: only what lies there is ever deleted")
@@ -64,7 +63,11 @@ def examine(root: int, path: str) -> Identity | Gone | Refused:
 def discard(root: int, path: str, expected: Identity, seal: str | None = None) -> Discarded | Gone | Refused:
     """Move the folder at `path` into the trash if it is the one that was examined. Blocks for a few disk syncs.
 
-    With a `seal` (`reclaim/seals.py`) only if it also holds what it held then.
+    Args:
+        root: a handle on the root.
+        path: the folder's path beneath it.
+        expected: which folder was examined.
+        seal: what lay at its top then (`reclaim/seals.py`); None where that does not matter.
     """
     parts = parts_below(path)
     if parts is None:
@@ -74,7 +77,7 @@ def discard(root: int, path: str, expected: Identity, seal: str | None = None) -
             return _take(root, parent, path, expected, seal)
     except FileNotFoundError:
         found = examine(root, path)
-        if isinstance(found, Identity):  # still in its place: it was the trash that vanished under the hand
+        if isinstance(found, Identity):  # still in its place: it is the trash that vanished
             return Refused(path, f"the trash vanished while {path} was moved there")
         return found
     except OSError as error:
@@ -137,7 +140,7 @@ def empty(root: int, stopped: Callable[[], bool] = lambda: False) -> Emptied:
 
 
 def empty_one(root: int, name: str) -> None:
-    """Delete what `condemn` has moved there. Of the rest of the trash somebody may be making a slot just now.
+    """Delete what `condemn` has moved into the trash, and nothing else: a slot may be in the making there.
 
     What cannot be deleted is left to `empty`.
     """
@@ -146,10 +149,15 @@ def empty_one(root: int, name: str) -> None:
 
 
 def condemn(root: int, parent: int, name: str) -> str:
-    """Move what has a name in a folder of the service's own into the trash, whatever it is; return where it is there.
+    """Move an entry of one of the service's own folders into the trash, of whatever kind; return its name there.
+
+    Args:
+        root: a handle on the root.
+        parent: a handle on the folder.
+        name: the entry's name in it.
 
     Raises:
-        FileNotFoundError: somebody else was faster.
+        FileNotFoundError: it is gone.
         OSError: it cannot be moved.
     """
     with _opened_trash(root) as trash:
@@ -184,7 +192,7 @@ def _take(root: int, parent: int, path: str, expected: Identity, seal: str | Non
 
 
 def _take_file(folder: int, box: int, path: str, stamp: str) -> str | None:
-    """Move one file of a folder into a box; a sentence says why not, where it is not what was examined."""
+    """Move one file of a folder into a box; return why not, where it is not what was examined."""
     name = path.rpartition("/")[2]
     try:
         status = os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -193,12 +201,12 @@ def _take_file(folder: int, box: int, path: str, stamp: str) -> str | None:
         caught = f"{CAUGHT}{status.st_ino}-{stamp}"
         os.rename(name, caught, src_dir_fd=folder, dst_dir_fd=box)
     except FileNotFoundError:
-        return None  # somebody else was faster
+        return None  # it is gone already
     return None if _is_as_named(box, caught) else _put_back(folder, path, box, caught, "was swapped")
 
 
 def _is_as_named(folder: int, caught: str) -> bool:
-    """Whether what was caught is what its name says. A folder that cannot be read is not."""
+    """Whether a `caught-…` is what its name says. A folder that cannot be read is not."""
     named = _CAUGHT.fullmatch(caught)
     status = os.stat(caught, dir_fd=folder, follow_symlinks=False)
     if named is None or int(named[1]) != status.st_ino:
@@ -276,14 +284,14 @@ def _empty_one(trash: int, name: str, stopped: Callable[[], bool]) -> list[str]:
 
 
 def _condemned(folder: int, caught: str) -> str:
-    """Give what was caught and is as its name says a name that says no more: from here on it is deleted bit by bit."""
+    """Give a `caught-…` that is what its name says another name: from here on it is deleted bit by bit."""
     name = uuid4().hex
     os.rename(caught, name, src_dir_fd=folder, dst_dir_fd=folder)
     return name
 
 
 def _mistaken(where: str) -> str:
-    return f"{where} was caught by mistake when its place was swapped: move it back, it is never deleted"
+    return f"{where} was moved by mistake when its place was swapped: move it back, it is never deleted"
 
 
 def _clear(folder: int, where: str, stopped: Callable[[], bool]) -> list[str]:
@@ -365,7 +373,7 @@ def _glanced(name: str, parent: int) -> Generator[int, None, None]:
 def _opened_trash(root: int) -> Generator[int, None, None]:
     with made(SERVICE_FOLDER, root, 0o755) as own, made(TRASH, own, 0o700) as trash:
         if os.fstat(trash).st_mode & 0o077:
-            os.fchmod(trash, 0o700)  # someone else made it; fails, and so refuses, where it is not ours
+            os.fchmod(trash, 0o700)  # another program made it; raises, and so refuses, where it is another user's
         yield trash
 
 

@@ -1,7 +1,7 @@
 """The check of a canary: the first engine that serves a version answers for it before the others get it.
 
 refitd's own part is a trial: a few tokens, asked for as a rollout would, with a finite log-probability each and the
-label of the version. The operator's part is a URL that is told of the canary and says yes (2xx) or no (4xx).
+label of the version. The operator's part is a URL that gets a POST about the canary and answers yes (2xx) or no (4xx).
 """
 
 import asyncio
@@ -15,26 +15,25 @@ from refitd.rollout.targets import Targets
 from refitd.state.records import CheckState, EngineRecord, RolloutRecord
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
-from refitd.text import one_line
-from refitd.url_secrets import without_secrets, without_secrets_of
+from refitd.text import one_line, without_secrets, without_secrets_of
 
 CHECK_SECONDS = 600.0  # an operator's check may run a small evaluation
 RETRY_SECONDS = 1.0
 _SHOWN = 200  # characters of an answer
 
 Tell = Callable[[str], None]
-Check = Callable[[VersionRecord, EngineRecord, Tell], Awaitable[str | None]]
-"""Returns why the canary is bad, None where it is good; meanwhile it tells what it waits for."""
+CanaryCheck = Callable[[VersionRecord, EngineRecord, Tell], Awaitable[str | None]]
+"""Returns why the canary is bad, None where it is good; meanwhile it reports what it waits for."""
 
 
 class CanaryChecks:
-    """Checks canaries when they are there, until cancelled. `checks` are asked in order, up to the first fault.
+    """Checks canaries once they serve a version, until cancelled. `checks` run in order, up to the first fault.
 
-    Each run has a check of its own: one that takes minutes holds up no other run, and is let go when its version is no
-    longer the one that rolls.
+    Each run has a check of its own: one that takes minutes holds up no other run, and is cancelled when its version is
+    not the one that rolls out any more.
     """
 
-    def __init__(self, store: Store, targets: Targets, checks: list[Check]) -> None:
+    def __init__(self, store: Store, targets: Targets, checks: list[CanaryCheck]) -> None:
         self._store = store
         self._targets = targets
         self._checks = checks
@@ -46,14 +45,10 @@ class CanaryChecks:
         async with asyncio.TaskGroup() as group:
             while True:
                 seen = await self._store.changed.wait_after(seen)
-                self._let_go()
+                for key in [key for key in self._asking if not self._is_current(*key)]:
+                    self._asking.pop(key).cancel()
                 for rollout in list(self._store.rollouts.values()):
                     self._look(rollout, group)
-
-    def _let_go(self) -> None:
-        for key in list(self._asking):
-            if not self._is_current(*key):
-                self._asking.pop(key).cancel()
 
     def _is_current(self, run: str, number: int, version: str) -> bool:
         rollout, target = self._store.rollouts.get(run), self._targets.of_run(run).target
@@ -70,28 +65,23 @@ class CanaryChecks:
             self._asking[key] = group.create_task(asked, name=f"check {target.id} on {canary.id}")
 
     async def _ask(self, target: VersionRecord, canary: EngineRecord, key: tuple[str, int, str]) -> None:
-        fault = await self._fault_of(target, canary, lambda trouble: self._waits(canary, key, trouble))
+        def tell(trouble: str) -> None:
+            rollout = self._store.rollouts.get(key[0])
+            reason = f"the check of the canary {canary.id} has not come to an end: {trouble}; it is asked again"
+            if rollout is not None and self._is_current(*key) and rollout.reason != reason:
+                self._store.put_rollout(replace(rollout, reason=reason), reason)
+
+        fault = None
+        for check in self._checks:
+            if (fault := await check(target, canary, tell)) is not None:
+                break
         if self._asking.pop(key, None) is None or not self._is_current(*key):
             return  # rolled back or overtaken meanwhile
         now = self._store.engines.get(canary.id)
         if fault is not None and (now is None or now.serving != target.id):
             self._store.changed.notify()  # the canary went away: that says nothing of the version; the next is asked
             return
-        self._say(self._store.rollouts[target.run], canary, fault)
-
-    def _waits(self, canary: EngineRecord, key: tuple[str, int, str], trouble: str) -> None:
-        rollout = self._store.rollouts.get(key[0])
-        reason = f"the check of the canary {canary.id} has not come to an end: {trouble}; it is asked again"
-        if rollout is not None and self._is_current(*key) and rollout.reason != reason:
-            self._store.put_rollout(replace(rollout, reason=reason), reason)
-
-    async def _fault_of(self, target: VersionRecord, canary: EngineRecord, tell: Tell) -> str | None:
-        for check in self._checks:
-            if (fault := await check(target, canary, tell)) is not None:
-                return fault
-        return None
-
-    def _say(self, rollout: RolloutRecord, canary: EngineRecord, fault: str | None) -> None:
+        rollout = self._store.rollouts[target.run]
         if fault is None:
             text = f"the canary {canary.id} passed its check with {rollout.version}: the others follow"
             self._store.put_rollout(replace(rollout, check=CheckState.PASSED, reason=None), text)
@@ -102,7 +92,7 @@ class CanaryChecks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanaryQuestion:
-    """The JSON that an operator's check gets. `url` is the engine's."""
+    """The JSON body that an operator's check gets. `url` is the engine's."""
 
     run: str
     step: int
@@ -112,10 +102,10 @@ class CanaryQuestion:
 
 
 class OperatorCheck:
-    """Asks the operator's URL. No redirects, no proxies from the environment; an outage is waited for.
+    """Asks the operator's URL. No redirects, no proxies from the environment; while it is down it is asked again.
 
-    Reasons name the URL without user, password and query, and so does what they repeat of the answers: they stand in
-    the log and in what the API shows everyone.
+    Reasons name the URL without user, password and query, and so does what they quote of the answers: they appear in
+    the log and in the API.
     """
 
     def __init__(self, url: str) -> None:
@@ -123,7 +113,6 @@ class OperatorCheck:
         self._shown = without_secrets(url)
 
     async def __call__(self, version: VersionRecord, engine: EngineRecord, tell: Tell) -> str | None:
-        """See `Check`."""
         question = CanaryQuestion(
             run=version.run, step=version.order.step, version=version.id, engine=engine.id, url=engine.url
         )
@@ -150,5 +139,5 @@ class OperatorCheck:
             return f"{self._shown} said nothing within {CHECK_SECONDS:g} s: {trouble}"
 
     def _quoted(self, text: str) -> str:
-        """The beginning of what a server or a library says, as it may be shown."""
+        """The first characters of a server's or library's text, without secrets."""
         return one_line(without_secrets_of(self._url, text)[:_SHOWN])

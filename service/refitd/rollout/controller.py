@@ -1,13 +1,12 @@
 """The rollouts of all runs: which version each run is on its way to, and whether it has arrived.
 
 The controller decides nothing about single engines: reconcilers take the target from the same records by themselves. It
-binds engines to runs, keeps the books (a rollout for each change of target) and marks versions as served.
+binds engines to runs, records a rollout for each change of target and marks versions as served.
 """
 
 from dataclasses import replace
 
-from refitd.policy.binding import bind, why_unbound
-from refitd.policy.moving import follows
+from refitd.policy.binding import bind, follows, why_unbound
 from refitd.policy.served import is_proven
 from refitd.policy.strategy import fault_found, is_through
 from refitd.rollout.targets import Targets
@@ -38,25 +37,26 @@ class RolloutController:
 
     def look(self) -> None:
         """Bring bindings and rollouts up to date, once."""
-        runs = set(self._store.runs_with_versions)
-        for engine in list(self._store.engines.values()):
-            if engine.run is None or (self._default_run not in (None, engine.run) and not engine.run_named):
-                self._bind(follows(engine, None, named=False), runs - self._store.runs.closed.keys())
+        runs = set(self._store.index.runs)
+        for known in list(self._store.engines.values()):
+            if known.run is None or (self._default_run not in (None, known.run) and not known.run_named):
+                engine, choice = follows(known, None, named=False), runs - self._store.runs.closed.keys()
+                run = bind(engine.run, self._default_run, choice)
+                if run is not None:
+                    self._store.put_engine(follows(engine, run, named=False), f"follows run {run}")
+                elif choice and engine.reason != (why := why_unbound(choice)):
+                    self._store.put_engine(replace(engine, reason=why))
         for run in sorted(runs):
             self._advance(run)
-
-    def _bind(self, engine: EngineRecord, runs: set[str]) -> None:
-        run = bind(engine.run, self._default_run, runs)
-        if run is not None:
-            self._store.put_engine(follows(engine, run, named=False), f"follows run {run}")
-        elif runs and engine.reason != (why := why_unbound(runs)):
-            self._store.put_engine(replace(engine, reason=why))
 
     def _advance(self, run: str) -> None:
         target = self._targets.of_run(run).target
         if target is None:
             return
-        rollout = self._rollout_to(run, target)
+        rollout = self._store.rollouts.get(run)
+        if rollout is None or rollout.version != target.id:
+            cause = "newest good version" if rollout is None else self._end(rollout, target)
+            rollout = self._store.start_rollout(run, target.id, cause)
         engines = self._store.engines_of(run)
         fault = fault_found(self._targets.strategy, target, rollout, engines)
         if fault is not None:
@@ -69,33 +69,24 @@ class RolloutController:
         if target.served_at is None and state in _PROVEN:
             self._mark_served(target)
 
-    def _rollout_to(self, run: str, target: VersionRecord) -> RolloutRecord:
-        current = self._store.rollouts.get(run)
-        if current is not None and current.version == target.id:
-            return current
-        cause = "newest good version"
-        if current is not None:
-            cause = self._end(current, target)
-        return self._store.start_rollout(run, target.id, cause)
-
     def _end(self, current: RolloutRecord, target: VersionRecord) -> str:
         """Close the rollout that the target has moved away from; return why the next one begins."""
         left = self._store.versions.get(current.version)
         if left is not None and left.barred:
-            self._store.end_rollout(current, RolloutState.ROLLED_BACK)
+            self._close(current, RolloutState.ROLLED_BACK)
             return f"rolled back from {current.version}"
         if current.state in {RolloutState.PENDING, RolloutState.ROLLING}:
             backwards = left is None or left.order > target.order
-            self._store.end_rollout(current, RolloutState.ABORTED if backwards else RolloutState.SUPERSEDED)
-            self._mark_overtaken(current, left)
+            self._close(current, RolloutState.ABORTED if backwards else RolloutState.SUPERSEDED)
+            # The target may have moved on between the last engine's proof and this look: then the version was served.
+            engines = self._store.engines_of(current.run)
+            if left is not None and left.served_at is None and self._state_of(current, left, engines) in _PROVEN:
+                self._mark_served(left)
         return "newest good version"
 
-    def _mark_overtaken(self, current: RolloutRecord, left: VersionRecord | None) -> None:
-        """The target may have moved on between the last engine's proof and this look: the version was served."""
-        if left is None or left.served_at is not None:
-            return
-        if self._state_of(current, left, self._store.engines_of(left.run)) in _PROVEN:
-            self._mark_served(left)
+    def _close(self, record: RolloutRecord, state: RolloutState) -> None:
+        text = f"rollout {record.number} to {record.version} is {state}"
+        self._store.put_rollout(replace(record, state=state), text)
 
     def _state_of(self, rollout: RolloutRecord, target: VersionRecord, engines: list[EngineRecord]) -> RolloutState:
         if not engines:  # nothing is on its way, and what was proved was proved

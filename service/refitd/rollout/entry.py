@@ -1,10 +1,9 @@
-"""One engine in the store, as its reconciler sees it: its record as long as it is named, and when what may be tried."""
+"""One engine in the store, as its reconciler sees it: its record while it is named, and when what may be tried."""
 
 import random
 from dataclasses import replace
 
-from refitd.policy.backoff import backoff
-from refitd.policy.next_action import Agenda, Goals
+from refitd.policy.next_action import Agenda, Goals, backoff
 from refitd.rollout.targets import Targets
 from refitd.state.journal.journal import JournalError
 from refitd.state.records import EngineRecord
@@ -13,11 +12,11 @@ from refitd_client.contract.states import EngineState
 
 
 class RemovedError(Exception):
-    """The engine is nobody's any more."""
+    """The engine was removed."""
 
 
-class Entry:
-    """The entry of the engine that is named `engine_id` now: another one of that name is not meant."""
+class EngineEntry:
+    """The entry of the engine that is named `engine_id` now. A later engine of that name has an entry of its own."""
 
     def __init__(self, engine_id: str, store: Store, targets: Targets, chance: random.Random) -> None:
         self.id, self.store, self.targets = engine_id, store, targets
@@ -28,10 +27,10 @@ class Entry:
 
     @property
     def record(self) -> EngineRecord:
-        """The engine as it is now. It may have been removed at any await: then whatever is under way ends here.
+        """The engine as it is now.
 
         Raises:
-            RemovedError: it was.
+            RemovedError: it was removed, as may happen at any await.
         """
         if not self.is_named:
             raise RemovedError
@@ -39,15 +38,15 @@ class Entry:
 
     @property
     def is_named(self) -> bool:
-        """Whether it was not removed."""
+        """Whether it is still named, and not removed."""
         record = self.store.engines.get(self.id)
         return record is not None and record.url == self._url
 
     def unless_removed(self, after: EngineRecord) -> None:
-        """The load of an engine that was removed meanwhile has ended: nobody else will say what it has left there.
+        """End here if the engine was removed during its load, and leave the store what that load has left behind.
 
         Raises:
-            RemovedError: it was.
+            RemovedError: it was removed.
         """
         if not self.is_named:
             self.store.leave(after)
@@ -59,7 +58,7 @@ class Entry:
         return self.store.clock.monotonic()
 
     def later(self, times: int) -> float:
-        """When to try again what has failed so many times."""
+        """When (monotonic seconds) to try again what has failed so many times."""
         return self.now + backoff(times, self._chance)
 
     @property
@@ -73,34 +72,39 @@ class Entry:
 
     @property
     def target_id(self) -> str | None:
-        """The version that it is to serve."""
+        """The id of the version that it is to serve, None where there is none."""
         target = self.goals.target
         return None if target is None else target.id
 
     def fingerprint_of(self, version: str) -> str | None:
-        """What a clean load of a version left in engines of this one's configuration."""
+        """The fingerprint that a clean load of a version gave on this configuration, None where none is recorded."""
         return self.store.fingerprint(version, self.record.configuration or "")
 
     def arrive(self) -> None:
-        """A rollback may have made what it serves the target again: it is asked at once whether it still does."""
+        """Probe at once where a rollback has made what the engine serves the target again."""
         record = self.record.to_load
         is_there = (
             record.state is EngineState.BEHIND and record.serving is not None and record.serving == self.target_id
         )
-        if is_there and not self._is_there:  # once: a probe that is not answered is tried again in its time
+        if is_there and not self._is_there:  # once: a probe without an answer is repeated at the usual interval
             self.agenda = replace(self.agenda, probe_at=self.now)
         self._is_there = is_there
 
     def put(self, before: EngineRecord, after: EngineRecord) -> None:
-        """Write down what has become of it, and tell what is news."""
-        _ = self.record
+        """Put the engine's new record into the store, and log what has changed.
+
+        Raises:
+            RemovedError: the engine was removed.
+        """
+        if not self.is_named:
+            raise RemovedError
         if before.how_it_loads != after.how_it_loads:
             self.store.say("engine", self.id, after.how_it_loads, state=after.state.value)
         changed = (before.state, before.serving, before.reason) != (after.state, after.serving, after.reason)
-        self.store.put_engine(after, _sentence(after) if changed else None)
+        self.store.put_engine(after, log_line(after) if changed else None)
 
     async def written(self) -> str | None:
-        """Wait until what was put is durable; why it is not, None where it is."""
+        """Wait until what was put is durable; return why it is not, None where it is."""
         try:
             await self.store.durable()
         except JournalError as error:
@@ -108,7 +112,8 @@ class Entry:
         return None
 
 
-def _sentence(engine: EngineRecord) -> str:
+def log_line(engine: EngineRecord) -> str:
+    """What the log says of an engine that has changed: its state, what it serves, and why."""
     contents = engine.of_others or "start-up weights" if engine.known else "unknown contents"
-    serves = engine.serves(engine.serving or contents)
-    return f"{engine.state}: {serves}" + (f" ({engine.reason})" if engine.reason else "")
+    why = f" ({engine.reason})" if engine.reason else ""
+    return f"{engine.state}: {engine.serves(engine.serving or contents)}{why}"

@@ -1,5 +1,6 @@
-"""The engines: who they are, and a task for each. Settings, engines file, API and what is discovered name them, the
-store remembers.
+"""The engines: which there are, and a reconciler for each.
+
+Settings, the engines file, the API and discovery name them; the store remembers them.
 """
 
 import asyncio
@@ -13,18 +14,17 @@ import structlog
 
 from refitd.engine.address import AddressRefusedError, check_engine_id, check_url, engine_id
 from refitd.engine.engines_file import EnginesFile, EngineSpec
-from refitd.engine.port import Engine
-from refitd.policy.roster import Named, reconcile
-from refitd.problem import Kind, ProblemError
+from refitd.engine.port import EnginePort
+from refitd.policy.roster import NamedEngine, reconcile
+from refitd.problem import ProblemError, Slug
 from refitd.rollout.canary import Tell
-from refitd.rollout.reading import Check, Reading
+from refitd.rollout.load import FileAccess, FilesCheck
 from refitd.rollout.reconciler import EngineReconciler
 from refitd.rollout.targets import Targets
-from refitd.state.records import EngineRecord, Source
-from refitd.state.removed import given_back
+from refitd.state.records import EngineRecord, Source, given_back
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
-from refitd_client.contract.naming import NameRefusedError, check_run
+from refitd_client.contract.naming import InvalidNameError, check_run
 from refitd_client.contract.states import VersionState
 from refitd_client.contract.wire import NewEngine
 
@@ -34,13 +34,11 @@ log = structlog.get_logger("refitd")
 
 
 async def warm_already(_: VersionRecord) -> None:
-    """Nothing to do: what lies in memory is as near as it gets."""
+    """Do nothing: the files are in memory."""
 
 
 class Fleet:
-    """Owns a reconciler for each engine that is named. `connect` makes the adapter, `check` looks at a version right
-    before its load, `warm` has it read into memory by then, `chance` is for jitter.
-    """
+    """Owns a reconciler for each engine that is named."""
 
     def __init__(
         self,
@@ -51,20 +49,34 @@ class Fleet:
         urls: list[str],
         engines_file: Path | None,
         probe_interval: float,
-        connect: Callable[[EngineSpec], Engine],
-        check: Check,
+        connect: Callable[[EngineSpec], EnginePort],
+        check: FilesCheck,
         chance: random.Random,
         warm: Callable[[VersionRecord], Awaitable[None]] = warm_already,
         discovers: bool = False,
     ) -> None:
-        """Do nothing yet. With `discovers`, `discovered` is going to say which engines there are beside the others."""
+        """Do nothing yet.
+
+        Args:
+            store: what the service knows.
+            targets: what engines are to serve.
+            root: the root as engines see it.
+            urls: the engines that the settings name.
+            engines_file: the engines file, None without one.
+            probe_interval: seconds from one probe to the next.
+            connect: makes an engine's adapter.
+            check: looks at a version's files right before a load.
+            chance: for jitter.
+            warm: reads a version into memory before a load.
+            discovers: whether `discovered` will be called with more engines.
+        """
         self._store = store
         self._targets = targets
         self._root = root
         self._discovers = discovers
         self._has_found = not discovers
         self._urls = urls
-        # What was read before stays in force: a slip in an editor takes no engine away.
+        # After an error what was read before stays in force: a slip in an editor removes no engine.
         self._file = None if engines_file is None else EnginesFile(engines_file, self._complain)
         self._has_read = False
         self._probe_interval = probe_interval
@@ -73,7 +85,7 @@ class Fleet:
         self._warm = warm
         self._chance = chance
         self._group: asyncio.TaskGroup | None = None
-        self._named: dict[str, Named] = {}
+        self._named: dict[str, NamedEngine] = {}
         self._running: dict[str, EngineSpec] = {}
         self._reconcilers: dict[str, EngineReconciler] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -97,9 +109,9 @@ class Fleet:
                 await asyncio.sleep(FILE_LOOK_SECONDS)
 
     def _name(self, specs: dict[str, EngineSpec], source: Source) -> None:
-        """Take what a source names now in place of what it named before."""
+        """Replace what a source named before by what it names now."""
         others = {name: entry for name, entry in self._named.items() if entry.source is not source}
-        mine = {name: Named(spec, source) for name, spec in specs.items()}
+        mine = {name: NamedEngine(spec, source) for name, spec in specs.items()}
         roster = reconcile(self._store.engines, mine, frozenset({source}))
         self._named = others | mine
         for name in roster.drop:
@@ -114,12 +126,12 @@ class Fleet:
             return
         record = given_back(record, self._store.removed.get(record.url))
         if self._store.origin.lost and not self._store.origin.rebuilt:
-            # A load that broke off, or a quarantine: the lost journal may have known of one, and nobody does now.
+            # The lost journal may have known of a load that broke off, or of a quarantine.
             record = replace(record, known=False, reason="the journal was lost: nothing vouches for its contents")
         self._store.put_engine(record, "added")
 
     def _catch_up(self) -> None:
-        """Start what is named and does not run. What runs as it was named before ends its action first."""
+        """Start what is named and does not run; stop, after its action, what runs by an older entry."""
         for name, entry in self._named.items():
             if name not in self._tasks:
                 self._start(name, entry.spec)
@@ -128,7 +140,7 @@ class Fleet:
 
     def _start(self, name: str, spec: EngineSpec) -> None:
         if self._group is None:
-            raise ProblemError(Kind.NOT_READY, "the service is starting: try again")
+            raise ProblemError(Slug.NOT_READY, "the service is starting: try again")
         adapter = self._connect(spec)
         self._running[name] = spec
         self._reconcilers[name] = EngineReconciler(
@@ -136,7 +148,7 @@ class Fleet:
             adapter,
             self._store,
             self._targets,
-            reading=Reading(seen_path=partial(self._seen_path, spec), check=self._check, warm=self._warm),
+            files=FileAccess(seen_path=partial(self._seen_path, spec), check=self._check, warm=self._warm),
             probe_interval=self._probe_interval,
             chance=self._chance,
         )
@@ -149,7 +161,7 @@ class Fleet:
         path = version.path if in_place else self._targets.carriage.path_of(version)
         return path if path is None or path.startswith("/") else f"{spec.root or self._root}/{path}"
 
-    async def _keep(self, name: str, adapter: Engine) -> None:
+    async def _keep(self, name: str, adapter: EnginePort) -> None:
         try:
             await self._reconcilers[name].run()
         finally:
@@ -166,7 +178,7 @@ class Fleet:
             self._name({spec.id or engine_id(spec.url): spec for spec in specs}, Source.FILE)
 
     def _admit(self) -> None:
-        """Whether everybody has been heard who says which engines there are."""
+        """Clear the fault of the fleet once every source has named its engines."""
         faults = self._store.faults
         if not self._has_read and self._file is not None:
             faults.set_fleet(self._file.fault)
@@ -176,7 +188,7 @@ class Fleet:
             faults.set_fleet(None)
 
     def discovered(self, urls: Collection[str], fault: str | None) -> None:
-        """Take what was discovered in place of what was discovered before. Who is named otherwise stays as named."""
+        """Replace what was discovered before by `urls`. Engines that another source names stay as they are."""
         self._store.faults.set_discovery(fault)
         self._has_found = self._has_found or fault is None
         if self._group is None:
@@ -202,22 +214,22 @@ class Fleet:
             run = None if engine.run is None else check_run(engine.run)
             name = engine_id(url) if engine.id is None else check_engine_id(engine.id)
         except AddressRefusedError as error:
-            raise ProblemError(Kind.BAD_ENGINE_URL, str(error)) from error
-        except NameRefusedError as error:
-            raise ProblemError(Kind.BAD_NAME, str(error)) from error
+            raise ProblemError(Slug.BAD_ENGINE_URL, str(error)) from error
+        except InvalidNameError as error:
+            raise ProblemError(Slug.BAD_NAME, str(error)) from error
         if name in self._tasks or any(record.url == url for record in self._store.engines.values()):
-            raise ProblemError(Kind.ENGINE_EXISTS, f"engine {name} ({url}) is known already")
+            raise ProblemError(Slug.ENGINE_EXISTS, f"engine {name} ({url}) is known already")
         spec = EngineSpec(url=url, id=name, run=run)
         if self._group is None:
-            raise ProblemError(Kind.NOT_READY, "the service is starting: try again")
-        self._named[name] = Named(spec, Source.API)
+            raise ProblemError(Slug.NOT_READY, "the service is starting: try again")
+        self._named[name] = NamedEngine(spec, Source.API)
         for record in reconcile(self._store.engines, {name: self._named[name]}, frozenset()).keep:
             self._take(record)
         self._start(name, spec)
         return name
 
     def remove(self, name: str) -> None:
-        """Let go of an engine that the API named. An update that is under way comes to its end first.
+        """Remove an engine that the API named. An update that is under way ends first.
 
         Raises:
             ProblemError: there is none, or settings name it.
@@ -229,12 +241,12 @@ class Fleet:
                 where = f"the engines file {self._file.path}"
             if record.source is Source.DISCOVERED:
                 where = "a place of --discover / REFITD_DISCOVER"
-            raise ProblemError(Kind.ENGINE_NOT_REMOVABLE, f"engine {name} is named by {where}: take it out there")
+            raise ProblemError(Slug.ENGINE_NOT_REMOVABLE, f"engine {name} is named by {where}: take it out there")
         self._named.pop(name, None)
         self._store.drop_engine(name)
 
     async def trial(self, version: VersionRecord, engine: EngineRecord, _: Tell) -> str | None:
-        """Ask an engine that serves a version for a few tokens; see `refitd.rollout.canary.Check`."""
+        """Ask an engine that serves a version for a few tokens; see `refitd.rollout.canary.CanaryCheck`."""
         if engine.id not in self._reconcilers:
             return f"engine {engine.id} was removed"
         return await self._reconcilers[engine.id].trial(version)
@@ -243,7 +255,7 @@ class Fleet:
         """Load an engine again.
 
         Raises:
-            ProblemError: there is none, or nothing is left to load that would not take it back.
+            ProblemError: there is none, or its version's files are lost and a load would take it back.
         """
         record = self._known(name)
         serving = self._store.versions.get(record.serving or "")
@@ -252,17 +264,17 @@ class Fleet:
             if older is None or older.order < serving.order:
                 back = "" if older is None else f"; a resync would take it back to {older.id}"
                 now = f"engine {name} serves {serving.id}, whose files are lost{back}"
-                raise ProblemError(Kind.VERSION_NOT_GOOD, f"{now}: publish a newer step, or roll back")
+                raise ProblemError(Slug.VERSION_NOT_GOOD, f"{now}: publish a newer step, or roll back")
         if name in self._reconcilers:
             self._reconcilers[name].resync()
 
     def _known(self, name: str) -> EngineRecord:
         if name not in self._store.engines:
-            raise ProblemError(Kind.UNKNOWN_ENGINE, f"no engine {name}: 'refitd engines' lists what there is")
+            raise ProblemError(Slug.UNKNOWN_ENGINE, f"no engine {name}: 'refitd engines' lists what there is")
         return self._store.engines[name]
 
     async def drain(self, grace: float) -> None:
-        """Start nothing new, and let updates that are under way come to their end, at most `grace` seconds."""
+        """Start nothing new, and wait for updates that are under way, at most `grace` seconds."""
         for reconciler in self._reconcilers.values():
             reconciler.stop()
         if tasks := set(self._tasks.values()):
@@ -270,6 +282,6 @@ class Fleet:
 
 
 def _spec_of(record: EngineRecord) -> EngineSpec:
-    """What its source says of it, as far as the journal knows: a move is no word of its source."""
+    """The engine as its source named it, as far as the journal knows. A move is not said by its source."""
     said = record.said if record.moved else record.run if record.run_named else None
     return EngineSpec(url=record.url, id=record.id, run=said)

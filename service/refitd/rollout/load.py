@@ -1,4 +1,4 @@
-"""One engine's loads, by a version's files or from its trainer's memory: from the intent to the call.
+"""One engine's loads, by a version's files or from its trainer's memory: the intent, the call, and the outcome.
 
 The order of writes is the point. The intent to load is durable before the engine is told to, so that a crash in the
 middle is found at the next start and the engine counts as TAINTED; what it makes ready before writes nothing. The
@@ -6,143 +6,215 @@ outcome is written after the engine was resumed, so that no journal write length
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from typing import Protocol
 
 from structlog.contextvars import bound_contextvars
 
-from refitd.engine.port import Engine, Files, Offered, Outcome, Refit, Stage, Target
-from refitd.policy.in_place import takes_in_place
-from refitd.policy.label import label_of
-from refitd.rollout.closing import Closing
-from refitd.rollout.entry import Entry
-from refitd.rollout.reading import Reading
-from refitd.state.records import AttemptRecord, EngineRecord
+from refitd.engine.port import EnginePort, Offered, Outcome, Refit, Stage, Target, VersionFiles
+from refitd.policy.chain import takes_in_place
+from refitd.policy.observe import after_refit, standing
+from refitd.policy.target import skipped_between
+from refitd.rollout.entry import EngineEntry
+from refitd.state.records import NOT_SENT, AttemptRecord, EngineRecord
 from refitd.state.version import VersionRecord
 from refitd_client.contract.states import EngineState, Kind
+
+
+class SeenPath(Protocol):
+    """A version's path as the engine sees it, None for a delta that it does not take in place and no copy holds now."""
+
+    def __call__(self, version: VersionRecord, *, in_place: bool = False) -> str | None: ...
+
+
+class FilesCheck(Protocol):
+    """Whether the files that an engine is about to read, or has read, are those that were found good."""
+
+    async def __call__(self, version: VersionRecord, *, in_place: bool = False) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileAccess:
+    """How one engine reads versions. `check` marks a version LOST whose files changed, `warm` reads it into memory."""
+
+    seen_path: SeenPath
+    check: FilesCheck
+    warm: Callable[[VersionRecord], Awaitable[None]]
+
 
 _NOT_DURABLE = "without a durable intent nothing is sent"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Loads:
-    """Of one engine, one at a time."""
+    """The loads of one engine, one at a time."""
 
-    entry: Entry
-    engine: Engine
-    reading: Reading
-    closing: Closing
+    def __init__(self, entry: EngineEntry, engine: EnginePort, files: FileAccess, probe_interval: float) -> None:
+        self._entry = entry
+        self._store = entry.store
+        self._engine = engine
+        self._files = files
+        self._probe_interval = probe_interval
 
     async def by_files(self, version: VersionRecord) -> None:
         """Load a version's files, or the copy that holds it."""
-        attempt = self.entry.store.open_attempt(self.entry.id, version.id)  # from here on the version is leased
+        attempt = self._store.open_attempt(self._entry.id, version.id)  # from here on the version is leased
         with bound_contextvars(version=version.id, attempt=attempt.id, **self._rollout_of(version)):
-            await self._load_files(attempt, version)
+            before = self._updating(f"loads {version.id}")
+            # Right before each load, because the files may have been rewritten or deleted since they were sealed; and
+            # the disk writes the intent meanwhile.
+            in_place = takes_in_place(before.to_load, version, self._store.versions)
+            path = self._files.seen_path(version, in_place=in_place)
+            unchanged, unwritten, _ = await asyncio.gather(
+                self._files.check(version, in_place=in_place), self._entry.written(), self._files.warm(version)
+            )
+            if unwritten is not None:
+                self._drop(before, attempt, f"{unwritten}: {_NOT_DURABLE}")
+                return
+            if not unchanged or path is None:
+                self._drop(before, attempt, "its files are not those that were checked, or cannot be looked at")
+                return
+            target = self._target_for(before, version, path, in_place=in_place)
+            refit = await self._refitted(before, version, target, attempt)
+            self._close(before, version, refit, attempt)
 
     async def from_memory(self, version: VersionRecord, offer: str) -> None:
-        """Load from the trainer's memory, once: who does not come through waits for the files."""
-        attempt = self.entry.store.open_attempt(self.entry.id, version.id)
+        """Load from the trainer's memory, once: an engine whose load fails waits for the files."""
+        attempt = self._store.open_attempt(self._entry.id, version.id)
         with bound_contextvars(version=version.id, attempt=attempt.id, **self._rollout_of(version)):
             try:
-                await self._take(attempt, version, offer)
+                await self._take(attempt, version, Offered(version=version.id, path=version.path, offer=offer))
             finally:
-                if self.entry.is_named:  # nobody waits for one that was removed
-                    self.entry.targets.answered(self.entry.record, version)
+                if self._entry.is_named:  # the trainer does not wait for an engine that was removed
+                    self._entry.targets.answered(self._entry.record, version)
 
-    def _rollout_of(self, version: VersionRecord) -> dict[str, int]:
-        """The rollout that brings a version here; none brings back the last good one."""
-        rollout = self.entry.store.rollouts.get(version.run)
-        return {} if rollout is None or rollout.version != version.id else {"rollout": rollout.number}
-
-    async def _load_files(self, attempt: AttemptRecord, version: VersionRecord) -> None:
-        before = self._updating(f"loads {version.id}")
-        # Right before each load, because the files may have been rewritten or deleted since they were sealed; and the
-        # disk writes the intent meanwhile.
-        in_place = takes_in_place(before.to_load, version, self.entry.store.versions)
-        path = self.reading.seen_path(version, in_place=in_place)
-        unchanged, unwritten, _ = await asyncio.gather(
-            self.reading.check(version, in_place=in_place), self.entry.written(), self.reading.warm(version)
-        )
-        if unwritten is not None:
-            self.closing.drop(before, attempt, f"{unwritten}: {_NOT_DURABLE}")
-            return
-        if not unchanged or path is None:
-            reason = "its files are not those that were checked, or cannot be looked at"
-            self.closing.drop(before, attempt, reason)
-            return
-        target = self._target_for(before, version, path, in_place=in_place)
-        refit = await self._refitted(before, version, target, attempt)
-        self.closing.close(before, version, refit, attempt)
-
-    async def _take(self, attempt: AttemptRecord, version: VersionRecord, offer: str) -> None:
+    async def _take(self, attempt: AttemptRecord, version: VersionRecord, offered: Offered) -> None:
         before = self._updating(f"takes {version.id} from its trainer's memory")
-        offered = Offered(version=version.id, path=version.path, offer=offer)
         try:
-            unwritten, _ = await asyncio.gather(self.entry.written(), self.engine.prefetch(offered))
+            unwritten, _ = await asyncio.gather(self._entry.written(), self._engine.prefetch(offered))
         except asyncio.CancelledError:
-            self.closing.drop(before, attempt, "the service was stopped before the load")
+            self._drop(before, attempt, "the service was stopped before the load")
             raise
         if unwritten is not None:
-            self.closing.drop(before, attempt, f"{unwritten}: {_NOT_DURABLE}")
+            self._drop(before, attempt, f"{unwritten}: {_NOT_DURABLE}")
             return
-        path = self.reading.seen_path(version) or ""
+        path = self._files.seen_path(version) or ""
         target = replace(self._target_for(before, version, path, in_place=False), offered=offered)
         refit = await self._refitted(before, version, target, attempt)
-        if refit.outcome is Outcome.NACK:
-            self.closing.decline(before, refit, attempt)
-        else:
-            self.closing.close(before, version, refit, attempt)
+        if refit.outcome is not Outcome.NACK:
+            self._close(before, version, refit, attempt)
+            return
+        # It did not take what was offered: it holds what it held, and nothing is wrong with the version.
+        closed = self._close_attempt(attempt, refit)
+        self._entry.unless_removed(before)
+        owes = replace(self._entry.record, last_attempt=closed, resume_owed=not refit.resumed, reason=refit.reason)
+        self._entry.put(before, replace(owes, state=before.state))
+
+    def _rollout_of(self, version: VersionRecord) -> dict[str, int]:
+        """The number of the rollout that brings a version here; none for one that goes back to the last good one."""
+        rollout = self._store.rollouts.get(version.run)
+        return {} if rollout is None or rollout.version != version.id else {"rollout": rollout.number}
 
     def _updating(self, text: str) -> EngineRecord:
-        """What it was before."""
-        before = self.entry.record
-        self.entry.store.put_engine(replace(before, state=EngineState.UPDATING), f"UPDATING: {text}")
+        """Make the engine UPDATING; return its record before."""
+        before = self._entry.record
+        self._store.put_engine(replace(before, state=EngineState.UPDATING), f"UPDATING: {text}")
         return before
+
+    def _target_for(self, engine: EngineRecord, version: VersionRecord, path: str, *, in_place: bool) -> Target:
+        serving = self._store.versions.get(engine.serving or engine.held or "")
+        differs = serving is not None and serving.differs_in_weights(version)
+        files = None  # what the plugin has to know of a version; None for one that it leaves to SGLang
+        is_full = in_place or version.kind is not Kind.DELTA
+        if is_full and version.owned and version.digest is not None and version.signature is not None:
+            files = VersionFiles(
+                version=version.id,
+                path=version.path,
+                digest=version.digest,
+                signature=version.signature,
+                allow_missing=version.allow_missing,
+                allow_extra=version.allow_extra,
+            )
+
+        async def is_unchanged() -> bool:
+            # The engine itself holds what it takes from memory against its fingerprints.
+            return version.state.is_open or await self._files.check(version, in_place=in_place)
+
+        return Target(
+            path=path,
+            label=version.label,
+            fingerprint=self._entry.fingerprint_of(version.id),
+            not_fingerprint=self._entry.fingerprint_of(serving.id) if serving is not None and differs else None,
+            repairs=not engine.known,
+            files=files,
+            in_place=in_place,
+            unchanged=is_unchanged,
+        )
 
     async def _refitted(
         self, before: EngineRecord, version: VersionRecord, target: Target, attempt: AttemptRecord
     ) -> Refit:
+        def on_stage(stage: Stage) -> None:
+            if stage is Stage.VERIFY and self._entry.is_named:
+                verifying = replace(self._entry.record, state=EngineState.VERIFYING)
+                self._store.put_engine(verifying, "VERIFYING: has loaded")
+
         try:
-            return await self.engine.refit(target, self._on_stage)
+            return await self._engine.refit(target, on_stage)
         except asyncio.CancelledError:
             refit = Refit(outcome=Outcome.TAINTED, resumed=False, reason="the service was stopped in mid-update")
-            self.closing.close(before, version, refit, attempt)
-            self.closing.forgive(before)
+            self._close(before, version, refit, attempt)
+            # That the service was stopped is no reason against the version: no strike, and no failure.
+            if (record := self._store.engines.get(self._entry.id)) is not None:
+                held, taints = before.serving or before.held, before.taints
+                kept = replace(record, strikes=before.strikes, failures=before.failures, taints=taints, held=held)
+                self._store.put_engine(kept)
             raise
 
-    def _on_stage(self, stage: Stage) -> None:
-        if stage is Stage.VERIFY and self.entry.is_named:
-            verifying = replace(self.entry.record, state=EngineState.VERIFYING)
-            self.entry.store.put_engine(verifying, "VERIFYING: has loaded")
+    def _close(self, before: EngineRecord, version: VersionRecord, refit: Refit, attempt: AttemptRecord) -> None:
+        """Write down how a load ended, and when to try again."""
+        entry, closed = self._entry, self._close_attempt(attempt, refit)
+        entry.unless_removed(after_refit(before, version.id, refit, entry.now))
+        after = after_refit(replace(entry.record, last_attempt=closed), version.id, refit, entry.now)
+        if refit.outcome is Outcome.ACK:
+            after = self._acknowledged(before, after, version, refit)
+        elif not refit.needs_full:  # that one needs another version, and not to wait
+            later = entry.later(max(after.failures, after.strikes.get(version.id, 0), 1))
+            entry.agenda = replace(entry.agenda, failed=version.id, retry_at=later)
+        entry.put(before, after)
 
-    def _target_for(self, engine: EngineRecord, version: VersionRecord, path: str, *, in_place: bool) -> Target:
-        serving = self.entry.store.versions.get(engine.serving or engine.held or "")
-        differs = serving is not None and serving.differs_in_weights(version)
-        return Target(
-            path=path,
-            label=label_of(version),
-            fingerprint=self.entry.fingerprint_of(version.id),
-            not_fingerprint=self.entry.fingerprint_of(serving.id) if serving is not None and differs else None,
-            repairs=not engine.known,
-            files=_files(version) if in_place or version.kind is not Kind.DELTA else None,
-            in_place=in_place,
-            unchanged=partial(self._is_unchanged, version, in_place=in_place),
+    def _drop(self, before: EngineRecord, attempt: AttemptRecord, reason: str) -> None:
+        """Close an attempt that was never sent to the engine: the engine is as it was."""
+        entry = self._entry
+        self._store.close_attempt(replace(attempt, outcome=NOT_SENT, reason=reason))
+        entry.unless_removed(before)
+        entry.agenda = replace(entry.agenda, failed=attempt.version, retry_at=entry.later(1))
+        entry.put(before, replace(entry.record, state=before.state))
+
+    def _close_attempt(self, attempt: AttemptRecord, refit: Refit) -> AttemptRecord:
+        closed = replace(attempt, outcome=refit.outcome.name, reason=refit.reason, timings=refit.timings)
+        self._store.close_attempt(closed)
+        return closed
+
+    def _acknowledged(
+        self, before: EngineRecord, after: EngineRecord, version: VersionRecord, refit: Refit
+    ) -> EngineRecord:
+        store, entry = self._store, self._entry
+        failed = None if entry.agenda.failed == version.id else entry.agenda.failed
+        wait = self._probe_interval if refit.resumed else 0.0
+        entry.agenda = replace(entry.agenda, failed=failed, probe_at=entry.now + wait)
+        if refit.fingerprint is not None and after.configuration is not None:
+            store.record_fingerprint(version.id, after.configuration, refit.fingerprint)
+        serving = store.versions.get(before.serving or "")
+        skipped = skipped_between(store.versions_of(version.run), serving, version)
+        in_place = takes_in_place(before.to_load, version, store.versions)
+        after = replace(
+            after,
+            weight_version=version.label,
+            model_path=self._files.seen_path(version, in_place=in_place) or after.model_path,
+            beneath=(before.beneath or before.serving) if in_place else None,
+            wants_full=version.kind is Kind.DELTA and not in_place,  # its plugin knows nothing of what a copy held
+            skipped=before.skipped + len(skipped),
         )
-
-    async def _is_unchanged(self, version: VersionRecord, *, in_place: bool) -> bool:
-        """What was taken from memory is held against its fingerprints by the engine itself."""
-        return version.state.is_open or await self.reading.check(version, in_place=in_place)
-
-
-def _files(version: VersionRecord) -> Files | None:
-    """What the plugin has to know of a version; None for one that it leaves to SGLang."""
-    if not version.owned or version.digest is None or version.signature is None:
-        return None
-    return Files(
-        version=version.id,
-        path=version.path,
-        digest=version.digest,
-        signature=version.signature,
-        allow_missing=version.allow_missing,
-        allow_extra=version.allow_extra,
-    )
+        target = version.id if version.state.is_open else entry.target_id  # what is held from memory is the target
+        return standing(after, target) if refit.resumed else after

@@ -1,6 +1,6 @@
 """One engine, kept on its run's target: the shell around `next_action`. One task an engine, one action at a time.
 
-What it looks at and writes down is the engine's `Entry`; how it loads is `Loads`.
+What it looks at and writes down is the engine's `EngineEntry`; how it loads is `Loads`.
 """
 
 import asyncio
@@ -11,17 +11,22 @@ from typing import assert_never
 
 from structlog.contextvars import bound_contextvars
 
-from refitd.engine.port import Coming, Engine, Reached
-from refitd.policy.backoff import backoff
-from refitd.policy.contest import forgiven
-from refitd.policy.label import label_of
-from refitd.policy.next_action import Agenda, LookAhead, LookAway, Probe, RefitTo, Rest, Resume, next_action
+from refitd.engine.port import Coming, EnginePort, Reached
+from refitd.policy.contest import forgiven, twin_of
+from refitd.policy.next_action import (
+    Agenda,
+    CancelPrefetch,
+    Prefetch,
+    Probe,
+    RefitTo,
+    Rest,
+    Resume,
+    backoff,
+    next_action,
+)
 from refitd.policy.observe import Expected, after_probe, standing
-from refitd.policy.twins import twin_of
-from refitd.rollout.closing import Closing
-from refitd.rollout.entry import Entry, RemovedError
-from refitd.rollout.load import Loads
-from refitd.rollout.reading import Reading
+from refitd.rollout.entry import EngineEntry, RemovedError
+from refitd.rollout.load import FileAccess, Loads
 from refitd.rollout.targets import Targets
 from refitd.state.records import EngineRecord
 from refitd.state.store import Store
@@ -37,11 +42,11 @@ class EngineReconciler:
     def __init__(
         self,
         engine_id: str,
-        engine: Engine,
+        engine: EnginePort,
         store: Store,
         targets: Targets,
         *,
-        reading: Reading,
+        files: FileAccess,
         probe_interval: float,
         chance: random.Random,
     ) -> None:
@@ -49,10 +54,9 @@ class EngineReconciler:
         self._engine = engine
         self._store = store
         self._targets = targets
-        self._entry = Entry(engine_id, store, targets, chance)
-        self._seen_path = reading.seen_path
-        closing = Closing(entry=self._entry, seen_path=reading.seen_path, probe_interval=probe_interval)
-        self._loads = Loads(entry=self._entry, engine=engine, reading=reading, closing=closing)
+        self._entry = EngineEntry(engine_id, store, targets, chance)
+        self._seen_path = files.seen_path
+        self._loads = Loads(self._entry, engine, files, probe_interval)
         self._probe_interval = probe_interval
         self._chance = chance
         self._stopping = False
@@ -74,14 +78,14 @@ class EngineReconciler:
                 await self._probe()
             case Resume():
                 await self._resume()
-            case LookAhead(version):
-                await self._look_ahead(version)
-            case LookAway():
-                await self._look_away()
+            case Prefetch(version):
+                await self._prefetch(version)
+            case CancelPrefetch():
+                await self._cancel_prefetch()
             case RefitTo(version, offer):
                 loads = self._loads
                 await (loads.by_files(version) if offer is None else loads.from_memory(version, offer))
-                await self._look_away()  # where no load came of it
+                await self._cancel_prefetch()  # where no load came of it
             case _:
                 assert_never(action)
 
@@ -107,26 +111,29 @@ class EngineReconciler:
         self._targets.changed.notify()
 
     async def trial(self, version: VersionRecord) -> str | None:
-        """Ask the engine for a few tokens; why they are not in order, None where they are."""
-        return await self._engine.trial(label_of(version))
+        """Ask the engine for a few tokens; return what is wrong with them, None where nothing is."""
+        return await self._engine.trial(version.label)
 
-    async def _look_ahead(self, version: str) -> None:
-        """Nothing of it is written down: it changes nothing, and only the load says what the engine thinks of it."""
+    async def _prefetch(self, version: str) -> None:
+        """Have the engine prepare a version. It is not recorded: it changes nothing, and the load gives the answer.
+
+        The request ends as soon as there is something else to do than to load that version.
+        """
         self._entry.agenda = replace(self._entry.agenda, ahead=version)
         record = self._store.versions[version]
         missing, extra = record.allow_missing, record.allow_extra
         coming = Coming(version=version, path=record.path, allow_missing=missing, allow_extra=extra)
         async with asyncio.TaskGroup() as group:
-            look = group.create_task(self._engine.prefetch(coming))
-            guard = group.create_task(self._give_up(look, version))
-            look.add_done_callback(lambda _: guard.cancel())
+            request = group.create_task(self._engine.prefetch(coming))
 
-    async def _give_up(self, look: asyncio.Task[None], version: str) -> None:
-        """End a look as soon as there is something else to do than to load what is looked at."""
-        seen = self._targets.changed.count
-        while self._waits_for(version):
-            seen = await self._targets.changed.wait_after(seen)
-        look.cancel()
+            async def end_request() -> None:
+                seen = self._targets.changed.count
+                while self._waits_for(version):
+                    seen = await self._targets.changed.wait_after(seen)
+                request.cancel()
+
+            guard = group.create_task(end_request())
+            request.add_done_callback(lambda _: guard.cancel())
 
     def _waits_for(self, version: str) -> bool:
         entry = self._entry
@@ -140,7 +147,7 @@ class EngineReconciler:
             case _:
                 return False
 
-    async def _look_away(self) -> None:
+    async def _cancel_prefetch(self) -> None:
         self._entry.agenda = replace(self._entry.agenda, ahead=None)
         await self._engine.cancel_prefetch()
 
@@ -167,11 +174,11 @@ class EngineReconciler:
         entry.put(before, after)
 
     async def _adopted(self, engine: EngineRecord) -> EngineRecord:
-        """Path and label are only names: hold the contents of an engine that was out of sight against the record."""
+        """Compare the contents of an engine that was away with the record: path and label are only names."""
         recorded = self._entry.fingerprint_of(engine.serving or "")
         found = await self._engine.fingerprint(recorded)
-        if recorded is None or found == recorded:
-            return engine  # a server that has a record can tell: an answer that is lost proves nothing
+        if recorded is None or found == recorded:  # where there is a record, an answer that is lost proves nothing
+            return engine
         reason = f"its contents are not those of {engine.serving}, whatever its label says"
         return standing(replace(engine, serving=None, reason=reason), self._entry.target_id)
 
@@ -181,8 +188,8 @@ class EngineReconciler:
         if serving is None:  # the version was collected meanwhile: what it left behind is what counts
             return Expected(path=record.model_path or "", label=record.weight_version or "")
         if serving.kind is Kind.DELTA:  # loaded from a copy, which may hold something else by now, or be gone
-            return Expected(path=record.model_path or "", label=label_of(serving))
-        return Expected(path=self._seen_path(serving) or "", label=label_of(serving))
+            return Expected(path=record.model_path or "", label=serving.label)
+        return Expected(path=self._seen_path(serving) or "", label=serving.label)
 
     async def _resume(self) -> None:
         entry = self._entry

@@ -2,14 +2,20 @@
 
 from dataclasses import replace
 
-from refitd.policy.coming import looks_ahead
-from refitd.policy.goals import goals_of_engine, goals_of_run, in_place, on_the_way
-from refitd.policy.loadable import Carriage
+from refitd.policy.goals import (
+    PendingOffer,
+    goals_of_engine,
+    goals_of_run,
+    in_place,
+    looks_ahead,
+    offered_to,
+    on_the_way,
+    takers,
+)
 from refitd.policy.next_action import Goals, RefitTo
-from refitd.policy.offers import Offer, offered_to, takers
 from refitd.policy.strategy import Strategy, StrategyName
-from refitd.state.notifier import Notifier
-from refitd.state.observer import SilentObserver
+from refitd.policy.target import LoadableDeltas
+from refitd.state.observer import Notifier, Observer
 from refitd.state.records import EngineRecord, RolloutRecord
 from refitd.state.store import Store
 from refitd.state.version import VersionRecord
@@ -20,11 +26,11 @@ _ALL = Strategy()
 _GOALS = frozenset({VersionState.SEALED, VersionState.LOST})
 
 
-class Targets(SilentObserver):
-    """The goals of runs and engines, as the strategy, the versions, the engines and the rollouts make them.
+class Targets(Observer):
+    """The goals of runs and engines, from the strategy, the versions, the engines and the rollouts.
 
-    What copies hold is read off the disk at each start and is not in the journal, nor is what trainers offer from their
-    memory: both are known here alone.
+    What copies hold is read off the disk at each start, and what trainers offer from their memory ends with the
+    service: neither is in the journal, and this object alone knows them.
 
     Attributes:
         strategy: how versions go to the engines of their run.
@@ -40,9 +46,9 @@ class Targets(SilentObserver):
         self.copying: frozenset[str] = frozenset()
         self._carried: dict[str, str] = {}
         self._refused: dict[str, str] = {}
-        self.carriage = Carriage(self._carried, self._refused)
+        self.carriage = LoadableDeltas(self._carried, self._refused)
         self._store = store
-        self._offers: dict[str, Offer] = {}
+        self._offers: dict[str, PendingOffer] = {}
         self._goals: dict[str, Goals] = {}
         self._paused = {rollout.run: rollout.paused_since is not None for rollout in store.rollouts.values()}
         store.observe(self, first=True)
@@ -66,16 +72,12 @@ class Targets(SilentObserver):
         goals = in_place(self.of_run(engine.run), engine, store.versions)
         goals = goals_of_engine(goals, engine, self.strategy, rollout, engines)
         goals = on_the_way(goals, engine, store.versions)
-        if not self._looks_ahead(engine, goals.coming, rollout):
+        coming, paused = store.versions.get(goals.coming or ""), _is_paused(rollout)
+        if coming is None or not looks_ahead(engine, coming, store.versions, self.strategy, paused=paused):
             goals = replace(goals, coming=None)
         goals = replace(goals, serving=store.versions.get(engine.serving or ""))
         offer = offered_to(engine, self._offers.get(engine.run), store.versions)
         return goals if offer is None else replace(goals, offered=RefitTo(store.versions[offer.version], offer.path))
-
-    def _looks_ahead(self, engine: EngineRecord, coming: str | None, rollout: RolloutRecord | None) -> bool:
-        versions = self._store.versions
-        version = versions.get(coming or "")
-        return version is not None and looks_ahead(engine, version, versions, self.strategy, paused=_is_paused(rollout))
 
     def carry(self, version: VersionRecord, path: str) -> None:
         """A copy at `path` holds a delta: engines may go there."""
@@ -86,12 +88,12 @@ class Targets(SilentObserver):
             self._store.say("version", version.id, f"can be loaded from {path}")
 
     def let_go(self, version: str, run: str) -> None:
-        """No copy holds a version any more, or will in a moment: from here on no engine begins to load it."""
+        """No copy holds a version any more, or will hold it in a moment: no engine begins to load it from here on."""
         if self._carried.pop(version, None) is not None:
             self._carriage_changed(run)
 
     def refuse(self, version: VersionRecord, reason: str) -> None:
-        """A delta cannot be carried out: engines stay on what they have until another version comes."""
+        """No copy can hold a delta: engines stay on what they have until another version comes."""
         if self._refused.get(version.id) != reason:
             self._refused[version.id] = reason
             self._carriage_changed(version.run)
@@ -107,13 +109,13 @@ class Targets(SilentObserver):
         self.copying = versions
 
     def offer(self, version: VersionRecord, path: str) -> None:
-        """A trainer on some engine's host has a version in memory, as the file at `path` says. It waits for answers."""
+        """Offer engines a version that a trainer on their host has in memory, by the file at `path`."""
         known = self._offers.get(version.run)
         if known is not None and known.version == version.id:
             return  # engines that have answered are not asked again
         paused = _is_paused(self._store.rollouts.get(version.run))
         waiting = takers(self.strategy, self._store.engines_of(version.run), paused=paused)
-        self._offers[version.run] = Offer(version=version.id, path=path, waiting=waiting)
+        self._offers[version.run] = PendingOffer(version=version.id, path=path, waiting=waiting)
         self.changed.notify()
 
     def is_offered(self, version: VersionRecord) -> bool:
@@ -124,7 +126,7 @@ class Targets(SilentObserver):
         return any(offered_to(engine, offer, store.versions) is not None for engine in store.engines_of(version.run))
 
     def answered(self, engine: EngineRecord, version: VersionRecord) -> None:
-        """An engine has taken what was offered, or has not and will not."""
+        """An engine has taken what was offered, or has refused it."""
         offer = self._offers.get(version.run)
         if offer is not None and offer.version == version.id:
             self._offers[version.run] = offer.answered(engine.id)
@@ -134,8 +136,8 @@ class Targets(SilentObserver):
         """Look at the run's goals again, where the version can be one."""
         if after.state is VersionState.DELETED:
             self._refused.pop(after.id, None)
-        known = before is not None
-        if not known or _may_be_aimed_at(before) or _may_be_aimed_at(after) or self._looks_at_newest(after.run):
+        prepares = any(engine.plugin is not None for engine in self._store.engines_of(after.run))  # before the verdict
+        if before is None or prepares or _may_be_aimed_at(before) or _may_be_aimed_at(after):
             self._aim(after.run)
 
     def engine_changed(self, before: EngineRecord | None, after: EngineRecord) -> None:
@@ -162,10 +164,6 @@ class Targets(SilentObserver):
             self._paused[rollout.run] = _is_paused(rollout)
             self.changed.notify()
 
-    def _looks_at_newest(self, run: str) -> bool:
-        """Whether an engine of a run looks at its newest version before that has a verdict."""
-        return any(engine.plugin is not None for engine in self._store.engines_of(run))
-
     def _aim(self, run: str | None) -> None:
         """Look at a run's goals again, and notify if they have changed."""
         if run is not None:
@@ -174,7 +172,7 @@ class Targets(SilentObserver):
                 self.changed.notify()
 
     def _take_turns(self, run: str | None) -> None:
-        """Where engines go one after the other, each step of one is news to the others of its run."""
+        """Where engines go one after the other, each step of one may be another one's turn."""
         if self.strategy.name is not StrategyName.ALL:
             self._aim(run)
             self.changed.notify()
@@ -185,7 +183,5 @@ def _is_paused(rollout: RolloutRecord | None) -> bool:
 
 
 def _may_be_aimed_at(version: VersionRecord) -> bool:
-    """Whether engines may serve it, or go there. What was found bad, or has no verdict, changes no goal of a run, but
-    for what was handed over from its trainer's memory.
-    """
+    """Whether a version can be a goal of its run: it was found good, or was handed over from its trainer's memory."""
     return version.state in _GOALS or version.handed

@@ -19,7 +19,7 @@ class Watch(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """Where a file system is mounted, and its type; empty where nobody knows."""
+    """Where a file system is mounted, and its type; empty where it is not known."""
 
     point: str = ""
     kind: str = ""
@@ -52,10 +52,20 @@ def file_system_of(path: Path, mounts: str) -> str:
 
 
 def root_file_system(root: Path) -> str:
-    """The type of the file system that holds the root now, "" where nobody says."""
+    """The type of the file system that holds the root now, "" where it is not known."""
     return file_system_of(root.resolve(), mounts_now())
 
 
 def wants_polling(kind: str) -> bool:
     """Whether events of other hosts' writes are missing on this type of file system."""
     return kind.partition(".")[0] in NETWORK_FILE_SYSTEMS
+
+
+def why_no_slots(count: int, root: Path) -> str | None:
+    """Why nothing is recycled; None where it is: on file systems of this machine, where a rename arbitrates for all."""
+    kind = root_file_system(root)
+    if not count:
+        return "slots are off (--slots 0)"
+    if kind != "overlay" and wants_polling(kind):
+        return f"the root is on {kind}: slots are for tmpfs and local file systems"
+    return None

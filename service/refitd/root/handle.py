@@ -15,7 +15,7 @@ from refitd_client.files.plain_file import open_folder
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Which folder it is, whatever its name. Sure only while somebody holds the folder open: numbers are used again."""
+    """Which folder it is, whatever its name. Sure only while a handle is open on it: numbers are used again."""
 
     device: int
     inode: int
@@ -64,7 +64,13 @@ def below(root: int, parts: tuple[str, ...]) -> Generator[int, None, None]:
 
 @contextmanager
 def made(name: str, parent: int, mode: int) -> Generator[int, None, None]:
-    """A handle on the folder `name` in `parent`, which is made when it is missing; raises as `opened` does."""
+    """A handle on a folder, which is made when it is missing; raises as `opened` does.
+
+    Args:
+        name: the folder's name.
+        parent: a handle on the folder around it.
+        mode: the permissions of one that is made.
+    """
     with suppress(FileExistsError):
         os.mkdir(name, mode, dir_fd=parent)
     with opened(name, parent) as handle:

@@ -1,10 +1,10 @@
 """Which root a root is: `.refitd/id` in it holds a random name, and the journal of its service knows that name.
 
-A file system that is not mounted leaves an ordinary, empty folder in its place, in which everything seems to be gone.
-The name is not there, or is another's, and that tells the two apart, also at a start. Meanwhile what the journal knows
-is believed: no version is lost, none deleted, none taken in. When the file system is there, it all goes on by itself.
+A file system that is not mounted leaves an ordinary, empty folder in its place, in which everything seems to be gone. A
+missing or another name shows that, also at a start. Meanwhile the service believes the journal: no version counts as
+lost, none is deleted, none taken in. It goes on by itself when the file system is there.
 
-A root in memory (tmpfs) is empty after a reboot, and its file system mounted all the same: then the versions are gone.
+A root in memory (tmpfs) is empty after a reboot though its file system is mounted: then the versions are gone.
 """
 
 import threading
@@ -15,7 +15,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from refitd.root.file_systems import Mount, mount_of
-from refitd.root.state_folder import VOLATILE
+from refitd.root.ownership import VOLATILE
 from refitd_client.contract.naming import ROOT_NAME, SERVICE_FOLDER
 from refitd_client.files.durable import replace_file
 from refitd_client.files.plain_file import read_plain
@@ -32,9 +32,13 @@ class RootMark:
 
 
 def recognise(known: RootMark | None, found: str | None, here: Mount, *, has_versions: bool) -> str | None:
-    """The name that the root is to have, None for a new one. `known` is what the journal says, `found` what it has now.
+    """The name that the root is to have, None for a new one.
 
-    A journal without versions has nothing to lose, and takes the root as it is.
+    Args:
+        known: the root that the journal is about.
+        found: the name that the root has now.
+        here: where its file system is mounted.
+        has_versions: whether the journal knows versions. One that knows none takes the root as it is.
     """
     if known is None or found == known.name or not has_versions:
         return found
@@ -43,16 +47,20 @@ def recognise(known: RootMark | None, found: str | None, here: Mount, *, has_ver
 
 
 def mark_root(root: Path, known: RootMark | None, *, has_versions: bool, mounts: str) -> RootMark | None:
-    """The mark to go by from now on; a root that has none is given one. None where it cannot be written. Blocks.
+    """The mark of the journal's root; a root that has none is given one. None where it cannot be written. Blocks.
 
-    `mounts` is the text of /proc/self/mounts.
+    Args:
+        root: the root.
+        known: the root that the journal is about.
+        has_versions: whether the journal knows versions.
+        mounts: the text of /proc/self/mounts.
     """
     with suppress(OSError):  # a full disk at the first start: looked at and tried again at the next
         here = mount_of(root, mounts)
         found = _read(root)
         name = recognise(known, found, here, has_versions=has_versions)
         if known is not None and name == known.name != found:
-            return known  # a stranger: it is waited for
+            return known  # another root: the service waits for the one that it knows
         return RootMark(name=name or _write(root), mount=here.point)
     return known
 
@@ -79,7 +87,7 @@ class RootRefusedError(Exception):
 
 
 def adopt(root: Path, mark: RootMark) -> bool:
-    """Give a folder the name that a journal knows, at somebody's word; whether it had to be given. Blocks.
+    """Give a folder the name that a journal knows, at an operator's word; return False if it had it. Blocks.
 
     Raises:
         RootRefusedError: it is no folder, or has a name of its own: that is another service's root.
@@ -93,7 +101,7 @@ def adopt(root: Path, mark: RootMark) -> bool:
     if found is not None:
         raise RootRefusedError(
             f"{root} is another service's root, with a name of its own: give that service's --state, or take "
-            f"{own / ROOT_NAME} away first if it is no one's any more"
+            f"{own / ROOT_NAME} away first if no service uses it any more"
         )
     own.mkdir(mode=0o770, exist_ok=True)
     _name(own, mark.name)
@@ -103,8 +111,8 @@ def adopt(root: Path, mark: RootMark) -> bool:
 class RootGuard:
     """Says whether what lies at the root's path now is the root that the journal is about. For any thread.
 
-    `own` takes what is there into possession, and says why it cannot: after an absence it may be another file system
-    than the one that was locked at the start.
+    `own` locks what is there, and returns why it cannot: after an absence it may be another file system than the one
+    that was locked at the start.
     """
 
     def __init__(self, root: Path, mark: RootMark | None = None, own: Callable[[], str | None] = lambda: None) -> None:

@@ -1,4 +1,7 @@
-"""One service owns a root and a state folder: the locks that say so, and the root's checks at start."""
+"""One service owns a root and a state folder: the locks that say so, and what is checked at start.
+
+The journal lives on a local disk, unless the operator names another folder for it.
+"""
 
 import fcntl
 import os
@@ -6,8 +9,11 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from refitd.root.file_systems import file_system_of, wants_polling
 from refitd_client.contract.naming import SERVICE_FOLDER, TRASH
 from refitd_client.files.plain_file import open_plain
+
+VOLATILE = frozenset({"tmpfs", "ramfs"})
 
 
 class StartRefusedError(Exception):
@@ -24,7 +30,7 @@ class Hold:
         self._handle = _locked(self._path, 0o660, self._what)
 
     def renew(self) -> str | None:
-        """Lock what lies at the root's path now, if that is another file system than before; why it cannot be."""
+        """Lock what lies at the root's path now, if that is another file system than before; return why it cannot."""
         try:
             if self._path.exists() and os.path.samestat(self._path.stat(), os.fstat(self._handle)):
                 return None
@@ -98,6 +104,25 @@ def _lock(handle: int, what: str) -> None:
     except BlockingIOError as error:
         owner = os.pread(handle, 64, 0).decode(errors="replace").strip() or "unknown"
         raise StartRefusedError(f"another refitd (pid {owner}) {what}") from error
-    with suppress(OSError):  # on a full disk nobody can read who owns it: the lock holds, and collecting makes room
+    with suppress(OSError):  # on a full disk the owner's pid cannot be written: the lock holds, and reclaim makes room
         os.ftruncate(handle, 0)
         os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+
+
+def check_state_folder(folder: Path, *, named: bool, mounts: str) -> None:
+    """Check that a journal in `folder` would be there after a reboot. `mounts` is the text of /proc/self/mounts.
+
+    Raises:
+        StartRefusedError: it is on a tmpfs or network file system and was not named by the operator.
+    """
+    kind = file_system_of(folder.resolve(), mounts)
+    if named or kind == "overlay":  # a container's own file system: there is no better place to choose by default
+        return
+    if kind in VOLATILE:
+        raise StartRefusedError(
+            f"the state folder {folder} is on {kind} and gone after a reboot: name one with --state"
+        )
+    if wants_polling(kind):
+        raise StartRefusedError(
+            f"the state folder {folder} is on {kind}, where SQLite is unsafe: name one with --state"
+        )

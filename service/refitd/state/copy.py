@@ -3,9 +3,9 @@
     <root>/.refitd/copies/<exp~trial>/<unique>/         shards, index, config: engines load it as any checkpoint
     <root>/.refitd/copies/<exp~trial>/<unique>.json     the note: which version it holds
 
-The note is all that makes a copy worth anything. It is durably removed before the first byte of the copy is written,
-and comes back, by rename, when all bytes are on stable storage and their fingerprints were found right. So whatever
-kills the service in between leaves a folder that nobody takes for anything.
+A copy without a note is worthless. The note is durably removed before the first byte of the copy is written, and comes
+back, by rename, when all bytes are on stable storage and their fingerprints were found right. So a kill in between
+leaves a folder that is not used.
 """
 
 import re

@@ -1,9 +1,9 @@
 """One message to one URL, and what comes after each try. Pure.
 
     WAITING ── 2xx ──▶ DELIVERED
-       └────── 410, its last try, nobody waits for it any more ──▶ GIVEN_UP
+       └────── 410, its last try, its URL is not configured ──▶ GIVEN_UP
 
-Tries are spread over some hours: what cannot be told in that time is known by other ways. `Retry-After` is kept to.
+Tries are spread over some hours: what is not delivered by then is known by other ways. `Retry-After` is obeyed.
 """
 
 import uuid

@@ -1,60 +1,68 @@
-"""The port to what follows the store: targets, metrics, traces, notifications."""
+"""How other parts follow the store: observers are called with each change, notifiers wake the tasks that wait."""
 
-from typing import Protocol
+import asyncio
+from contextlib import suppress
 
 from refitd.state.records import AttemptRecord, EngineRecord, RolloutRecord
 from refitd.state.version import VersionRecord
 from refitd_client.contract.wire import Event
 
 
-class Observer(Protocol):
-    """Is called for each change right after it took effect, on the loop's thread.
+class Observer:
+    """Base class: is called for each change right after it took effect, on the loop's thread. Does nothing by itself.
 
     The change need not be durable yet. An observer must not raise, block, or change the store.
     """
 
     def version_changed(self, before: VersionRecord | None, after: VersionRecord) -> None:
         """A version is new, or is not what it was."""
-        ...
 
     def engine_changed(self, before: EngineRecord | None, after: EngineRecord) -> None:
         """An engine is new, or is not what it was."""
-        ...
 
     def engine_dropped(self, engine: EngineRecord) -> None:
         """An engine is not named any more."""
-        ...
 
     def rollout_changed(self, rollout: RolloutRecord) -> None:
         """The newest rollout of a run is new, or is not what it was."""
-        ...
 
     def attempt_changed(self, attempt: AttemptRecord) -> None:
         """A load begins (its outcome is None), or has ended."""
-        ...
 
     def decided(self, event: Event) -> None:
         """Something was written into the log of decisions."""
-        ...
 
 
-class SilentObserver:
-    """Does nothing at any change: the base of an observer that follows some of them."""
+class Notifier:
+    """Notifications are counted, so that one between a look and the wait for the next is not lost.
 
-    def version_changed(self, before: VersionRecord | None, after: VersionRecord) -> None:
-        """See `Observer`."""
+    >>> seen = notifier.count
+    >>> look()
+    >>> seen = await notifier.wait_after(seen, within=2.0)
+    """
 
-    def engine_changed(self, before: EngineRecord | None, after: EngineRecord) -> None:
-        """See `Observer`."""
+    def __init__(self) -> None:
+        self.count = 0
+        self._waiting: dict[asyncio.Future[None], None] = {}  # in order: the first that waits is woken first
 
-    def engine_dropped(self, engine: EngineRecord) -> None:
-        """See `Observer`."""
+    def notify(self) -> None:
+        """Wake every task that waits. Call it on the event loop's thread."""
+        self.count += 1
+        waiting, self._waiting = self._waiting, {}
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
 
-    def rollout_changed(self, rollout: RolloutRecord) -> None:
-        """See `Observer`."""
-
-    def attempt_changed(self, attempt: AttemptRecord) -> None:
-        """See `Observer`."""
-
-    def decided(self, event: Event) -> None:
-        """See `Observer`."""
+    async def wait_after(self, seen: int, within: float | None = None) -> int:
+        """Wait until there were more notifications than `seen`, at most `within` seconds; return the new count."""
+        if self.count == seen and (within is None or within > 0):
+            future = asyncio.get_running_loop().create_future()
+            self._waiting[future] = None
+            try:
+                # Not wait_for: up to Python 3.11 it swallows a cancellation that comes together with the notification.
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(within):
+                        await future
+            finally:
+                self._waiting.pop(future, None)
+        return self.count

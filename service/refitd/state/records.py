@@ -1,14 +1,20 @@
-"""What the service knows of one engine, one attempt, one rollout: frozen records, replaced when something changes."""
+"""What the service knows of one engine, one attempt, one rollout: frozen records, replaced when something changes.
+
+An engine may be taken out of a file, or a DNS may leave out a pod that is not ready; neither stops a load. Where it is
+not known what a server holds, or whether it reads on, that stays known of its address (`left_behind`): the versions
+that it may read are not written over, and an engine that is named there again is loaded and proved before a resume.
+"""
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from refitd.engine.port import UNTOLD, Process
+from refitd.root.mark import RootMark
 from refitd_client.contract.states import EngineState, RolloutState
 
 
 class Source(StrEnum):
-    """Who named an engine: where its entry has to be taken out again."""
+    """What named an engine, and so where its entry can be removed."""
 
     SETTINGS = "settings"
     FILE = "file"
@@ -38,13 +44,13 @@ class EngineRecord:
 
     `known` is False from a load that failed until its contents are proved; an engine that is not known is never
     resumed. `resume_owed` is True while an engine with known contents may still be paused by us.
-    `unproven` are versions that it may still be reading: loads that nobody heard the end of.
+    `unproven` are versions that it may still be reading: loads whose end is not known.
     `failures` counts refits in a row that did not end in ACK, `taints` those since its contents were last known whose
     end is not known either. `strikes` counts by version the loads that left this engine with unknown contents: the next
     clean load of another version does not forgive them. `unreachable_since` is in seconds of the monotonic clock.
-    `removed`: it is named no more; its `id` is its address, and `unreachable_since` when that was.
-    `run_named` is True where the operator has said which run it follows. `moved`: that was said by a move, which holds
-    against `said`, the run that its source named when it was last heard (`policy/roster.py`).
+    `removed`: it is not named any more; its `id` is its address, and `unreachable_since` when it was removed.
+    `run_named` is True where the operator has said which run it follows. `moved`: by a move, which holds against
+    `said`, the run that its source named last (`policy/roster.py`).
     `plugin` is the release of refitd's plugin that carries out its loads, None where they are the server's own, for
     `stock_reason`; `takes_offers`: it can copy weights from the memory of a trainer on its host. `through_loader` is
     why its plugin loads tensors through SGLang's loader, `loads_whole` that it loads all of them so. `beneath` is the
@@ -52,12 +58,12 @@ class EngineRecord:
     delta in place until it was given a full version.
     `held` is what it served before a load in the middle of which the service stopped, as long as its contents are
     unknown and no load of it has failed since.
-    `named_before` is what it named before a load that failed, until it is asked. `reload`: somebody has asked for it to
-    be loaded again, whatever it serves; a load that comes through ends that.
-    `process` is what its server tells of its process, `address` where connections to it go. `contest` says what another
+    `named_before` is what it named before a load that failed, until the next probe. `reload`: an operator has asked for
+    another load, whatever it serves; a load that succeeds ends that.
+    `process` is what its server says of its process, `address` where connections to it go. `contest` says what another
     writer has done to it, None while it serves what this service has loaded; `contests` counts the changes by another
-    writer that followed each other, the newest at `contested_at` (monotonic seconds). `taken` says why it is not this
-    entry's to load at all: another service leads it, or another entry names the same server.
+    writer that followed each other, the newest at `contested_at` (monotonic seconds). `taken` says why this entry must
+    not load it at all: another service leads it, or another entry names the same server.
     """
 
     id: str
@@ -103,7 +109,7 @@ class EngineRecord:
 
     @property
     def to_load(self) -> "EngineRecord":
-        """The engine as who decides on its next load sees it: what is to be loaded again counts as not there."""
+        """The engine for decisions about its next load: one that is to be loaded again counts as serving nothing."""
         return replace(self, serving=None, beneath=None) if self.reload else self
 
     @property
@@ -113,13 +119,13 @@ class EngineRecord:
 
     @property
     def of_others(self) -> str | None:
-        """What it serves where this entry has not loaded it, in words; None where nothing says that another has."""
+        """What it serves, in words, where another entry or writer has loaded it; None where nothing says so."""
         if self.taken is not None:
             return "what was loaded under another name or by another service"
         return None if self.contest is None else "what another writer has loaded or labelled"
 
     def serves(self, what: str) -> str:
-        """That it serves something, in a sentence without a subject: of one that does not answer, only that it did."""
+        """A sentence without a subject that it serves `what`, or served it when it answered last."""
         if self.state is not EngineState.UNREACHABLE:
             return f"serves {what}"
         is_new = self.known and self.serving is None and self.model_path is None
@@ -127,17 +133,17 @@ class EngineRecord:
 
     @property
     def what_is_slow(self) -> str:
-        """What its plugin gives to SGLang's loader, and why."""
+        """What its plugin loads through SGLang's loader, and why."""
         what = "each version" if self.loads_whole else "a part of each version"
         return f"{what} through SGLang's loader: {self.through_loader}"
 
     @property
     def how_it_loads(self) -> str:
-        """Who carries out its loads, in a sentence without a subject."""
+        """What carries out its loads, in a sentence without a subject."""
         if self.plugin is not None:
             how = "" if self.through_loader is None else f", {self.what_is_slow}"
             return f"loads through refitd's plugin {self.plugin}{how}"
-        return f"loads as SGLang does by itself: {self.stock_reason or 'nobody has looked for a plugin yet'}"
+        return f"loads as SGLang does by itself: {self.stock_reason or 'it was not asked for a plugin yet'}"
 
 
 NOT_SENT = "NOT_SENT"  # the outcome of an attempt that the engine was never told to load
@@ -145,7 +151,7 @@ NOT_SENT = "NOT_SENT"  # the outcome of an attempt that the engine was never tol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """What is known of a run beside its versions. `closed_at` is when somebody said that it has ended."""
+    """What is known of a run beside its versions. `closed_at` is when it was closed."""
 
     run: str
     closed_at: str | None = None
@@ -161,10 +167,10 @@ class CheckState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutRecord:
-    """The way of one version to the engines of its run. `number` grows with each change of a run's target.
+    """One version's rollout to the engines of its run. `number` grows with each change of a run's target.
 
-    `check` and its `reason` are those of the canary, where the strategy has one. `paused_since` is when an operator has
-    paused the rollouts of the run, None while they go on; it is handed on to the run's next rollout.
+    `check` and its `reason` are those of the canary, where the strategy has one. `paused_since` is when an operator
+    paused the rollouts of the run, None while they go on; the run's next rollout takes it over.
     """
 
     number: int
@@ -181,3 +187,46 @@ class RolloutRecord:
     def why_paused(self) -> str | None:
         """Why no engine of the run goes to anything newer, and what ends that; None while rollouts go on."""
         return None if self.paused_since is None else f"rollouts of {self.run} are paused: refitd resume {self.run}"
+
+
+def in_mid_load(engine: EngineRecord, version: str) -> EngineRecord:
+    """The record of an engine that is removed while it loads: what it holds is not known until the load has ended."""
+    return _doubted(engine, (version,), f"it was removed in the middle of loading {version}")
+
+
+def left_behind(engine: EngineRecord, now: float) -> EngineRecord | None:
+    """What stays known of a removed engine's address, None where nothing has to. `now` is of the monotonic clock."""
+    if engine.known and not engine.unproven:
+        return None
+    return replace(
+        engine, id=engine.url, removed=True, state=EngineState.UNREACHABLE, resume_owed=False, unreachable_since=now
+    )
+
+
+def given_back(engine: EngineRecord, removed: EngineRecord | None) -> EngineRecord:
+    """An engine that is named, with what stayed known of its address."""
+    return engine if removed is None else _doubted(engine, removed.unproven, removed.reason)
+
+
+def _doubted(engine: EngineRecord, versions: tuple[str, ...], reason: str | None) -> EngineRecord:
+    unproven = (*engine.unproven, *(version for version in versions if version not in engine.unproven))
+    return replace(engine, known=False, serving=None, unproven=unproven, reason=reason)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """The journal's first record, written when it is made. A journal without it was never used.
+
+    `cause` says why an empty journal began on a root that was in use, None where the root was new. `lost` says that an
+    earlier journal is gone, and with it what it knew of the engines' contents. `rebuilt` is False until the root was
+    listed and every engine asked: nothing is collected before. It is on disk, so a kill in between changes nothing.
+    `root` is the root that it is about, None until that has a mark.
+    """
+
+    cause: str | None = None
+    lost: bool = False
+    rebuilt: bool = True
+    root: RootMark | None = None
+
+
+NEW = Origin()

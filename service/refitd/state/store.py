@@ -1,13 +1,12 @@
 """What is true now: versions, engines and rollouts in memory, each change written to the journal in the same order.
 
-A change takes effect in memory at once and is durable a moment later; `durable()` waits for that. A caller that is
-about to act on the world outside (answer a notice, call an engine, delete a file) waits first.
+A change takes effect in memory at once and is durable a moment later; `durable()` waits for that. A caller waits for it
+before it acts outside the service (answers a notice, calls an engine, deletes a file).
 Everything happens on the event loop's thread.
 """
 
 import asyncio
 import uuid
-from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -18,19 +17,14 @@ from refitd.root.mark import RootMark
 from refitd.state.faults import InputFaults
 from refitd.state.journal import reads, writes
 from refitd.state.journal.journal import Journal
-from refitd.state.journal.origin import NEW
-from refitd.state.list_order import ListOrder
-from refitd.state.notifier import Notifier
-from refitd.state.observer import Observer
-from refitd.state.records import AttemptRecord, EngineRecord, RolloutRecord
-from refitd.state.removed import given_back, in_mid_load, left_behind
-from refitd.state.runs import Runs
+from refitd.state.observer import Notifier, Observer
+from refitd.state.records import NEW, AttemptRecord, EngineRecord, RolloutRecord, given_back, in_mid_load, left_behind
 from refitd.state.version import VersionRecord
-from refitd.state.version_index import VersionIndex
-from refitd_client.contract.states import EngineState, RolloutState, VersionState
+from refitd.state.version_index import ListOrder, Runs, VersionIndex
+from refitd_client.contract.states import EngineState, VersionState
 from refitd_client.contract.wire import Event
 
-# States that somebody may want to be woken for.
+# States that are logged as warnings.
 _GRAVE = frozenset(
     {
         VersionState.REJECTED,
@@ -47,7 +41,7 @@ log = structlog.get_logger("refitd")
 
 
 class Store:
-    """The service's memory. Other parts read it and call its methods; only these change it.
+    """What the service knows. Other parts read it and call its methods; only these change it.
 
     Attributes:
         changed: notified of each change.
@@ -67,6 +61,7 @@ class Store:
         loading: the open attempt of each engine.
         faults: why the root or the list of engines cannot be read, or what lies in the root is too much.
         origin: how the journal began, and whether it is being rebuilt.
+        last_event: the number of the newest event of the log.
     """
 
     def __init__(self, journal: Journal, clock: Clock) -> None:
@@ -90,11 +85,8 @@ class Store:
         self.origin = journal.read(reads.read_origin) or NEW
         self._first_seen: dict[str, float] = {}
         self._fingerprints: dict[tuple[str, str], str] = {}
-        self._seq = journal.read(reads.read_last_event)
+        self.last_event = journal.read(reads.read_last_event)
         self._rollout_number = 0
-        self._read_back()
-
-    def _read_back_versions(self) -> None:
         for version in self.journal.read(reads.read_versions):
             if version.state is VersionState.DELETED:
                 self.gone.add(version.id)
@@ -105,9 +97,9 @@ class Store:
             self.list_order.remember(name, row)
         for run in self.journal.read(reads.read_runs):
             self.runs.remember(run)
+        self._read_back()
 
     def _read_back(self) -> None:
-        self._read_back_versions()
         for version_id, configuration, fingerprint in self.journal.read(reads.read_fingerprints):
             if version_id in self.versions:
                 self._fingerprints[version_id, configuration] = fingerprint
@@ -115,7 +107,7 @@ class Store:
             self.rollouts[rollout.run] = rollout
             self._rollout_number = max(self._rollout_number, rollout.number)
         for engine in self.journal.read(reads.read_engines):
-            # Clocks of another boot mean nothing here, and what the engine does now nobody knows yet.
+            # Clocks of another boot mean nothing here, and what the engine does now is not known yet.
             self.engines[engine.id] = replace(
                 engine,
                 state=EngineState.PROBING,
@@ -128,11 +120,11 @@ class Store:
             self.removed[engine.url] = replace(engine, unreachable_since=self.clock.monotonic())
         for attempt in self.journal.read(reads.read_open_attempts):
             self._taint(attempt)
-        if self.origin.cause is not None and self._seq == 0:
+        if self.origin.cause is not None and self.last_event == 0:
             self.say("journal", "journal", f"rebuilding: {self.origin.cause}")
 
     def _taint(self, attempt: AttemptRecord) -> None:
-        """Close an attempt whose process died: nobody saw how the load ended, so the contents are unknown."""
+        """Close an attempt whose process died: how the load ended is not known, and neither are the contents."""
         reason = f"the service stopped in the middle of loading {attempt.version}"
         closed = replace(attempt, outcome="TAINTED", reason=reason)
         self.journal.append(writes.put_attempt(closed))
@@ -152,11 +144,11 @@ class Store:
             )
 
     def observe(self, *observers: Observer, first: bool = False) -> None:
-        """Have observers told of each change from here on, in the order that they were added.
+        """Call observers with each change from here on, in the order in which they were added.
 
         Args:
             observers: the observers.
-            first: tell them before those that were added already.
+            first: call them before those that were added already.
         """
         at = 0 if first else len(self._observers)
         self._observers[at:at] = observers
@@ -170,7 +162,7 @@ class Store:
         await self.journal.durable()
 
     def put_version(self, record: VersionRecord, text: str | None = None) -> None:
-        """Take a version as it is now; `text` says in the log what happened to it."""
+        """Put a version as it is now; `text` says in the log what happened to it."""
         before = self.versions.get(record.id)
         evidence = self.index.deleted_evidence.get(record.run)
         if evidence is not None and evidence.id == record.id:
@@ -178,7 +170,10 @@ class Store:
         self.journal.append(writes.put_version(record, self.list_order.of(record.run, record.order)))
         if before is None:
             self._first_seen[record.id] = self.clock.monotonic()
-            if self._is_news(record):
+            # A folder that only now got its turn to be taken in does not open a closed run again.
+            newest = self.index.newest_of(record.run)
+            waited = record.run in self.faults.runs_left_out and newest is not None and record.order < newest
+            if record.noticed or not waited:
                 self.reopen_run(record.run, f"{record.id} came")
         if record.state is VersionState.DELETED:
             self._first_seen.pop(record.id, None)
@@ -193,12 +188,6 @@ class Store:
         if text is not None:
             self.say("version", record.id, text, state=record.state.value, step=record.order.step, run=record.run)
         self.changed.notify()
-
-    def _is_news(self, record: VersionRecord) -> bool:
-        """Whether a version that came says that its run goes on. A folder that waited to be taken in does not."""
-        newest = self.index.newest_of(record.run)
-        waited = record.run in self.faults.runs_left_out and newest is not None and record.order < newest
-        return record.noticed or not waited
 
     def since_seen(self, version: str) -> float | None:
         """Milliseconds since a version came to be known; None where that was before the service started."""
@@ -235,13 +224,8 @@ class Store:
             return versions
         return [evidence, *versions]
 
-    @property
-    def runs_with_versions(self) -> Collection[str]:
-        """The runs that a version is known of."""
-        return self.index.runs
-
     def put_engine(self, record: EngineRecord, text: str | None = None) -> None:
-        """Take an engine as it is now."""
+        """Put an engine as it is now; `text` says in the log what happened to it."""
         before = self.engines.get(record.id)
         if before == record:
             return
@@ -264,7 +248,7 @@ class Store:
         self.changed.notify()
 
     def drop_engine(self, engine_id: str) -> None:
-        """Forget an engine, and with it the leases that it held, but for those of loads that nobody saw the end of."""
+        """Forget an engine and the leases that it held, except those of loads whose end is not known."""
         engine = self.engines.pop(engine_id, None)
         if engine is None:
             return
@@ -279,7 +263,7 @@ class Store:
         self.changed.notify()
 
     def leave(self, engine: EngineRecord) -> None:
-        """Take what is known of an engine that is named no more: it outlives that where it may do harm otherwise."""
+        """Keep what is known of an engine that is not named any more, where forgetting it may do harm."""
         left = left_behind(engine, self.clock.monotonic())
         heir = next((each for each in self.engines.values() if each.url == engine.url), None)
         if heir is not None:
@@ -314,16 +298,22 @@ class Store:
         self.changed.notify()
 
     def fingerprint(self, version: str, configuration: str) -> str | None:
-        """What a clean load of the version gave on an engine of this configuration."""
+        """The fingerprint that a clean load of the version gave on an engine of this configuration."""
         return self._fingerprints.get((version, configuration))
 
     def record_fingerprint(self, version: str, configuration: str, fingerprint: str) -> None:
-        """Remember what a clean load gave. The first record of a version stays."""
+        """Remember the fingerprint that a clean load of a version gave on a configuration. The first one stays."""
         self._fingerprints.setdefault((version, configuration), fingerprint)
         self.journal.append(writes.put_fingerprint(version, configuration, fingerprint))
 
     def start_rollout(self, run: str, version: str, cause: str) -> RolloutRecord:
-        """Begin the way of a version to the engines of its run."""
+        """Begin a rollout.
+
+        Args:
+            run: the run.
+            version: the id of the version that its engines are to serve.
+            cause: why, in a sentence.
+        """
         self._rollout_number += 1
         before = self.rollouts.get(run)
         rollout = RolloutRecord(
@@ -338,7 +328,7 @@ class Store:
         return rollout
 
     def put_rollout(self, record: RolloutRecord, text: str) -> None:
-        """Take the newest rollout of a run as it is now."""
+        """Put the newest rollout of a run as it is now; `text` says in the log what happened to it."""
         self.rollouts[record.run] = record
         self.journal.append(writes.put_rollout(record))
         for observer in self._observers:
@@ -346,12 +336,8 @@ class Store:
         self.say("rollout", record.version, text, number=record.number, state=record.state.value)
         self.changed.notify()
 
-    def end_rollout(self, record: RolloutRecord, state: RolloutState) -> None:
-        """Close a rollout that a newer one replaces."""
-        self.put_rollout(replace(record, state=state), f"rollout {record.number} to {record.version} is {state}")
-
     def pause_rollouts(self, record: RolloutRecord, *, paused: bool) -> None:
-        """Let the run of `record`, its newest rollout, go no further than the last good version; or let it go on."""
+        """Pause the rollouts of a run at the last good version, or resume them. `record` is its newest rollout."""
         if paused is (record.paused_since is not None):
             return
         since = self.clock.now() if paused else None
@@ -359,13 +345,13 @@ class Store:
         self.put_rollout(replace(record, paused_since=since), text)
 
     def close_run(self, run: str) -> None:
-        """Somebody says that a run has ended."""
+        """A run has ended."""
         if run not in self.runs.closed:
             self.runs.closed[run] = self.clock.now()
             self._put_run(run, f"run {run} is closed")
 
     def reopen_run(self, run: str, why: str) -> None:
-        """A run goes on after all; nothing where it is not closed."""
+        """A closed run goes on after all."""
         if self.runs.closed.pop(run, None) is not None:
             self._put_run(run, f"run {run} is open again: {why}")
 
@@ -381,34 +367,33 @@ class Store:
         self.say("journal", "journal", "rebuilt: the root was listed and every engine asked; collecting begins")
 
     def is_about(self, root: RootMark | None) -> None:
-        """Remember which root this is about."""
+        """Remember which root the journal is about."""
         if root != self.origin.root:
             self.origin = replace(self.origin, root=root)
             self.journal.append(writes.put_origin(self.origin))
 
     def say(self, kind: str, subject: str, text: str, **data: Any) -> None:
-        """Add to the log of decisions, which is also the event stream."""
-        self._seq += 1
-        event = Event(seq=self._seq, at=self.clock.now(), kind=kind, subject=subject, text=text, data=data)
+        """Add to the log of decisions, which is also the event stream.
+
+        Args:
+            kind: what it is about: "version", "engine", "rollout", "run", "root" or "journal".
+            subject: the id of that.
+            text: what was decided or happened.
+            data: more, for programs.
+        """
+        self.last_event += 1
+        event = Event(seq=self.last_event, at=self.clock.now(), kind=kind, subject=subject, text=text, data=data)
         self.journal.append(writes.put_event(event))
         tell = log.warning if data.get("state") in _GRAVE else log.info
-        tell(text, kind=kind, subject=subject, **_named(kind, subject, data), **data)
+        named: dict[str, Any] = {}  # under the names that the tasks' own log lines use
+        match kind:
+            case "version" | "engine":
+                named = {kind: subject}
+            case "rollout":
+                named = {"version": subject, "rollout": data["number"]}
+            case _:
+                pass
+        tell(text, kind=kind, subject=subject, **named, **data)
         for observer in self._observers:
             observer.decided(event)
         self.changed.notify()
-
-    @property
-    def last_event(self) -> int:
-        """The number of the newest event."""
-        return self._seq
-
-
-def _named(kind: str, subject: str, data: dict[str, Any]) -> dict[str, Any]:
-    """What a line of the log is about, under the names that the tasks' own lines have it under."""
-    match kind:
-        case "version" | "engine":
-            return {kind: subject}
-        case "rollout":
-            return {"version": subject, "rollout": data["number"]}
-        case _:
-            return {}

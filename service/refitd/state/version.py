@@ -63,6 +63,11 @@ class VersionRecord:
         return version_id(self.run, self.order)
 
     @property
+    def label(self) -> str:
+        """The weight_version that engines get with it: the step, as trainers expect it."""
+        return str(self.order.step)
+
+    @property
     def in_memory(self) -> bool:
         """Whether it was handed over from its trainer's memory, and has no good files yet, or never will."""
         return self.handed and (self.state.is_open or self.state is VersionState.REJECTED)
@@ -86,10 +91,10 @@ class VersionRecord:
         return replace(self, state=self.state_before, reason=self.reason_before)
 
     def differs_in_weights(self, other: "VersionRecord") -> bool:
-        """Whether it is proved that the two hold other tensors: files that are cut the same way and not the same, or
-        other fingerprints.
+        """Whether it is proved that the two hold different tensors.
 
-        Two ways to cut the same tensors into files, or another chat template, prove nothing.
+        Different fingerprints prove it, and so do different digests of files with the same names and sizes. Another
+        split of the tensors into files, or another chat template, proves nothing.
         """
         if self.fingerprints is not None and other.fingerprints is not None:
             return self.fingerprints != other.fingerprints

@@ -1,8 +1,25 @@
-"""The versions that the store knows: by id, by run, and those that have no verdict yet."""
+"""What the store keeps beside records: which versions there are, their order in lists, and which runs have ended. Pure.
 
+"Newest first" means two things: across runs by the time of the first sight, within one run by generation and step. They
+disagree where a run's earlier step is seen after a later one. So each version has a place, a number:
+
+    the number of its first sight, counted up over all runs,
+    or the place of the next version of its run, where that is smaller: a late step joins the step that it precedes.
+
+Lists go by (place, generation, step), the greatest first. That is a total order, since only versions of one run share a
+place. It is the order of (generation, step) within each run. A place never changes: a version that comes later is never
+the reason for one that is smaller. So a cursor, which is such a key, neither skips nor repeats what was there before.
+
+A run that has ended is closed, by an operator or by the trainer. It is not in trouble because no engine follows it;
+engines that still follow it are free for a new run; of its versions collection keeps the newest good one, and a newer
+one without a verdict. The next version that comes opens it again.
+"""
+
+from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
+from refitd.state.records import EngineRecord, RunRecord
 from refitd.state.version import VersionRecord
 from refitd_client.contract.naming import Order
 
@@ -74,3 +91,58 @@ class VersionIndex:
     def runs(self) -> Collection[str]:
         """The runs that have any."""
         return self._by_run.keys()
+
+
+Row = tuple[int, int, int]  # generation, step, place
+
+
+class ListOrder:
+    """The places of all versions that were ever seen, deleted ones among them."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, list[Row]] = {}  # of each run, in the order of generation and step
+        self._last = 0
+
+    def remember(self, run: str, row: Row) -> None:
+        """Take a version whose place is known already."""
+        insort(self._rows.setdefault(run, []), row)
+        self._last = max(self._last, row[2])
+
+    def of(self, run: str, order: Order) -> int:
+        """The place of a version. One that was not seen before gets its own now."""
+        rows, key = self._rows.setdefault(run, []), (order.generation, order.step)
+        at = bisect_left(rows, (*key, 0))
+        if at < len(rows) and rows[at][:2] == key:
+            return rows[at][2]
+        if at < len(rows):
+            place = rows[at][2]
+        else:
+            self._last = place = self._last + 1
+        rows.insert(at, (*key, place))
+        return place
+
+
+class Runs:
+    """`closed` has when each closed run was closed (RFC 3339), `followed_since` since when engines follow a run
+    (monotonic seconds). A run that is in neither is open, and no engine follows it.
+    """
+
+    def __init__(self) -> None:
+        self.closed: dict[str, str] = {}
+        self.followed_since: dict[str, float] = {}
+
+    def remember(self, record: RunRecord) -> None:
+        """Take what the journal knows."""
+        if record.closed_at is not None:
+            self.closed[record.run] = record.closed_at
+
+    def record_of(self, run: str) -> RunRecord:
+        """What the journal is to know."""
+        return RunRecord(run=run, closed_at=self.closed.get(run))
+
+    def count(self, engines: Iterable[EngineRecord], now: float) -> None:
+        """Take which runs engines follow now."""
+        runs = {engine.run for engine in engines if engine.run is not None}
+        kept = {run: self.followed_since.get(run, now) for run in runs}
+        self.followed_since.clear()
+        self.followed_since.update(kept)

@@ -9,8 +9,8 @@ trainer computes with the version that they claim to serve.
        ▲                                                        │
        └────────────── answers, log-probabilities ──────────────┘
 
-`task` is what is learnt, `policy` the model, `trainer` the loss; `rollouts` asks the engines, `agreement` checks what
-they say; `processes` starts and stops everything; `loop` is the run, `report` and `table` what is told of it.
+`policy` is the model and what it learns, `trainer` the loss; `rollouts` asks the engines, `agreement` checks what they
+say; `processes` starts and stops everything; `run` is the run, `table` what is printed of it.
 
 Importing this package imports no torch.
 """

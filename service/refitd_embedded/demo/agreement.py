@@ -26,7 +26,7 @@ class DisagreementError(Exception):
     """An engine does not serve the version that it claims."""
 
 
-class History:
+class VersionCopies:
     """Copies of the weights of the last versions, and of the start-up weights, by the label that engines give."""
 
     def __init__(self, start_up: Decoder) -> None:
@@ -50,18 +50,27 @@ class History:
 
     @torch.no_grad()
     def logprobs(self, label: str, tokens: Tensor, answer: int) -> Tensor:
-        """What the version says of the last `answer` places of tokens [rows, time]: [rows, answer]."""
+        """The version's log-probabilities, [rows, answer].
+
+        Args:
+            label: the version.
+            tokens: prompts and answers, [rows, time].
+            answer: how many of the last tokens are the answer.
+        """
         self.step_of(label)
         self._probe.load_state_dict(self._copies[label][1])
         return chosen(answer_distribution(self._probe, tokens, answer), tokens)
 
 
-def largest_difference(history: History, rollouts: Sequence[Rollout]) -> float:
+def largest_difference(history: VersionCopies, rollouts: Sequence[Rollout]) -> float:
     """The largest |engine's - trainer's| over all tokens. Raises DisagreementError beyond the tolerance."""
     found = 0.0
     for label in sorted({label for rollout in rollouts for label in rollout.versions}):
         mine = [rollout for rollout in rollouts if label in rollout.versions]
-        difference = _difference(history, label, mine)
+        said = torch.tensor([rollout.logprobs for rollout in mine])
+        known = history.logprobs(label, torch.tensor([rollout.tokens for rollout in mine]), said.shape[1])
+        of_version = torch.tensor([[one == label for one in rollout.versions] for rollout in mine])
+        difference = (known - said).abs()[of_version].max().item()
         if not difference <= TOLERANCE:  # also when it is no number
             engines = ", ".join(sorted({rollout.engine for rollout in mine}))
             raise DisagreementError(
@@ -72,21 +81,13 @@ def largest_difference(history: History, rollouts: Sequence[Rollout]) -> float:
     return found
 
 
-def served_by(history: History, rollouts: Sequence[Rollout]) -> dict[str, int]:
+def served_by(history: VersionCopies, rollouts: Sequence[Rollout]) -> dict[str, int]:
     """The oldest step that each engine claims to have answered with. Raises DisagreementError as `step_of` does."""
     found: dict[str, int] = {}
     for rollout in rollouts:
         oldest = min(map(history.step_of, rollout.versions))
         found[rollout.engine] = min(oldest, found.get(rollout.engine, oldest))
     return found
-
-
-def _difference(history: History, label: str, rollouts: Sequence[Rollout]) -> float:
-    tokens = torch.tensor([rollout.tokens for rollout in rollouts])
-    said = torch.tensor([rollout.logprobs for rollout in rollouts])
-    of_version = torch.tensor([[one == label for one in rollout.versions] for rollout in rollouts])
-    difference = (history.logprobs(label, tokens, said.shape[1]) - said).abs()
-    return difference[of_version].max().item()
 
 
 def _copy_of(decoder: Decoder) -> dict[str, Tensor]:

@@ -1,15 +1,22 @@
-"""The policy: a Qwen2 decoder of 400,000 parameters, and the checkpoint that everybody starts from.
+"""The policy and what it learns: a Qwen2 decoder of 400,000 parameters that counts on in strides, modulo 16.
 
     python -m refitd_embedded.demo.policy --out DIR --seed 0
 
 writes `config.json` and `model.safetensors` as Hugging Face does; transformers and SGLang read them.
+
+A prompt is two tokens, a stride and a number: `[by 3] 7`. The answer goes on: `10 13 0 3 6 9 12 15`. Each token of an
+answer is marked against the one before it, so that a slip costs one mark and not the rest, and every token's reward
+is computed rather than judged. Guessing among all 32 tokens is right once in 32 times; the reward of an answer is the
+mean of its marks, between 0 and 1.
 """
 
 import argparse
 import json
 import os
+import random
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +24,42 @@ import safetensors.torch
 import torch
 
 from refitd_embedded.config import DecoderConfig
-from refitd_embedded.demo.task import VOCABULARY
 from refitd_embedded.model import Decoder
+
+NUMBERS = 16
+STRIDES = (1, 2, 3)
+VOCABULARY = 32  # numbers, strides, and tokens that are never right
+PROMPT = 2
+ANSWER = 8
+CHANCE = 1 / VOCABULARY
+
+
+@dataclass(frozen=True, slots=True)
+class CountingProblem:
+    """Count on from `start` by `stride`."""
+
+    stride: int
+    start: int
+
+    @property
+    def prompt(self) -> list[int]:
+        """The token ids that pose it."""
+        return [NUMBERS + STRIDES.index(self.stride), self.start]
+
+    def solution(self) -> list[int]:
+        """The answer that gets every mark."""
+        return [(self.start + self.stride * place) % NUMBERS for place in range(1, ANSWER + 1)]
+
+    def marks(self, answer: Sequence[int]) -> list[float]:
+        """1 for each token that follows the one before it by the stride, else 0."""
+        pairs = zip([self.start, *answer], answer, strict=False)
+        return [float(one < NUMBERS and token == (one + self.stride) % NUMBERS) for one, token in pairs]
+
+
+def problems(source: random.Random, count: int) -> list[CountingProblem]:
+    """Draw problems."""
+    return [CountingProblem(source.choice(STRIDES), source.randrange(NUMBERS)) for _ in range(count)]
+
 
 CONFIG: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"],

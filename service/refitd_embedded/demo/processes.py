@@ -14,7 +14,7 @@ from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Self
+from typing import Self
 
 READY = re.compile(r" ready on (http://[^\s\"]+)")  # in a line of its own, or in a line of a log in JSON
 START_SECONDS = 60.0
@@ -51,8 +51,17 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
+        # Settings in the environment are for the user's own service, not for this one.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("REFITD_")}
         with self._log.open("wb") as log:
-            self._process = _start(self._arguments, log)
+            self._process = subprocess.Popen(  # noqa: S603 - our own modules, with our own interpreter
+                self._arguments,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                process_group=0,
+            )
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -60,9 +69,9 @@ class Child:
             _stop(self._process)
 
     def url(self) -> str:
-        """Wait until it says that it is ready, and where. Raises ProcessError."""
+        """Wait until its log says that it is ready, and return the URL there. Raises ProcessError."""
         ends = time.monotonic() + START_SECONDS
-        while (found := READY.search(self._said())) is None:
+        while (found := READY.search(self._log.read_text(errors="replace"))) is None:
             self.check()
             if time.monotonic() > ends:
                 raise ProcessError(f"{self._name} is not ready after {START_SECONDS:g} s.{self._tail()}")
@@ -75,11 +84,8 @@ class Child:
         if status is not None:
             raise ProcessError(f"{self._name} ended with status {status}.{self._tail()}")
 
-    def _said(self) -> str:
-        return self._log.read_text(errors="replace")
-
     def _tail(self) -> str:
-        lines = self._said().splitlines()[-TAIL:]
+        lines = self._log.read_text(errors="replace").splitlines()[-TAIL:]
         return "".join(f"\n  {self._name}: {line}" for line in lines) or f" Its log {self._log} is empty."
 
 
@@ -97,26 +103,15 @@ def own_stack(workdir: Path, model: Path) -> Generator[Stack]:
         engine = ["refitd_embedded", "--model-path", str(model), "--port", "0", "--max-running-requests", "256"]
         engines = [running.enter_context(Child(name, engine, logs)) for name in ("engine-a", "engine-b")]
         urls = tuple(child.url() for child in engines)
-        service = running.enter_context(Child("refitd", _service(workdir, model, urls), logs))
+        flags = {"--root": root, "--state": workdir / "state", "--base-model": model, "--port": 0}
+        words = ["refitd", "serve", *(word for name, value in flags.items() for word in (name, str(value)))]
+        words += [word for url in urls for word in ("--engine", url)]
+        service = running.enter_context(Child("refitd", words, logs))
         yield Stack(service_url=service.url(), engines=urls, root=root, children=(*engines, service))
 
 
-def _service(workdir: Path, model: Path, engines: Sequence[str]) -> list[str]:
-    flags = {"--root": workdir / "root", "--state": workdir / "state", "--base-model": model, "--port": 0}
-    words = [word for name, value in flags.items() for word in (name, str(value))]
-    return ["refitd", "serve", *words, *(word for url in engines for word in ("--engine", url))]
-
-
-def _start(arguments: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
-    # Settings in the environment are for the user's own service, not for this one.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("REFITD_")}
-    return subprocess.Popen(  # noqa: S603 - our own modules, with our own interpreter
-        arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment, process_group=0
-    )
-
-
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Ask it to end, then make it. The whole group, since a child may have children."""
+    """End it by SIGTERM, then by SIGKILL; the whole group, since a child may have children."""
     _signal(process, signal.SIGTERM)
     try:
         process.wait(STOP_SECONDS)

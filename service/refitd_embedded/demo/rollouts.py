@@ -13,12 +13,12 @@ from typing import Any, Self
 
 import httpx
 
-from refitd_embedded.demo.task import ANSWER, Problem
+from refitd_embedded.demo.policy import ANSWER, CountingProblem
 
 DEADLINE = 60.0
 """Seconds in which an engine must have given all its answers."""
 PAUSE = 0.2
-"""Seconds before an engine that would not answer is asked again."""
+"""Seconds before the next request to an engine that did not answer."""
 
 
 class RolloutError(Exception):
@@ -29,7 +29,7 @@ class RolloutError(Exception):
 class Rollout:
     """One answer. `logprobs` and `versions` have an entry for each of its tokens: what the engine said of it."""
 
-    problem: Problem
+    problem: CountingProblem
     engine: str
     answer: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -45,7 +45,7 @@ class Rollout:
 class Question:
     """A problem, and the seed of its answer."""
 
-    problem: Problem
+    problem: CountingProblem
     seed: int
 
 
@@ -132,8 +132,13 @@ def request(questions: Sequence[Question]) -> dict[str, Any]:
     }
 
 
-def read(problem: Problem, engine: str, raw: dict[str, Any]) -> Rollout | None:
+def read(problem: CountingProblem, engine: str, raw: dict[str, Any]) -> Rollout | None:
     """An engine's answer, or None if it was cut short, as by a pause that aborts.
+
+    Args:
+        problem: what was asked.
+        engine: the engine's URL.
+        raw: its JSON.
 
     `weight_versions` has spans where weights changed in the middle of an answer; an engine that does not report them
     names one version for all.

@@ -1,28 +1,151 @@
-"""The demo from its options to its exit status: everything is started, watched and stopped here."""
+"""The demo from its options to its exit status: everything is started, watched and stopped here.
 
+`rows` is the run itself, step by step:
+
+    publish the weights of this step → wait until they are served → ask the engines for rollouts → hold what they say
+    against the version that they claim → mark the answers → take a gradient step
+
+Without publishing the first two are left out, and everything else is the same.
+"""
+
+import os
+import random
 import signal
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Generator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
-from refitd_client import RefitError, WeightPublisher
+from refitd_client import Publication, RefitError, ServiceUnreachableError, WaitTimeoutError, WeightPublisher
 from refitd_embedded.demo import DemoOptions, policy
-from refitd_embedded.demo.agreement import DisagreementError
-from refitd_embedded.demo.loop import Releases, rows
+from refitd_embedded.demo.agreement import DisagreementError, VersionCopies, largest_difference, served_by
+from refitd_embedded.demo.policy import problems
 from refitd_embedded.demo.processes import ProcessError, Stack, own_stack
-from refitd_embedded.demo.report import Row, Summary, summarise
-from refitd_embedded.demo.rollouts import Engines, RolloutError
-from refitd_embedded.demo.table import display
-from refitd_embedded.demo.trainer import Trainer
+from refitd_embedded.demo.rollouts import Engines, Question, Rollout, RolloutError
+from refitd_embedded.demo.table import Counts, DemoSummary, StepRow, display, summarise
+from refitd_embedded.demo.trainer import PolicyTrainer, TrainingBatch, advantages
 from refitd_embedded.weights import CheckpointError, load
 
+PROBLEMS = 64
+GROUP = 8
+SERVED_SECONDS = 60.0
+CHECK_SECONDS = 5.0
 RUN = "demo"
+
+
+@dataclass(slots=True)
+class Releases:
+    """Publishes versions, and counts those that were proved to be served. Without a publisher nothing is published.
+
+    `check` is called now and then while a version is waited for, and may raise what ends the waiting.
+    """
+
+    publisher: WeightPublisher | None
+    check: Callable[[], None]
+    published: list[Publication] = field(default_factory=list[Publication])
+    served: int = 0
+
+    def release(self, trainer: PolicyTrainer) -> tuple[float, float] | None:
+        """Publish the trainer's weights and wait until engines serve them: milliseconds of both."""
+        if self.publisher is None:
+            return None
+        began = time.perf_counter()
+        publication = self.publisher.publish(trainer.policy, step=trainer.step)
+        self.published.append(publication)
+        safe = time.perf_counter()
+        self._wait(publication)
+        self.served += 1
+        return (safe - began) * 1e3, (time.perf_counter() - safe) * 1e3
+
+    def _wait(self, publication: Publication) -> None:
+        ends = time.monotonic() + SERVED_SECONDS
+        while True:
+            left = max(0.0, ends - time.monotonic())
+            try:
+                publication.wait(min(left, CHECK_SECONDS))
+            except (WaitTimeoutError, ServiceUnreachableError):
+                self.check()
+                if left <= CHECK_SECONDS:
+                    raise
+            else:
+                return
+
+    def counts(self) -> Counts:
+        """So far. A version whose folder is gone has been collected."""
+        collected = sum(not publication.path.exists() for publication in self.published)
+        return Counts(published=len(self.published), served=self.served, collected=collected)
+
+
+def rows(
+    trainer: PolicyTrainer, stack: Stack, engines: Engines, releases: Releases, *, steps: int, seed: int
+) -> Generator[StepRow]:
+    """Take gradient steps; a row before each and one after the last.
+
+    Args:
+        trainer: owns the policy.
+        stack: whose root's disk use is shown.
+        engines: answer the questions.
+        releases: publishes the policy.
+        steps: how many gradient steps to take.
+        seed: of the questions.
+
+    Raises:
+        RefitError: a version could not be published, or was not served.
+        RolloutError: an engine gives no answers.
+        DisagreementError: an engine does not serve what it claims.
+    """
+    history, source = VersionCopies(trainer.policy), random.Random(seed)  # noqa: S311 - a task, no secret
+    while True:
+        history.remember(trainer.step, trainer.policy)
+        times = releases.release(trainer) or (None, None)
+        rollouts = engines.answer(questions(source))
+        marks = [rollout.problem.marks(rollout.answer) for rollout in rollouts]
+        yield StepRow(
+            step=trainer.step,
+            reward=sum(map(sum, marks)) / sum(map(len, marks)),
+            served_by=served_by(history, rollouts),
+            difference=largest_difference(history, rollouts),
+            disk_bytes=held(stack.root),
+            publish_ms=times[0],
+            refit_ms=times[1],
+        )
+        if trainer.step == steps:
+            return
+        trainer.learn(batch(rollouts, marks))
+
+
+def questions(source: random.Random) -> list[Question]:
+    """A group of questions for each of a step's problems, each with a seed of its own."""
+    return [Question(problem, source.getrandbits(62)) for problem in problems(source, PROBLEMS) for _ in range(GROUP)]
+
+
+def batch(rollouts: Sequence[Rollout], marks: Sequence[Sequence[float]]) -> TrainingBatch:
+    """Rollouts and their marks as the trainer takes them."""
+    grouped = torch.tensor(marks).view(-1, GROUP, len(marks[0]))
+    return TrainingBatch(
+        tokens=torch.tensor([rollout.tokens for rollout in rollouts]),
+        sampled=torch.tensor([rollout.logprobs for rollout in rollouts]),
+        advantages=advantages(grouped).flatten(0, 1),
+    )
+
+
+def held(folder: Path) -> int:
+    """Bytes of disk that the files beneath take, hard links counted once. What is deleted meanwhile does not count."""
+    found: dict[tuple[int, int], int] = {}
+    for directory, _, names in os.walk(folder):
+        for name in names:
+            try:
+                status = (Path(directory) / name).lstat()
+            except FileNotFoundError:
+                continue
+            found[status.st_dev, status.st_ino] = status.st_blocks * 512
+    return sum(found.values())
 
 
 def run(options: DemoOptions) -> int:
@@ -42,12 +165,13 @@ def run(options: DemoOptions) -> int:
     return 0 if summary.as_promised else 1
 
 
-def _run(options: DemoOptions, workdir: Path, began: float) -> Summary:
+def _run(options: DemoOptions, workdir: Path, began: float) -> DemoSummary:
     model = options.model or policy.write(policy.fresh(options.seed), workdir / "base")
-    trainer = Trainer(load(model))
+    trainer = PolicyTrainer(load(model))
     with _stack(options, workdir, model) as stack, display(as_json=options.json, then=options.then) as shown:
-        with _publisher(options, stack, model) as publisher, Engines(stack.engines, stack.check) as engines:
-            releases, seen = Releases(publisher, stack.check), list[Row]()
+        publishing = WeightPublisher(stack.root, RUN, stack.service_url, base_model=model) if options.publish else None
+        with publishing or nullcontext() as publisher, Engines(stack.engines, stack.check) as engines:
+            releases, seen = Releases(publisher, stack.check), list[StepRow]()
             try:
                 for row in rows(trainer, stack, engines, releases, steps=options.steps, seed=options.seed):
                     seen.append(row)
@@ -79,12 +203,6 @@ def _stack(options: DemoOptions, workdir: Path, model: Path) -> Generator[Stack]
             yield stack
     else:
         yield Stack(service_url=options.service_url, engines=options.engines, root=options.root)
-
-
-def _publisher(options: DemoOptions, stack: Stack, model: Path) -> AbstractContextManager[WeightPublisher | None]:
-    if not options.publish:
-        return nullcontext()
-    return WeightPublisher(stack.root, RUN, stack.service_url, base_model=model)
 
 
 @contextmanager

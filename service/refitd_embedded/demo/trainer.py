@@ -22,7 +22,7 @@ LARGEST_GRADIENT = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class TrainingBatch:
     """Rollouts as tensors. `tokens` is [rows, prompt + answer]; the others are [rows, answer]: what the engines said
     of each token's log-probability, and its advantage.
     """
@@ -32,7 +32,7 @@ class Batch:
     advantages: Tensor
 
 
-class Trainer:
+class PolicyTrainer:
     """Owns the policy and its optimiser. `step` counts the gradient steps taken."""
 
     def __init__(self, policy: Decoder) -> None:
@@ -41,7 +41,7 @@ class Trainer:
             policy.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.0, foreach=True
         )
 
-    def learn(self, batch: Batch) -> float:
+    def learn(self, batch: TrainingBatch) -> float:
         """Take one gradient step; the loss before it."""
         loss = objective(answer_distribution(self.policy, batch.tokens, batch.sampled.shape[1]), batch)
         self._optimiser.zero_grad()
@@ -59,7 +59,13 @@ def advantages(marks: Tensor) -> Tensor:
 
 
 def answer_distribution(policy: Decoder, tokens: Tensor, answer: int) -> Tensor:
-    """Log-probabilities [rows, answer, vocabulary] of what may stand at each of the last `answer` places of tokens."""
+    """Log-probabilities [rows, answer, vocabulary] of what may stand at each of the last places.
+
+    Args:
+        policy: the decoder.
+        tokens: prompts and answers, [rows, time].
+        answer: how many of the last tokens are the answer.
+    """
     return policy(tokens[:, :-1])[:, -answer:].float().log_softmax(-1)
 
 
@@ -69,7 +75,7 @@ def chosen(distribution: Tensor, tokens: Tensor) -> Tensor:
     return distribution.gather(-1, answers[..., None])[..., 0]
 
 
-def objective(distribution: Tensor, batch: Batch) -> Tensor:
+def objective(distribution: Tensor, batch: TrainingBatch) -> Tensor:
     """The loss, a scalar."""
     ratio = (chosen(distribution, batch.tokens) - batch.sampled).exp()
     gain = torch.minimum(ratio * batch.advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * batch.advantages)

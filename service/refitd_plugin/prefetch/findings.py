@@ -1,4 +1,4 @@
-"""A prefetch worker's reply and its files, as what the rank's thread would have found by itself: a few steps."""
+"""A prefetch worker's reply and its files, as what the rank's thread would have found by itself: in a few steps."""
 
 import mmap
 from collections.abc import Callable, Mapping, Sequence
@@ -12,22 +12,20 @@ from numpy.typing import NDArray
 from refitd_client.checkpoint.inventory import Inventory, inventory_of
 from refitd_client.checkpoint.strict_header import Header
 from refitd_client.contract.naming import version_id
-from refitd_client.validation.evidence import Structure
-from refitd_plugin.changes import DeltaChanges
-from refitd_plugin.held import HeldFiles, close_all
-from refitd_plugin.kept import KeptDelta
+from refitd_client.validation.validate import Structure
+from refitd_plugin.changes import DeltaChanges, DeltaHandle
 from refitd_plugin.layout import COLUMNS, LaidOutDelta, PieceGroup, Placements
 from refitd_plugin.prefetch import messages
-from refitd_plugin.source import VersionPlace, VersionSource
+from refitd_plugin.source import HeldFiles, VersionPlace, VersionSource, close_all
 
 
-class InMemory(Protocol):
+class MappedFile(Protocol):
     """A file in memory: `bytes` is a buffer of it, as long as the object lives."""
 
     bytes: Any
 
 
-Mapper = Callable[[int, int], InMemory]
+Mapper = Callable[[int, int], MappedFile]
 """Maps a file of some size, for reading."""
 
 
@@ -41,33 +39,31 @@ class KnownHeaders:
 
 
 class BufferLease:
-    """Keeps buffers from being written again as long as somebody has it."""
+    """Keeps buffers from being written again as long as it lives. `buffers` are their mappings by number."""
 
-    def __init__(self, buffers: Mapping[int, InMemory]) -> None:
-        """`buffers` are their mappings by number."""
+    def __init__(self, buffers: Mapping[int, MappedFile]) -> None:
         self.buffers = buffers
 
 
 class MappedBuffers:
-    """A prefetch worker's buffers, as its rank has mapped them."""
+    """A prefetch worker's buffers, as its rank has mapped them. `mapper` may register them with a device as well."""
 
     def __init__(self, mapper: Mapper) -> None:
-        """None yet. `mapper` may register them with a device as well."""
         self._mapper = mapper
-        self._mapped: dict[int, InMemory] = {}
+        self._mapped: dict[int, MappedFile] = {}
         self._leases: WeakValueDictionary[int, BufferLease] = WeakValueDictionary()
 
     @property
     def busy(self) -> list[int]:
-        """Those that are still used."""
+        """The buffers that are still used."""
         return list(self._leases)
 
     def forget(self) -> None:
-        """Another prefetch worker has others."""
+        """Drop all mappings: another prefetch worker has other buffers."""
         self._mapped, self._leases = {}, WeakValueDictionary()
 
     def take(self, reply: messages.DeltaFound, files: Sequence[int]) -> BufferLease:
-        """Map those that a delta lies in. `files` stay the caller's."""
+        """Map the buffers that a delta lies in. `files` stay the caller's."""
         self._mapped = {number: buffer for number, buffer in self._mapped.items() if number in reply.kept}
         for (number, size), fd in zip(reply.buffers, files, strict=True):
             if number not in self._mapped:
@@ -79,14 +75,14 @@ class MappedBuffers:
 
 
 class PlainBuffer:
-    """One where there is no device. It is a `Mapper` itself."""
+    """A buffer where there is no device. The class is a `Mapper`."""
 
     def __init__(self, fd: int, size: int) -> None:
         self.bytes: Any = mmap.mmap(fd, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
 
 
 def layout_of(reply: messages.FullFound, known: KnownHeaders | None) -> KnownHeaders:
-    """The headers of what was found."""
+    """The headers of what was found. `known` are those of the last version."""
     if reply.headers is None:
         if known is None or known.name != reply.layout:
             raise ValueError("a prefetch worker left out headers that are not known")
@@ -94,8 +90,17 @@ def layout_of(reply: messages.FullFound, known: KnownHeaders | None) -> KnownHea
     return KnownHeaders(reply.layout, reply.headers, inventory_of(reply.headers))
 
 
-def whole(place: VersionPlace, reply: messages.FullFound, files: Sequence[int], layout: KnownHeaders) -> VersionSource:
-    """A full version. It takes the files over."""
+def full_version(
+    place: VersionPlace, reply: messages.FullFound, files: Sequence[int], layout: KnownHeaders
+) -> VersionSource:
+    """A full version.
+
+    Args:
+        place: its folder.
+        reply: what the worker found.
+        files: its weight files, opened; they are closed when the version is collected.
+        layout: the headers of its files.
+    """
     held = HeldFiles(dict(zip(reply.names, files, strict=True)))
     seen = Structure(
         path=place.path,
@@ -110,17 +115,25 @@ def whole(place: VersionPlace, reply: messages.FullFound, files: Sequence[int], 
     return VersionSource(place=place, structure=seen, inventory=reply.inventory, maps=maps, held=held)
 
 
-def delta(
+def delta_changes(
     place: VersionPlace,
     reply: messages.DeltaFound,
     files: Sequence[int],
     buffers: MappedBuffers,
     placements: Placements | None,
 ) -> DeltaChanges:
-    """A delta. It takes the files over."""
+    """A delta.
+
+    Args:
+        place: its folder.
+        reply: what the worker found.
+        files: its file and its buffers, opened; they are closed here.
+        buffers: the worker's buffers.
+        placements: those that the worker laid it out by, where it did.
+    """
     manifest, (file, *_) = reply.manifest, files
     try:
-        kept = KeptDelta(file, place, manifest.base or "", version_id(manifest.run, manifest.order))
+        handle = DeltaHandle(file, place, manifest.base or "", version_id(manifest.run, manifest.order))
         lease = buffers.take(reply, files[1:])
         groups = [_group(each, lease) for each in reply.groups]
     finally:
@@ -130,7 +143,7 @@ def delta(
         place=place,
         manifest=manifest,
         files=tuple(reply.files),
-        kept=kept,
+        handle=handle,
         results=reply.results,
         nbytes=reply.nbytes,
         placements=placements if is_laid else None,

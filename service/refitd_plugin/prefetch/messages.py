@@ -1,6 +1,15 @@
-"""What a rank and its prefetch worker say to each other. One order at a time, and one reply to each."""
+"""What a rank and its prefetch worker say to each other, and how it travels. One order at a time, one reply to each.
 
-from typing import Literal
+On the socket a message is its length (8 bytes) and the number of files that come with it (4), and then its bytes. The
+files come with the first of them (SCM_RIGHTS, unix(7)).
+"""
+
+import os
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import msgspec
 
@@ -9,11 +18,18 @@ from refitd_client.checkpoint.strict_header import Header
 from refitd_client.contract.manifest import Manifest
 from refitd_plugin.layout import PlacedTensor
 
+MOST_FILES = 200  # the kernel takes 253 in a message
+MOST_BYTES = 2**28
+_BODY_SECONDS = 30.0
+_HEAD = struct.Struct("<QI")
+
 
 class ReadOrder(msgspec.Struct, tag=True, kw_only=True):
-    """Look at a version. `model` is the folder that full ones are held against, and that says how much memory a delta
-    may take (empty: it cannot be found); `layout` the one whose headers the rank has; `busy` are the buffers that it
-    still uses. `placements` come once, with the number that is named from then on in `along` (0: none).
+    """Look at a version.
+
+    `model` is the folder that full versions are held against, and that says how much memory a delta may take (empty: it
+    cannot be found); `layout` is the one whose headers the rank has; `busy` are the buffers that it still uses.
+    `placements` come once, with the number that is named from then on in `along` (0: none).
     """
 
     root: str
@@ -30,7 +46,7 @@ class ReadOrder(msgspec.Struct, tag=True, kw_only=True):
 
 
 class Stop(msgspec.Struct, tag=True):
-    """Give up what is being read. Its reply still comes."""
+    """Stop reading. The reply to the order still comes."""
 
 
 class FullFound(msgspec.Struct, tag=True, kw_only=True):
@@ -49,7 +65,7 @@ class FullFound(msgspec.Struct, tag=True, kw_only=True):
 
 
 class BufferArray(msgspec.Struct, array_like=True):
-    """Where one lies: the number of its buffer, its first byte, its length in elements, numpy's name of its type."""
+    """Where an array lies: its buffer's number, its first byte, its length in elements, numpy's name of its type."""
 
     buffer: int
     begin: int
@@ -58,7 +74,7 @@ class BufferArray(msgspec.Struct, array_like=True):
 
 
 class PlacedGroup(msgspec.Struct, array_like=True):
-    """As `refitd_plugin.layout.Group`; `table` as it lies in memory."""
+    """As `refitd_plugin.layout.PieceGroup`; `table` as it lies in memory."""
 
     indices: BufferArray
     values: BufferArray
@@ -84,11 +100,78 @@ class DeltaFound(msgspec.Struct, tag=True, kw_only=True):
 
 
 class Refusal(msgspec.Struct, tag=True):
-    """It is not one to load, or could not be looked at. `unable`: the worker cannot say, and the rank looks itself."""
+    """The version cannot be loaded or looked at. `unable`: the worker cannot say which, and the rank looks itself."""
 
     kind: Literal["refused", "full", "stopped", "unreadable", "unable"]
     reason: str = ""
 
 
-Asked = ReadOrder | Stop
+WorkerMessage = ReadOrder | Stop
+
+
 Reply = FullFound | DeltaFound | Refusal
+
+
+class LineLostError(Exception):
+    """The other side is gone, or what it sends is no message."""
+
+
+def send(line: socket.socket, message: Any, files: Sequence[int] = ()) -> None:
+    """Send a message and open files.
+
+    Args:
+        line: the socket.
+        message: one of the structs above.
+        files: descriptors, which stay the caller's.
+
+    Raises:
+        OSError: the other side is gone.
+    """
+    body = msgspec.msgpack.encode(message)
+    socket.send_fds(line, [_HEAD.pack(len(body), len(files))], files)
+    line.sendall(body)
+
+
+def receive(line: socket.socket, decoder: msgspec.msgpack.Decoder[Any]) -> tuple[Any, list[int]]:
+    """The next message, and the files that came with it: the caller's to close.
+
+    Raises:
+        TimeoutError: none has begun to come within the socket's time-out, or SO_RCVTIMEO.
+        LineLostError: the other side is gone, or what it sends is no message.
+    """
+    files: list[int] = []
+    try:
+        head, files, _, _ = socket.recv_fds(line, _HEAD.size, MOST_FILES)
+        return decoder.decode(_receive_all(line, _body_length(head, len(files)))), files
+    except (TimeoutError, BlockingIOError):
+        raise TimeoutError from None
+    except (OSError, msgspec.MsgspecError, LineLostError) as error:
+        for file in files:
+            os.close(file)
+        raise LineLostError(f"{error}") from error
+
+
+def _body_length(head: bytes, files: int) -> int:
+    if len(head) < _HEAD.size:
+        raise LineLostError("the other side is gone")
+    length, count = _HEAD.unpack(head)
+    if length > MOST_BYTES or count != files:
+        raise LineLostError("a message is too long, or its files did not come")
+    return int(length)
+
+
+def _receive_all(line: socket.socket, length: int) -> bytearray:
+    """Wait longer than the socket's time-out: the message has begun to come."""
+    data, deadline = bytearray(length), time.monotonic() + _BODY_SECONDS
+    view = memoryview(data)
+    while view:
+        try:
+            count = line.recv_into(view, 0, socket.MSG_WAITALL)
+        except (TimeoutError, BlockingIOError):
+            if time.monotonic() < deadline:
+                continue
+            raise LineLostError("a message breaks off") from None
+        if not count:
+            raise LineLostError("the other side is gone")
+        view = view[count:]
+    return data

@@ -12,21 +12,21 @@ from threading import Event, Lock
 
 import msgspec
 
-from refitd_plugin.prefetch import framed_socket, messages
+from refitd_plugin.prefetch import messages
+from refitd_plugin.prefetch import messages as framed_socket
 
 logger = logging.getLogger("refitd_plugin")
 
 _TURN_SECONDS = 0.1  # between two looks at whether it is still wanted
-_STOP_SECONDS = 5.0  # until a prefetch worker that was told to stop has to say so
+_STOP_SECONDS = 5.0  # until a prefetch worker that was sent a Stop has to reply
 _AGAIN_SECONDS = 30.0  # between two beginnings: one that dies at once costs a core
 _REPLY: msgspec.msgpack.Decoder[messages.Reply] = msgspec.msgpack.Decoder(messages.Reply)
 
 
 class PrefetchWorker:
-    """At most one process. `generation` counts them: what one was told, or gave, the next knows nothing of."""
+    """At most one process. `generation` counts them: a new process has none of the state of the one before."""
 
     def __init__(self) -> None:
-        """None yet."""
         self.generation = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._line: socket.socket | None = None
@@ -34,7 +34,7 @@ class PrefetchWorker:
         self._turn = Lock()
 
     def begin(self) -> None:
-        """Have one, unless there is one or the last has only just been begun. Never raises."""
+        """Start the process, unless there is one or the last was started just now. Never raises."""
         with self._turn:
             if self._line is not None or time.monotonic() - self._begun_at < _AGAIN_SECONDS:
                 return
@@ -45,9 +45,9 @@ class PrefetchWorker:
                 logger.warning("refitd reads versions in a thread, since no process can be begun: %s", error)
 
     def ask(self, order: messages.ReadOrder, stop: Event) -> tuple[messages.Reply, list[int]] | None:
-        """Its reply and the files that came with it, which are the caller's to close. None: there is no process now.
+        """The reply and the files that came with it, which are the caller's to close. None: there is no process now.
 
-        `stop` has it give up; it then replies that it did.
+        Once `stop` is set the process stops reading, and replies that it did.
         """
         if not self._turn.acquire(blocking=False):
             return None
@@ -61,13 +61,13 @@ class PrefetchWorker:
             self._turn.release()
 
     def end(self) -> None:
-        """Have none."""
+        """End the process."""
         with self._turn:
             self._end()
 
     @property
     def pid(self) -> int | None:
-        """Its process, where there is one."""
+        """The process's id; None where there is none."""
         return None if self._process is None else self._process.pid
 
     def _spawn(self) -> None:
@@ -105,9 +105,9 @@ class PrefetchWorker:
 
 
 def _process(line: int) -> subprocess.Popen[bytes]:
-    """In a session of its own: what a terminal sends to the server is not for it, it ends by itself."""
+    """Start it in a session of its own: signals that a terminal sends to the server are not for it."""
     path = os.pathsep.join(dict.fromkeys(each for each in sys.path if each))
-    return subprocess.Popen(  # noqa: S603 - this very Python, and nothing that anyone has said
+    return subprocess.Popen(  # noqa: S603 - this Python, and no words from outside
         [sys.executable, "-P", "-m", "refitd_plugin.prefetch", str(line)],
         pass_fds=[line],
         stdin=subprocess.DEVNULL,

@@ -1,7 +1,7 @@
-"""Tensors on a GPU, exported to another process by CUDA IPC: the driver's own functions, since torch's pickle.
+"""Tensors on a GPU, exported to another process by CUDA IPC with the driver's own functions: torch's use pickle.
 
-A handle is one of a whole allocation (torch puts several tensors into one), so a place has an offset as well. Memory of
-torch's expandable segments has no such handles: the driver says so, and nothing is exported.
+A handle is of a whole allocation (torch puts several tensors into one), so a place has an offset as well. Memory of
+torch's expandable segments has no such handles: the driver refuses, and nothing is exported.
 https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html
 """
 
@@ -24,7 +24,7 @@ _LAZY_PEER_ACCESS = 1  # also from another GPU of this host, where they can reac
 
 
 class DriverError(RuntimeError):
-    """The CUDA driver refused. The message has its number."""
+    """The CUDA driver refused. The message has its error number."""
 
 
 class _Handle(ctypes.Structure):
@@ -34,14 +34,14 @@ class _Handle(ctypes.Structure):
 
 
 def place_of(tensor: Any) -> DevicePlace:
-    """Where a contiguous CUDA tensor lies. Its memory stays the caller's, who keeps it until the offer is back.
+    """Where a contiguous CUDA tensor lies. The caller keeps its memory until the offer is withdrawn.
 
     Raises:
         DriverError: this memory cannot be exported.
     """
     base, size, address = ctypes.c_uint64(), ctypes.c_size_t(), ctypes.c_uint64(tensor.data_ptr())
     handle = _Handle()
-    with _context_of(tensor.device):  # the driver finds what is the current GPU's, and that may be another one
+    with _context_of(tensor.device):  # the driver finds only the current GPU's memory
         _done(_driver().cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), address), "find an allocation")
         if error := _driver().cuIpcGetMemHandle(ctypes.byref(handle), base):
             raise DriverError(
@@ -60,10 +60,8 @@ def serial_at(address: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Opened:
-    """An allocation of another process, as this one sees it on a GPU: its first byte, and its size in bytes where the
-    driver says it.
-    """
+class _OpenedAllocation:
+    """An allocation of another process: its address and GPU in this one, and its size where the driver says it."""
 
     address: int
     size: int | None
@@ -71,13 +69,18 @@ class _Opened:
 
 
 class DeviceMemory:
-    """Allocations of other processes, opened once each. Keep it: opening takes longer than copying does."""
+    """Allocations of other processes, opened once each and kept: opening takes longer than copying."""
 
     def __init__(self) -> None:
-        self._opened: dict[Allocation, _Opened] = {}
+        self._opened: dict[Allocation, _OpenedAllocation] = {}
 
     def tensor(self, place: DevicePlace, dtype: str, shape: tuple[int, ...]) -> Any:
-        """A view of the tensor that lies there, to be used on the device that is current in this thread. Read it only.
+        """A view of a tensor, for the device that is current in this thread. It must only be read.
+
+        Args:
+            place: where it lies.
+            dtype: safetensors' name.
+            shape: its shape.
 
         Raises:
             DriverError: the process is gone, it is this one, or the GPUs cannot reach each other; the tensor ends
@@ -93,25 +96,24 @@ class DeviceMemory:
             raise DriverError("it lies on another GPU, and only what is copied as it is can be taken from there")
         ends = {place.allocation: place.offset + nbytes}
         base = self.addresses(ends, torch.cuda.current_device())[place.allocation]
-        seen = _Seen(base + place.offset, nbytes)
-        return torch.as_tensor(seen, device="cuda").view(kind).reshape(shape)
+        return torch.as_tensor(_DeviceBytes(base + place.offset, nbytes), device="cuda").view(kind).reshape(shape)
 
     def keep(self, allocations: Set[Allocation]) -> None:
-        """Give back all others: what is held here the trainer cannot free. Nothing may read there any more."""
+        """Close all others: the trainer cannot free what is open here. Nothing may read there any more."""
         for allocation in self._opened.keys() - allocations:
             opened = self._opened.pop(allocation)
             with _context_of(opened.device):
-                _done(_driver().cuIpcCloseMemHandle(ctypes.c_uint64(opened.address)), "give an allocation back")
+                _done(_driver().cuIpcCloseMemHandle(ctypes.c_uint64(opened.address)), "close an allocation")
 
     def addresses(self, ends: Mapping[Allocation, int], device: int) -> dict[Allocation, int]:
-        """Where allocations begin, as a GPU of this process sees them. `ends` says how many bytes of each are used.
+        """Where allocations begin, as a GPU of this process sees them. `ends` are the bytes used of each.
 
         Raises:
             DriverError: the process is gone, it is this one, or the GPUs cannot reach each other; or an allocation has
                 fewer bytes.
         """
         if new := ends.keys() - self._opened.keys():
-            with _context_of(device):  # once for all: a thread beside SGLang's loop waits at each step of it
+            with _context_of(device):  # once for all: beside SGLang's loop each step waits for the interpreter's lock
                 for allocation in new:
                     self._opened[allocation] = _opened(allocation[0], device)
         for allocation, end in ends.items():
@@ -120,8 +122,8 @@ class DeviceMemory:
         return {allocation: self._opened[allocation].address for allocation in ends}
 
 
-class _Seen:
-    """Bytes on a GPU, as torch takes them over without a copy (the CUDA array interface, version 3)."""
+class _DeviceBytes:
+    """Bytes on a GPU, for torch to wrap without a copy (the CUDA array interface, version 3)."""
 
     def __init__(self, address: int, nbytes: int) -> None:
         self.__cuda_array_interface__ = {
@@ -129,26 +131,26 @@ class _Seen:
         }  # fmt: skip
 
 
-def _opened(handle: bytes, device: int) -> _Opened:
+def _opened(handle: bytes, device: int) -> _OpenedAllocation:
     base, given = ctypes.c_uint64(), _Handle.from_buffer_copy(handle)
     opened = _driver().cuIpcOpenMemHandle_v2(ctypes.byref(base), given, ctypes.c_uint(_LAZY_PEER_ACCESS))
     _done(opened, "open an allocation that was exported")
     first, size = ctypes.c_uint64(), ctypes.c_size_t()
-    # Where the driver does not say the size of another process's memory, offers are not held against it.
+    # Where the driver does not say the size of another process's memory, offers are not checked against it.
     is_known = _driver().cuMemGetAddressRange_v2(ctypes.byref(first), ctypes.byref(size), base) == 0
-    return _Opened(base.value, first.value + size.value - base.value if is_known else None, device)
+    return _OpenedAllocation(base.value, first.value + size.value - base.value if is_known else None, device)
 
 
 @cache
 def uuid_of(device: Any) -> str:
-    """A GPU's name in all processes."""
+    """A GPU's name, the same in all processes."""
     torch: Any = sys.modules["torch"]
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
 
 @contextmanager
 def _context_of(device: Any) -> Generator[None]:
-    """Have the driver's calls in this thread work on a GPU: a new thread has no context until torch is used in it."""
+    """Make a GPU current for the driver's calls in this thread: a new thread has no context until it uses torch."""
     torch: Any = sys.modules["torch"]
     with torch.cuda.device(device):
         torch.cuda.mem_get_info(device)  # any call of CUDA's runtime makes the GPU's context current

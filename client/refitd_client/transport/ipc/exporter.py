@@ -1,7 +1,7 @@
-"""Whether the trainer that exports is still there: a lock that dies with it, and that others can ask about.
+"""Whether the trainer that exports is still there: a lock that dies with it, and that others can query.
 
-An offer of a process that died is void: its memory may be anybody's. To ask about a `flock` is to take it, so this is a
-lock of an open file description (fcntl(2), F_OFD_SETLK), on a file of its own beside the offers.
+An offer of a process that died is void: its memory may belong to any process by now. A `flock` can only be queried by
+taking it, so this is a lock of an open file description (fcntl(2), F_OFD_SETLK), on a file of its own.
 """
 
 import errno
@@ -16,8 +16,8 @@ from refitd_client.files.plain_file import open_plain
 NAME = ".lender.lock"
 OFFERS = ".offer-"
 MAKING = f".making{OFFERS}"
-# (set, ask): of an open file description; some kernels (gVisor's) have only those of a process, which do as well
-# where nobody else in the process opens the file.
+# (set, query): of an open file description; some kernels (gVisor's) have only those of a process, which do as well
+# where nothing else in the process opens the file.
 _KINDS = ((fcntl.F_OFD_SETLK, fcntl.F_OFD_GETLK), (fcntl.F_SETLK, fcntl.F_GETLK))
 _LOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, pid
 _HELD: dict[Path, int] = {}
@@ -25,9 +25,9 @@ _TURN = threading.Lock()
 
 
 def begin(folder: Path) -> None:
-    """Be the one who exports from a run's folder, which this process has locked. Does nothing the second time.
+    """Take the exporter's lock of a run's folder, which this process has locked. Does nothing the second time.
 
-    What a trainer that died has left there is emptied and unlinked first: it must not become valid by our presence.
+    Offers that a dead trainer has left there are emptied and unlinked first: our lock must not make them valid again.
 
     Raises:
         OSError: the files cannot be made, or the file system has no such locks.
@@ -36,7 +36,9 @@ def begin(folder: Path) -> None:
         if folder in _HELD:
             return
         for path in [*folder.glob(f"{OFFERS}*"), *folder.glob(f"{MAKING}*")]:
-            _void(path)
+            if not path.is_symlink():
+                os.truncate(path, 0)  # before it goes: an engine may have it open
+            path.unlink()
         fd = open_plain(folder / NAME, os.O_RDWR | os.O_CREAT, 0o640)
         try:
             _locked(fd, 0)
@@ -47,7 +49,7 @@ def begin(folder: Path) -> None:
 
 
 def end(folder: Path) -> None:
-    """Export no more: engines give back what they hold open. Harmless where nothing was begun."""
+    """Release the lock, if it is held: engines close what they have opened."""
     with _TURN:
         fd = _HELD.pop(folder, None)
     if fd is not None:
@@ -70,7 +72,7 @@ def is_there(folder: Path) -> bool:
 
 
 def _locked(fd: int, what: int) -> bytes:
-    """Set the lock, or ask about it, in the first way that there is."""
+    """Set the lock (0) or query it (1), of the first kind that the kernel has."""
     for last, kind in enumerate(_KINDS, 1):
         try:
             return fcntl.fcntl(fd, kind[what], _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
@@ -80,15 +82,8 @@ def _locked(fd: int, what: int) -> bytes:
     raise AssertionError
 
 
-def _void(path: Path) -> None:
-    """Empty it before it goes: an engine may have it open."""
-    if not path.is_symlink():
-        os.truncate(path, 0)
-    path.unlink()
-
-
 def _forget_in_child() -> None:
-    """A data loader's worker has a copy of the descriptor, and would keep a dead trainer alive."""
+    """Close the descriptors: a data loader's worker has copies, and would keep a dead trainer's lock."""
     while _HELD:
         os.close(_HELD.popitem()[1])
 

@@ -9,8 +9,8 @@
 (bytes in base64). The first line is the layout, and the same at each step as long as tensors stay where they are. It is
 in every offer, so that none depends on another; but a trainer writes it, and an engine reads it, once.
 
-Who opens memory for a stranger gives it away, so whoever does not have the secret is not read any further. A code
-proves who wrote an offer, not that it is still meant: `offer_file` says that.
+An engine must not open memory for a process that it does not trust, so an offer without the secret's code is not read
+any further. A code proves who wrote an offer, not that it still holds: `offer_file` says that.
 """
 
 import hmac
@@ -35,7 +35,7 @@ _Line = TypeVar("_Line", bound=msgspec.Struct)
 
 
 class OfferRefusedError(ValueError):
-    """An offer that is not taken. The message is a sentence."""
+    """An offer that is refused. The message is a sentence."""
 
 
 class HostPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="in", tag="host"):
@@ -57,7 +57,7 @@ class DevicePlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_f
 
     @property
     def allocation(self) -> "Allocation":
-        """What it lies in."""
+        """The allocation that it lies in."""
         return self.handle, self.serial
 
 
@@ -75,7 +75,7 @@ class OfferedTensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return prod(self.shape) * BITS[self.dtype] // 8
 
 
-class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class OfferLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Where tensors lie: in the memory of process `pid` on `host` since `boot` (the kernel's boot id). `life` is drawn
     anew by each process.
     """
@@ -102,7 +102,7 @@ class Offer:
     """
 
     version: str
-    layout: Layout
+    layout: OfferLayout
     fingerprints: tuple[int, ...]
     line: bytes = field(repr=False)
 
@@ -113,24 +113,36 @@ class Offer:
         return {tensor.name: f"{number:016x}" for tensor, number in numbers}
 
 
-def offer_with(layout: Layout, version: str, fingerprints: Sequence[int], line: bytes | None = None) -> Offer:
-    """An offer of a version. `line` is the layout's, where it is known: to write it takes longer than the rest."""
+def offer_with(layout: OfferLayout, version: str, fingerprints: Sequence[int], line: bytes | None = None) -> Offer:
+    """An offer of a version.
+
+    Args:
+        layout: where the tensors lie.
+        version: the version's id.
+        fingerprints: the tensors', in the layout's order.
+        line: the layout as JSON, if it is known: encoding it takes longer than the rest.
+    """
     line = msgspec.json.encode(layout) if line is None else line
     return Offer(version=version, layout=layout, fingerprints=tuple(fingerprints), line=line)
 
 
 def seal(offer: Offer, secret: bytes) -> bytes:
-    """The bytes of its file."""
+    """The bytes of the offer's file."""
     numbers = struct.pack(f"<{len(offer.fingerprints)}Q", *offer.fingerprints)
     body = b"\n".join((offer.line, msgspec.json.encode(_Contents(version=offer.version, fingerprints=numbers))))
     return body + _MARK + _code(body, secret)
 
 
 def unseal(data: bytes, secret: bytes, known: Offer | None = None) -> Offer:
-    """Read an offer that anyone may have written. Where its layout is that of a `known` one, it is the same object.
+    """Read an offer from an untrusted writer.
+
+    Args:
+        data: the bytes of its file.
+        secret: the root's.
+        known: an offer that was read before. If the layouts are equal, the result has the same object.
 
     Raises:
-        OfferRefusedError: it was not made with this secret, or is none.
+        OfferRefusedError: it was not made with this secret, or is malformed.
     """
     body, mark, code = data.rpartition(_MARK)
     if not mark or not hmac.compare_digest(code, _code(body, secret)):
@@ -146,9 +158,9 @@ def unseal(data: bytes, secret: bytes, known: Offer | None = None) -> Offer:
     return Offer(version=contents.version, layout=layout, fingerprints=numbers, line=line)
 
 
-def _layout(line: bytes) -> Layout:
-    """Read a layout, and look at every tensor of it."""
-    layout = _decoded(line, Layout)
+def _layout(line: bytes) -> OfferLayout:
+    """Decode a layout, and check every tensor of it."""
+    layout = _decoded(line, OfferLayout)
     if layout.format != FORMAT:
         raise OfferRefusedError(f"the offer has format {layout.format}; this refitd reads format {FORMAT}")
     names = [tensor.name for tensor in layout.tensors]

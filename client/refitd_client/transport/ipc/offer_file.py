@@ -1,12 +1,12 @@
-"""The file of an offer, and the lock on it: how a trainer exports its tensors and gets them back.
+"""The file of an offer, and the lock on it, by which a trainer exports its tensors and gets them back.
 
     trainer    writes the file · … · empties and unlinks it, takes an exclusive flock: it has them back
     engine     reads the file; later, in its pause: takes a shared flock, sees that the file is not empty, reads the
-               tensors, sees that the file is not empty yet and that the trainer lives, lets go
+               tensors, sees that the file is not empty yet and that the trainer lives, releases the lock
 
-Once the exclusive lock is held no engine reads any more, and none can begin: an empty file is not an offer, under
-whatever other name somebody kept it. A lock dies with its holder, so neither side waits for a process that is gone, and
-no service has to be there. What was read of a trainer that died (`exporter`) counts for nothing.
+Once the exclusive lock is held no engine reads any more, and none can begin: an empty file is not an offer, also under
+another name. A lock dies with its holder, so neither side waits for a process that is gone, and no service has to be
+there. What was read of a trainer that died (`exporter`) is discarded.
 """
 
 import fcntl
@@ -22,8 +22,8 @@ from refitd_client.files.plain_file import open_plain
 from refitd_client.transport.ipc import exporter
 from refitd_client.transport.ipc.offer import MAX_OFFER_BYTES, Offer, OfferRefusedError, seal, unseal
 
-_LOOK_SECONDS = 0.0005
-_LOOKS_SLOWER = 0.02  # the longest time between two looks
+_RETRY_SECONDS = 0.0005  # between the first two attempts to take the lock
+_LONGEST_RETRY_SECONDS = 0.02
 
 
 class ExportedTensors:
@@ -40,7 +40,9 @@ class ExportedTensors:
         made = folder / f".making{self.path.name}"
         self._fd: int | None = open_plain(made, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o640)
         try:
-            _write(self._fd, seal(offer, secret))
+            view = memoryview(seal(offer, secret))
+            while view:
+                view = view[os.write(self._fd, view) :]
             made.rename(self.path)
         except BaseException:
             made.unlink(missing_ok=True)
@@ -58,7 +60,7 @@ class ExportedTensors:
         os.ftruncate(self._fd, 0)  # a reader that holds the lock has read it: it only sees that it is withdrawn
         with suppress(FileNotFoundError):
             self.path.unlink()
-        if not _alone(self._fd, within):
+        if not _lock_alone(self._fd, within):
             return False
         self._close()
         return True
@@ -77,13 +79,18 @@ class ExportedTensors:
 
 
 class ImportedTensors:
-    """An offer that was opened. Its tensors may be read while it is `held`, and at no other time. Close it."""
+    """An offer that was opened. Its tensors may be read between `hold` and `release` only. Close it."""
 
     def __init__(self, path: Path, secret: bytes, known: Offer | None = None) -> None:
-        """Read it. The trainer is not held up by that. `known` as in `offer.unseal`.
+        """Read the offer, without a lock: the trainer does not wait for that.
+
+        Args:
+            path: the offer's file.
+            secret: the root's.
+            known: as in `offer.unseal`.
 
         Raises:
-            OfferRefusedError: it was withdrawn, or is none.
+            OfferRefusedError: it was withdrawn, or is malformed.
             OSError: it is gone, or cannot be read.
         """
         self._folder = path.parent
@@ -97,24 +104,11 @@ class ImportedTensors:
 
     @property
     def is_exported(self) -> bool:
-        """Whether the trainer lives and stands by it. What was read while it did is what was offered."""
+        """Whether the trainer lives and has not withdrawn it. What was read while this is true is what was offered."""
         return self._fd is not None and os.fstat(self._fd).st_size > 0 and exporter.is_there(self._folder)
 
-    @contextmanager
-    def held(self) -> Generator[None]:
-        """Have the trainer wait for the end of this context: make it short.
-
-        Raises:
-            OfferRefusedError: it was withdrawn.
-        """
-        self.hold()
-        try:
-            yield
-        finally:
-            self.release()
-
     def hold(self) -> None:
-        """Begin what `held` is.
+        """Take the lock. The trainer may wait for its end: `release` it soon.
 
         Raises:
             OfferRefusedError: it was withdrawn.
@@ -130,12 +124,12 @@ class ImportedTensors:
             raise OfferRefusedError("the offer was withdrawn, or its trainer is gone")
 
     def release(self) -> None:
-        """End what `hold` has begun. Harmless where nothing was."""
+        """Release the lock, if it is held."""
         if self._fd is not None:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Let go of the file as well."""
+        """Close the file, which releases the lock, too."""
         fd, self._fd = self._fd, None
         if fd is not None:
             os.close(fd)
@@ -146,11 +140,11 @@ class ImportedTensors:
 
 @contextmanager
 def imported(path: Path, secret: bytes) -> Generator[ImportedTensors]:
-    """Read an offer and hold it: `ImportedTensors` and `ImportedTensors.held`, which see."""
+    """Read an offer and hold its lock in a context. Raises as `ImportedTensors` and `hold`."""
     found = ImportedTensors(path, secret)
     try:
-        with found.held():
-            yield found
+        found.hold()
+        yield found
     finally:
         found.close()
 
@@ -159,15 +153,17 @@ def _read_offer(fd: int, name: str) -> bytes:
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_OFFER_BYTES:
         raise OfferRefusedError(f"{name} is no offer: a plain file of at most {MAX_OFFER_BYTES} bytes is")
-    data = _read(fd, status.st_size)
+    data = bytearray()
+    while len(data) < status.st_size and (part := os.read(fd, status.st_size - len(data))):
+        data += part
     if not data or len(data) < status.st_size:
         raise OfferRefusedError("the offer was withdrawn")
-    return data
+    return bytes(data)
 
 
-def _alone(fd: int, within: float) -> bool:
-    """Take the exclusive lock. It is asked for again and again: a wait in the kernel has no deadline."""
-    deadline, pause = time.monotonic() + within, _LOOK_SECONDS
+def _lock_alone(fd: int, within: float) -> bool:
+    """Take the exclusive lock, by attempts for `within` seconds: a wait in the kernel has no deadline."""
+    deadline, pause = time.monotonic() + within, _RETRY_SECONDS
     while True:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -175,20 +171,6 @@ def _alone(fd: int, within: float) -> bool:
             if time.monotonic() >= deadline:
                 return False
             time.sleep(pause)
-            pause = min(2 * pause, _LOOKS_SLOWER)
+            pause = min(2 * pause, _LONGEST_RETRY_SECONDS)
         else:
             return True
-
-
-def _write(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-
-
-def _read(fd: int, size: int) -> bytes:
-    parts: list[bytes] = []
-    while size > 0 and (part := os.read(fd, size)):
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)

@@ -1,4 +1,4 @@
-"""The secret of a root, `.refitd/handover.key`: who can read it may export memory to engines, and import it.
+"""The secret of a root, `.refitd/handover.key`: a process that can read it may export memory to engines, and import it.
 
 The service makes it; trainer and engines read it by their group. It is never in an environment or on a command line.
 """
@@ -17,12 +17,12 @@ BYTES = 32
 _MODE = 0o640
 
 
-class SecretRefusedError(Exception):
+class HandoverKeyRefusedError(Exception):
     """The file cannot be a secret. The message names it and says what to do."""
 
 
 def make_secret(root: Path) -> None:
-    """Make it where there is none. Durable before it has its name, so that nobody ever reads a part of it.
+    """Make it where there is none. It is durable before it has its name, so that no process reads a part of it.
 
     Raises:
         OSError: it cannot be written.
@@ -44,24 +44,24 @@ def make_secret(root: Path) -> None:
 
 
 def read_secret(root: Path) -> bytes:
-    """The secret.
+    """Read the secret.
 
     Raises:
-        SecretRefusedError: it is no plain file, too short, or everyone may read it.
+        HandoverKeyRefusedError: it is no plain file, too short, or everyone may read it.
         OSError: there is none (FileNotFoundError: does a service run on this root?), or it may not be read.
     """
     path = root / SERVICE_FOLDER / NAME
     try:
         fd = open_plain(path)
     except NotPlainError as error:
-        raise SecretRefusedError(f"{path} is no plain file: remove it, and start the service again") from error
+        raise HandoverKeyRefusedError(f"{path} is no plain file: remove it, and start the service again") from error
     try:
         status = os.fstat(fd)
         if status.st_mode & stat.S_IRWXO:
-            raise SecretRefusedError(f"everyone may read {path}: chmod o= it, or remove it for a new one")
+            raise HandoverKeyRefusedError(f"everyone may read {path}: chmod o= it, or remove it for a new one")
         secret = os.read(fd, BYTES + 1)
     finally:
         os.close(fd)
     if len(secret) != BYTES:
-        raise SecretRefusedError(f"{path} has not {BYTES} bytes: remove it, and start the service again")
+        raise HandoverKeyRefusedError(f"{path} has not {BYTES} bytes: remove it, and start the service again")
     return secret

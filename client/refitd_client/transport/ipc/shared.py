@@ -1,11 +1,12 @@
-"""Tensors in a file of shared memory: what a GPU's memory is by CUDA IPC, on the CPU. One file for all of them.
+"""Tensors in a file of shared memory, and the identity of this host. One file for all tensors.
 
-The twin of `device`: the same offers, the same lock, the same transaction, and other addresses.
+It is to the CPU what `device` is to a GPU: the same offers, the same lock, the same transaction, other addresses.
 """
 
 import mmap
 import os
 import secrets
+import socket
 import sys
 from collections.abc import Mapping, Set
 from math import prod
@@ -18,16 +19,30 @@ from refitd_client.files.plain_file import open_plain
 from refitd_client.tensors.source import TORCH_NAMES
 from refitd_client.transport.ipc.offer import HostPlace
 
+
+def host_name() -> str:
+    """The kernel's name for this host. Containers with names of their own are hosts of their own."""
+    return socket.gethostname()
+
+
+def boot_id() -> str:
+    """The kernel's random id of this boot (proc(5)). Empty where the kernel has none, as with gVisor."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except FileNotFoundError:
+        return ""
+
+
 _ALIGNED = 64
 _MADE: "WeakSet[SharedTensors]" = WeakSet()
 
 
 class NotSharedError(RuntimeError):
-    """A tensor lies in memory of this process alone."""
+    """A tensor lies in memory that only this process has."""
 
 
 class SharedTensors:
-    """Tensors allocated so that a trainer can export them. `specs` maps names to (dtype of safetensors, shape)."""
+    """Tensors that a trainer can export. `specs` maps names to (safetensors' dtype, shape)."""
 
     def __init__(self, specs: Mapping[str, tuple[str, tuple[int, ...]]], folder: Path = Path("/dev/shm")) -> None:  # noqa: S108 - a random name, made exclusively
         self.places: dict[str, HostPlace] = {}
@@ -48,12 +63,12 @@ class SharedTensors:
         _MADE.add(self)
 
     def offset_of(self, address: int, nbytes: int) -> int | None:
-        """Where in the file a tensor begins; None where it lies elsewhere."""
+        """Where in the file some bytes at an address begin; None where they are elsewhere."""
         offset = address - self._begin
         return offset if 0 <= offset <= len(self._memory) - nbytes else None
 
     def close(self) -> None:
-        """Take the file's name away. The memory goes when the last tensor does."""
+        """Unlink the file. The memory is freed with the last tensor."""
         self.path.unlink(missing_ok=True)
         _MADE.discard(self)
 
@@ -84,10 +99,16 @@ class HostMemory:
         self._maps: dict[str, mmap.mmap] = {}
 
     def tensor(self, place: HostPlace, dtype: str, shape: tuple[int, ...]) -> Any:
-        """A view of the tensor that lies there. What is written to it stays here.
+        """A view of a tensor. Writes to it stay in this process.
+
+        Args:
+            place: where it lies.
+            dtype: safetensors' name.
+            shape: its shape.
 
         Raises:
-            OSError: the file is gone, or may not be read. ValueError: it is shorter than the tensor.
+            OSError: the file is gone, or may not be read.
+            ValueError: it is shorter than the tensor.
         """
         if not prod(shape):
             return sys.modules["torch"].empty(shape, dtype=getattr(sys.modules["torch"], TORCH_NAMES[dtype]))
@@ -100,7 +121,7 @@ class HostMemory:
         return view(self._maps[place.path], place.offset, dtype, shape)
 
     def keep(self, paths: Set[str]) -> None:
-        """Let go of all others. Their memory goes when the last view does."""
+        """Close all others. Their memory is unmapped with the last view."""
         for path in self._maps.keys() - paths:
             del self._maps[path]
 
@@ -108,8 +129,14 @@ class HostMemory:
 def view(memory: mmap.mmap, offset: int, dtype: str, shape: tuple[int, ...]) -> Any:
     """A tensor in mapped memory.
 
+    Args:
+        memory: the mapping.
+        offset: of the first byte.
+        dtype: safetensors' name.
+        shape: the tensor's.
+
     Raises:
-        ValueError: it does not fit in.
+        ValueError: it ends beyond the mapping.
     """
     torch: Any = sys.modules["torch"]
     kind, count = getattr(torch, TORCH_NAMES[dtype]), prod(shape)

@@ -6,45 +6,56 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from refitd.diagnose.doctor.door import ask_service, judge_door, stranger_at_door, url_of
-from refitd.diagnose.doctor.engines import Asked, ask_engines, judge_engine, judge_names, judge_start_up_model
-from refitd.diagnose.doctor.finding import Check, Finding, Verdict
-from refitd.diagnose.doctor.gpus import gpus_of, judge_gpus, look_at_gpus
-from refitd.diagnose.doctor.hub import judge_hub
-from refitd.diagnose.doctor.libraries import judge_releases, nccl_of
-from refitd.diagnose.doctor.nccl import judge_nccl
-from refitd.diagnose.doctor.nonce import Nonce, RootUnusableError, probed
-from refitd.diagnose.doctor.places import ask_places, judge_places
+from refitd.diagnose.doctor.broadcast import gpus_of, judge_gpus, judge_nccl, judge_releases, look_at_gpus, nccl_of
+from refitd.diagnose.doctor.engines import (
+    EngineAnswers,
+    ask_engines,
+    ask_places,
+    judge_engine,
+    judge_hub,
+    judge_names,
+    judge_places,
+    judge_sharing,
+    judge_start_up_model,
+    sighting,
+)
 from refitd.diagnose.doctor.processes import LocalProcess, environment_of, family_of, is_running, local_process
-from refitd.diagnose.doctor.root_facts import look_at_root
-from refitd.diagnose.doctor.root_verdicts import judge_root
-from refitd.diagnose.doctor.service import judge_service, judge_settings
-from refitd.diagnose.doctor.sharing import judge_sharing, sighting
-from refitd.diagnose.doctor.told import ask_of_engines, ask_of_faults, judge_faults, judge_told
-from refitd.diagnose.fsck.facts import JournalFacts
-from refitd.diagnose.fsck.held import still
-from refitd.diagnose.fsck.journal_facts import read_journal
-from refitd.diagnose.fsck.roster import roster_of
-from refitd.discovery.memory import Named
+from refitd.diagnose.doctor.root import Nonce, RootUnusableError, judge_root, look_at_root, probed
+from refitd.diagnose.doctor.service import (
+    ask_service,
+    ask_service_engines,
+    ask_service_faults,
+    judge_faults,
+    judge_notice,
+    judge_service,
+    judge_service_engines,
+    judge_settings,
+    service_of_other_root,
+    url_of,
+)
+from refitd.diagnose.finding import CheckName, CheckVerdict, Finding
+from refitd.diagnose.journal import JournalFacts, read_journal, still
+from refitd.diagnose.roster import roster_of
+from refitd.discovery.place import EnginesFound
 from refitd.engine.http import NoReply
 from refitd.engine.port import Unreached
 from refitd.settings import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """The answer: findings, those that keep a job from running among them."""
+class DoctorReport:
+    """All findings."""
 
     root: str
     findings: tuple[Finding, ...]
 
     @property
     def failed(self) -> bool:
-        """Whether something has to be mended first."""
-        return any(finding.verdict is Verdict.FAILED for finding in self.findings)
+        """Whether something has to be corrected before a job can run."""
+        return any(finding.verdict is CheckVerdict.FAILED for finding in self.findings)
 
 
-async def check(settings: Settings, *, nccl: bool, trainer: int | None, url: str | None = None) -> Report:
+async def check(settings: Settings, *, nccl: bool, trainer: int | None, url: str | None = None) -> DoctorReport:
     """Check everything.
 
     Args:
@@ -63,9 +74,9 @@ async def check(settings: Settings, *, nccl: bool, trainer: int | None, url: str
         with probed(root) as nonce:
             findings = await _check(settings, root, nonce, nccl=nccl, trainer=trainer, url=url)
     except RootUnusableError as error:
-        unusable = Finding(check=Check.ROOT, subject=str(root), verdict=Verdict.FAILED, text=str(error), fix=error.fix)
+        unusable = Finding(CheckName.ROOT, str(root), CheckVerdict.FAILED, str(error), error.fix)
         findings = [unusable, *await _without_root(settings)]
-    return Report(root=str(root), findings=tuple(findings))
+    return DoctorReport(root=str(root), findings=tuple(findings))
 
 
 async def _check(
@@ -76,13 +87,13 @@ async def _check(
         pass  # no longer: a service that starts while the lock is held is refused
     journal = await asyncio.to_thread(read_journal, settings.state_folder, root)
     answers = await ask_places(settings)
-    found = {url for answer in answers if isinstance(answer, Named) for url in answer.urls}
+    found = {url for answer in answers if isinstance(answer, EnginesFound) for url in answer.urls}
     asked = await ask_engines(roster_of(settings, journal.engines, found))
     processes = {one.name: await asyncio.to_thread(local_process, one.spec.url) for one in asked}
     findings = [*judge_root(facts, settings), *judge_service(settings, journal, running)]
-    told = await _at_door(settings, running, url)
+    told = await _ask_service(settings, running, url)
     findings += [*told, *judge_places(answers)]
-    findings += [] if any(finding.check is Check.ENGINES for finding in told) else _none(asked)
+    findings += [] if any(finding.check is CheckName.ENGINES for finding in told) else _no_engines(asked)
     findings += judge_names(asked)
     for one in asked:
         findings += await asyncio.to_thread(_of_engine, nonce, one, processes[one.name], journal)
@@ -94,7 +105,7 @@ async def _check(
     return findings
 
 
-async def _at_door(settings: Settings, running: str | None, named: str | None) -> list[Finding]:
+async def _ask_service(settings: Settings, running: str | None, named: str | None) -> list[Finding]:
     """What the service answers: whether it takes the token, and what it says of its engines.
 
     Args:
@@ -103,34 +114,40 @@ async def _at_door(settings: Settings, running: str | None, named: str | None) -
         named: its URL, by --url or REFITD_URL; it is asked there even if no lock shows that it runs.
     """
     url = url_of(settings) if named is None else named
-    stranger = await asyncio.to_thread(stranger_at_door, url, running)
+    stranger = await asyncio.to_thread(service_of_other_root, url, running)
     if stranger is not None:
         return [stranger]
     if running is None and named is None:
         return []
     reply = await ask_service(settings, url)
-    door = judge_door(url, reply)
-    if isinstance(reply, NoReply) or door.check is Check.LOCK:
-        return [door]
-    engines = await ask_of_engines(settings, url)
+    notice = judge_notice(url, reply)
+    if isinstance(reply, NoReply) or notice.check is CheckName.LOCK:
+        return [notice]
+    engines = await ask_service_engines(settings, url)
     if isinstance(engines, Finding):
-        return [door, engines]
-    faults = await ask_of_faults(settings, url)
-    return [door, *judge_told(engines), *([faults] if isinstance(faults, Finding) else judge_faults(faults))]
+        return [notice, engines]
+    faults = await ask_service_faults(settings, url)
+    return [
+        notice,
+        *judge_service_engines(engines),
+        *([faults] if isinstance(faults, Finding) else judge_faults(faults)),
+    ]
 
 
 async def _without_root(settings: Settings) -> list[Finding]:
-    """What can be said all the same: whether engines are there, and can be driven."""
+    """Without a root only the settings and the engines can be checked."""
     asked = await ask_engines(roster_of(settings, {}, set()))
     return [
         *judge_settings(settings),
-        *_none(asked),
+        *_no_engines(asked),
         *judge_names(asked),
         *(each for one in asked for each in judge_engine(one)),
     ]
 
 
-def _of_engine(nonce: Nonce, asked: Asked, process: LocalProcess | None, journal: JournalFacts) -> list[Finding]:
+def _of_engine(
+    nonce: Nonce, asked: EngineAnswers, process: LocalProcess | None, journal: JournalFacts
+) -> list[Finding]:
     if isinstance(asked.seen, Unreached):
         return list(judge_engine(asked))
     found = sighting(nonce, asked, process, journal.engines.get(asked.name))
@@ -157,7 +174,7 @@ def _of_nccl(processes: Mapping[str, LocalProcess | None], trainer: int | None) 
     yield from judge_releases({name: nccl_of(pid) for name, pid in pids.items()})
 
 
-def _none(asked: list[Asked]) -> Iterator[Finding]:
+def _no_engines(asked: list[EngineAnswers]) -> Iterator[Finding]:
     if not asked:
-        text, fix = "nobody named an engine", "--engine URL, --engines-file or --discover"
-        yield Finding(check=Check.ENGINES, subject="service", verdict=Verdict.WARNING, text=text, fix=fix)
+        text, fix = "no engine is named", "--engine URL, --engines-file or --discover"
+        yield Finding(CheckName.ENGINES, "service", CheckVerdict.WARNING, text, fix)

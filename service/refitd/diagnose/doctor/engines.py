@@ -1,27 +1,44 @@
-"""Each engine asked: is it there, can refitd drive it, do the keys open what they have to, what is its clock.
+"""The engines: the places of --discover that name them, each engine's answers, and whether it sees the same files.
 
-Whether the key opens changes is found out by an update that names no model: SGLang looks at the key first, and then
+Whether the key opens changes is found out by an update that names no model: SGLang checks the key first, and then
 refuses the request as incomplete (400 or 422). Nothing is paused and nothing is loaded.
+
+A stock SGLang has no route that reads a file and leaves the engine as it was: an update that fails has drained the
+requests in flight and changed the path that the engine names. That an engine sees the same files is proved by
+
+    the process    on this host, its own view of the nonce's path (/proc/PID/root)
+    the plugin     its socket in the root, when it answers for this engine
+    a load         of a version beneath the root, whose contents the service proved
+
+and by nothing else. Without a proof it is unknown before the first load.
 """
 
 import asyncio
 import os
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
-from refitd.diagnose.doctor.finding import Check, Finding, Verdict, good
-from refitd.diagnose.fsck.roster import Roster
-from refitd.engine.connect import key_files
+from refitd.diagnose.doctor.processes import LocalProcess
+from refitd.diagnose.doctor.root import Nonce
+from refitd.diagnose.finding import CheckName, CheckVerdict, Finding, good
+from refitd.diagnose.roster import Roster
+from refitd.discovery.asking import ask
+from refitd.discovery.place import Answer, EnginesFound, Silent, parse_place
 from refitd.engine.engines_file import EngineSpec
-from refitd.engine.http import Lost, NoReply, Reply, Transport
-from refitd.engine.plugin.rank_group import NOBODY
+from refitd.engine.http import CallFailure, NoReply, Reply
+from refitd.engine.plugin.rank_group import NO_PLUGIN
 from refitd.engine.port import Reached, Unreached
-from refitd.policy.twins import is_one_server
+from refitd.policy.contest import is_one_server
+from refitd.root.threads import RootThreads
+from refitd.settings import Settings
+from refitd.state.records import EngineRecord
 from refitd_client.validation.reference import ReferenceRefusedError, read_reference
 
+_HUB = "HF_HUB_OFFLINE"
+_TRUE = frozenset({"1", "true", "yes", "on"})
 CALL_SECONDS = 5.0
 SKEW_SECONDS = 5.0  # a Date header has whole seconds, and the call takes its time
 _READ = "/model_info"
@@ -35,11 +52,38 @@ LOADS_WHOLE = "each of them through SGLang's loader, which is slow, and refuses 
 LOADS_WHOLE_FIX = "the runbook's RefitdLoadsThroughLoader says for which models that is so, and what to do about others"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What one engine answered. `change` is None where it was not asked, `skew` in seconds where it tells its time.
+async def ask_places(settings: Settings) -> list[Answer]:
+    """Ask all of them at once."""
+    threads = RootThreads()
+    return await asyncio.gather(*(ask(parse_place(place), threads) for place in settings.discover))
 
-    `read` is what it says when it is asked what it serves once more, where it cannot be driven.
+
+def judge_places(answers: Iterable[Answer]) -> Iterator[Finding]:
+    """What they said."""
+    for answer in answers:
+        match answer:
+            case EnginesFound(place=place, urls=urls) if urls:
+                yield good(CheckName.PLACES, place, f"names {', '.join(sorted(urls))}")
+            case EnginesFound(place=place):
+                text, fix = "names no engine", "start engines that it names, or correct --discover"
+                yield Finding(CheckName.PLACES, place, CheckVerdict.WARNING, text, fix)
+            case Silent(place=place, reason=reason):
+                fix = "see that it can be reached from here, or correct --discover"
+                yield Finding(CheckName.PLACES, place, CheckVerdict.FAILED, reason, fix)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineAnswers:
+    """What one engine answered.
+
+    Attributes:
+        name: its id.
+        spec: how it was named.
+        root: where it sees the root.
+        seen: what a probe saw.
+        read: its second answer on what it serves; only where the probe failed.
+        change: its answer to an update that names no model; only where the probe succeeded.
+        skew: how far its clock is ahead, in seconds; None where its answers have no date.
     """
 
     name: str
@@ -51,24 +95,22 @@ class Asked:
     skew: float | None = None
 
 
-async def ask_engines(roster: Roster) -> list[Asked]:
+async def ask_engines(roster: Roster) -> list[EngineAnswers]:
     """Ask all of them at once."""
     return await asyncio.gather(*(_ask(roster, name) for name in sorted(roster.specs)))
 
 
-async def _ask(roster: Roster, name: str) -> Asked:
-    spec, settings = roster.specs[name], roster.settings
-    root = spec.root or settings.path_map or str(settings.root.resolve())
-    engine = roster.connect(name)
-    http = Transport(spec.url, **key_files(settings.engine_access, spec, roster.is_named), guard=roster.guard)
+async def _ask(roster: Roster, name: str) -> EngineAnswers:
+    engine, http = roster.connect(name), roster.transport(name)
     try:
         seen = await engine.probe()
     finally:
         await engine.aclose()
+    answers = EngineAnswers(name=name, spec=roster.specs[name], root=roster.root_of(name), seen=seen)
     if isinstance(seen, Unreached):
-        return Asked(name=name, spec=spec, root=root, seen=seen, read=await http.get(_READ, CALL_SECONDS))
+        return replace(answers, read=await http.get(_READ, CALL_SECONDS))
     reply = await http.post(_UPDATE, {}, CALL_SECONDS)
-    return Asked(name=name, spec=spec, root=root, seen=seen, change=reply, skew=skew_of(reply))
+    return replace(answers, change=reply, skew=skew_of(reply))
 
 
 def skew_of(reply: Reply | NoReply) -> float | None:
@@ -81,47 +123,7 @@ def skew_of(reply: Reply | NoReply) -> float | None:
         return None
 
 
-def judge_engine(asked: Asked) -> Iterator[Finding]:
-    """What the answers mean."""
-    if isinstance(asked.seen, Unreached):
-        text, fix = asked.seen.reason, _way_in(asked.read)
-        yield Finding(check=Check.REACHABLE, subject=asked.name, verdict=Verdict.FAILED, text=text, fix=fix)
-        return
-    yield good(Check.REACHABLE, asked.name, f"SGLang {_started_as(asked.seen)}")
-    yield _plugin(asked.name, asked.seen)
-    if asked.change is not None:
-        yield _changes(asked.name, asked.change)
-    yield _clock(asked.name, asked.skew)
-
-
-def judge_start_up_model(asked: Asked) -> Iterator[Finding]:
-    """Whether versions can be held against the model that the engine was started with. Reads the model's headers."""
-    path = asked.seen.startup_path if isinstance(asked.seen, Reached) else None
-    if path is None:
-        return
-    fix = "name the same model in a folder that the service's user can read: --base-model DIR"
-    try:
-        read_reference(Path(path))
-    except (FileNotFoundError, ReferenceRefusedError) as error:
-        verdict, text = Verdict.WARNING, f"without --base-model versions are rejected: {error}"
-    except OSError as error:
-        verdict = Verdict.FAILED
-        text = f"without --base-model no version has a verdict: user id {os.geteuid()} cannot read {path}: {error}"
-    else:
-        yield good(Check.START_UP_MODEL, asked.name, f"versions are held against {path}")
-        return
-    yield Finding(check=Check.START_UP_MODEL, subject=asked.name, verdict=verdict, text=text, fix=fix)
-
-
-def _started_as(seen: Reached) -> str:
-    """Its release and how it was started; what the server does not tell is left out."""
-    told = seen.configuration.removeprefix(f"sglang {seen.server_version} ").split()
-    return ", ".join(
-        [seen.server_version or "of an unknown release", " ".join(word for word in told if word not in _UNTOLD)]
-    )
-
-
-def judge_names(asked: Sequence[Asked]) -> Iterator[Finding]:
+def judge_names(asked: Sequence[EngineAnswers]) -> Iterator[Finding]:
     """Whether two of the names lead to one server."""
     for at, one in enumerate(asked):
         for other in asked[:at]:
@@ -130,7 +132,47 @@ def judge_names(asked: Sequence[Asked]) -> Iterator[Finding]:
                     f"{one.spec.url} and {other.spec.url} are one server: the service loads it by one of the two names"
                 )
                 fix = "take one of the two out of --engine, the engines file or what is discovered"
-                yield Finding(check=Check.ENGINES, subject=one.name, verdict=Verdict.FAILED, text=text, fix=fix)
+                yield Finding(CheckName.ENGINES, one.name, CheckVerdict.FAILED, text, fix)
+
+
+def judge_engine(asked: EngineAnswers) -> Iterator[Finding]:
+    """What the answers mean."""
+    if isinstance(asked.seen, Unreached):
+        text, fix = asked.seen.reason, _way_in(asked.read)
+        yield Finding(CheckName.REACHABLE, asked.name, CheckVerdict.FAILED, text, fix)
+        return
+    yield good(CheckName.REACHABLE, asked.name, f"SGLang {_started_as(asked.seen)}")
+    yield _plugin(asked.name, asked.seen)
+    if asked.change is not None:
+        yield _changes(asked.name, asked.change)
+    yield _clock(asked.name, asked.skew)
+
+
+def judge_start_up_model(asked: EngineAnswers) -> Iterator[Finding]:
+    """Whether versions can be held against the model that the engine was started with. Reads the model's headers."""
+    path = asked.seen.startup_path if isinstance(asked.seen, Reached) else None
+    if path is None:
+        return
+    fix = "name the same model in a folder that the service's user can read: --base-model DIR"
+    try:
+        read_reference(Path(path))
+    except (FileNotFoundError, ReferenceRefusedError) as error:
+        verdict, text = CheckVerdict.WARNING, f"without --base-model versions are rejected: {error}"
+    except OSError as error:
+        verdict = CheckVerdict.FAILED
+        text = f"without --base-model no version has a verdict: user id {os.geteuid()} cannot read {path}: {error}"
+    else:
+        yield good(CheckName.START_UP_MODEL, asked.name, f"versions are held against {path}")
+        return
+    yield Finding(check=CheckName.START_UP_MODEL, subject=asked.name, verdict=verdict, text=text, fix=fix)
+
+
+def _started_as(seen: Reached) -> str:
+    """Its release and how it was started; what the server does not tell is left out."""
+    told = seen.configuration.removeprefix(f"sglang {seen.server_version} ").split()
+    return ", ".join(
+        [seen.server_version or "of an unknown release", " ".join(word for word in told if word not in _UNTOLD)]
+    )
 
 
 def _way_in(read: Reply | NoReply | None) -> str:
@@ -144,7 +186,7 @@ def _way_in(read: Reply | NoReply | None) -> str:
             return "see its log, and that of a proxy before it"
         case Reply():
             return "name an SGLang server, of a release and with settings that refitd can drive"
-        case NoReply(lost=Lost.NEVER_SENT) | None:
+        case NoReply(lost=CallFailure.NEVER_SENT) | None:
             return "start it, or correct its URL, its key's file or --engine-allow"
         case NoReply():
             return "see its log: something listens there, and does not answer"
@@ -153,23 +195,25 @@ def _way_in(read: Reply | NoReply | None) -> str:
 def _plugin(name: str, seen: Reached) -> Finding:
     if seen.plugin is not None and seen.loader is not None and seen.loader.whole:
         text = f"refitd {seen.plugin} inside it carries out its loads, {LOADS_WHOLE}: {seen.loader.reason}"
-        return Finding(check=Check.PLUGIN, subject=name, verdict=Verdict.WARNING, text=text, fix=LOADS_WHOLE_FIX)
+        return Finding(CheckName.PLUGIN, name, CheckVerdict.WARNING, text, LOADS_WHOLE_FIX)
     if seen.plugin is not None:
         text = f"refitd {seen.plugin} inside it carries out its loads, and takes deltas in place"
-        return good(Check.PLUGIN, name, text)
-    if seen.stock_reason in {None, NOBODY}:
-        return good(Check.PLUGIN, name, "none speaks for it: its loads are SGLang's own, and deltas reach it as copies")
+        return good(CheckName.PLUGIN, name, text)
+    if seen.stock_reason in {None, NO_PLUGIN}:
+        return good(
+            CheckName.PLUGIN, name, "none speaks for it: its loads are SGLang's own, and deltas reach it as copies"
+        )
     text = f"its loads are SGLang's own, though a plugin may be there: {seen.stock_reason}"
     fix = "install this very refitd beside every rank, with REFITD_SGLANG_ROOT set to the root as the server sees it"
-    return Finding(check=Check.PLUGIN, subject=name, verdict=Verdict.WARNING, text=text, fix=fix)
+    return Finding(CheckName.PLUGIN, name, CheckVerdict.WARNING, text, fix)
 
 
 def _changes(name: str, reply: Reply | NoReply) -> Finding:
     if isinstance(reply, NoReply):
         fix = "see the engine's log: it answers reads and not this"
-        return Finding(check=Check.CHANGES, subject=name, verdict=Verdict.FAILED, text=reply.reason, fix=fix)
+        return Finding(CheckName.CHANGES, name, CheckVerdict.FAILED, reply.reason, fix)
     if reply.status in _INCOMPLETE:
-        return good(Check.CHANGES, name, "the key opens changes")
+        return good(CheckName.CHANGES, name, "the key opens changes")
     if reply.status in _UNAUTHORISED:
         text = f"the key that it got, if any, does not open changes ({reply.status})"
         fix = "--engine-admin-key-file holds its --admin-api-key"
@@ -179,15 +223,80 @@ def _changes(name: str, reply: Reply | NoReply) -> Finding:
     else:
         text = f"an update that names no model was answered with {reply.status}: {reply.short_message}"
         fix = "is this SGLang itself, of a release that refitd knows?"
-    return Finding(check=Check.CHANGES, subject=name, verdict=Verdict.FAILED, text=text, fix=fix)
+    return Finding(CheckName.CHANGES, name, CheckVerdict.FAILED, text, fix)
 
 
 def _clock(name: str, skew: float | None) -> Finding:
     if skew is None:
         text = "it does not tell its time"
-        return Finding(check=Check.ENGINE_CLOCK, subject=name, verdict=Verdict.UNKNOWN, text=text)
+        return Finding(CheckName.ENGINE_CLOCK, name, CheckVerdict.UNKNOWN, text)
     text = f"its clock differs by {round(skew) + 0:+} s"
     if abs(skew) <= SKEW_SECONDS:
-        return good(Check.ENGINE_CLOCK, name, text)
+        return good(CheckName.ENGINE_CLOCK, name, text)
     fix = "have its host and this one follow one time server (NTP): logs and events cannot be put in order"
-    return Finding(check=Check.ENGINE_CLOCK, subject=name, verdict=Verdict.WARNING, text=text, fix=fix)
+    return Finding(CheckName.ENGINE_CLOCK, name, CheckVerdict.WARNING, text, fix)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sighting:
+    """What may prove that an engine sees the same files.
+
+    Attributes:
+        looked: whether its process's view of files could be read.
+        read: what the process reads at the nonce's path; None for nothing.
+        plugin: whether its plugin answers at a socket in the root; None where that is not known.
+        loaded: a version that it is proved to have loaded from the root.
+    """
+
+    looked: bool
+    read: str | None
+    plugin: bool | None
+    loaded: str | None
+
+
+def sighting(nonce: Nonce, asked: EngineAnswers, process: LocalProcess | None, known: EngineRecord | None) -> Sighting:
+    """Gather what may prove it. Reads one file."""
+    path = f"{asked.root}/{nonce.path}"
+    return Sighting(
+        looked=process is not None and process.can_be_seen,
+        read=None if process is None else process.reads(path),
+        plugin=plugin_answers(asked),
+        loaded=known.serving if known is not None and known.known else None,
+    )
+
+
+def plugin_answers(asked: EngineAnswers) -> bool | None:
+    """Whether refitd's plugin inside this engine answers at a socket in the root; None where that is not known.
+
+    The probe has asked (docs/plugin.md: `{"do":"hello"}` over `<root>/.refitd/engines/*.sock`): an answer that names
+    the engine's own port and seed comes from a process that has made its socket beneath the very root that we look at.
+    """
+    return asked.seen.plugin is not None if isinstance(asked.seen, Reached) else None
+
+
+def judge_sharing(asked: EngineAnswers, nonce: Nonce, found: Sighting) -> Finding:
+    """Judge whether the engine sees the same files."""
+    if found.read == nonce.text:
+        return good(CheckName.SHARED_FILES, asked.name, f"its process reads a nonce at {asked.root}")
+    if found.plugin:
+        return good(CheckName.SHARED_FILES, asked.name, "the plugin inside it answers from a socket in the root")
+    if found.looked:
+        text = f"its process does not see what was just written beneath {asked.root}"
+        fix = "mount the root there, or say where it is: --path-map, or 'root' in the engines file"
+        return Finding(CheckName.SHARED_FILES, asked.name, CheckVerdict.FAILED, text, fix)
+    if found.loaded is not None:
+        return good(CheckName.SHARED_FILES, asked.name, f"it was proved to have loaded {found.loaded} from the root")
+    text = "it cannot be proved before the first load: stock SGLang has no way to say what it sees"
+    fix = "run doctor on the engine's host, or install refitd into its environment (the plugin answers)"
+    return Finding(CheckName.SHARED_FILES, asked.name, CheckVerdict.UNKNOWN, text, fix)
+
+
+def judge_hub(name: str, process: LocalProcess | None) -> Finding:
+    """Whether the engine would go to the hub for a path that is not there."""
+    fix = f"start it with {_HUB}=1: a path that is gone has to fail, and never be looked for on the hub"
+    if process is None or process.environment is None:
+        text = "whether it may use the hub cannot be seen from here"
+        return Finding(CheckName.HUB, name, CheckVerdict.UNKNOWN, text, fix)
+    if process.environment.get(_HUB, "").lower() in _TRUE:
+        return good(CheckName.HUB, name, f"{_HUB} is set")
+    return Finding(CheckName.HUB, name, CheckVerdict.WARNING, f"{_HUB} is not set", fix)

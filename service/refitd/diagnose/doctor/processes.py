@@ -1,12 +1,12 @@
 """What can be seen of an engine that runs on this host: its process, by the port it listens on (Linux's /proc).
 
-Whoever listens there may be a tunnel's end (ssh, kubectl, docker-proxy, refitd's own facade) with another view of all
+The process that listens may be the end of a tunnel (ssh, kubectl, docker-proxy, refitd's own facade), which sees other
 files. So a process counts as the engine only where it was started as one.
 """
 
 import re
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -29,7 +29,7 @@ class LocalProcess:
     environment: Mapping[str, str] | None
 
     def reads(self, path: str) -> str | None:
-        """What a file holds as the process sees it, with its mounts; None where it sees none, or nobody may look."""
+        """Read a file as the process sees it; None where there is none, or this user may not read it."""
         with suppress(OSError, UnicodeDecodeError):
             return (PROC / str(self.pid) / "root" / path.lstrip("/")).read_text()
         return None
@@ -43,7 +43,7 @@ class LocalProcess:
 
 
 def local_process(url: str) -> LocalProcess | None:
-    """The engine's process that answers at a URL; None where it is on another host, or somebody else answers."""
+    """The engine's process that answers at a URL; None where it is on another host, or another program answers."""
     pid = listener(url)
     if pid is None or not any(is_engine(command_of(one)) for one in (pid, _parent(pid)) if one is not None):
         return None
@@ -51,24 +51,30 @@ def local_process(url: str) -> LocalProcess | None:
 
 
 def listener(url: str) -> int | None:
-    """The process on this host that listens at a URL's port; None where there is none, or nobody may see it."""
+    """The process on this host that listens at a URL's port; None where none can be seen."""
     at = httpx.URL(url)
     port = at.port or (443 if at.scheme == "https" else 80)
     if not _is_here(at.host, port):
         return None
-    sockets = {f"socket:[{inode}]" for inode in _listening(port)}
-    return next((pid for pid in _pids() if sockets & _links(pid)), None) if sockets else None
+    sockets: set[str] = set()
+    for name in ("tcp", "tcp6"):
+        with suppress(OSError):
+            for line in (PROC / "net" / name).read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == _LISTENS and int(fields[1].rpartition(":")[2], 16) == port:
+                    sockets.add(f"socket:[{fields[9]}]")
+    return next((pid for pid in _pids() if sockets & _open_files(pid)), None) if sockets else None
 
 
 def command_of(pid: int) -> list[str]:
-    """The words that a process was started with; none where it is gone."""
+    """The command line of a process; nothing where it is gone."""
     with suppress(OSError):
         return (PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
     return []
 
 
 def is_engine(command: Sequence[str]) -> bool:
-    """Whether these words start an SGLang, or refitd's embedded engine. Pure."""
+    """Whether a command line starts an SGLang, or refitd's embedded engine."""
     return _ENGINES.fullmatch(_program(command)) is not None
 
 
@@ -79,23 +85,23 @@ def is_service(pid: int) -> bool:
 
 
 def _program(command: Sequence[str]) -> str:
-    """What runs: the module or the script, where it is Python that runs it."""
+    """The program that runs: of Python, the module or the script."""
     first, *words = command or [""]
     if not PurePath(first).name.startswith("python"):
         return first
-    given = iter(words)
-    for word in given:
+    rest = iter(words)
+    for word in rest:
         if word == "-m":
-            return next(given, "")
+            return next(rest, "")
         if word in _TAKES_A_WORD:
-            next(given, None)
+            next(rest, None)
         elif not word.startswith("-"):
             return word
     return ""
 
 
 def _is_here(host: str, port: int) -> bool:
-    """Whether a host is this one: then a datagram to it would come from the address that it goes to."""
+    """Whether a host is this one: then a datagram to it has the same source as destination."""
     with suppress(OSError, UnicodeError):
         for family, kind, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
             with suppress(OSError), socket.socket(family, kind) as probe:
@@ -105,22 +111,11 @@ def _is_here(host: str, port: int) -> bool:
     return False
 
 
-def _listening(port: int) -> Iterator[str]:
-    for name in ("tcp", "tcp6"):
-        with suppress(OSError):
-            for line in (PROC / "net" / name).read_text().splitlines()[1:]:
-                fields = line.split()
-                if fields[3] == _LISTENS and int(fields[1].rpartition(":")[2], 16) == port:
-                    yield fields[9]
+def _pids() -> list[int]:
+    return [int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit()]
 
 
-def _pids() -> Iterator[int]:
-    for entry in PROC.iterdir():
-        if entry.name.isdigit():
-            yield int(entry.name)
-
-
-def _links(pid: int) -> set[str]:
+def _open_files(pid: int) -> set[str]:
     found: set[str] = set()
     with suppress(OSError):
         for link in (PROC / str(pid) / "fd").iterdir():

@@ -1,67 +1,100 @@
-"""The service's own things: its token, its journal, its lock."""
+"""The service: its settings, secret files, journal and lock; and what it answers at its URL.
 
+It is sent a notice of a version that does not exist, in the root by its name: the service checks the token first, then
+the name, and then refuses the notice because nothing is at its path. Processes of this host show whose service it is:
+the one that listens at the URL, and the one that holds the root's lock. Then it is asked for its engines and its own
+faults: it knows engines that are not on doctor's command line, has keys that doctor may lack, and sees the engines from
+its own host.
+"""
+
+import asyncio
 import os
 import shlex
 import stat
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from ipaddress import ip_address
+from typing import TypeVar
 
-from refitd.diagnose.doctor.finding import Check, Finding, Verdict, good
-from refitd.diagnose.fsck.facts import JournalFacts
+import msgspec
+
+from refitd.diagnose.doctor.engines import LOADS_WHOLE, LOADS_WHOLE_FIX
+from refitd.diagnose.doctor.processes import is_service, listener
+from refitd.diagnose.finding import CheckName, CheckVerdict, Finding, good
+from refitd.diagnose.journal import JournalFacts
 from refitd.diagnose.preflight import faults_of
+from refitd.engine.http import NoReply, Reply, Transport
 from refitd.settings import LOOPBACK, Settings
-from refitd.state.journal.condition import Corrupt, Missing, Newer, Sound, Unreadable
+from refitd.state.journal.condition import Corrupt, Missing, Newer, Sound, UnreadableJournal
 from refitd.state.journal.schema import SCHEMA_VERSION
+from refitd_client.contract.states import EngineState
+from refitd_client.contract.wire import Engine, Faults, Page
+from refitd_client.http.publisher_client import root_name
+
+CALL_SECONDS = 5.0
+_ROUTE = "/v1/versions"
+_UNAUTHORISED = frozenset({401, 403})
+_INCOMPLETE = frozenset({400, 422})
+_ADDRESS = "name its address: --url or REFITD_URL, or --host and --port"
+AnswerT = TypeVar("AnswerT")
+# Warnings: some are over by themselves a moment after a start. Doctor's own checks say what keeps a job from running.
+_OF_FAULTS: Mapping[str, tuple[CheckName, str]] = {
+    "root": (CheckName.ROOT, "wait for the first listing after a start; else mount the root again"),
+    "engines": (CheckName.ENGINES, "mend the engines file, or the place of --discover"),
+    "journal": (
+        CheckName.JOURNAL,
+        "make room on the disk of the state folder; one that is being rebuilt needs nothing",
+    ),
+    "disk": (CheckName.SPACE, "unpin versions, close runs that have ended, or raise --disk-budget"),
+    "folders": (CheckName.ROOT, "remove folders that are no versions, and close runs that have ended"),
+}
 
 
 def judge_service(settings: Settings, journal: JournalFacts, running: str | None) -> Iterator[Finding]:
-    """Settings, token, journal and lock. `running` says who holds the root's lock, None where nobody does."""
+    """Judge settings, secret files, journal and lock.
+
+    Args:
+        settings: those of the service.
+        journal: what was read of it.
+        running: the process that holds the root's lock; None where none does.
+    """
     yield from judge_settings(settings)
     yield from _secret_files(settings)
-    yield from _token(settings)
+    if settings.tokens().write:
+        yield good(CheckName.TOKEN, "service", "changes need a token")
+    elif settings.host in LOOPBACK:
+        yield good(CheckName.TOKEN, "service", "no token: it listens on loopback only")
     yield _journal(journal)
-    yield _lock(str(settings.root), running)
-
-
-def _lock(root: str, running: str | None) -> Finding:
-    """None that runs is no fault before a start, and the first thing to know where one should."""
+    root = str(settings.root)
     if running is not None:
-        return good(Check.LOCK, root, f"a service runs on this root ({running})")
-    text = "no service runs on this root: engines are brought to nothing new"
-    fix = f"'refitd serve --root {shlex.quote(root)}' starts one"
-    return Finding(check=Check.LOCK, subject=root, verdict=Verdict.WARNING, text=text, fix=fix)
+        yield good(CheckName.LOCK, root, f"a service runs on this root ({running})")
+    else:  # before a start that is as it should be
+        text = "no service runs on this root: engines are brought to nothing new"
+        fix = f"'refitd serve --root {shlex.quote(root)}' starts one"
+        yield Finding(CheckName.LOCK, root, CheckVerdict.WARNING, text, fix)
 
 
 def judge_settings(settings: Settings) -> Iterator[Finding]:
-    """What a start would be refused for."""
-    fix = "'refitd serve' does not start with it: name what is meant"
+    """Return the faults for which a start would be refused."""
+    fix = "'refitd serve' does not start with it: correct this setting"
     for fault in faults_of(settings):
-        yield Finding(check=Check.SETTINGS, subject="service", verdict=Verdict.FAILED, text=fault, fix=fix)
+        yield Finding(CheckName.SETTINGS, "service", CheckVerdict.FAILED, fault, fix)
 
 
 def _secret_files(settings: Settings) -> Iterator[Finding]:
-    """Files of which each is as good as a token or a key: a webhook's URL can be one."""
+    """Files that hold a token, a key, or a webhook's URL, which can be a secret too."""
     tokens = (settings.token_file, settings.read_token_file)
     keys = (settings.engine_key_file, settings.engine_admin_key_file)
     for file in (*tokens, *keys, settings.webhooks_file, settings.webhook_secret_file):
-        if file is not None and (fault := _open_to_others(file)) is not None:
-            fix = f"chmod 640 {file}"
-            yield Finding(check=Check.TOKEN, subject=str(file), verdict=Verdict.WARNING, text=fault, fix=fix)
-
-
-def _token(settings: Settings) -> Iterator[Finding]:
-    if settings.tokens().write:
-        yield good(Check.TOKEN, "service", "changes need a token")
-    elif settings.host in LOOPBACK:
-        yield good(Check.TOKEN, "service", "no token: it listens on loopback only")
-
-
-def _open_to_others(file: Path) -> str | None:
-    try:
-        mode = stat.S_IMODE(os.stat(file).st_mode)  # noqa: PTH116 - as the path is, links followed
-    except OSError:
-        return None  # a key's file may come later; what cannot be read is said where it is used
-    return f"every user can read it (mode {mode:o})" if mode & stat.S_IROTH else None
+        if file is None:
+            continue
+        try:
+            mode = stat.S_IMODE(os.stat(file).st_mode)  # noqa: PTH116 - as the path is, links followed
+        except OSError:
+            continue  # a key's file may come later; one that cannot be read is reported where it is used
+        if mode & stat.S_IROTH:
+            text = f"every user can read it (mode {mode:o})"
+            yield Finding(CheckName.TOKEN, str(file), CheckVerdict.WARNING, text, f"chmod 640 {file}")
 
 
 def _journal(journal: JournalFacts) -> Finding:
@@ -69,18 +102,174 @@ def _journal(journal: JournalFacts) -> Finding:
     match journal.condition:
         case Sound(schema=schema):
             later = "" if schema == SCHEMA_VERSION else f"; the next start brings it to schema {SCHEMA_VERSION}"
-            return good(Check.JOURNAL, subject, f"can be read to its end; schema {schema}{later}")
+            return good(CheckName.JOURNAL, subject, f"can be read to its end; schema {schema}{later}")
         case Missing() if not journal.elsewhere:
-            return good(Check.JOURNAL, subject, "there is none yet: the service begins it")
+            return good(CheckName.JOURNAL, subject, "there is none yet: the service begins it")
         case Missing():
             text = f"there is none, and the root's last one lies in {journal.last_folder}"
             fix = f"--state {journal.last_folder}"
-            return Finding(check=Check.JOURNAL, subject=subject, verdict=Verdict.WARNING, text=text, fix=fix)
+            return Finding(CheckName.JOURNAL, subject, CheckVerdict.WARNING, text, fix)
         case Newer(schema=schema):
             text = f"a later refitd wrote it (schema {schema}, and this one knows {SCHEMA_VERSION})"
             fix = "run that refitd"
         case Corrupt(reason=reason):
             text = f"it is corrupt: {reason}"
-        case Unreadable(reason=reason):
+        case UnreadableJournal(reason=reason):
             text, fix = f"it cannot be read: {reason}", f"see who holds {journal.path} and who may read it"
-    return Finding(check=Check.JOURNAL, subject=subject, verdict=Verdict.FAILED, text=text, fix=fix)
+    return Finding(CheckName.JOURNAL, subject, CheckVerdict.FAILED, text, fix)
+
+
+def url_of(settings: Settings) -> str:
+    """Where a service with these settings answers. One that listens on every address listens on loopback too."""
+    host = settings.host
+    try:
+        at = ip_address(host)
+    except ValueError:
+        return f"http://{host}:{settings.port}"
+    if at.is_unspecified:
+        host = "127.0.0.1" if at.version == 4 else "::1"
+    return f"http://[{host}]:{settings.port}" if ":" in host else f"http://{host}:{settings.port}"
+
+
+def service_at(url: str, token: str | None) -> Transport:
+    """Calls to a service."""
+    return Transport(url, api_key=token, admin_key=None, server="service")
+
+
+def service_of_other_root(url: str, running: str | None) -> Finding | None:
+    """Find a service of another root that listens at the URL on this host. `running` holds the lock of this root."""
+    number = (running or "").removeprefix("pid ")
+    there, owner = listener(url), int(number) if number.isdigit() else None
+    if there is None or there == owner or not is_service(there):
+        return None
+    if running is not None and (owner is None or not is_service(owner)):
+        return None  # a process of another host or container, whose number says nothing here
+    whose = "none runs on this root" if running is None else f"{running} is the one of this root"
+    return Finding(
+        CheckName.LOCK,
+        url,
+        CheckVerdict.FAILED,
+        f"the service that listens there (pid {there}) is of another root: {whose}",
+        "it would never find what is published here: name its --root, or the --port of this root's service",
+    )
+
+
+async def ask_service(settings: Settings, url: str) -> Reply | NoReply:
+    """Send it a notice that it refuses."""
+    token = next(iter(settings.tokens().write), None)
+    notice = {"run": "refitd-doctor", "step": 0, "root": await asyncio.to_thread(root_name, settings.root.resolve())}
+    return await service_at(url, token).post(_ROUTE, notice, CALL_SECONDS)
+
+
+def judge_notice(subject: str, reply: Reply | NoReply) -> Finding:
+    """What the answer means. `subject` is the service's URL."""
+    if isinstance(reply, NoReply):
+        text = f"the service does not answer: {reply.reason}"
+        fix = f"start it with 'refitd serve', or {_ADDRESS}"
+        return Finding(CheckName.TOKEN, subject, CheckVerdict.UNKNOWN, text, fix)
+    kind = str((reply.data or {}).get("type", ""))
+    if kind.endswith(":other-root"):
+        text = f"the service there is of another root: {(reply.data or {}).get('detail', '')}"
+        fix = "name its --root, or the --port of this root's service"
+        return Finding(CheckName.LOCK, subject, CheckVerdict.FAILED, text, fix)
+    if reply.status in _INCOMPLETE or kind.endswith(":run-not-followed"):
+        return good(CheckName.TOKEN, subject, "the service takes notices with this token, or without one")
+    if reply.status in _UNAUTHORISED:
+        text = f"the service does not take this token for changes ({reply.status})"
+        fix = "give trainers the token of its --token-file: notices are refused without it"
+    else:
+        text, fix = f"{_ROUTE} was answered with {reply.status}", f"is this refitd? Else {_ADDRESS}"
+    return Finding(CheckName.TOKEN, subject, CheckVerdict.FAILED, text, fix)
+
+
+async def ask_service_engines(settings: Settings, url: str) -> Sequence[Engine] | Finding:
+    """Return its engines, or why they are not known."""
+    told = await _ask(settings, url, "/v1/engines", Page[Engine])
+    return told.items if isinstance(told, Page) else _unsaid(url, CheckName.ENGINES, "what its engines are", told)
+
+
+async def ask_service_faults(settings: Settings, url: str) -> Faults | Finding:
+    """Return the faults of the service itself, or why they are not known."""
+    told = await _ask(settings, url, "/v1/faults", Faults)
+    return told if isinstance(told, Faults) else _unsaid(url, CheckName.LOCK, "what is wrong with itself", told)
+
+
+async def _ask(settings: Settings, url: str, route: str, kind: type[AnswerT]) -> AnswerT | str:
+    """The answer, or why there is none."""
+    tokens = settings.tokens()
+    token = next(iter([*tokens.read, *tokens.write]), None)
+    reply = await service_at(url, token).get(route, CALL_SECONDS)
+    try:
+        if isinstance(reply, Reply) and reply.ok:
+            return msgspec.convert(reply.data, kind)
+    except msgspec.ValidationError as error:
+        return f"{route} was answered with something else: {error}"
+    return reply.reason if isinstance(reply, NoReply) else f"{route} was answered with {reply.status}"
+
+
+def _unsaid(url: str, check: CheckName, what: str, why: str) -> Finding:
+    return Finding(
+        check,
+        url,
+        CheckVerdict.UNKNOWN,
+        f"the service does not say {what}: {why}",
+        "give doctor a token of its --token-file or --read-token-file, and run the same refitd here and there",
+    )
+
+
+def judge_faults(faults: Faults) -> Iterator[Finding]:
+    """What is wrong with the service itself."""
+    for part, fault in asdict(faults).items():
+        if fault is not None:
+            check, fix = _OF_FAULTS[part]
+            text = f"the service says: {fault}"
+            yield Finding(check, "service", CheckVerdict.WARNING, text, fix)
+
+
+def judge_service_engines(engines: Sequence[Engine]) -> Iterator[Finding]:
+    """What it says of each."""
+    for engine in engines:
+        text = f"the service says {engine.state}{_why(engine)}; {_serving(engine)}; {_loads(engine)}"
+        verdict, fix = _verdict(engine)
+        if fix is None:
+            yield good(CheckName.ENGINES, engine.id, text)
+        else:
+            yield Finding(CheckName.ENGINES, engine.id, verdict, text, fix)
+
+
+def _verdict(engine: Engine) -> tuple[CheckVerdict, str | None]:
+    match engine.state:
+        case EngineState.UNREACHABLE:
+            return CheckVerdict.FAILED, "start it, or mend the way to it: the service brings it to its target by itself"
+        case EngineState.QUARANTINED:
+            return CheckVerdict.FAILED, f"see its log, then restart it, or 'refitd engines resync {engine.id}'"
+        case EngineState.CONTESTED:
+            fix = "stop the other service, trainer or script that loads it, or take one of its two names out"
+            return CheckVerdict.FAILED, f"{fix}; then 'refitd engines resync {engine.id}'"
+        case EngineState.TAINTED | EngineState.NACKED:
+            return CheckVerdict.WARNING, f"'refitd explain {engine.id}' says what was tried, and what comes next"
+        case _ if engine.loads_whole:
+            return CheckVerdict.WARNING, LOADS_WHOLE_FIX
+        case _:
+            return CheckVerdict.OK, None
+
+
+def _why(engine: Engine) -> str:
+    return "" if engine.reason is None else f" ({engine.reason})"
+
+
+def _serving(engine: Engine) -> str:
+    if engine.run is None:
+        return "it follows no run"
+    return f"it follows run {engine.run} and " + (
+        "serves no version of it" if engine.version is None else f"is on {engine.version}"
+    )
+
+
+def _loads(engine: Engine) -> str:
+    if engine.plugin is not None:
+        how = f", {LOADS_WHOLE}: {engine.through_loader}" if engine.loads_whole else ""
+        return f"refitd's plugin {engine.plugin} carries out its loads{how}"
+    if engine.stock_reason is None:
+        return "who carries out its loads is not known yet"
+    return f"its loads are SGLang's own: {engine.stock_reason}"

@@ -1,34 +1,52 @@
-"""Journal, disk and engines held against each other. Pure: facts in, findings out, the worst first."""
+"""Journal, disk and engines compared with each other. Pure: facts in, findings out, the worst first.
 
-from collections.abc import Iterator
-from dataclasses import replace
+The journal itself is judged here: whether it is there, is intact, and is this root's.
+"""
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import assert_never
+
+from refitd.diagnose.finding import Disagreement, FsckKind, Repair, Severity
+from refitd.diagnose.fsck.disk import DiskFacts
 from refitd.diagnose.fsck.engines import compare_engines
-from refitd.diagnose.fsck.facts import Facts
-from refitd.diagnose.fsck.finding import Finding, Kind, Repair, Severity
-from refitd.diagnose.fsck.journal import compare_journal
-from refitd.diagnose.fsck.leftovers import compare_leftovers
-from refitd.diagnose.fsck.versions import compare_versions
+from refitd.diagnose.fsck.versions import compare_leftovers, compare_versions
+from refitd.diagnose.journal import JournalFacts
+from refitd.diagnose.roster import EngineFacts
+from refitd.root.scan import Listing
+from refitd.state.journal.condition import Corrupt, Missing, Newer, Sound, UnreadableJournal
+from refitd.state.journal.recovery import FORGOTTEN
+from refitd.state.journal.schema import SCHEMA_VERSION
 
 _ORDER = list(Severity)
-# What takes files away. A journal that was lost knew of readers that nobody knows now: then these wait.
+# Repairs that delete files. While a lost journal is rebuilt its readers are not known, so these wait.
 _DELETES = frozenset({Repair.FINISH_RECLAIM, Repair.DISCARD_INCOMING, Repair.EMPTY_TRASH, Repair.DISCARD_SLOT})
 
 
-def compare(facts: Facts) -> list[Finding]:
-    """Say where they disagree."""
-    found = [_withheld(finding, facts) for finding in _all(facts)]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FsckFacts:
+    """What is compared. `engines` is None where they were not asked; `running` names the service that runs now."""
+
+    journal: JournalFacts
+    disk: DiskFacts
+    engines: Sequence[EngineFacts] | None = None
+    running: str | None = None
+
+
+def compare(facts: FsckFacts) -> list[Disagreement]:
+    """Return all disagreements, the worst first."""
+    found = [_with_repair(finding, facts) for finding in _disagreements(facts)]
     return sorted(found, key=lambda finding: (_ORDER.index(finding.severity), finding.kind, finding.subject))
 
 
-def _all(facts: Facts) -> Iterator[Finding]:
+def _disagreements(facts: FsckFacts) -> Iterator[Disagreement]:
     if facts.running is not None:
-        yield Finding(
-            severity=Severity.INFO,
-            kind=Kind.SERVICE_RUNNING,
-            subject=facts.running,
-            text="the service is running: what is found may be momentary, and nothing can be repaired",
-            advice="stop it to be sure, or ask it: 'refitd status'",
+        yield Disagreement(
+            Severity.INFO,
+            FsckKind.SERVICE_RUNNING,
+            facts.running,
+            "the service is running: what is found may be momentary, and nothing can be repaired",
+            "stop it to be sure, or ask it: 'refitd status'",
         )
     yield from compare_journal(facts.journal, facts.disk)
     yield from compare_versions(facts.journal, facts.disk)
@@ -36,10 +54,86 @@ def _all(facts: Facts) -> Iterator[Finding]:
     yield from compare_leftovers(facts.disk)
 
 
-def _withheld(finding: Finding, facts: Facts) -> Finding:
-    """The same without its repair, where that must not happen now."""
+def _with_repair(finding: Disagreement, facts: FsckFacts) -> Disagreement:
+    """Remove the repair of a finding where it must not be made now."""
     if facts.running is not None:
         return replace(finding, repair=None)
     if finding.repair in _DELETES and not facts.journal.is_complete:
         return replace(finding, repair=None, advice="nothing is collected before the journal is rebuilt: do that first")
     return finding
+
+
+def compare_journal(journal: JournalFacts, disk: DiskFacts) -> Iterator[Disagreement]:
+    """Find faults of the journal, and loads that began and did not end."""
+    yield from _condition(journal, disk)
+    for attempt in journal.open_attempts:
+        yield Disagreement(
+            Severity.WARNING,
+            FsckKind.ATTEMPT_OPEN,
+            attempt.engine,
+            f"the service stopped while {attempt.version} was being loaded into it (since {attempt.started_at}): "
+            "its contents are unknown",
+            "the next start takes it for TAINTED, and loads it and proves it before it is resumed",
+            Repair.CLOSE_ATTEMPT,
+        )
+
+
+def _condition(journal: JournalFacts, disk: DiskFacts) -> Iterator[Disagreement]:
+    condition = journal.condition
+    match condition:
+        case Sound(origin):
+            if not origin.rebuilt:
+                yield Disagreement(
+                    Severity.INFO,
+                    FsckKind.JOURNAL_REBUILDING,
+                    str(journal.path),
+                    f"an empty journal was begun and is to be rebuilt: {origin.cause}",
+                    "run the service: nothing is collected until it has listed the root and asked every engine",
+                )
+        case Missing():
+            yield from _missing(journal, disk)
+        case Corrupt(reason):
+            advice = f"--repair moves it aside and begins an empty one: {FORGOTTEN}"
+            yield Disagreement(
+                Severity.ERROR,
+                FsckKind.JOURNAL_CORRUPT,
+                str(journal.path),
+                f"corrupt: {reason}",
+                advice,
+                Repair.REBUILD_JOURNAL,
+            )
+        case Newer(schema):
+            text = f"it has schema {schema}, and this refitd knows {SCHEMA_VERSION}"
+            yield Disagreement(
+                Severity.ERROR, FsckKind.JOURNAL_NEWER, str(journal.path), text, "use the newer refitd that wrote it"
+            )
+        case UnreadableJournal(reason):
+            advice = "see to its rights, its disk and who else has it open; it is left as it is"
+            yield Disagreement(
+                Severity.ERROR, FsckKind.JOURNAL_UNREADABLE, str(journal.path), f"it cannot be read: {reason}", advice
+            )
+        case _:
+            assert_never(condition)
+
+
+def _missing(journal: JournalFacts, disk: DiskFacts) -> Iterator[Disagreement]:
+    before = journal.last_folder
+    if journal.elsewhere:
+        text = f"there is none here: the root names {before}, and one lies there"
+        yield Disagreement(Severity.ERROR, FsckKind.JOURNAL_ELSEWHERE, str(journal.path), text, f"say --state {before}")
+    elif before is not None:
+        advice = f"--repair begins an empty one, as the service does: {FORGOTTEN}"
+        yield Disagreement(
+            Severity.ERROR,
+            FsckKind.JOURNAL_MISSING,
+            str(journal.path),
+            "it is missing, and a service has run on this root before",
+            advice,
+            Repair.REBUILD_JOURNAL,
+        )
+    elif not isinstance(disk.listing, Listing) or disk.listing.found:
+        advice = "is --state right? If no service has run on it before, start one: it begins a journal"
+        text = "there is none, and the root has versions"
+        yield Disagreement(
+            Severity.WARNING, FsckKind.JOURNAL_MISSING, str(journal.path), text, advice, Repair.REBUILD_JOURNAL
+        )

@@ -1,21 +1,20 @@
-"""What lies under the root: a shell that looks and changes nothing but the service's own clock file."""
+"""What lies under the root: a look that changes nothing but the service's own clock file."""
 
 import asyncio
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
+from typing import Protocol
 
 from refitd.catalog.files import Files, Unreadable
-from refitd.diagnose.fsck.facts import CopyFacts, DiskFacts, Foreign
-from refitd.diagnose.fsck.leftovers import TRASH_PATH
-from refitd.diagnose.fsck.telling import Telling
 from refitd.materialize.disk import DiskCopies
 from refitd.reclaim.folders import DiskFolders
-from refitd.root.leftovers import Incoming, Slot
-from refitd.root.scan import MAX_DEPTH, Listing
+from refitd.root.outcome import Incoming, Slot
+from refitd.root.scan import MAX_DEPTH, Listing, ListingFailed
 from refitd.state.copy import Copy
 from refitd.state.version import VersionRecord
 from refitd_client.checkpoint.opening import ChangedError, FileStat, Folder, OpeningRefusedError
@@ -23,7 +22,8 @@ from refitd_client.contract.manifest import digest_of_files
 from refitd_client.contract.naming import (
     INCOMING_PREFIX,
     SERVICE_FOLDER,
-    NameRefusedError,
+    TRASH,
+    InvalidNameError,
     check_run,
     parse_version_folder,
 )
@@ -32,7 +32,70 @@ from refitd_client.fingerprint import to_text
 from refitd_client.validation.contents import read_contents
 from refitd_client.validation.examine import structure, to_read
 
+TRASH_PATH = f"{SERVICE_FOLDER}/{TRASH}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignEntry:
+    """Something under the root that refitd never touches: its path and what it is."""
+
+    path: str
+    noun: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyFacts:
+    """A copy that deltas are applied to. `odd` (only with --deep) is why its contents are not those that it says."""
+
+    copy: Copy
+    odd: str | Unreadable | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskFacts:
+    """The root. `signatures` and `digests` (only with --deep) are by path; None where nothing is there."""
+
+    listing: Listing | ListingFailed
+    signatures: Mapping[str, str | Unreadable | None] = field(default_factory=dict[str, str | Unreadable | None])
+    digests: Mapping[str, str | Unreadable] = field(default_factory=dict[str, str | Unreadable])
+    incoming: Sequence[Incoming] = ()
+    trash: Sequence[str] = ()
+    slots: Sequence[Slot] = ()
+    copies: Sequence[CopyFacts] = ()
+    foreign: Sequence[ForeignEntry] = ()
+    unlisted: int = 0
+
+
 MAX_FOREIGN = 20
+
+
+class CheckProgress(Protocol):
+    """Shows what is read, and how much of it. Must not raise."""
+
+    def say(self, text: str) -> None:
+        """A step begins; `text` names it."""
+        ...
+
+    def expect(self, count: int) -> None:
+        """`count` more bytes are going to be read."""
+        ...
+
+    def read(self, count: int) -> None:
+        """`count` more bytes were read. Called in any thread."""
+        ...
+
+
+class NoProgress:
+    """Shows nothing."""
+
+    def say(self, text: str) -> None:
+        """See `CheckProgress`."""
+
+    def expect(self, count: int) -> None:
+        """See `CheckProgress`."""
+
+    def read(self, count: int) -> None:
+        """See `CheckProgress`."""
 
 
 async def look_at_disk(
@@ -43,83 +106,91 @@ async def look_at_disk(
     *,
     deep: bool,
     incoming_ttl: float,
-    tell: Telling,
+    progress: CheckProgress,
 ) -> DiskFacts:
-    """Look. `deep` reads every byte of every sealed version; `tell` hears what is being read."""
+    """Look at everything under the root.
+
+    Args:
+        root: its folder.
+        files: lists it, and reads signatures.
+        versions: those of the journal.
+        copies: the copies that deltas are applied to.
+        deep: read every byte of every sealed version and of every copy.
+        incoming_ttl: seconds after which what a publisher left is abandoned.
+        progress: shows what is read.
+    """
     versions = list(versions)
-    tell.say("listing the root")
+    progress.say("listing the root")
     listing = await files.scan()
     signatures = await files.signatures(sorted({version.path for version in versions}))
     sealed = [v for v in versions if v.state is VersionState.SEALED and signatures[v.path] == v.signature]
     digests: dict[str, str | Unreadable] = {}
     if deep:
-        tell.expect(sum(version.bytes or 0 for version in sealed))
+        progress.expect(sum(version.bytes or 0 for version in sealed))
     for number, version in enumerate(sealed if deep else ()):
-        tell.say(f"reading {version.path} ({number + 1} of {len(sealed)})")
-        digests[version.path] = await _digest(root, version.path, tell)
+        progress.say(f"reading {version.path} ({number + 1} of {len(sealed)})")
+        digests[version.path] = await _digest(root, version.path, progress)
+    folders = DiskFolders(root)
+    incoming: list[Incoming] = []
+    slots: list[Slot] = []
+    found: list[Copy] = []
+    # Where no service ever was, looking for what publishers left would leave a trace.
+    if isinstance(listing, Listing) and (root / SERVICE_FOLDER).exists():
+        with suppress(OSError):  # a root that cannot be written has no clock to measure ages by
+            incoming = await folders.survey(sorted(listing.runs), incoming_ttl)
+    with suppress(OSError):  # the listing says that a root cannot be read
+        slots = await folders.slots()
+    with suppress(OSError):
+        found = await copies.survey()
     known = frozenset(version.path for version in versions)
     foreign = await asyncio.to_thread(lambda: list(_foreign(root, "", known, MAX_DEPTH)))
     return DiskFacts(
         listing=listing,
         signatures=signatures,
         digests=digests,
-        incoming=await _incoming(root, listing.runs, incoming_ttl) if isinstance(listing, Listing) else (),
+        incoming=incoming,
         trash=await asyncio.to_thread(_trash, root),
-        slots=await _slots(root),
-        copies=[await _copy(root, copies, copy, versions, deep=deep, tell=tell) for copy in await _survey(copies)],
+        slots=slots,
+        copies=[await _copy(root, copies, copy, versions, deep=deep, progress=progress) for copy in found],
         foreign=foreign[:MAX_FOREIGN],
         unlisted=max(len(foreign) - MAX_FOREIGN, 0),
     )
 
 
-async def _digest(root: Path, path: str, tell: Telling) -> str | Unreadable:
+async def _digest(root: Path, path: str, progress: CheckProgress) -> str | Unreadable:
     stop = Event()
+
+    def read() -> str:
+        seen = structure(root, path)
+        with Folder(root, path) as folder:
+            files = to_read(seen)
+            digests = read_contents(folder, files, seen.headers, stop=stop, on_read=progress.read).digests
+        return digest_of_files({name: (files[name].size, digest) for name, digest in digests.items()})
+
     try:
-        return await asyncio.to_thread(_read_digest, root, path, stop, tell)
+        return await asyncio.to_thread(read)
     except (OSError, OpeningRefusedError, ChangedError) as error:
         return Unreadable(str(error))
     finally:
         stop.set()  # when this is cancelled, the thread would read on to the end
 
 
-def _read_digest(root: Path, path: str, stop: Event, tell: Telling) -> str:
-    seen = structure(root, path)
-    with Folder(root, path) as folder:
-        files = to_read(seen)
-        digests = read_contents(folder, files, seen.headers, stop=stop, tell=tell.read).digests
-    return digest_of_files({name: (files[name].size, digest) for name, digest in digests.items()})
-
-
-async def _incoming(root: Path, runs: Iterable[str], older_than: float) -> list[Incoming]:
-    if not (root / SERVICE_FOLDER).exists():
-        return []  # no service was ever here, and looking would leave a trace
-    with suppress(OSError):  # a root that cannot be written has no clock to measure ages by
-        return await DiskFolders(root).survey(sorted(runs), older_than)
-    return []
-
-
-def _trash(root: Path) -> list[str]:
-    with suppress(FileNotFoundError):
-        return sorted(os.listdir(root / TRASH_PATH))
-    return []
-
-
-async def _survey(copies: DiskCopies) -> list[Copy]:
-    with suppress(OSError):  # a root that cannot be read: the scan has said so
-        return await copies.survey()
-    return []
-
-
 async def _copy(
-    root: Path, copies: DiskCopies, copy: Copy, versions: Iterable[VersionRecord], *, deep: bool, tell: Telling
+    root: Path,
+    copies: DiskCopies,
+    copy: Copy,
+    versions: Iterable[VersionRecord],
+    *,
+    deep: bool,
+    progress: CheckProgress,
 ) -> CopyFacts:
     version = next((v for v in versions if v.id == copy.holds and v.digest == copy.digest), None)
     if not deep or version is None:
         return CopyFacts(copy=copy)
-    tell.say(f"reading {copy.path}")
-    tell.expect(copy.bytes)
+    progress.say(f"reading {copy.path}")
+    progress.expect(copy.bytes)
     found = await copies.fingerprints(copy)
-    tell.read(copy.bytes)
+    progress.read(copy.bytes)
     if isinstance(found, Unreadable):
         return CopyFacts(copy=copy, odd=found)
     promised = await asyncio.to_thread(_promised, root, version)
@@ -128,47 +199,43 @@ async def _copy(
 
 
 def _promised(root: Path, version: VersionRecord) -> dict[str, str]:
-    """The fingerprints that a version's manifest has; none where it cannot be read: that is told elsewhere."""
+    """The fingerprints that a version's manifest has; none where it cannot be read, which another finding reports."""
     with suppress(OSError):
         manifest = structure(root, version.path).manifest
         return {} if manifest is None else manifest.fingerprints
     return {}
 
 
-async def _slots(root: Path) -> list[Slot]:
-    with suppress(OSError):  # a root that cannot be read: the scan has said so
-        return await DiskFolders(root).slots()
+def _trash(root: Path) -> list[str]:
+    with suppress(FileNotFoundError):
+        return sorted(os.listdir(root / TRASH_PATH))
     return []
 
 
-def _foreign(root: Path, run: str, known: frozenset[str], depth: int) -> Iterator[Foreign]:
+def _foreign(root: Path, run: str, known: frozenset[str], depth: int) -> Iterator[ForeignEntry]:
     """What is no run, no version, nothing of a publisher's and not the service's own. Links are not followed."""
     try:
         entries = sorted(os.scandir(root / run), key=lambda entry: entry.name)
     except OSError:
-        return  # the scan has said so
+        return  # the listing says so
     for entry in entries:
         path = f"{run}/{entry.name}" if run else entry.name
-        if path in known or _is_ours(entry.name, run):
+        is_publishers = parse_version_folder(entry.name) is not None
+        is_publishers |= entry.name.startswith((INCOMING_PREFIX, ".publisher."))
+        if path in known or (is_publishers if run else entry.name == SERVICE_FOLDER):
             continue
         status = entry.stat(follow_symlinks=False)
         if not stat.S_ISDIR(status.st_mode):
-            yield Foreign(path=path, noun=FileStat.of(status).noun)
+            yield ForeignEntry(path=path, noun=FileStat.of(status).noun)
         elif not _is_run(path):
-            yield Foreign(path=path, noun="folder")
+            yield ForeignEntry(path=path, noun="folder")
         elif depth > 0:
             yield from _foreign(root, path, known, depth - 1)
-
-
-def _is_ours(name: str, run: str) -> bool:
-    if not run:
-        return name == SERVICE_FOLDER
-    return parse_version_folder(name) is not None or name.startswith((INCOMING_PREFIX, ".publisher."))
 
 
 def _is_run(path: str) -> bool:
     try:
         check_run(path)
-    except NameRefusedError:
+    except InvalidNameError:
         return False
     return True

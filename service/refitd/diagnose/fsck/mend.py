@@ -11,12 +11,12 @@ from typing import assert_never
 
 from refitd.catalog.files import DiskFiles
 from refitd.clock import SystemClock
-from refitd.diagnose.fsck.finding import Finding, Kind, Repair
-from refitd.diagnose.fsck.roster import Roster
+from refitd.diagnose.finding import Disagreement, FsckKind, Repair
+from refitd.diagnose.roster import Roster
 from refitd.materialize.disk import DiskCopies
 from refitd.policy.holdings import Holdings
 from refitd.policy.leases import leases
-from refitd.reclaim.collector import StoreFacts
+from refitd.reclaim.facts import StoreFacts
 from refitd.reclaim.folders import DiskFolders
 from refitd.rollout.targets import Targets
 from refitd.root.outcome import Refused
@@ -28,7 +28,7 @@ from refitd.state.store import Store
 from refitd_client.contract.states import EngineState, VersionState
 
 
-async def mend(settings: Settings, findings: Sequence[Finding], roster: Roster) -> list[Finding]:
+async def mend(settings: Settings, findings: Sequence[Disagreement], roster: Roster) -> list[Disagreement]:
     """Carry out the repairs of findings; return all findings with what became of them.
 
     The root's lock must be held.
@@ -67,7 +67,7 @@ class Mender:
         self._facts = StoreFacts(store, Targets(store), DiskFiles(root))
         self._incoming_ttl = settings.incoming_ttl
 
-    async def mend(self, finding: Finding) -> Finding:
+    async def mend(self, finding: Disagreement) -> Disagreement:
         """Carry out the repair of a finding, if it has one."""
         if finding.repair is None:
             return finding
@@ -78,7 +78,7 @@ class Mender:
             trouble = str(error)
         return replace(finding, repaired=trouble is None, outcome=trouble)
 
-    async def _mend(self, repair: Repair, finding: Finding) -> str | None:
+    async def _mend(self, repair: Repair, finding: Disagreement) -> str | None:
         subject = finding.subject
         match repair:
             case Repair.REBUILD_JOURNAL | Repair.CLOSE_ATTEMPT:
@@ -109,11 +109,11 @@ class Mender:
                 await self._copies.disown(copy)
         return None
 
-    def _mark_lost(self, version: str, finding: Finding) -> str | None:
+    def _mark_lost(self, version: str, finding: Disagreement) -> str | None:
         record = self._store.versions[version]
         lost = replace(record, state=VersionState.LOST, reason=finding.text)
-        if finding.kind is Kind.VERSION_DAMAGED:
-            # Looked at from outside its files are unchanged: without this the catalog would take them for found again.
+        if finding.kind is FsckKind.VERSION_DAMAGED:
+            # Its signature is unchanged: without this the catalog would take its files for found again.
             lost = replace(lost, signature=f"damaged {record.signature}")
         self._store.put_version(lost, f"lost: {finding.text}")
         return None

@@ -1,7 +1,7 @@
-"""An engine's ranks: found among the sockets of the root, kept as long as they stay the same, and spoken to.
+"""An engine's ranks, found among the sockets of the root, and requests to them.
 
-Looking is cheap (a listing), so it is done at each probe; greeting everyone is not, so it is done when a socket has
-come or gone, when the engine is another process, and now and then while there is no rank group.
+Listing the sockets is cheap and done at each probe. Asking all ranks for a handshake is not: that is done when a socket
+has come or gone, when the engine is another process, and every `AGAIN_SECONDS` while there is no rank group.
 """
 
 import asyncio
@@ -11,11 +11,17 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from refitd.engine.plugin.exchange import ChannelError, LeftOverError, ask
-from refitd.engine.plugin.folder import Listing, listing
-from refitd.engine.plugin.handshake import read_handshake, shown
-from refitd.engine.plugin.rank_group import NOBODY, EngineRankGroup, Launch, Member, Stock, rank_group_of
-from refitd.engine.plugin.trust import open_to_all
+from refitd.engine.plugin.exchange import ChannelError, LeftOverError, RankSockets, ask, listing, open_to_all
+from refitd.engine.plugin.rank_group import (
+    NO_PLUGIN,
+    EngineRankGroup,
+    Launch,
+    Member,
+    Stock,
+    rank_group_of,
+    read_handshake,
+    shown,
+)
 
 HANDSHAKE_SECONDS = 2.0
 AGAIN_SECONDS = 10.0  # between two rounds of handshakes while there is no rank group and no socket has come or gone
@@ -23,7 +29,7 @@ _NO_ROOT = Stock("the service has no root to find its plugin in")
 
 
 class Channels:
-    """The sockets of a root, as one engine's adapter sees them. Calls may overlap."""
+    """The sockets of a root, for one engine's adapter. Calls may overlap."""
 
     def __init__(self, root: Path | None) -> None:
         self._root = root
@@ -32,22 +38,22 @@ class Channels:
         self._again_at = 0.0
 
     def doubt(self) -> None:
-        """A member did not answer: greet all again at the next look."""
+        """A rank did not answer: ask all for a handshake again at the next look."""
         self._seen = None
 
     async def rank_group(self, launch: Launch) -> EngineRankGroup | Stock:
-        """Who speaks for the engine that was started so. Takes seconds at most."""
+        """Find the ranks of the engine that was started so. Takes seconds at most."""
         if self._root is None:
             return _NO_ROOT
         try:
             async with _opened(self._root) as found:
                 return await self._look(launch, found)
         except FileNotFoundError:
-            return Stock(NOBODY)
+            return Stock(NO_PLUGIN)
         except OSError as error:
-            return Stock(f"the plugin's sockets cannot be looked at: {error}")
+            return Stock(f"the plugin's sockets cannot be listed: {error}")
 
-    async def _look(self, launch: Launch, found: Listing) -> EngineRankGroup | Stock:
+    async def _look(self, launch: Launch, found: RankSockets) -> EngineRankGroup | Stock:
         seen, now = (launch, found.names), time.monotonic()
         if seen != self._seen or (isinstance(self._rank_group, Stock) and now >= self._again_at):
             self._rank_group = await _greeted(launch, found)
@@ -57,7 +63,16 @@ class Channels:
     async def ask_all(
         self, members: Sequence[Member], request: dict[str, Any], within: float
     ) -> list[dict[str, Any] | ChannelError]:
-        """One request to several members at once; a reply or its absence for each, in their order."""
+        """Send one request to several ranks at once.
+
+        Args:
+            members: the ranks.
+            request: as docs/plugin.md has it.
+            within: seconds that each may take.
+
+        Returns:
+            A reply, or why there is none, for each rank in their order.
+        """
         if self._root is None:
             return [ChannelError("is nowhere") for _ in members]
         try:
@@ -68,7 +83,7 @@ class Channels:
             return [ChannelError(f"cannot be reached: {error}") for _ in members]
 
 
-async def _greeted(launch: Launch, found: Listing) -> EngineRankGroup | Stock:
+async def _greeted(launch: Launch, found: RankSockets) -> EngineRankGroup | Stock:
     if open_to_all(found.access):
         return Stock("everyone may write to the folder of the plugin's sockets: make it 0770 (chmod o-w)")
     replies = await asyncio.gather(*(_reply(found, name, {"do": "hello"}, HANDSHAKE_SECONDS) for name in found.names))
@@ -84,7 +99,9 @@ async def _greeted(launch: Launch, found: Listing) -> EngineRankGroup | Stock:
     return rank_group_of(launch, members, [*faults, *left_over])
 
 
-async def _reply(found: Listing, name: str, request: dict[str, Any], within: float) -> dict[str, Any] | ChannelError:
+async def _reply(
+    found: RankSockets, name: str, request: dict[str, Any], within: float
+) -> dict[str, Any] | ChannelError:
     try:
         return await ask(found.descriptor, name, found.access, request, within)
     except ChannelError as error:
@@ -92,7 +109,7 @@ async def _reply(found: Listing, name: str, request: dict[str, Any], within: flo
 
 
 @asynccontextmanager
-async def _opened(root: Path) -> AsyncGenerator[Listing]:
+async def _opened(root: Path) -> AsyncGenerator[RankSockets]:
     """Open and list in a thread: the root may be on a disk that is slow to answer."""
     context = listing(root)
     found = await asyncio.to_thread(context.__enter__)

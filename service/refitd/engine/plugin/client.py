@@ -1,29 +1,30 @@
-"""refitd's plugin beside one engine's HTTP API, as the adapter uses it: who speaks, prepare, forget, contents."""
+"""The client of refitd's plugin in one engine, beside its HTTP API: find its ranks, prepare, forget, contents."""
 
 from pathlib import Path
 
 from refitd.engine.plugin.channels import Channels
 from refitd.engine.plugin.leading import Leading, Leads
 from refitd.engine.plugin.prepared import (
-    Early,
-    Order,
+    Prefetched,
     Preparation,
-    Ready,
-    Refused,
+    Prepared,
+    PrepareRefused,
     Unprepared,
+    files_request,
     forget,
+    offer_request,
+    prefetch,
     prepare,
-    prepare_early,
+    prepare_offer,
 )
 from refitd.engine.plugin.rank_group import EngineRankGroup, Launch, Stock
-from refitd.engine.plugin.taken import prepare_offer, request_for
-from refitd.engine.port import Coming, Files, Loader, Offered, Target
+from refitd.engine.port import Coming, LoaderUse, Offered, Target, VersionFiles
 
 CONTENTS_SECONDS = 120.0  # to fingerprint all tensors, while the engine serves
 
 
 class PluginClient:
-    """`root` is the folder that the sockets are in, None where there is none to look in."""
+    """Requests to the plugin. `root` is the folder that its sockets are in; without one every engine is stock."""
 
     def __init__(self, root: Path | None, *, allow_dtype_cast: bool, leads: Leads | None = None) -> None:
         self._channels = Channels(root)
@@ -31,11 +32,11 @@ class PluginClient:
         self._cast = allow_dtype_cast
         self._rank_group: EngineRankGroup | Stock | None = None
         self._waiting = False  # whether its ranks may hold a version that was prepared and not loaded
-        self._early: Early | None = None
+        self._early: Prefetched | None = None
 
     @property
     def release(self) -> str | None:
-        """The plugin's, None where the engine's loads are its own."""
+        """The plugin's release; None where SGLang itself loads."""
         return self._rank_group.release if isinstance(self._rank_group, EngineRankGroup) else None
 
     @property
@@ -45,66 +46,66 @@ class PluginClient:
 
     @property
     def reason(self) -> str | None:
-        """Why its loads are its own."""
+        """Why SGLang itself loads."""
         return self._rank_group.reason if isinstance(self._rank_group, Stock) else None
 
     @property
     def led_by(self) -> str | None:
-        """Which other service leads the engine, in a sentence."""
+        """Which other service leads the engine, as a sentence."""
         return None if self._leading is None else self._leading.led_by
 
     @property
-    def loader(self) -> Loader | None:
-        """What the plugin does not copy by itself, as of the last time that its ranks were greeted."""
+    def loader(self) -> LoaderUse | None:
+        """What the plugin does not copy by itself, as of the last handshakes."""
         return self._rank_group.loader if isinstance(self._rank_group, EngineRankGroup) else None
 
     def vouches_for(self, target: Target) -> bool:
-        """Whether the answer to a load will say what it left behind."""
+        """Whether the answer to a load will say what the engine holds after it."""
         return (target.files is not None or target.offered is not None) and self.release is not None
 
     async def look(self, launch: Launch) -> None:
-        """Find out who speaks for the engine that was started so."""
+        """Find the ranks of the engine that was started so."""
         self._rank_group = await self._channels.rank_group(launch)
         if self._leading is not None:
             await self._leading.say(self._rank_group)
 
     async def prefetch(self, version: Coming | Offered, within: float) -> None:
-        """Have a version made ready while the engine serves and the service is not yet done with it, within seconds."""
+        """Have a version prepared before the service has checked it. Gives up after `within` seconds."""
         if isinstance(self._rank_group, EngineRankGroup):
             is_offer = isinstance(version, Offered)
-            request = request_for(version) if is_offer else Order(version, self._cast).request("headers")
+            request = offer_request(version) if is_offer else files_request(version, cast=self._cast)
             self._early, self._waiting = None, True
-            self._early = await prepare_early(self._channels, self._rank_group, request, within)
+            self._early = await prefetch(self._channels, self._rank_group, request, within)
 
-    async def prepare(self, files: Files, within: float) -> Preparation:
-        """Have the version checked while the engine serves, within seconds."""
+    async def prepare(self, files: VersionFiles, within: float) -> Preparation:
+        """Have a version prepared while the engine serves. Gives up after `within` seconds."""
         early, self._early = self._early, None
         if not isinstance(self._rank_group, EngineRankGroup):
             return Unprepared("no plugin speaks for it")
         prepared = await prepare(self._channels, self._rank_group, files, within, cast=self._cast, early=early)
-        self._waiting = isinstance(prepared, Ready)
+        self._waiting = isinstance(prepared, Prepared)
         return prepared
 
     async def take(self, offered: Offered, within: float) -> Preparation:
-        """Have a version in a trainer's memory looked at while the engine serves, within seconds."""
+        """Have an offer prepared while the engine serves. Gives up after `within` seconds."""
         if not isinstance(self._rank_group, EngineRankGroup):
-            return Refused("no plugin speaks for it")
+            return PrepareRefused("no plugin speaks for it")
         early, self._early = self._early, None
         prepared = await prepare_offer(self._channels, self._rank_group, offered, within, early)
-        self._waiting = isinstance(prepared, Ready)
+        self._waiting = isinstance(prepared, Prepared)
         return prepared
 
     def is_done(self) -> None:
-        """A load was sent: what was prepared was taken, or will be."""
+        """Note that a load was sent: it takes what was prepared."""
         self._waiting, self._early = False, None
 
     def was_loaded(self, how: str) -> None:
-        """A load came through. Ranks that may have learned a plan by it are greeted again at the next look."""
+        """Note that a load succeeded. Ranks that may have learned a load plan are asked again at the next look."""
         if how == "load" or self.loader is not None:
             self._channels.doubt()
 
     async def forget(self) -> None:
-        """Have what was prepared closed, where no load came of it."""
+        """Have the ranks close what they prepared and did not load."""
         self._early = None
         if self._waiting and isinstance(self._rank_group, EngineRankGroup):
             self._waiting = False

@@ -1,7 +1,7 @@
-"""Which service an engine is led by: this one says so to each of its ranks, again and again.
+"""The lease by which this service leads an engine: it is renewed at each of the engine's ranks.
 
-A plugin that knows nothing of leases is told nothing. A lease that is refused, because another service has it, is asked
-for again at each look: it ends with that service.
+A plugin that knows no leases is not asked. A lease that is refused, because another service has it, is asked for again
+at each look: it ends with that service.
 """
 
 import os
@@ -13,8 +13,7 @@ from pathlib import Path
 import msgspec
 
 from refitd.engine.plugin.channels import Channels
-from refitd.engine.plugin.handshake import shown
-from refitd.engine.plugin.rank_group import EngineRankGroup, Member, Stock
+from refitd.engine.plugin.rank_group import EngineRankGroup, Member, Stock, shown
 from refitd_client.contract.plugin import Owner
 from refitd_client.files.durable import replace_file
 from refitd_client.files.plain_file import read_plain
@@ -29,14 +28,20 @@ _LONGEST = 64  # bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leads:
-    """What ranks are told: who leads, and for how many seconds."""
+    """A lease: who leads, and for how many seconds."""
 
     owner: Owner
     seconds: float = SECONDS
 
 
 def leads_of(root: Path, state_folder: Path, probe_interval: float) -> Leads:
-    """What the service of a root and a state folder tells. Its name is kept in the folder, made once. Blocks.
+    """Return the lease of the service of a root. Its name is kept in the state folder, made once. Blocks.
+
+    Args:
+        root: its folder.
+        state_folder: the service's own.
+        probe_interval: seconds between two looks at an engine.
+
 
     Raises:
         OSError: the folder cannot be read or written.
@@ -53,7 +58,7 @@ def _name(folder: Path) -> str:
 
 
 class Leading:
-    """One engine's lease. `led_by` says which other service has it, in a sentence; None where none has."""
+    """One engine's lease. `led_by` names the other service that has it, in a sentence; None where none has."""
 
     def __init__(self, channels: Channels, leads: Leads) -> None:
         self.led_by: str | None = None
@@ -63,7 +68,7 @@ class Leading:
         self._again_at = 0.0
 
     async def say(self, rank_group: EngineRankGroup | Stock) -> None:
-        """Tell the ranks, where it is time to. Takes seconds at most."""
+        """Ask the ranks for the lease, if it is time to. Takes seconds at most."""
         if not isinstance(rank_group, EngineRankGroup) or not all(
             member.handshake.leads for member in rank_group.members
         ):

@@ -1,7 +1,10 @@
-"""A version made ready on all ranks of an engine while it serves, so that its pause is the copy alone.
+"""Preparing a version on all ranks of an engine while it serves, so that the pause is the copy alone.
 
-The service has read every byte of what it sealed. Where a rank sees the very same files (the same signature: names,
-sizes, times and inodes) it need not read them again; where it sees them in another way, as through a copy, it does.
+files   The service has read every byte of a sealed version. A rank that sees the very same files (the same signature:
+        names, sizes, times and inodes) does not read them again; one that sees others, as through a copy, does.
+offer   A version in a trainer's memory. Each rank opens the offer's file, checks that it was made under the root's
+        secret, and compares names, shapes and dtypes with its model. Where a rank is not ready, the engine waits for
+        the files: unlike files, an offer is not tried in the pause.
 """
 
 import asyncio
@@ -11,25 +14,24 @@ from typing import Any
 
 from refitd.engine.plugin.channels import Channels
 from refitd.engine.plugin.exchange import ChannelError
-from refitd.engine.plugin.handshake import shown
-from refitd.engine.plugin.rank_group import EngineRankGroup, Member
-from refitd.engine.port import Coming, Files
+from refitd.engine.plugin.rank_group import EngineRankGroup, Member, shown
+from refitd.engine.port import Coming, Offered, VersionFiles
 
 FORGET_SECONDS = 2.0
-_BUSY_SECONDS = 0.2  # between two tries while a rank is still at a version that nobody wants any more
+_BUSY_SECONDS = 0.2  # between two tries while a rank still works on a version that was cancelled
 _MOST = 500  # characters of a rank's reason
 
 Replies = list[dict[str, Any] | ChannelError]
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class Prepared:
     """Every rank holds the version open, checked."""
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
-    """A rank would not load it. Nothing was paused, nothing is held open any more. `needs_full` as in `Refit`."""
+class PrepareRefused:
+    """A rank would not load it. Nothing was paused and nothing is left open. `needs_full` as in `Refit`."""
 
     reason: str
     needs_full: bool = False
@@ -37,73 +39,89 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Unprepared:
-    """A rank was not heard of: the update checks the version in the pause, as it does without a channel."""
+    """A rank did not answer: the update checks the version in the pause, as it does without a socket."""
 
     reason: str
 
 
-Preparation = Ready | Refused | Unprepared
+Preparation = Prepared | PrepareRefused | Unprepared
+
+
+def files_request(version: VersionFiles | Coming, *, cast: bool, check: str = "headers") -> dict[str, Any]:
+    """The request for a version on disk (docs/plugin.md).
+
+    Args:
+        version: the version.
+        cast: whether the engine may cast tensors to its own dtype.
+        check: `headers`, or `bytes` to have all of it read once more.
+    """
+    return {
+        "do": "prepare",
+        "path": version.path,
+        "check": check,
+        "allow_missing": version.allow_missing,
+        "allow_extra": version.allow_extra,
+        "allow_dtype_cast": cast,
+    }
+
+
+def offer_request(offered: Offered) -> dict[str, Any]:
+    """The request for a version in a trainer's memory (docs/plugin.md)."""
+    return {"do": "prepare", "path": offered.path, "offer": offered.offer}
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """What the ranks are told: the version, and whether the operator lets engines cast tensors to their own dtype."""
-
-    version: Files | Coming
-    allow_dtype_cast: bool = False
-
-    def request(self, check: str) -> dict[str, Any]:
-        """As docs/plugin.md has it. `check`: `headers`, or `bytes` to read all of it once more."""
-        allowed = {"allow_missing": self.version.allow_missing, "allow_extra": self.version.allow_extra}
-        cast = {"allow_dtype_cast": self.allow_dtype_cast}
-        return {"do": "prepare", "path": self.version.path, "check": check, **allowed, **cast}
-
-
-@dataclass(frozen=True, slots=True)
-class Early:
-    """What the ranks have answered to an order that was given before there was to be a load."""
+class Prefetched:
+    """What the ranks answered to a request that was sent before the version was known to be good."""
 
     members: Sequence[Member]
     request: dict[str, Any]
     replies: Replies
 
     def is_to(self, members: Sequence[Member], request: dict[str, Any]) -> bool:
-        """Whether the same ranks were asked for the same."""
+        """Whether these ranks were sent this request."""
         return (self.members, self.request) == (members, request)
 
-    def makes_ready(self, members: Sequence[Member], request: dict[str, Any], files: Files) -> bool:
-        """Whether they have made ready what was found good since: these very files."""
-        if not self.is_to(members, request):
-            return False
-        return isinstance(judge(self.replies, files), Ready) and all(_has_seen(each, files) for each in self.replies)
 
-
-async def prepare_early(
+async def prefetch(
     channels: Channels, rank_group: EngineRankGroup, request: dict[str, Any], within: float
-) -> Early:
-    """Have all ranks look at a version already. Raises nothing for what they say."""
-    return Early(rank_group.members, request, await channels.ask_all(rank_group.members, request, within))
+) -> Prefetched:
+    """Have all ranks prepare a version that may turn out to be bad. Gives up after `within` seconds."""
+    return Prefetched(rank_group.members, request, await channels.ask_all(rank_group.members, request, within))
 
 
 async def prepare(
     channels: Channels,
     rank_group: EngineRankGroup,
-    files: Files,
+    files: VersionFiles,
     within: float,
     *,
     cast: bool = False,
-    early: Early | None = None,
+    early: Prefetched | None = None,
 ) -> Preparation:
-    """Have all ranks prepare, within seconds. What does not end in `Ready` is forgotten, also when it is cancelled.
+    """Have all ranks prepare. Where that does not end in `Prepared`, or is cancelled, they are told to forget it.
 
-    `cast` is as `Order` has it. Who has made it ready `early` is not asked again.
+    Args:
+        channels: the ranks' sockets.
+        rank_group: the ranks.
+        files: the version, as the service has checked it.
+        within: seconds after which it gives up.
+        cast: whether the engine may cast tensors to its own dtype.
+        early: what the ranks answered before; those that prepared these very files are not asked again.
     """
-    order = Order(files, cast)
-    if early is not None and early.makes_ready(rank_group.members, order.request("headers"), files):
-        return Ready()
+    request = files_request(files, cast=cast)
+    if early is not None and early.is_to(rank_group.members, request) and _have_seen(early.replies, files):
+        return Prepared()
     try:
         async with asyncio.timeout(within):
-            done = await _prepared(channels, rank_group.members, order, files, within)
+            replies = await _replies(channels, rank_group.members, request, within)
+            done = judge(replies, files)
+            others = [
+                one for one, reply in zip(rank_group.members, replies, strict=True) if not _has_seen(reply, files)
+            ]
+            if isinstance(done, Prepared) and others:
+                request = files_request(files, cast=cast, check="bytes")
+                done = judge(await _replies(channels, others, request, within), files)
     except TimeoutError:
         done = Unprepared(f"its ranks were not ready within {within:g} s")
     except asyncio.CancelledError:
@@ -111,29 +129,18 @@ async def prepare(
         raise
     if isinstance(done, Unprepared):
         channels.doubt()
-    if not isinstance(done, Ready):
+    if not isinstance(done, Prepared):
         await forget(channels, rank_group)
     return done
 
 
 async def forget(channels: Channels, rank_group: EngineRankGroup) -> None:
-    """Have all ranks close what they prepared. One that does not hear of it closes it at the next update."""
+    """Have all ranks close what they prepared. One that this does not reach closes it at the next update."""
     await channels.ask_all(rank_group.members, {"do": "forget"}, FORGET_SECONDS)
 
 
-async def _prepared(
-    channels: Channels, members: Sequence[Member], order: Order, files: Files, within: float
-) -> Preparation:
-    replies = await _replies(channels, members, order.request("headers"), within)
-    found = judge(replies, files)
-    others = [member for member, reply in zip(members, replies, strict=True) if not _has_seen(reply, files)]
-    if isinstance(found, Ready) and others:
-        return judge(await _replies(channels, others, order.request("bytes"), within), files)
-    return found
-
-
 async def _replies(channels: Channels, members: Sequence[Member], request: dict[str, Any], within: float) -> Replies:
-    """Ask, and ask again those that are still busy with what was given up."""
+    """Ask all, and ask again those that are still busy with a version that was cancelled."""
     replies = dict(zip(members, await channels.ask_all(members, request, within), strict=True))
     while busy := [member for member, reply in replies.items() if isinstance(reply, dict) and reply.get("busy")]:
         await asyncio.sleep(_BUSY_SECONDS)
@@ -141,19 +148,65 @@ async def _replies(channels: Channels, members: Sequence[Member], request: dict[
     return list(replies.values())
 
 
-def judge(replies: Replies, files: Files) -> Preparation:
+def judge(replies: Replies, files: VersionFiles) -> Preparation:
     """What the ranks' replies come to; the worst counts."""
     said = [reply for reply in replies if isinstance(reply, dict)]
     if refused := [reply for reply in said if reply.get("ok") is not True]:
         reason = f"the engine refused, and serves on: {shown(str(refused[0].get('reason', '')), _MOST)}"
-        return Refused(reason, needs_full=all(reply.get("needs") == "full" for reply in refused))
+        return PrepareRefused(reason, needs_full=all(reply.get("needs") == "full" for reply in refused))
     if any(reply.get("digest") != files.digest for reply in said):
-        return Refused(f"the engine sees another version at {files.path}: is its root the folder that refitd has?")
+        return PrepareRefused(
+            f"the engine sees another version at {files.path}: is its root the folder that refitd has?"
+        )
     if len(said) < len(replies):
         fault = next(reply for reply in replies if isinstance(reply, ChannelError))
         return Unprepared(f"a rank {fault}")
-    return Ready()
+    return Prepared()
 
 
-def _has_seen(reply: dict[str, Any] | ChannelError, files: Files) -> bool:
+def _have_seen(replies: Replies, files: VersionFiles) -> bool:
+    """Whether all ranks have prepared these very files."""
+    return isinstance(judge(replies, files), Prepared) and all(_has_seen(reply, files) for reply in replies)
+
+
+def _has_seen(reply: dict[str, Any] | ChannelError, files: VersionFiles) -> bool:
     return isinstance(reply, dict) and reply.get("signature") == files.signature
+
+
+async def prepare_offer(
+    channels: Channels, rank_group: EngineRankGroup, offered: Offered, within: float, early: Prefetched | None = None
+) -> Preparation:
+    """Have all ranks prepare an offer: `Prepared` or `PrepareRefused`. If it is refused, they are told to forget it.
+
+    Args:
+        channels: the ranks' sockets.
+        rank_group: the ranks.
+        offered: the version.
+        within: seconds after which it gives up.
+        early: what the ranks answered before; then they are not asked again.
+    """
+    request = offer_request(offered)
+    try:
+        if early is None or not early.is_to(rank_group.members, request):
+            early = Prefetched(rank_group.members, request, await channels.ask_all(rank_group.members, request, within))
+        done = judge_offer(early.replies, offered)
+    except asyncio.CancelledError:
+        await asyncio.shield(forget(channels, rank_group))
+        raise
+    if not isinstance(done, Prepared):
+        await forget(channels, rank_group)
+    return done
+
+
+def judge_offer(replies: Replies, offered: Offered) -> Preparation:
+    """What the ranks' replies come to; the worst counts. Pure."""
+    for reply in replies:
+        if isinstance(reply, ChannelError):
+            return PrepareRefused(f"a rank {reply}")
+        if reply.get("ok") is not True:
+            return PrepareRefused(f"it was not taken from memory: {shown(str(reply.get('reason', '')), _MOST)}")
+        if reply.get("version") != offered.version:
+            return PrepareRefused(f"the offer is of {shown(str(reply.get('version')))}, not of {offered.version}")
+    if len({reply.get("digest") for reply in replies if isinstance(reply, dict)}) > 1:
+        return PrepareRefused("the ranks do not see the same offer")
+    return Prepared()

@@ -2,12 +2,12 @@
 
 The transaction of one refit, and what is sent when it breaks off:
 
-    settle    a load that nobody heard the end of may still run: wait for it, send nothing beside it
+    settle    a load whose end is not known may still run: wait for it, send nothing beside it
     prepare   where the engine has refitd's plugin: it checks the version while it serves; refused → nothing was paused
     pause     broke off → resume, contents are known
     load      refused → prove untouched → resume; unclear → nothing: the engine stays paused, its contents are unknown
     verify    doubt → nothing, likewise
-    resume    lost → said in the result, and the rollout goes on telling the engine
+    resume    lost → reported in the result, and the rollout tries again
 
 With the plugin the answer to the load says what the engine holds, and there is nothing to prove: no checksums are
 computed before or after it, and it is not asked what it serves.
@@ -20,28 +20,30 @@ from pathlib import Path
 from typing import Any, assert_never
 
 from refitd.engine.dialing import Guard
-from refitd.engine.fingerprint import BY_PLUGIN
-from refitd.engine.http import Lost, NoReply, Reply, Transport
+from refitd.engine.http import CallFailure, NoReply, Reply, Transport
 from refitd.engine.plugin.client import PluginClient
 from refitd.engine.plugin.leading import Leads
-from refitd.engine.plugin.prepared import Preparation, Refused, Unprepared
-from refitd.engine.port import Coming, Offered, Outcome, Reached, Refit, Stage, Target, Unreached
-from refitd.engine.sglang.answers import fingerprint
-from refitd.engine.sglang.checksums import digest_of
-from refitd.engine.sglang.dialect import OLDEST, Dialect, dialect_of
-from refitd.engine.sglang.info import ModelInfo, ServerInfo, read_model_info, read_server_info
-from refitd.engine.sglang.pause import CALL_SECONDS, pause
-from refitd.engine.sglang.reply import Loaded, NotFlushed, Unclear, Untouched, was_done, what_happened
-from refitd.engine.sglang.trial import TRIAL, TRIAL_SECONDS, trial_fault
-from refitd.engine.sglang.verify import Says, doubt
-from refitd.engine.stopwatch import Stopwatch
+from refitd.engine.plugin.prepared import Preparation, PrepareRefused, Unprepared
+from refitd.engine.port import BY_PLUGIN, Coming, Offered, Outcome, Reached, Refit, Stage, Stopwatch, Target, Unreached
+from refitd.engine.sglang.info import (
+    OLDEST,
+    Dialect,
+    ModelInfo,
+    ServerInfo,
+    dialect_of,
+    read_model_info,
+    read_server_info,
+)
+from refitd.engine.sglang.reply import FullyLoaded, NotFlushed, Unclear, Untouched, fingerprint, was_done, what_happened
+from refitd.engine.sglang.verify import TRIAL, TRIAL_SECONDS, Says, digest_of, doubt, trial_fault
 
+CALL_SECONDS = 30.0  # pause, resume, flush: seconds at most on a server that works
+FLUSH_EVERY_SECONDS = 0.05
 PROBE_SECONDS = 5.0
-AHEAD_SECONDS = 60.0  # to make a version ready that may turn out to be bad; whoever asks may give up before
+AHEAD_SECONDS = 60.0  # to prepare a version that may turn out to be bad; the caller may give up before
 OFFER_SECONDS = 10.0  # to look at a trainer's memory: nothing of it is read yet
 CHECK_SECONDS = 120.0  # to hash all tensors
-
-_NEVER_TOLD = (None, "default")  # the labels of a server that nobody has given one
+_NEVER_TOLD = (None, "default")  # labels of a server that was never given one
 
 
 class SglangEngine:
@@ -60,8 +62,18 @@ class SglangEngine:
         allow_dtype_cast: bool = False,
         leads: Leads | None = None,
     ) -> None:
-        """`root` is where the plugin's sockets are, as the service sees it; `leads` is what the plugin is told of who
-        loads the engine, None where it is only asked.
+        """Make no call yet.
+
+        Args:
+            url: of the server.
+            api_key: opens reads, as for `Transport`.
+            admin_key: opens changes, as for `Transport`.
+            pause_mode: what the engine does with requests in flight while it loads; "auto" for the best that it can.
+            load_timeout: seconds that a load may take.
+            guard: says which addresses may be called.
+            root: where the plugin's sockets are, as the service sees it.
+            allow_dtype_cast: whether the engine may cast tensors to its own dtype.
+            leads: the lease that the service asks the plugin for; None for a reader that leads no engine.
         """
         self._http = Transport(url, api_key=api_key, admin_key=admin_key, guard=guard)
         self._plugin = PluginClient(root, allow_dtype_cast=allow_dtype_cast, leads=leads)
@@ -70,7 +82,7 @@ class SglangEngine:
         self._server: ServerInfo | None = None
         self._last: ModelInfo | None = None
         self._startup_path: str | None = None
-        self._unsettled = False  # whether a load was sent whose end nobody has heard
+        self._unsettled = False  # whether a load was sent whose end is not known
 
     async def aclose(self) -> None:
         """See `Engine`. No connection is kept from one call to the next."""
@@ -117,12 +129,12 @@ class SglangEngine:
         if self._unsettled and (fault := await self._settle()) is not None:
             return Refit(outcome=Outcome.UNREACHABLE, resumed=False, reason=fault)
         if target.in_place and self._plugin.release is None:
-            reason = "its plugin is gone, and nobody else can write a delta into what it serves"
+            reason = "its plugin is gone, and only the plugin can write a delta into what it serves"
             return await self._as_before(reason, None, target, watch, needs_full=True)
         if self._plugin.vouches_for(target) or target.offered is not None:
             with watch.during(Stage.PREPARE):
                 prepared = await self._prepare(target)
-            if isinstance(prepared, Refused):
+            if isinstance(prepared, PrepareRefused):
                 needs_full = target.in_place and prepared.needs_full
                 return await self._as_before(prepared.reason, None, target, watch, needs_full=needs_full)
         else:
@@ -190,7 +202,7 @@ class SglangEngine:
         return read_server_info(await self._http.get("/server_info", CALL_SECONDS), self._http.url)
 
     async def _settle(self) -> str | None:
-        """Wait until a load whose end nobody heard has ended: /server_info goes through the loop that loads."""
+        """Wait until a load whose end is not known has ended: /server_info goes through the loop that loads."""
         reply = await self._http.get("/server_info", self._load_timeout)
         if isinstance(reply, NoReply):
             return f"a load may still be running: {reply.reason}"
@@ -215,17 +227,17 @@ class SglangEngine:
 
     async def _pause(self, target: Target) -> NoReply | str | None:
         # Answers say which part came from which label. Where a trainer did a step again the label stays as it is: no
-        # answer may go on through such a load, since nobody could tell afterwards.
+        # answer may continue through such a load, since its parts could not be told apart afterwards.
         says = self._last
         is_renewed = says is not None and says.weight_version == target.label and says.model_path != target.path
         mode = self._dialect.pause_mode("abort" if is_renewed else self._pause_mode)
         return await pause(self._http, mode, drains=self._dialect.dies_of_flush)
 
     async def _back(self, fault: NoReply | str, target: Target, watch: Stopwatch) -> Refit:
-        """The pause broke off: no load was sent, so its contents are what they were; if known, it goes on."""
+        """The pause broke off: no load was sent, so its contents are as before; if they are known, it is resumed."""
         if isinstance(fault, str):
             return await self._as_before(fault, None, target, watch)
-        resumed = fault.lost is Lost.NEVER_SENT
+        resumed = fault.lost is CallFailure.NEVER_SENT
         if not resumed and not target.repairs:
             with watch.during(Stage.RESUME):
                 resumed = await asyncio.shield(self.resume())
@@ -234,7 +246,7 @@ class SglangEngine:
     async def _as_before(
         self, reason: str, contents: str | None, target: Target, watch: Stopwatch, *, needs_full: bool = False
     ) -> Refit:
-        """It refused, and holds what it held: generation goes on, unless nobody knows what that is."""
+        """It refused, and its contents are as before: it is resumed, unless they are unknown."""
         if target.repairs:
             return _tainted(reason, watch)
         with watch.during(Stage.RESUME):
@@ -277,7 +289,7 @@ class SglangEngine:
                 # Requests that were paused in place hold on to what the old weights computed. Retracted ones do not.
                 await self._http.post("/pause_generation", {"mode": "retract"}, CALL_SECONDS)
                 return await self._load(target, before, watch, again=True)
-            case Loaded(version, found, how):
+            case FullyLoaded(version, found, how):
                 self._plugin.was_loaded(how)
                 wanted = target.offered or target.files
                 if version is not None and wanted is not None and version != wanted.version:
@@ -287,7 +299,7 @@ class SglangEngine:
                 assert_never(happened)
 
     async def _verify(self, target: Target, found: str | None, watch: Stopwatch) -> Refit:
-        """`found` is the fingerprint that the plugin answered with: then it was told the path and the label as well."""
+        """Verify a load. `found` is the fingerprint in the plugin's answer; then path and label were set as well."""
         with watch.during(Stage.VERIFY):
             (info, contents), unchanged = await asyncio.gather(self._said(target, found), target.unchanged())
         if isinstance(info, str):
@@ -324,6 +336,32 @@ class SglangEngine:
             reason = f"{reason}; and {proof}"
             return _tainted(reason, watch)
         return await self._as_before(reason, after, target, watch)
+
+
+async def pause(http: Transport, mode: str, *, drains: bool) -> NoReply | str | None:
+    """Pause; why it could not be done, None where it was. `drains`: wait as well until nothing runs any more."""
+    reply = await http.post("/pause_generation", {"mode": mode}, CALL_SECONDS)
+    if isinstance(reply, NoReply):
+        return reply
+    if not was_done(reply):
+        happened = what_happened(reply)
+        return happened.reason if isinstance(happened, Untouched) else f"cannot be paused: {reply.short_message}"
+    return await _drained(http) if drains else None
+
+
+async def _drained(http: Transport) -> NoReply | str | None:
+    """Wait until a flush goes well: nothing runs any more, so the one that ends the load will not kill it."""
+    try:
+        async with asyncio.timeout(CALL_SECONDS):
+            while True:
+                reply = await http.post("/flush_cache", {}, CALL_SECONDS)
+                if isinstance(reply, NoReply):
+                    return reply
+                if reply.ok:
+                    return None
+                await asyncio.sleep(FLUSH_EVERY_SECONDS)
+    except TimeoutError:
+        return f"requests still run {CALL_SECONDS:g} s after the pause; SGLang before 0.5.22 would die of the load"
 
 
 def _tainted(reason: str, watch: Stopwatch) -> Refit:

@@ -2,7 +2,7 @@
 
 The model itself is never written and generation never paused: requests name the adapter that they want. A refit is
 
-    load      /load_lora_adapter under a name that nobody uses yet; refused → nothing has changed
+    load      /load_lora_adapter under a name that is not in use yet; refused → nothing has changed
     verify    /v1/models lists the name with the version's folder
     unload    all but the newest few, one at a time: the server waits until no request uses it
 
@@ -24,18 +24,17 @@ from pathlib import Path
 import msgspec
 
 from refitd.engine.dialing import Guard
-from refitd.engine.http import Lost, NoReply, Reply, Transport
-from refitd.engine.port import Coming, Offered, Outcome, Reached, Refit, Stage, Target, Unreached
+from refitd.engine.http import CallFailure, NoReply, Reply, Transport
+from refitd.engine.port import Coming, Offered, Outcome, Reached, Refit, Stage, Stopwatch, Target, Unreached
 from refitd.engine.sglang.info import ServerInfo, read_model_info, read_server_info
-from refitd.engine.sglang.trial import TRIAL, TRIAL_SECONDS, trial_fault
-from refitd.engine.stopwatch import Stopwatch
+from refitd.engine.sglang.verify import TRIAL, TRIAL_SECONDS, trial_fault
 
 PROBE_SECONDS = 5.0
 CALL_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class ListedAdapter:
     """An adapter that a server lists: its name there, the version's label, and the folder that it was read from."""
 
     name: str
@@ -43,10 +42,13 @@ class Loaded:
     path: str
 
 
-def superfluous(listed: Sequence[Loaded], served: str, keep: int) -> list[Loaded]:
-    """What of the loaded adapters is to be unloaded where `served` is the label that is served, in this order.
+def superfluous(listed: Sequence[ListedAdapter], served: str, keep: int) -> list[ListedAdapter]:
+    """Return the loaded adapters to unload, in this order: those after the served one, then the oldest.
 
-    `keep` of them stay: that one and those right before it. Those after it go first, then the oldest.
+    Args:
+        listed: the loaded adapters.
+        served: the label that is served.
+        keep: how many stay: the served one and those right before it.
     """
     ordered = sorted(listed, key=lambda each: int(each.label))
     after = [each for each in ordered if int(each.label) > int(served)]
@@ -64,7 +66,7 @@ class _Cards(msgspec.Struct):
 
 
 class SglangAdapters:
-    """One SGLang server that serves adapters called `name-v<label>`, `keep` at a time. Others are somebody else's."""
+    """One SGLang server that serves adapters called `name-v<label>`, `keep` at a time. It leaves others alone."""
 
     def __init__(
         self,
@@ -87,7 +89,7 @@ class SglangAdapters:
         self._unloading: asyncio.Task[None] | None = None
 
     async def aclose(self) -> None:
-        """See `Engine`. What the server was told to unload it unloads all the same."""
+        """See `Engine`. An unload that was sent ends all the same."""
         if self._unloading is not None:
             self._unloading.cancel()
             with suppress(asyncio.CancelledError):
@@ -120,16 +122,13 @@ class SglangAdapters:
             address=reply.address if isinstance(reply, Reply) else None,
         )
 
-    async def prepare(self, target: Target) -> None:
-        """See `Engine`. Loading takes nothing from requests, so there is nothing to prepare."""
-
     async def refit(self, target: Target, on_stage: Callable[[Stage], None]) -> Refit:
         """See `Engine`."""
         watch, name = Stopwatch(on_stage), f"{self._name}-v{target.label}"
         listed = await self._listed()
         if isinstance(listed, str):
             return Refit(outcome=Outcome.UNREACHABLE, resumed=True, reason=listed)
-        # Another folder's, of a step that was done again, or one that nobody saw loaded to its end.
+        # Another folder's, of a step that was done again, or one whose load was not seen to end.
         in_the_way = any(each.name == name for each in listed)
         if in_the_way and (fault := await self._unload(name)) is not None:
             return Refit(outcome=Outcome.NACK, resumed=True, reason=fault)
@@ -143,7 +142,9 @@ class SglangAdapters:
         if fault is not None:
             return Refit(outcome=Outcome.TAINTED, resumed=True, reason=fault, timings=watch.milliseconds)
         self._served = name
-        self._begin_to_unload(target.label)
+        if self._unloading is None or self._unloading.done():
+            task = self._unload_superfluous(target.label)
+            self._unloading = asyncio.create_task(task, name=f"unload before {target.label}")
         return Refit(outcome=Outcome.ACK, resumed=True, timings=watch.milliseconds)
 
     async def fingerprint(self, alike: str | None = None) -> str | None:
@@ -166,7 +167,7 @@ class SglangAdapters:
         """See `Engine`. It was never paused."""
         return True
 
-    async def _listed(self) -> list[Loaded] | str:
+    async def _listed(self) -> list[ListedAdapter] | str:
         """Our adapters that the server has, or a sentence on why that cannot be said."""
         reply = await self._http.get("/v1/models", PROBE_SECONDS)
         if isinstance(reply, NoReply):
@@ -176,20 +177,16 @@ class SglangAdapters:
         except msgspec.ValidationError as error:
             return f"{self._http.url}/v1/models answered {reply.status} in another form: {error}"
         matches = [(card, self._ours.fullmatch(card.id)) for card in cards]
-        return [Loaded(card.id, match[1], card.root or "") for card, match in matches if match is not None]
+        return [ListedAdapter(card.id, match[1], card.root or "") for card, match in matches if match is not None]
 
     async def _doubt(self, name: str, target: Target) -> str | None:
         """Why what was loaded is not the target, None where it is."""
         listed, unchanged = await asyncio.gather(self._listed(), target.unchanged())
         if isinstance(listed, str):
             return f"loaded, but cannot be verified: {listed}"
-        if Loaded(name, target.label, target.path) not in listed:
+        if ListedAdapter(name, target.label, target.path) not in listed:
             return f"loaded, but the server does not list {name} of {target.path}: is --max-loaded-loras large enough?"
-        return None if unchanged else "loaded, but its files changed meanwhile, or nobody can say whether they did"
-
-    def _begin_to_unload(self, served: str) -> None:
-        if self._unloading is None or self._unloading.done():
-            self._unloading = asyncio.create_task(self._unload_superfluous(served), name=f"unload before {served}")
+        return None if unchanged else "loaded, but its files changed meanwhile, or it is not known whether they did"
 
     async def _unload_superfluous(self, served: str) -> None:
         listed = await self._listed()
@@ -197,7 +194,7 @@ class SglangAdapters:
             await self._unload(each.name)
 
     async def _unload(self, name: str) -> str | None:
-        """Have the server let go of an adapter when no request uses it any more; why it has not, None if it has."""
+        """Have the server unload an adapter once no request uses it; return why it did not, None if it did."""
         reply = await self._http.post("/unload_lora_adapter", {"lora_name": name}, self._load_timeout)
         if isinstance(reply, NoReply):
             return f"{name} cannot be unloaded: {reply.reason}"
@@ -207,7 +204,7 @@ class SglangAdapters:
 def _refused(reply: Reply | NoReply) -> Refit | None:
     """What a load left behind that did not succeed; None where it did. The adapters from before are served on."""
     if isinstance(reply, NoReply):
-        outcome = Outcome.UNREACHABLE if reply.lost is Lost.NEVER_SENT else Outcome.TAINTED
+        outcome = Outcome.UNREACHABLE if reply.lost is CallFailure.NEVER_SENT else Outcome.TAINTED
         return Refit(outcome=outcome, resumed=True, reason=reply.reason)
     if reply.ok and reply.data is not None and reply.data.get("success") is True:
         return None

@@ -2,22 +2,40 @@
 
 The texts are SGLang's own (`managers/scheduler_components/weight_updater.py` and
 `model_executor/model_runner_components/weight_updater.py` in 0.5.23). A reply that is not known for certain to leave
-the contents alone counts as `Unclear`: SGLang's "rolling back" re-reads the checkpoint that has just failed. Where
-refitd's plugin has carried the update out, its own words at the end of the message count.
+the contents alone counts as `Unclear`: SGLang's "rolling back" re-reads the checkpoint that has just failed.
+
+Where refitd's plugin has carried out the update, its own words at the end of the message count. Each data-parallel rank
+answers for all its tensor-parallel ones, the worst of which counts. A missing answer means unknown contents; ranks that
+serve different versions leave an engine that serves a mixture.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
-from refitd.engine.http import Lost, NoReply, Reply
-from refitd.engine.sglang.answers import fingerprint, worst
+import xxhash
+
+from refitd.engine.http import CallFailure, NoReply, Reply
+from refitd.engine.port import BY_PLUGIN
 from refitd_client.contract.answer import MARK, NEEDS_FULL, NEEDS_LEADER, Answer, UpdateOutcome, answers_in
+
+_OF_BEFORE = frozenset({UpdateOutcome.REFUSED, UpdateOutcome.RESTORED})
+_REFUSES = "Failed to get weights iterator"
+_IS_STALE = "cache was not flushed"
+_SUCCEEDED = "Succeeded to update model weights"
+_REFUSED = {
+    401: "the engine wants a key: set --engine-key-file and --engine-admin-key-file, and name the engine with "
+    "--engine or in the engines file (one that the API named is sent no key)",
+    403: "the engine does not accept the key: set --engine-admin-key-file to its admin key",
+    404: "the address knows no such route: a gateway or another server? name the SGLang server itself",
+    405: "the address knows no such route: a gateway or another server? name the SGLang server itself",
+}
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
-    """It says that it loaded everything. Where its plugin says so: the version, the fingerprint of its contents, and
-    how it was loaded (docs/plugin.md).
+class FullyLoaded:
+    """It says that it loaded everything. Its plugin says the version, the fingerprint of its contents, and how it was
+    loaded (docs/plugin.md).
     """
 
     version: str | None = None
@@ -34,7 +52,7 @@ class NotFlushed:
 
 @dataclass(frozen=True, slots=True)
 class Untouched:
-    """It refused before the first write, or never heard of it. `vouched`: its plugin says so, or has put back all.
+    """It refused before the first write, or was never called. `vouched`: its plugin says so, or has restored all.
     `needs_full` and `led` as in `Refit`.
     """
 
@@ -47,30 +65,18 @@ class Untouched:
 
 @dataclass(frozen=True, slots=True)
 class Unclear:
-    """Nobody can say what it serves now."""
+    """It is not known what it serves now."""
 
     reason: str
 
 
-Loading = Loaded | NotFlushed | Untouched | Unclear
-
-_REFUSES = "Failed to get weights iterator"
-_IS_STALE = "cache was not flushed"
-_SUCCEEDED = "Succeeded to update model weights"
-
-_REFUSED = {
-    401: "the engine wants a key: set --engine-key-file and --engine-admin-key-file, and name the engine with "
-    "--engine or in the engines file (one that the API named is sent no key)",
-    403: "the engine does not accept the key: set --engine-admin-key-file to its admin key",
-    404: "the address knows no such route: a gateway or another server? name the SGLang server itself",
-    405: "the address knows no such route: a gateway or another server? name the SGLang server itself",
-}
+Loading = FullyLoaded | NotFlushed | Untouched | Unclear
 
 
 def what_happened(reply: Reply | NoReply, ranks: int = 1) -> Loading:
     """Say what an update call did to an engine of so many data-parallel ranks."""
     if isinstance(reply, NoReply):
-        if reply.lost is Lost.NEVER_SENT:
+        if reply.lost is CallFailure.NEVER_SENT:
             return Untouched(reply.reason, reachable=False)
         return Unclear(f"{reply.reason}: it may have loaded, in part or in full")
     if reply.status in _REFUSED:
@@ -92,7 +98,7 @@ def _said_by_plugin(reply: Reply, answers: list[Answer], ranks: int) -> Loading:
     match answer.outcome:
         case UpdateOutcome.SERVED if _succeeded(reply):
             how = "load" if any(each.how == "load" for each in answers) else answer.how
-            return Loaded(answer.version, fingerprint([each.contents for each in answers]), how)
+            return FullyLoaded(answer.version, fingerprint([each.contents for each in answers]), how)
         case UpdateOutcome.SERVED:
             return Unclear(f"the engine answered {reply.status}: {reply.short_message}")
         case UpdateOutcome.REFUSED:
@@ -101,16 +107,46 @@ def _said_by_plugin(reply: Reply, answers: list[Answer], ranks: int) -> Loading:
         case UpdateOutcome.RESTORED:
             return Untouched(f"the load failed, and what was there is back: {answer.reason}", vouched=True)
         case UpdateOutcome.UNKNOWN:
-            return Unclear(f"the load failed, and nobody knows what it left behind: {answer.reason}")
+            return Unclear(f"the load failed, and what it left behind is not known: {answer.reason}")
         case _:
             assert_never(answer.outcome)
 
 
+def worst(answers: Sequence[Answer], ranks: int) -> Answer:
+    """Return one answer for the engine. `ranks` is the number of data-parallel ranks that should have answered."""
+    outcomes = {answer.outcome for answer in answers}
+    unknown = next((answer for answer in answers if answer.outcome is UpdateOutcome.UNKNOWN), None)
+    if unknown is not None:
+        return unknown
+    if len(answers) != ranks:
+        heard = f"{len(answers)} of its {ranks} data-parallel ranks have answered for the plugin"
+        return Answer(outcome=UpdateOutcome.UNKNOWN, reason=heard)
+    if outcomes == {UpdateOutcome.SERVED}:
+        return answers[0]
+    if outcomes <= _OF_BEFORE:
+        return next((each for each in answers if each.outcome is UpdateOutcome.RESTORED), answers[0])
+    mixed = next(answer for answer in answers if answer.outcome is not UpdateOutcome.SERVED)
+    return Answer(
+        outcome=UpdateOutcome.UNKNOWN, reason=f"some of its data-parallel ranks serve it, and not all: {mixed.reason}"
+    )
+
+
+def fingerprint(contents: Sequence[str]) -> str | None:
+    """One fingerprint of the contents of several ranks, in any order; None where one of them is missing."""
+    if not contents or not all(contents):
+        return None
+    if len(contents) == 1:
+        return f"{BY_PLUGIN}{contents[0]}"
+    return f"{BY_PLUGIN}xxh3:{xxhash.xxh3_128(','.join(sorted(contents)).encode()).hexdigest()}"
+
+
 def _answered(reply: Reply, ranks: list[str]) -> Loading:
-    """Decide by what each data-parallel rank says: SGLang joins their sentences. If they differ, nobody can say."""
+    """Decide by the sentences of all data-parallel ranks, which SGLang joins. If they differ it is unclear."""
     if _succeeded(reply):
-        return Loaded()
-    if _is_validation(reply) or all(_REFUSES in rank for rank in ranks):
+        return FullyLoaded()
+    # SGLang answers a request of a wrong form so, before it reaches the scheduler.
+    is_validation = reply.status in {400, 422} and reply.data is not None and reply.data.get("object") == "error"
+    if is_validation or all(_REFUSES in rank for rank in ranks):
         return Untouched(f"the engine refused: {reply.short_message}")
     if reply.data is not None and all(_IS_STALE in rank or _SUCCEEDED in rank for rank in ranks):
         return NotFlushed(f"the engine answered {reply.status}: {reply.short_message}")
@@ -121,11 +157,6 @@ def _succeeded(reply: Reply) -> bool:
     return reply.ok and reply.data is not None and reply.data.get("success") is True
 
 
-def _is_validation(reply: Reply) -> bool:
-    """A request that did not have the right form never reached the scheduler."""
-    return reply.status in {400, 422} and reply.data is not None and reply.data.get("object") == "error"
-
-
 def was_done(reply: Reply) -> bool:
-    """Whether the server says that it did what it was told: a proxy's page with a 200 says nothing of the kind."""
+    """Whether the server confirms that it carried out the call, which a proxy's page with a 200 does not."""
     return reply.ok and reply.data is not None and "message" in reply.data

@@ -1,13 +1,25 @@
-"""Whether an engine serves what it was told to. Pure: what it says of itself and its contents in, one verdict out.
+"""Whether an engine serves the target: its path, label, checksums, and a trial of a few tokens. Pure.
 
 Path and label are only names (SGLang sets the path before it loads), so contents decide where they can be compared:
 with what a clean load of the version gave before, and with what the engine held before this load.
 """
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
-from refitd.engine.fingerprint import comparable
-from refitd.engine.port import Target
+import msgspec
+import xxhash
+
+from refitd.engine.http import NoReply, Reply
+from refitd.engine.port import Target, comparable
+
+TRIAL_SECONDS = 60.0
+TRIAL: dict[str, Any] = {
+    "input_ids": [1, 2, 3],  # in every vocabulary, and no tokenizer is needed
+    "sampling_params": {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True},
+    "return_logprob": True,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +43,7 @@ def doubt(says: Says, target: Target, *, unchanged: bool) -> str | None:
         return f"it says weight_version {says.weight_version!r}, not {target.label!r}"
     is_proved = says.fingerprint is not None and says.fingerprint == target.fingerprint
     if not unchanged and not is_proved:
-        return "its files changed meanwhile, or nobody can say whether they did"
+        return "its files changed meanwhile, or it is not known whether they did"
     if says.fingerprint is None:
         return None
     recorded = target.fingerprint if comparable(says.fingerprint, target.fingerprint) else None
@@ -39,4 +51,51 @@ def doubt(says: Says, target: Target, *, unchanged: bool) -> str | None:
         return "its tensors are not those that a clean load of this version gave"
     if recorded is None and says.fingerprint == target.not_fingerprint:
         return "its tensors have not changed, and the files of the two versions differ"
+    return None
+
+
+class _Rank(msgspec.Struct):
+    checksums: dict[str, str]
+
+
+def digest_of(ranks: object) -> str | None:
+    """One digest over all ranks' tensors; None where the reply has no checksums. Ranks come in any order."""
+    try:
+        checksums = [rank.checksums for rank in msgspec.convert(ranks, list[_Rank])]
+    except msgspec.ValidationError:
+        return None
+    if not checksums or not all(checksums):
+        return None
+    each = sorted(msgspec.json.encode(rank, order="sorted") for rank in checksums)
+    return f"xxh3:{xxhash.xxh3_128(b''.join(each)).hexdigest()}"
+
+
+class _Meta(msgspec.Struct):
+    output_token_logprobs: list[tuple[float, int, Any]]
+    weight_version: str | None = None
+
+
+class _Answer(msgspec.Struct):
+    meta_info: _Meta
+
+
+def trial_fault(reply: Reply | NoReply, label: str) -> str | None:
+    """Why the answer to `TRIAL` is not in order: no tokens, no number where a log-probability belongs, another label.
+
+    `label` is the weight_version that the answer must claim, where the server names one.
+    """
+    if isinstance(reply, NoReply):
+        return f"no answer to a trial: {reply.reason}"
+    if not reply.ok:
+        return f"a trial was answered {reply.status}: {reply.short_message}"
+    try:
+        meta = msgspec.convert(reply.data, _Answer).meta_info
+    except msgspec.ValidationError as error:
+        return f"the answer to a trial cannot be read: {error}"
+    if not meta.output_token_logprobs:
+        return "a trial brought no tokens"
+    if not all(math.isfinite(logprob) for logprob, _, _ in meta.output_token_logprobs):
+        return "a trial brought tokens whose log-probability is no number"
+    if meta.weight_version not in (None, label):
+        return f"a trial was answered by version {meta.weight_version!r}, not {label!r}"
     return None

@@ -1,4 +1,4 @@
-"""What is news, and what is said of it. Pure.
+"""Decides what is news, and writes the messages. What happened is told once, also when it happens again and again.
 
     {"type": "version.rejected", "timestamp": "2026-11-21T12:00:00.000Z",
      "data": {"run": "grpo", "version": "grpo~v000123", "step": 123, "reason": "…", …}}
@@ -6,27 +6,22 @@
 The shape is that of Standard Webhooks (https://www.standardwebhooks.com); docs/webhooks.md lists what is under `data`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 import msgspec
 
-from refitd.state.records import EngineRecord
+from refitd.observe.telemetry import Unserved
+from refitd.observe.webhooks.rules import Topic
+from refitd.rollout.targets import Targets
+from refitd.state.observer import Observer
+from refitd.state.records import EngineRecord, RolloutRecord
+from refitd.state.store import Store
 from refitd.state.version import VersionRecord
-from refitd_client.contract.states import EngineState, VersionState
+from refitd_client.contract.states import EngineState, RolloutState, VersionState
 
 NAMED_ENGINES = 50  # of those that are late, so that a large fleet makes no large message
-
-
-class Topic(StrEnum):
-    """What can be told."""
-
-    SERVED = "served"  # a version is proved on every reachable engine of its run, for the first time
-    REJECTED = "rejected"  # a version is proved bad, or its files are lost
-    DEGRADED = "degraded"  # a version is served, and engines were left behind
-    STALLED = "stalled"  # for a while no version was served, though there is one
 
 
 _TYPES = {
@@ -52,7 +47,7 @@ class News:
 
 
 def of_version(before: VersionRecord | None, after: VersionRecord) -> News | None:
-    """What a change of a version is worth telling."""
+    """Return the news in a change of a version, None where there is none."""
     if after.served_at is not None and before is not None and before.served_at is None:
         return News(Topic.SERVED, _version(after) | {"served_at": after.served_at})
     if after.state in _BAD and (before is None or before.state is not after.state):
@@ -62,12 +57,19 @@ def of_version(before: VersionRecord | None, after: VersionRecord) -> News | Non
 
 
 def of_degraded(version: VersionRecord, engines: Sequence[EngineRecord]) -> News:
-    """A version is served, but not by all `engines` of its run."""
+    """Return the news that a version is served, but not by all engines of its run."""
     return News(Topic.DEGRADED, _version(version) | _late(version.id, engines))
 
 
 def of_stalled(run: str, seconds: float, target: VersionRecord | None, engines: Sequence[EngineRecord]) -> News:
-    """The engines of a run have been on their way for so long, and none is served."""
+    """Return the news that the engines of a run have not arrived for a while.
+
+    Args:
+        run: the run.
+        seconds: for how long.
+        target: what they should serve.
+        engines: those that follow the run.
+    """
     wanted = {"run": run} if target is None else _version(target)
     return News(
         Topic.STALLED, wanted | {"seconds": round(seconds)} | _late("" if target is None else target.id, engines)
@@ -88,3 +90,67 @@ def _late(version: str, engines: Sequence[EngineRecord]) -> dict[str, Any]:
     late = [each for each in engines if each.serving != version or each.state is EngineState.UNREACHABLE]
     named = [{"id": each.id, "state": each.state.value, "reason": each.reason} for each in late[:NAMED_ENGINES]]
     return {"engines": len(engines), "late": len(late), "late_engines": named}
+
+
+Tell = Callable[[News], None]
+
+
+class Reporter(Observer):
+    """Listens to the store and tells the news of the topics that are wanted."""
+
+    def __init__(
+        self,
+        store: Store,
+        targets: Targets,
+        unserved: Unserved,
+        tell: Tell,
+        *,
+        topics: Collection[Topic],
+        stalled_after: float,
+    ) -> None:
+        """Begin with what the journal knows, so that nothing is told a second time."""
+        self._store = store
+        self._targets = targets
+        self._unserved = unserved
+        self._tell = tell
+        self._topics = frozenset(topics)
+        self._stalled_after = stalled_after
+        self._stalled: set[str] = set()
+        self._bad: dict[str, str | None] = {}
+        degraded = [each for each in store.rollouts.values() if each.state is RolloutState.DEGRADED]
+        self._degraded = {rollout.run: rollout.number for rollout in degraded}
+
+    def _report(self, news: News | None) -> None:
+        if news is not None and news.topic in self._topics:
+            self._tell(news)
+
+    def version_changed(self, before: VersionRecord | None, after: VersionRecord) -> None:
+        """See `Observer`. A version that is looked at again, as when its notice comes late, may be bad as before."""
+        news = of_version(before, after)
+        if news is not None and news.topic is Topic.REJECTED:
+            if after.id in self._bad and self._bad[after.id] == after.reason:
+                return
+            self._bad[after.id] = after.reason
+        if after.state is VersionState.DELETED:
+            self._bad.pop(after.id, None)
+        self._report(news)
+
+    def rollout_changed(self, rollout: RolloutRecord) -> None:
+        """See `Observer`. A rollout is degraded once, however often an engine comes back and goes away again."""
+        version = self._store.versions.get(rollout.version)
+        if rollout.state is not RolloutState.DEGRADED or version is None:
+            return
+        if self._degraded.get(rollout.run) != rollout.number:
+            self._degraded[rollout.run] = rollout.number
+            self._report(of_degraded(version, self._store.engines_of(rollout.run)))
+
+    def look(self) -> None:
+        """Find runs whose engines have not arrived for too long; called from time to time."""
+        on_their_way = self._unserved.runs
+        self._stalled &= set(on_their_way)
+        for run in on_their_way:
+            seconds = self._unserved.seconds(run)
+            if seconds >= self._stalled_after and run not in self._stalled:
+                self._stalled.add(run)
+                target = self._targets.of_run(run).target
+                self._report(of_stalled(run, seconds, target, self._store.engines_of(run)))

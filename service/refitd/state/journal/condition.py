@@ -15,11 +15,10 @@ from sqlalchemy.exc import DatabaseError
 
 from refitd.state.delivery import DeliveryRecord
 from refitd.state.journal.migrate import MigrationError, is_older, migrated_copy, schema_of
-from refitd.state.journal.origin import Origin
-from refitd.state.journal.packing import RecordDamagedError, unpack
 from refitd.state.journal.reads import read_fingerprints, read_origin, read_places
 from refitd.state.journal.schema import (
     SCHEMA_VERSION,
+    RecordDamagedError,
     attempts,
     deliveries,
     engines,
@@ -27,9 +26,10 @@ from refitd.state.journal.schema import (
     metadata,
     rollouts,
     runs,
+    unpack,
     versions,
 )
-from refitd.state.records import AttemptRecord, EngineRecord, RolloutRecord, RunRecord
+from refitd.state.records import AttemptRecord, EngineRecord, Origin, RolloutRecord, RunRecord
 from refitd.state.version import VersionRecord
 from refitd_client.contract.wire import Event
 
@@ -72,13 +72,13 @@ class Newer:
 
 
 @dataclass(frozen=True, slots=True)
-class Unreadable:
-    """Nobody can say: it is locked, may not be read, or its disk fails. That proves nothing about what is in it."""
+class UnreadableJournal:
+    """Its condition is not known: it is locked, may not be read, or its disk fails. That proves nothing."""
 
     reason: str
 
 
-Condition = Missing | Sound | Corrupt | Newer | Unreadable
+Condition = Missing | Sound | Corrupt | Newer | UnreadableJournal
 
 
 def examine_journal(path: Path, *, thorough: bool) -> Condition:
@@ -91,7 +91,7 @@ def examine_journal(path: Path, *, thorough: bool) -> Condition:
     except (RecordDamagedError, UnicodeDecodeError) as error:  # SQLite's own texts may be what is damaged
         return Corrupt(str(error))
     except MigrationError as error:  # by no fault of the journal's, which is needed when the steps are mended
-        return Unreadable(str(error))
+        return UnreadableJournal(str(error))
     except DatabaseError as error:
         return _condition_of(error.orig)
     except (OSError, sqlite3.DatabaseError) as error:
@@ -122,7 +122,7 @@ def _as_it_will_be(connection: sa.Connection, schema: int) -> Generator[sa.Conne
 def _as_it_lies(path: Path) -> Generator[sa.Connection]:
 
     def connect() -> sqlite3.Connection:
-        # In a folder that may not be written, a journal that nobody has open can only be read as one that stands still.
+        # In a folder that may not be written, a journal that no process has open can only be read as immutable.
         alone = not any(path.with_name(path.name + side).exists() for side in SIDE_FILES)
         try:
             return _connect(path, "mode=ro")
@@ -213,9 +213,9 @@ def _read(
             raise RecordDamagedError(f"a record of {kind.__name__} says {found!r} where its row says {key!r}")
 
 
-def _condition_of(error: BaseException | None) -> Corrupt | Unreadable:
+def _condition_of(error: BaseException | None) -> Corrupt | UnreadableJournal:
     code = getattr(error, "sqlite_errorcode", None)
     # Extended codes have the primary one in their low byte. What has no code could be read, but not decoded.
     undecodable = code is None and isinstance(error, sqlite3.Error)
     damaged = undecodable or (code is not None and code & 0xFF in _CORRUPT)
-    return Corrupt(str(error)) if damaged else Unreadable(str(error))
+    return Corrupt(str(error)) if damaged else UnreadableJournal(str(error))

@@ -1,7 +1,7 @@
 """The journal: the facts that must outlive the process, in SQLite (WAL, synchronous=FULL) through SQLAlchemy Core.
 
 Writes queue in order and are committed in batches by one thread, so that what is durable is always a prefix of what
-happened: whoever needs a fact to be durable before going on awaits `durable()`. One wait covers all that came before.
+happened. A caller that needs a fact on disk awaits `durable()`; one wait covers all that came before.
 A batch that fails (disk full) stays queued and is tried again: `durable()` raises meanwhile, nothing is reordered.
 The disk and the engines are the truth: the journal can be rebuilt from a scan and a probe.
 """
@@ -20,10 +20,10 @@ from sqlalchemy.exc import DatabaseError
 
 from refitd.state.journal.copies import make_private
 from refitd.state.journal.migrate import in_one_transaction
-from refitd.state.journal.origin import NEW, Origin
 from refitd.state.journal.reads import read_origin
 from refitd.state.journal.schema import SCHEMA_VERSION, metadata
-from refitd.state.journal.writes import Write, put_origin
+from refitd.state.journal.writes import JournalWrite, put_origin
+from refitd.state.records import NEW, Origin
 from refitd_client.files.durable import make_folders, sync_folder
 
 JOURNAL_NAME = "journal.db"
@@ -50,7 +50,7 @@ class Journal:
         Raises:
             OSError, sqlalchemy.exc.DatabaseError: it cannot be opened, or is no journal.
         """
-        if not folder.is_dir():  # SQLite syncs the names in the folder, and nobody else the folder's own
+        if not folder.is_dir():  # SQLite syncs the names in the folder, but not the folder's own
             make_folders(folder.parent)
             folder.mkdir(exist_ok=True, mode=0o700)
             sync_folder(folder.parent)
@@ -65,7 +65,7 @@ class Journal:
             raise
         # Its own: where the root's file system hangs, it hangs every thread that others share.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
-        self._queue: deque[Write] = deque()
+        self._queue: deque[JournalWrite] = deque()
         self._appended = 0
         self._durable = 0
         self._failure: Exception | None = None
@@ -86,7 +86,7 @@ class Journal:
         """Why it could not be written the last time, None where it could."""
         return None if self._failure is None else _told(self._failure)
 
-    def append(self, *writes: Write) -> None:
+    def append(self, *writes: JournalWrite) -> None:
         """Queue writes, in order."""
         self._queue.extend(writes)
         self._appended += len(writes)
@@ -135,7 +135,7 @@ class Journal:
             if failure is not None:
                 return
 
-    def _commit(self, batch: list[Write]) -> Exception | None:
+    def _commit(self, batch: list[JournalWrite]) -> Exception | None:
         try:
             with self._db.begin() as connection:
                 for write in batch:

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 import sqlalchemy as sa
 
 from refitd.state.delivery import DeliveryRecord
-from refitd.state.journal.origin import Origin
-from refitd.state.journal.packing import RecordDamagedError, unpack
 from refitd.state.journal.schema import (
+    RecordDamagedError,
     attempts,
     deliveries,
     engines,
@@ -19,11 +18,12 @@ from refitd.state.journal.schema import (
     origin,
     rollouts,
     runs,
+    unpack,
     versions,
 )
-from refitd.state.list_order import Row
-from refitd.state.records import AttemptRecord, EngineRecord, RolloutRecord, RunRecord
+from refitd.state.records import AttemptRecord, EngineRecord, Origin, RolloutRecord, RunRecord
 from refitd.state.version import VersionRecord
+from refitd.state.version_index import Row
 from refitd_client.contract.states import DeliveryState, VersionState
 from refitd_client.contract.wire import Event
 

@@ -6,15 +6,23 @@
     newer       refused: what this refitd does not understand it must not change
     unreadable  refused: a lock, a right or a failing disk says nothing about what is in it
 
-To be rebuilt means: versions come back by the scan and are validated again, engines by the probe. What an engine holds
-only the journal could vouch for, so its contents count as unknown until a full load is proved. What people asked for
-(pins, rollbacks) is gone. Nothing is collected until the root was listed and each engine asked.
+To be rebuilt means: versions come back by the scan and are validated again, engines by the probe. Only the journal knew
+what an engine holds, so its contents count as unknown until a full load is proved. What operators asked for (pins,
+rollbacks) is gone. Nothing is collected until the root was listed and each engine asked.
+
+The root says where its journal is: `.refitd/journal` holds the path of the state folder. A journal that is not where it
+is looked for was lost, or is looked for in the wrong place; an empty one would hide that. And where this file is, a
+service has run on the root before.
 """
 
+import os
 import sqlite3
+from contextlib import suppress
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import assert_never
+from uuid import uuid4
 
 import structlog
 from sqlalchemy.exc import DatabaseError
@@ -23,14 +31,23 @@ from refitd.root.file_systems import mounts_now
 from refitd.root.mark import mark_root
 from refitd.root.ownership import StartRefusedError
 from refitd.root.scan import Listing, scan
-from refitd.state.journal.aside import move_aside
-from refitd.state.journal.condition import Corrupt, Missing, Newer, Sound, Unreadable, examine_journal
+from refitd.state.journal.condition import (
+    SIDE_FILES,
+    Corrupt,
+    Missing,
+    Newer,
+    Sound,
+    UnreadableJournal,
+    examine_journal,
+)
 from refitd.state.journal.copies import copy_of
 from refitd.state.journal.journal import JOURNAL_NAME, Journal
 from refitd.state.journal.migrate import MigrationError, is_older, migrate
-from refitd.state.journal.origin import NEW, Origin
 from refitd.state.journal.schema import SCHEMA_VERSION
-from refitd.state.journal.whereabouts import last_state_folder, note_state_folder
+from refitd.state.records import NEW, Origin
+from refitd_client.contract.naming import SERVICE_FOLDER
+from refitd_client.files.durable import replace_file, sync_folder
+from refitd_client.files.plain_file import read_plain
 
 FORGOTTEN = (
     "versions are validated again and every engine is loaded again; pins and rollbacks that the journal knew are gone "
@@ -39,6 +56,10 @@ FORGOTTEN = (
 )
 
 log = structlog.get_logger("refitd")
+
+_NAME = "journal"
+
+_LONGEST = 4096  # bytes of a path, PATH_MAX
 
 
 def open_journal(folder: Path, root: Path) -> Journal:
@@ -86,7 +107,7 @@ def _began(path: Path, root: Path) -> Origin:
             return _of_corrupt(path, reason)
         case Newer(schema):
             raise StartRefusedError(_too_new(path, schema))
-        case Unreadable(reason):
+        case UnreadableJournal(reason):
             raise StartRefusedError(f"the journal {path} cannot be read: {reason}; it is left as it is")
         case _:
             assert_never(condition)
@@ -133,3 +154,52 @@ def _of_missing(path: Path, root: Path) -> Origin:
         )
     cause = f"{path} was not there, and a service has run on {root} before"
     return Origin(cause=cause, lost=True, rebuilt=False)
+
+
+def last_state_folder(root: Path) -> Path | None:
+    """The state folder of the service that ran on `root` last; None where none has.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    try:
+        return Path(os.fsdecode(read_plain(root / SERVICE_FOLDER / _NAME, _LONGEST)).strip())
+    except FileNotFoundError:
+        return None
+
+
+def note_state_folder(root: Path, folder: Path) -> None:
+    """Write it down, durably.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    folder = folder.resolve()
+    with suppress(OSError):
+        if last_state_folder(root) == folder:
+            return
+    own = root / SERVICE_FOLDER
+    replace_file(own / _NAME, os.fsencode(f"{folder}\n"), by=own / f"journal-{uuid4().hex}")
+
+
+def move_aside(path: Path) -> Path:
+    """Rename the journal to `journal.db.corrupt-<n>`, its side files with it; return the new name.
+
+    The journal goes first: a kill in between leaves side files without a journal, which the next start moves as well.
+    The other way round the journal would be left without its last writes, and could look sound.
+
+    Raises:
+        OSError: it cannot be renamed.
+    """
+    names = [path.name, *(path.name + side for side in SIDE_FILES)]
+    aside = next(path.with_name(f"{path.name}.corrupt-{n}") for n in count(1) if _is_free(path, n))
+    for name in names:
+        source = path.with_name(name)
+        if source.exists():
+            source.rename(aside.with_name(aside.name + name.removeprefix(path.name)))
+    sync_folder(path.parent)
+    return aside
+
+
+def _is_free(path: Path, n: int) -> bool:
+    return not any(path.with_name(f"{path.name}.corrupt-{n}{side}").exists() for side in ("", *SIDE_FILES))

@@ -1,6 +1,15 @@
-"""The journal's tables. What is queried has a column; the rest of a record is JSON beside it."""
+"""The journal's tables. What is queried has a column; the rest of a record is JSON beside it.
 
+A record is JSON, a line feed, and a checksum of the JSON. SQLite finds damage to its own pages' structure; a byte that
+flips inside a value looks like any other value to it. A journal that says "step 7" where "step 1" was written would be
+believed, so each record proves itself.
+"""
+
+from typing import TypeVar
+
+import msgspec
 import sqlalchemy as sa
+import xxhash
 
 SCHEMA_VERSION = 3  # with each change of what follows one more, and a step to it in migrations/
 
@@ -20,12 +29,14 @@ versions = sa.Table(
     sa.Index("versions_by_state", "state", "place", "generation", "step"),
     sa.Index("versions_newest", "place", "generation", "step"),
 )
+
 engines = sa.Table(
     "engines",
     metadata,
     sa.Column("id", sa.Text, primary_key=True),
     sa.Column("record", sa.LargeBinary, nullable=False),
 )
+
 attempts = sa.Table(
     "attempts",
     metadata,
@@ -35,6 +46,7 @@ attempts = sa.Table(
     sa.Column("outcome", sa.Text),
     sa.Column("record", sa.LargeBinary, nullable=False),
 )
+
 fingerprints = sa.Table(
     "fingerprints",
     metadata,
@@ -42,6 +54,7 @@ fingerprints = sa.Table(
     sa.Column("configuration", sa.Text, primary_key=True),
     sa.Column("fingerprint", sa.Text, nullable=False),
 )
+
 rollouts = sa.Table(
     "rollouts",
     metadata,
@@ -50,12 +63,14 @@ rollouts = sa.Table(
     sa.Column("version", sa.Text, nullable=False),
     sa.Column("record", sa.LargeBinary, nullable=False),
 )
+
 runs = sa.Table(
     "runs",
     metadata,
     sa.Column("run", sa.Text, primary_key=True),
     sa.Column("record", sa.LargeBinary, nullable=False),
 )
+
 events = sa.Table(
     "events",
     metadata,
@@ -63,6 +78,7 @@ events = sa.Table(
     sa.Column("subject", sa.Text, nullable=False, index=True),
     sa.Column("record", sa.LargeBinary, nullable=False),
 )
+
 deliveries = sa.Table(
     "deliveries",
     metadata,
@@ -71,9 +87,45 @@ deliveries = sa.Table(
     sa.Column("state", sa.Text, nullable=False, index=True),
     sa.Column("record", sa.LargeBinary, nullable=False),
 )
+
 origin = sa.Table(
     "origin",
     metadata,
     sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("record", sa.LargeBinary, nullable=False),
 )
+
+RecordT = TypeVar("RecordT")
+
+_SUM_LENGTH = 17  # a line feed and 16 hex digits of XXH3-64
+
+
+class RecordDamagedError(Exception):
+    """A record of the journal is not what was written there."""
+
+
+def pack(record: object) -> bytes:
+    """The bytes to write."""
+    data = msgspec.json.encode(record)
+    return data + _sum(data)
+
+
+def unpack(row: object, kind: type[RecordT]) -> RecordT:
+    """The record that was written.
+
+    Raises:
+        RecordDamagedError: the bytes are not those that were written, or not those of such a record.
+    """
+    if not isinstance(row, bytes):  # in SQLite a damaged column may hold anything
+        raise RecordDamagedError(f"a record of {kind.__name__} is damaged: it is no record")
+    data, found = row[:-_SUM_LENGTH], row[-_SUM_LENGTH:]
+    if _sum(data) != found:
+        raise RecordDamagedError(f"a record of {kind.__name__} is damaged: its checksum does not fit")
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise RecordDamagedError(f"a record of {kind.__name__} cannot be read: {error}") from error
+
+
+def _sum(data: bytes) -> bytes:
+    return b"\n" + xxhash.xxh3_64_hexdigest(data).encode()

@@ -9,8 +9,6 @@ from sqlalchemy import UpdateBase
 from sqlalchemy.dialects.sqlite import insert
 
 from refitd.state.delivery import DeliveryRecord
-from refitd.state.journal.origin import Origin
-from refitd.state.journal.packing import pack
 from refitd.state.journal.schema import (
     attempts,
     deliveries,
@@ -18,18 +16,19 @@ from refitd.state.journal.schema import (
     events,
     fingerprints,
     origin,
+    pack,
     rollouts,
     runs,
     versions,
 )
-from refitd.state.records import AttemptRecord, EngineRecord, RolloutRecord, RunRecord
+from refitd.state.records import AttemptRecord, EngineRecord, Origin, RolloutRecord, RunRecord
 from refitd.state.version import VersionRecord
 from refitd_client.contract.states import DeliveryState
 from refitd_client.contract.wire import Event
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
+class JournalWrite:
     """One statement with its values. Statements are made once: making one takes longer than running it."""
 
     statement: UpdateBase
@@ -43,15 +42,15 @@ def _upsert_into(table: sa.Table) -> UpdateBase:
     return statement.on_conflict_do_update(index_elements=list(table.primary_key), set_=others)
 
 
-def _upsert(table: sa.Table, **values: Any) -> Write:
-    return Write(_upsert_into(table), values)
+def _upsert(table: sa.Table, **values: Any) -> JournalWrite:
+    return JournalWrite(_upsert_into(table), values)
 
 
 _DROP_ENGINE = sa.delete(engines).where(engines.c.id == sa.bindparam("engine_id"))
 _FIRST_FINGERPRINT = insert(fingerprints).on_conflict_do_nothing()
 
 
-def put_version(record: VersionRecord, place: int) -> Write:
+def put_version(record: VersionRecord, place: int) -> JournalWrite:
     """Write a version as it is now, with its place in lists."""
     return _upsert(
         versions,
@@ -65,17 +64,17 @@ def put_version(record: VersionRecord, place: int) -> Write:
     )
 
 
-def put_engine(record: EngineRecord) -> Write:
+def put_engine(record: EngineRecord) -> JournalWrite:
     """Write an engine as it is now."""
     return _upsert(engines, id=record.id, record=pack(record))
 
 
-def drop_engine(engine_id: str) -> Write:
+def drop_engine(engine_id: str) -> JournalWrite:
     """Forget an engine."""
-    return Write(_DROP_ENGINE, {"engine_id": engine_id})
+    return JournalWrite(_DROP_ENGINE, {"engine_id": engine_id})
 
 
-def put_attempt(record: AttemptRecord) -> Write:
+def put_attempt(record: AttemptRecord) -> JournalWrite:
     """Write an attempt as it is now: first open, later closed."""
     return _upsert(
         attempts,
@@ -87,23 +86,23 @@ def put_attempt(record: AttemptRecord) -> Write:
     )
 
 
-def put_fingerprint(version: str, configuration: str, fingerprint: str) -> Write:
+def put_fingerprint(version: str, configuration: str, fingerprint: str) -> JournalWrite:
     """Record what a clean load of a version gave. The first record stays."""
     values = {"version": version, "configuration": configuration, "fingerprint": fingerprint}
-    return Write(_FIRST_FINGERPRINT, values)
+    return JournalWrite(_FIRST_FINGERPRINT, values)
 
 
-def put_rollout(record: RolloutRecord) -> Write:
+def put_rollout(record: RolloutRecord) -> JournalWrite:
     """Write a rollout as it is now."""
     return _upsert(rollouts, number=record.number, run=record.run, version=record.version, record=pack(record))
 
 
-def put_run(record: RunRecord) -> Write:
+def put_run(record: RunRecord) -> JournalWrite:
     """Write what is known of a run."""
     return _upsert(runs, run=record.run, record=pack(record))
 
 
-def put_event(record: Event) -> Write:
+def put_event(record: Event) -> JournalWrite:
     """Add to the log."""
     return _upsert(events, seq=record.seq, subject=record.subject, record=pack(record))
 
@@ -118,16 +117,16 @@ _NEWEST = sa.select(deliveries.c.number).where(_OVER).order_by(deliveries.c.numb
 _DROP_DELIVERIES = sa.delete(deliveries).where(_OVER, deliveries.c.number.not_in(_NEWEST))
 
 
-def put_delivery(record: DeliveryRecord) -> Write:
+def put_delivery(record: DeliveryRecord) -> JournalWrite:
     """Write a webhook as it is now."""
-    return Write(_PUT_DELIVERY, {"id": record.id, "state": record.state.value, "record": pack(record)})
+    return JournalWrite(_PUT_DELIVERY, {"id": record.id, "state": record.state.value, "record": pack(record)})
 
 
-def drop_deliveries(kept: int) -> Write:
+def drop_deliveries(kept: int) -> JournalWrite:
     """Forget webhooks that are over, but for the newest."""
-    return Write(_DROP_DELIVERIES, {"kept": kept})
+    return JournalWrite(_DROP_DELIVERIES, {"kept": kept})
 
 
-def put_origin(record: Origin) -> Write:
+def put_origin(record: Origin) -> JournalWrite:
     """Write how the journal began, and whether it is rebuilt."""
     return _upsert(origin, id=1, record=pack(record))

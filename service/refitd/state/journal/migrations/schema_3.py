@@ -1,4 +1,4 @@
-"""Each version has a place in lists over all runs (`state/list_order.py`), and runs can be closed.
+"""Each version has a place in lists over all runs (`state/version_index.py`), and runs can be closed.
 
 Rows of versions keep the order in which they were written first: that is the order of the first sight.
 """

@@ -1,0 +1,63 @@
+"""What a publisher asks the service and tells it, so that both mean the same files.
+
+A root can be emptied under a service that remembers: one in memory is, by each reboot. The service's journal then knows
+steps that the run's folder does not know, and a publisher that used them again would publish what no engine takes. So
+the publisher asks before its first publication, and begins a new generation.
+
+A publisher can also be given another folder than the service watches. Each root has a name, in `.refitd/id`, and each
+notice says it.
+"""
+
+from pathlib import Path
+
+from refitd_client.contract.naming import ROOT_NAME, SERVICE_FOLDER, Order
+from refitd_client.errors import ServiceError
+from refitd_client.files.plain_file import read_plain
+from refitd_client.http.client import RefitClient
+from refitd_client.http.connection import Connection
+from refitd_client.http.retry import RetryPolicy
+
+_TRY = 10.0  # seconds for one request to connect and be answered
+_MAX_NAME_BYTES = 64
+
+
+def open_client(connection: Connection, *, try_for: float) -> RefitClient:
+    """A client that tries again for `try_for` seconds, and no longer."""
+    return RefitClient(
+        connection.url,
+        token=connection.token,
+        token_file=connection.token_file,
+        timeout=min(_TRY, max(try_for, 1.0)),
+        retry=RetryPolicy(deadline=try_for),
+    )
+
+
+def no_token(error: OSError | ValueError) -> ServiceError:
+    """The error for a token file that cannot be read, or holds no token: it may be about to be replaced."""
+    return ServiceError(f"the service cannot be asked without its token: {error}")
+
+
+def newest_known(connection: Connection | None, run: str) -> Order | None:
+    """The newest version of a run that the service ever knew, even if all of the run was deleted. Asks once.
+
+    None if the service knows none, and if it does not answer: then it refuses the notice of a step that was used
+    before.
+    """
+    if connection is None:
+        return None
+    try:
+        with open_client(connection, try_for=0.0) as client:
+            newest = client.versions(run, limit=1).items
+    except (ServiceError, OSError, ValueError):
+        return None
+    return Order(newest[0].generation, newest[0].step) if newest else None
+
+
+def root_name(root: Path) -> str | None:
+    """The name that the service has given to a root: empty if it has none, None if that cannot be read."""
+    try:
+        return read_plain(root / SERVICE_FOLDER / ROOT_NAME, _MAX_NAME_BYTES).decode(errors="replace").strip()
+    except FileNotFoundError:
+        return ""
+    except OSError:
+        return None

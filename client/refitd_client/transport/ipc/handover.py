@@ -1,0 +1,248 @@
+"""A version's tensors handed over to engines: offered, announced, and withdrawn when all engines have answered.
+
+    begun      the offer's file is there, and the service was told: engines copy from here on
+    complete   the tensors are the trainer's own again
+    failed     the service is told that the version's files will never come
+
+If the tensors cannot be handed over, that is a reason in the result and no error: the version reaches engines by its
+files then, a little later. The bytes are staged after the hand-over. As engines may hear of the version as soon as it
+is offered, its name is used up from then on. Where its files fail, the next version is durable before it is announced.
+"""
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from refitd_client.checkpoint.finite import NO_RULE, rule_of
+from refitd_client.contract.manifest import fitting_fingerprints
+from refitd_client.contract.naming import Order, version_folder, version_id
+from refitd_client.contract.states import Kind, WaitOutcome
+from refitd_client.contract.wire import Notice
+from refitd_client.errors import ServiceError
+from refitd_client.fingerprint import to_texts
+from refitd_client.http.connection import Connection
+from refitd_client.http.publisher_client import open_client, root_name
+from refitd_client.tensors.source import TensorSource
+from refitd_client.transport.ipc.device import DriverError
+from refitd_client.transport.ipc.exported_memory import LayoutCache
+from refitd_client.transport.ipc.offer_file import ExportedTensors
+from refitd_client.transport.ipc.secret import HandoverKeyRefusedError, read_secret
+from refitd_client.transport.ipc.shared import NotSharedError
+from refitd_client.write.content import Content
+from refitd_client.write.plan import not_finite
+from refitd_client.write.shards import TensorShards
+
+ANSWER_SECONDS = 20.0  # in which engines are to have answered
+BACK_SECONDS = 10.0  # in which an engine that copies is to have ended, when the offer is withdrawn
+
+_log = logging.getLogger("refitd_client")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handed:
+    """The result of a hand-over: the engines that serve the version now, and why not all do, or none.
+
+    `timings` are milliseconds of `offer` (fingerprints, the offer's file), `notice`, and `taken`: from the call of
+    `publish` until the last engine had answered.
+    """
+
+    engines: tuple[str, ...] = ()
+    reason: str | None = None
+    timings: Mapping[str, float] | None = None
+
+
+@dataclass(slots=True)
+class Debt:
+    """Whether the files of a version that was handed over are `due`: they were not written."""
+
+    due: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The result of a hand-over, and the content to stage."""
+
+    content: Content
+    handed: Handed
+
+
+class NotOfferedError(Exception):
+    """Why there is no offer, as a sentence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportTarget:
+    """A version that is handed over, and the service to tell. `metadata` are the version's: they begin its trace."""
+
+    root: Path
+    run: str
+    order: Order
+    connection: Connection
+    metadata: dict[str, str] = field(default_factory=dict[str, str])
+    allow_missing: bool = False
+    allow_extra: bool = False
+    engines: Literal["mine"] | None = None
+
+    @property
+    def version(self) -> str:
+        """The version's id."""
+        return version_id(self.run, self.order)
+
+    def tell(self, *, offer: str | None = None, failed: str | None = None) -> None:
+        """Send the notice of a version without files.
+
+        Args:
+            offer: the name of the offer's file.
+            failed: why the files will never come.
+
+        Raises:
+            ServiceError: it is refused, or the service does not answer.
+            OSError, ValueError: there is no token to send.
+        """
+        notice = Notice(
+            run=self.run,
+            step=self.order.step,
+            path=f"{self.run}/{version_folder(self.order)}",
+            kind=Kind.HANDOVER,
+            allow_missing=self.allow_missing,
+            allow_extra=self.allow_extra,
+            metadata=self.metadata,
+            root=root_name(self.root),
+            engines=self.engines,
+            offer=offer,
+            failed=failed,
+        )
+        with open_client(self.connection, try_for=ANSWER_SECONDS) as client:
+            client.announce(notice)
+
+
+@dataclass(slots=True, kw_only=True)
+class TensorExport:
+    """The hand-over of one version. `layouts` and `debt` are the publisher's."""
+
+    place: ExportTarget
+    layouts: LayoutCache
+    debt: Debt
+    _told: bool = field(default=False, init=False)
+
+    def of(self, content: Content) -> Answered:
+        """Export the tensors until engines have answered. If nothing is exported, the result says why.
+
+        Raises:
+            InvalidWeightsError: a tensor is not finite.
+        """
+        weights = content.weights
+        if not isinstance(weights, TensorShards):
+            return self._by_files(content, "files are not exported: pass tensors")
+        try:
+            handover = Handover(self.place, weights.sources, self.layouts, check_finite=weights.check_finite)
+        except NotOfferedError as error:
+            # The manifest gets fingerprints, as the offer would have had.
+            return self._by_files(replace(content, weights=replace(weights, fingerprinted=True)), str(error))
+        self._told = True
+        try:
+            # The tensors were scanned for the offer and have not changed: they are not scanned again.
+            claims = replace(content.claims, fingerprints=fitting_fingerprints(to_texts(handover.fingerprints)))
+            weights = replace(weights, check_finite=False, fingerprinted=False)
+            return Answered(replace(content, weights=weights, claims=claims), handover.complete())
+        finally:
+            handover.withdraw()
+
+    def _by_files(self, content: Content, reason: str) -> Answered:
+        _log.warning("%s is not handed over, and goes by its files: %s", self.place.version, reason)
+        return Answered(content, Handed(reason=reason))
+
+    def failed(self, error: BaseException) -> None:
+        """Tell the service that the files will not come, if it was told of an offer: engines may serve the version.
+
+        If that is lost, the service finds out by the next version.
+        """
+        if not self._told:
+            return
+        self.debt.due = True
+        try:
+            self.place.tell(failed=(str(error) or type(error).__name__)[:500])
+        except (ServiceError, OSError, ValueError) as lost:
+            _log.warning("the service was not told that %s failed: %s", self.place.version, lost)
+
+
+class Handover:
+    """An offer under way. Call `complete` or `withdraw`. `fingerprints` are those of the tensors, by name."""
+
+    def __init__(
+        self, target: ExportTarget, sources: Sequence[TensorSource], layouts: LayoutCache, *, check_finite: bool
+    ) -> None:
+        """Offer the tensors, and tell the service.
+
+        Args:
+            target: the version, and the service.
+            sources: its tensors.
+            layouts: where the tensors of the last offer lay.
+            check_finite: whether NaN and infinity are refused.
+
+        Raises:
+            InvalidWeightsError: a tensor is not finite.
+            NotOfferedError: there is nothing to export, or the service cannot be told.
+        """
+        self._target, self._began = target, time.monotonic()
+        self.timings: dict[str, float] = {}
+        if cast := next((source.entry.name for source in sources if not source.is_view), None):
+            raise NotOfferedError(f"tensor {cast} would be exported as it lies, and is not published as it lies")
+        tensors = {source.entry.name: source.tensor() for source in sources}
+        rules = [rule_of(source.entry.dtype) if check_finite else NO_RULE for source in sources]
+        try:
+            prepared = layouts.prepare(tensors, rules)
+            found = dict(zip(tensors, prepared.scan(), strict=True))
+            for name, each in found.items():
+                if each.nonfinite:
+                    raise not_finite(name, each.nonfinite)
+            self.fingerprints = {name: each.fingerprint for name, each in found.items()}
+            offer = prepared.offer(target.version, list(self.fingerprints.values()))
+            self._exported = ExportedTensors(target.root / target.run, offer, read_secret(target.root))
+        except (DriverError, NotSharedError, HandoverKeyRefusedError, OSError) as error:
+            raise NotOfferedError(f"the tensors cannot be exported: {error}") from error
+        self._lap("offer")
+        try:
+            target.tell(offer=self._exported.path.name)
+        except BaseException as error:
+            self.withdraw()
+            if isinstance(error, (ServiceError, OSError, ValueError)):
+                raise NotOfferedError(f"the service was not told: {error}") from error
+            raise
+        self._lap("notice")
+
+    def complete(self) -> Handed:
+        """Wait until engines have answered, for `ANSWER_SECONDS` at most, and withdraw the offer."""
+        try:
+            engines, reason = self._answers()
+        finally:
+            self._lap("taken")
+            is_back = self.withdraw()
+        if not is_back:
+            reason = f"an engine still reads the tensors after {BACK_SECONDS:g} s: what it copied counts for nothing"
+        return Handed(engines=engines, reason=reason, timings=self.timings)
+
+    def withdraw(self) -> bool:
+        """Take the tensors back. False where an engine still reads them after `BACK_SECONDS`."""
+        return self._exported.take_back(BACK_SECONDS)
+
+    def _answers(self) -> tuple[tuple[str, ...], str | None]:
+        """The engines that serve the version, and why others do not."""
+        try:
+            with open_client(self._target.connection, try_for=ANSWER_SECONDS) as client:
+                result = client.wait(self._target.version, "taken", ANSWER_SECONDS)
+        except (ServiceError, OSError, ValueError) as error:
+            return (), f"the service does not say who has taken it: {error}"
+        listed = result.version.engines
+        engines = tuple(engine.id for engine in listed if engine.serves)
+        if result.outcome is not WaitOutcome.TAKEN:
+            return engines, f"not every engine has answered in {ANSWER_SECONDS:g} s ({result.outcome})"
+        others = [f"{engine.id}: {engine.reason or engine.state}" for engine in listed if not engine.serves]
+        none = "no engine of the run is known to the service" if not listed else None
+        return engines, "; ".join(others)[:1000] or none
+
+    def _lap(self, name: str) -> None:
+        self.timings[name] = (time.monotonic() - self._began) * 1000

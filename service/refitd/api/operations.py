@@ -1,0 +1,182 @@
+"""Routes of what operators do: roll a run back, pause it, close it, and reclaim room."""
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from fastapi import APIRouter
+
+from refitd.api.context import Service, ServiceOf
+from refitd.api.lookup import find_version
+from refitd.api.overview import glance_at, runs_of
+from refitd.api.versions import presented
+from refitd.policy.readiness import unknown
+from refitd.policy.target import last_good_before, to_bar, unserved_before
+from refitd.problem import ProblemError, Slug
+from refitd.state.version import VersionRecord
+from refitd_client.contract.states import EngineState, VersionState
+from refitd_client.contract.wire import OneRun, ReclaimPlan, Rollback, RollbackPlan, Rollouts, RunGlance, Version
+
+_NAMED = 5  # versions that a refusal offers; the others it counts
+
+rollback_routes = APIRouter(prefix="/v1/rollback", tags=["rollback"])
+run_routes = APIRouter(prefix="/v1/runs", tags=["runs"])
+rollout_routes = APIRouter(prefix="/v1/rollouts", tags=["rollouts"])
+reclaim_routes = APIRouter(prefix="/v1/reclaim", tags=["reclaim"])
+
+
+@rollback_routes.get("")
+async def plan_rollback(service: ServiceOf, run: str, to: str | None = None) -> RollbackPlan:
+    """Where a rollback would lead, and what it would bar for good. Nothing is done."""
+    plan = await _planned(service, Rollback(run=run, to=to))
+    away = [engine.id for engine in service.store.engines_of(run) if engine.state is EngineState.UNREACHABLE]
+    return RollbackPlan(
+        run=run,
+        leaves=plan.leaves.id,
+        goal=plan.goal.id,
+        barred=[version.id for version in plan.barred],
+        unreachable=sorted(away),
+    )
+
+
+@rollback_routes.post("")
+async def rollback(order: Rollback, service: ServiceOf) -> Version:
+    """Roll forward to an earlier good version: what is newer is barred, versions that come later roll as usual."""
+    plan = await _planned(service, order)
+    for version in plan.barred:
+        text = f"barred: run {order.run} rolls back to {plan.goal.id}"
+        service.store.put_version(replace(version, barred=True), text)
+    await service.store.durable()
+    return presented(service, plan.goal)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    leaves: VersionRecord
+    goal: VersionRecord
+    barred: Sequence[VersionRecord]
+
+
+async def _planned(service: Service, order: Rollback) -> _Plan:
+    goal = None if order.to is None else await _sealed(service, order.run, order.to)
+    # Nothing is awaited from here on: what is decided is still true where it is done.
+    versions = service.store.published_of(order.run)
+    if not versions:
+        raise unknown(service.store, Slug.UNKNOWN_RUN, f"no version of run {order.run} is known")
+    current = service.targets.of_run(order.run).target
+    if current is None:
+        raise ProblemError(Slug.NOTHING_TO_ROLL_BACK, f"run {order.run} has no good version")
+    goal = goal or last_good_before(versions, current)
+    if goal is None:
+        raise ProblemError(Slug.NOTHING_TO_ROLL_BACK, _why_nowhere(current, unserved_before(versions, current)))
+    return _Plan(current, goal, to_bar(versions, goal))
+
+
+async def _sealed(service: Service, run: str, to: str) -> VersionRecord:
+    version = await find_version(service, to)
+    if version.run != run or version.state is not VersionState.SEALED or version.barred:
+        why = (
+            "is barred for good: it was rolled back from"
+            if version.barred and not version.was_never_served
+            else f"is {version.state}, of run {version.run}"
+        )
+        what = f"roll back to a SEALED version of run {run} that is not barred"
+        raise ProblemError(
+            Slug.VERSION_NOT_GOOD, f"{version.id} {why}; {what}, or publish its weights as the next step"
+        )
+    return version
+
+
+def _why_nowhere(current: VersionRecord, unserved: Sequence[VersionRecord]) -> str:
+    text = f"no version of run {current.run} before {current.id} was served and is still there"
+    if not unserved:
+        return f"{text}, and no other good one is"
+    more = f" and {len(unserved) - _NAMED} more" if len(unserved) > _NAMED else ""
+    named = ", ".join(version.id for version in unserved[:_NAMED])
+    return (
+        f"{text}; good, but never served: {named}{more}. "
+        f"Name one: 'refitd rollback {current.run} --to {unserved[0].id}' ('to' in the API)"
+    )
+
+
+@run_routes.post("/close")
+async def close(order: OneRun, service: ServiceOf) -> RunGlance:
+    """Say that a run has ended.
+
+    It is not troubled any more, and does not want engines. Those that follow it go on with what they serve, and may be
+    moved to another run. Of its versions the newest good one is kept, with what engines need, what is pinned and every
+    Nth (`--keep-every`); of those that are UNKNOWN the newest, where it is newer than that. Collection deletes the
+    others, and the run's slots. The next version that is published opens it again.
+    It outlives a restart of the service.
+    """
+    _check_run(service, order.run)
+    service.store.close_run(order.run)
+    return await _seen(service, order.run)
+
+
+@run_routes.post("/reopen")
+async def reopen(order: OneRun, service: ServiceOf) -> RunGlance:
+    """Take back that a run has ended. What was deleted meanwhile stays deleted."""
+    _check_run(service, order.run)
+    service.store.reopen_run(order.run, "somebody has opened it")
+    return await _seen(service, order.run)
+
+
+def _check_run(service: Service, run: str) -> None:
+    if run not in runs_of(service.store):
+        raise ProblemError(Slug.UNKNOWN_RUN, f"no run {run} is known: 'refitd runs' lists what there is")
+
+
+async def _seen(service: Service, run: str) -> RunGlance:
+    await service.store.durable()
+    return glance_at(service.store, service.targets, run)
+
+
+@rollout_routes.post("/pause")
+async def pause(order: Rollouts, service: ServiceOf) -> RunGlance:
+    """Bring no engine of the run to a newer version until it is resumed.
+
+    Loads that are under way come to their end. An engine that is restarted or breaks is brought to the last good
+    version, and a rollback is carried out. It outlives a restart of the service.
+    """
+    return await _set_pause(service, order.run, paused=True)
+
+
+@rollout_routes.post("/resume")
+async def resume(order: Rollouts, service: ServiceOf) -> RunGlance:
+    """Let the rollouts of the run go on."""
+    return await _set_pause(service, order.run, paused=False)
+
+
+async def _set_pause(service: Service, run: str, *, paused: bool) -> RunGlance:
+    rollout = service.store.rollouts.get(run)
+    if rollout is None:
+        is_known = bool(service.store.versions_of(run))
+        lacks = f"run {run} has no rollout yet" if is_known else f"no version of run {run} is known"
+        raise unknown(service.store, Slug.UNKNOWN_RUN, f"{lacks}: it can be paused as soon as it has a good version")
+    service.store.pause_rollouts(rollout, paused=paused)
+    await service.store.durable()
+    return glance_at(service.store, service.targets, run)
+
+
+@reclaim_routes.get("/plan")
+async def plan_reclaim(service: ServiceOf) -> ReclaimPlan:
+    """What would be deleted and what kept, with the reasons."""
+    with _on_the_root():
+        return await service.sweeper.plan()
+
+
+@reclaim_routes.post("")
+async def reclaim(service: ServiceOf) -> ReclaimPlan:
+    """Delete what the plan says, looking again right before each deletion."""
+    with _on_the_root():
+        return await service.sweeper.run()
+
+
+@contextmanager
+def _on_the_root() -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        detail = f"the root cannot be worked on now: {error}; nothing more is deleted until it can"
+        raise ProblemError(Slug.NOT_READY, detail) from error

@@ -1,0 +1,216 @@
+"""The root as this host sees it: can it be written, does it give events, does its clock agree, is there room.
+
+A nonce is a random text in a file of the root: a process that can read it sees the same files.
+"""
+
+import errno
+import logging
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from watchdog.events import FileSystemEvent, FileSystemEventHandler
+from watchdog.observers import Observer
+
+from refitd.diagnose.finding import CheckName, CheckVerdict, Finding, good
+from refitd.root.file_systems import Watch, root_file_system, wants_polling
+from refitd.settings import Settings
+from refitd.text import size_of
+from refitd_client.contract.naming import SERVICE_FOLDER
+
+NONCE_NAME = "nonce"
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+_SHARED = "create it, give this user and the trainer's a common group, or name another with --root"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nonce:
+    """A random text in a file beneath the root."""
+
+    path: str  # relative to the root
+    text: str
+
+
+class RootUnusableError(Exception):
+    """The root cannot be probed; the message says why, `fix` what to do."""
+
+    def __init__(self, message: str, fix: str = _SHARED) -> None:
+        super().__init__(message)
+        self.fix = fix
+
+
+@contextmanager
+def probed(root: Path) -> Generator[Nonce]:
+    """Write a nonce on the root, and delete it when the context ends.
+
+    Raises:
+        RootUnusableError: the root is no folder, or cannot be written.
+    """
+    if not root.is_dir():
+        raise RootUnusableError(f"{root} is no folder")
+    folder = root / SERVICE_FOLDER / f"doctor-{secrets.token_hex(8)}"
+    nonce = Nonce(path=f"{SERVICE_FOLDER}/{folder.name}/{NONCE_NAME}", text=secrets.token_hex(16))
+    is_new = not folder.parent.exists()
+    try:
+        try:
+            folder.parent.mkdir(mode=0o770, exist_ok=True)
+            folder.mkdir(mode=0o755)
+            (folder / NONCE_NAME).write_text(nonce.text)
+        except OSError as error:
+            fix = "make room there" if error.errno in _NO_ROOM else _SHARED
+            raise RootUnusableError(f"{folder.parent} cannot be written: {error.strerror}", fix) from error
+        yield nonce
+    finally:
+        with suppress(OSError):
+            (folder / NONCE_NAME).unlink()
+        with suppress(OSError):
+            folder.rmdir()
+        if is_new:
+            with suppress(OSError):  # another process has begun to use it
+                folder.parent.rmdir()
+
+
+EVENT_SECONDS = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RootFacts:
+    """The root. Sizes are in bytes.
+
+    Attributes:
+        path: of its folder.
+        kind: of its file system.
+        event: whether a write gave an event.
+        skew: the file system's clock less this host's, in seconds.
+        free: room that is left.
+        version: size of the largest version; None without one.
+        held: size of all versions, slots and copies on it.
+    """
+
+    path: Path
+    kind: str
+    event: bool
+    skew: float
+    free: int
+    version: int | None
+    held: int
+
+
+def look_at_root(root: Path, nonce: Nonce, base_model: Path | None) -> RootFacts:
+    """Watch a write, and measure. Blocks for `EVENT_SECONDS` where there are no events."""
+    sizes = list(_versions(root))
+    file = root / nonce.path
+    file.write_text(nonce.text)
+    skew = file.stat().st_mtime - time.time()  # first: to wait for an event takes longer than a clock may be off
+    models = [] if base_model is None else [weights for weights in [_weights(base_model)] if weights]
+    return RootFacts(
+        path=root,
+        kind=root_file_system(root),
+        event=_gives_event(file),
+        skew=skew,
+        free=shutil.disk_usage(root).free,
+        version=max([*sizes, *models], default=None),
+        held=sum(sizes),
+    )
+
+
+class _Heard(FileSystemEventHandler):
+    def __init__(self) -> None:
+        self.event = threading.Event()
+
+    def on_any_event(self, event: FileSystemEvent) -> None:
+        self.event.set()
+
+
+def _gives_event(nonce: Path) -> bool:
+    heard, observer = _Heard(), Observer()
+    observer.schedule(heard, str(nonce.parent))
+    try:
+        observer.start()
+    except OSError:
+        return False  # inotify has no watch left, or is not there
+    try:
+        nonce.write_text(nonce.read_text())
+        return heard.event.wait(EVENT_SECONDS)
+    finally:
+        # watchdog logs an error for an event that comes while its observer is stopped.
+        log = logging.getLogger("watchdog.observers.inotify")
+        log.addFilter(_is_of_interest)
+        try:
+            observer.stop()
+            observer.join()
+        finally:
+            log.removeFilter(_is_of_interest)
+
+
+def _is_of_interest(record: logging.LogRecord) -> bool:
+    return "thread is inactive" not in record.getMessage()
+
+
+def _versions(root: Path) -> Iterator[int]:
+    """The sizes of versions, adapters, slots and copies, in folders of any depth."""
+    for folder in sorted({file.parent for file in root.rglob("*.safetensors")}):
+        with suppress(OSError):
+            yield _weights(folder)
+
+
+def _weights(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
+SKEW_SECONDS = 2.0
+
+
+def judge_root(facts: RootFacts, settings: Settings) -> Iterator[Finding]:
+    """What the observations mean."""
+    subject = str(facts.path)
+    yield good(CheckName.ROOT, subject, f"can be written; it is on {facts.kind or 'a file system of unknown kind'}")
+    yield _events(facts, settings, subject)
+    yield _clock(facts, subject)
+    yield _space(facts, settings, subject)
+
+
+def _events(facts: RootFacts, settings: Settings, subject: str) -> Finding:
+    polls = settings.watch is Watch.POLL or (settings.watch is Watch.AUTO and wants_polling(facts.kind))
+    if polls:
+        return good(CheckName.EVENTS, subject, "the service polls, and needs no events")
+    if facts.event:
+        return good(CheckName.EVENTS, subject, "a write gave an event")
+    fix = "set --watch poll, or raise fs.inotify.max_user_watches and max_user_instances"
+    text = f"a write gave no event within {EVENT_SECONDS:g} s: versions wait for the scan"
+    return Finding(CheckName.EVENTS, subject, CheckVerdict.WARNING, text, fix)
+
+
+def _clock(facts: RootFacts, subject: str) -> Finding:
+    text = f"the file system's clock differs by {round(facts.skew, 1) + 0.0:+.1f} s"
+    if abs(facts.skew) <= SKEW_SECONDS:
+        return good(CheckName.ROOT_CLOCK, subject, text)
+    fix = "have the file server and this host follow one time server (NTP)"
+    return Finding(CheckName.ROOT_CLOCK, subject, CheckVerdict.WARNING, text, fix)
+
+
+def _space(facts: RootFacts, settings: Settings, subject: str) -> Finding:
+    if facts.version is None:
+        text = "how much room versions need is not known: there is none yet"
+        fix = "name --base-model, whose size a version has"
+        return Finding(CheckName.SPACE, subject, CheckVerdict.UNKNOWN, text, fix)
+    what = "versions" if settings.lora is None else "adapters"
+    copies = settings.copies if settings.takes_deltas and settings.copies_folder is None else 0
+    kept = settings.keep_last + settings.slots + 1 + copies
+    needed, there = kept * facts.version, facts.free + facts.held
+    of_deltas = f", {copies} copies for deltas" if copies else ""
+    text = (
+        f"{kept} {what} of {size_of(facts.version)} ({settings.keep_last} kept, {settings.slots} slots, 1 being written"
+        f"{of_deltas}) take {size_of(needed)}; there are {size_of(there)}"
+    )
+    if settings.disk_budget is not None and needed > settings.disk_budget:
+        text, there = f"{text}, and --disk-budget is {size_of(settings.disk_budget)}", settings.disk_budget
+    if needed <= there:
+        return good(CheckName.SPACE, subject, text)
+    fix = "make room, or keep fewer: --keep-last, --slots" + (", --copies or --copies-folder" if copies else "")
+    return Finding(CheckName.SPACE, subject, CheckVerdict.FAILED, text, fix)

@@ -1,0 +1,223 @@
+"""The routes that generate, that pause or end it, and that change what is served. Answers are SGLang 0.5.23's."""
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncIterator, Coroutine
+from typing import Annotated, Any, TypeVar
+
+from fastapi import APIRouter, Query
+from fastapi import Request as HttpRequest
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+
+from refitd_embedded.defects import CarelessLoader, Interruption
+from refitd_embedded.engine import EmbeddedEngine
+from refitd_embedded.reload import UpdateOrder
+from refitd_embedded.request import GenerationRequest
+from refitd_embedded.weights import report
+from refitd_embedded.wire import (
+    AbortBody,
+    CheckerBody,
+    ContinueBody,
+    GenerateBody,
+    InterruptBody,
+    PauseBody,
+    UpdateFromDiskBody,
+    VersionBody,
+    is_batch,
+    requests_of,
+)
+
+FLUSHED = (
+    "Cache flushed.\nPlease check backend logs for more details. "
+    "(When there are running or waiting requests, the operation will not be performed.)\n"
+)
+T = TypeVar("T")
+Answer = dict[str, Any]
+TokenLogprob = list[float | int | None]
+"""[log-probability or null, token id, null]: the third is the token's text, which needs a tokenizer."""
+
+
+def generate_routes(engine: EmbeddedEngine) -> APIRouter:
+    """POST /generate of one engine: whole answers, or one event for each token."""
+    router = APIRouter()
+
+    @router.api_route("/generate", methods=["POST", "PUT"])
+    async def generate(body: GenerateBody, http: HttpRequest) -> Response:
+        try:
+            requests = requests_of(body, engine.bounds)
+            batch = is_batch(body, requests)
+            if body.stream:
+                return StreamingResponse(_events(engine, requests, batch=batch), media_type="text/event-stream")
+            answers = await while_connected(http, _answers(engine, requests))
+        except ValueError as problem:
+            if body.stream:  # a stream reports its errors inside the stream, with 200
+                events = _event(_stream_error(str(problem))) + b"data: [DONE]\n\n"
+                return Response(events, media_type="text/event-stream")
+            return JSONResponse({"error": {"message": str(problem)}}, status_code=400)
+        except ClientLeftError:
+            return Response(status_code=499)
+        return JSONResponse(answers if batch else answers[0])
+
+    return router
+
+
+async def _answers(engine: EmbeddedEngine, requests: list[GenerationRequest]) -> list[Answer]:
+    async with engine.admitted(requests) as progress:
+        await progress.done()
+    return [answer(request, engine.labels.weight_version) for request in requests]
+
+
+async def _events(engine: EmbeddedEngine, requests: list[GenerationRequest], *, batch: bool) -> AsyncIterator[bytes]:
+    """Each event repeats the answer so far. When the client leaves, this is cancelled and its requests are aborted."""
+    places = {request.rid: place for place, request in enumerate(requests)}
+    try:
+        async with engine.admitted(requests) as progress:
+            async for request in progress:
+                index = {"index": places[request.rid]} if batch else {}
+                yield _event(answer(request, engine.labels.weight_version) | index)
+    except ValueError as problem:
+        yield _event(_stream_error(str(problem)))
+    yield b"data: [DONE]\n\n"
+
+
+def _stream_error(message: str) -> Answer:
+    return {"error": {"message": message, "type": "invalid_request_error", "code": 400, "retryable": False}}
+
+
+def _event(content: Answer) -> bytes:
+    return b"data: " + json.dumps(content, separators=(",", ":")).encode() + b"\n\n"
+
+
+def answer(request: GenerationRequest, label: str) -> Answer:
+    """The answer so far, field by field as SGLang has it; `text` is empty. `label` is the front end's weight version,
+    which counts until the request has ended.
+    """
+    meta: dict[str, Any] = {"id": request.rid, "finish_reason": request.finish}
+    if not request.ended_waiting:
+        meta |= {"prompt_tokens": len(request.prompt), "num_retractions": request.retractions}
+    meta["weight_version"] = request.spans[-1].version if request.spans else label
+    if request.return_logprob:
+        outputs = output_token_logprobs(request)
+        meta["input_token_logprobs"] = input_token_logprobs(request)
+        meta |= {"output_token_logprobs": outputs, "output_token_logprobs_length": len(outputs)}
+    if not request.ended_waiting:
+        meta |= {"reasoning_tokens": 0, "cached_tokens": 0, "cached_tokens_details": None, "dp_rank": None}
+    meta["completion_tokens"] = len(request.output)
+    if request.finish is not None:
+        spans = [{"version": span.version, "start": span.start, "end": span.end} for span in request.spans]
+        meta |= {"weight_versions": spans, "e2e_latency": request.lived}
+    return {"text": "", "output_ids": list(request.output), "meta_info": meta}
+
+
+def input_token_logprobs(request: GenerationRequest) -> list[TokenLogprob]:
+    """From `logprob_start_len` on. The first token wanted has no log-probability, since nothing precedes it."""
+    if request.logprob_start < 0 or request.input_logprobs is None:
+        return []
+    tokens = request.prompt[request.logprob_start :]
+    known = (None if math.isnan(logprob) else logprob for logprob in request.input_logprobs)
+    logprobs = [None, *known][: len(tokens)]
+    return [[logprob, token, None] for logprob, token in zip(logprobs, tokens, strict=True)]
+
+
+def output_token_logprobs(request: GenerationRequest) -> list[TokenLogprob]:
+    """One for each output token; null where a broken model gave NaN."""
+    pairs = zip(request.output_logprobs, request.output, strict=True)
+    return [[None if math.isnan(logprob) else logprob, token, None] for logprob, token in pairs]
+
+
+class ClientLeftError(Exception):
+    """The client has closed its connection."""
+
+
+async def while_connected(http: HttpRequest, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`. Raises ClientLeftError, after `work` has ended, if the client left first."""
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(http))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        gone.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait((task,))
+    if task.cancelled():
+        raise ClientLeftError
+    return task.result()
+
+
+async def _gone(http: HttpRequest) -> None:
+    """Return when the client has left. The body has been read by now, so what comes next can only be that."""
+    while (await http.receive())["type"] != "http.disconnect":
+        pass
+
+
+def control_routes(engine: EmbeddedEngine) -> APIRouter:
+    """The routes that pause generation, let it go on, or end it."""
+    router = APIRouter()
+
+    @router.post("/pause_generation")
+    async def pause_generation(body: PauseBody) -> Response:
+        await engine.pause(body.mode)
+        return JSONResponse({"message": "Generation paused successfully.", "status": "ok"})
+
+    @router.post("/continue_generation")
+    async def continue_generation(_body: ContinueBody) -> Response:
+        await engine.resume()
+        return JSONResponse({"message": "Generation continued successfully.", "status": "ok"})
+
+    @router.api_route("/flush_cache", methods=["GET", "POST"])
+    async def flush_cache(timeout: Annotated[float, Query(ge=0)] = 0) -> Response:  # noqa: ASYNC109 - SGLang's name
+        hindrance = await engine.flush(timeout)
+        return Response(FLUSHED if hindrance is None else hindrance, 200 if hindrance is None else 400)
+
+    @router.post("/abort_request")
+    async def abort_request(body: AbortBody) -> Response:
+        engine.abort(body.rid or "", every=body.abort_all)
+        return Response()
+
+    return router
+
+
+def weights_routes(engine: EmbeddedEngine) -> APIRouter:
+    """The routes that change what is served, and that prove it."""
+    router = APIRouter()
+
+    @router.post("/update_weights_from_disk")
+    async def update_weights_from_disk(body: UpdateFromDiskBody, http: HttpRequest) -> Response:
+        order = UpdateOrder(**body.model_dump(exclude={"torch_empty_cache", "recapture_cuda_graph"}))
+        work = engine.update(order)
+        try:
+            # A real server goes on loading for a client that left.
+            updated = await (work if engine.options.defects else while_connected(http, work))
+        except ClientLeftError:
+            return Response(status_code=499)
+        content = {"success": updated.success, "message": updated.message, "num_paused_requests": 0}
+        return JSONResponse(content, 200 if updated.success else 400)
+
+    @router.post("/update_weight_version")
+    async def update_weight_version(body: VersionBody) -> Response:
+        await engine.relabel(body.new_version, abort_all=body.abort_all_requests)
+        message = f"Weight version updated to {body.new_version}"
+        return JSONResponse({"success": True, "message": message, "new_version": body.new_version})
+
+    @router.api_route("/weights_checker", methods=["GET", "POST"])
+    async def weights_checker(body: CheckerBody | None = None) -> Response:
+        wanted = body or CheckerBody()
+        if wanted.action != "checksum":
+            return JSONResponse({"success": False, "message": f"Unsupported action='{wanted.action}'"}, 400)
+        if wanted.selector == "draft":
+            return JSONResponse({"success": True, "message": "Success."})
+        found = await engine.checksums()
+        skipped = wanted.skip_tensor_list or ()
+        content = report({name: sum_ for name, sum_ in found.items() if not any(part in name for part in skipped)})
+        return JSONResponse(content)
+
+    if isinstance(loader := engine.reloader.loader, CarelessLoader):
+
+        @router.post("/embedded/interrupt_loads")
+        async def interrupt_loads(body: InterruptBody) -> Response:
+            """Not SGLang's: see `defects.Interruption`. There with `--defects` only."""
+            loader.interruption = Interruption(after=body.after, times=body.times)
+            return Response()
+
+    return router

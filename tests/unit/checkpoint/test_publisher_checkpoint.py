@@ -1,0 +1,329 @@
+"""A checkpoint in a folder becomes a version of its own, which later changes to the folder do not reach."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from refitd_client import InvalidWeightsError, PublishError, WeightPublisher
+from refitd_client.checkpoint import header
+from refitd_client.checkpoint.strict_header import MAX_HEADER_BYTES, HeaderRefusedError, read_header
+from refitd_client.contract.states import Kind
+from refitd_client.files import durable
+from support import published
+
+
+@pytest.fixture
+def publisher(tmp_path: Path) -> Iterator[WeightPublisher]:
+    """One without a base model."""
+    with WeightPublisher(tmp_path / "root", "run") as publisher:
+        yield publisher
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """Two shards, an index and what trainers put beside them."""
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    shards: dict[str, dict[str, Any]] = {"model-00001-of-00002.safetensors": {"a": np.ones(5, np.float32)}}
+    shards["model-00002-of-00002.safetensors"] = {"b": np.zeros((2, 2), np.float16)}
+    for name, tensors in shards.items():
+        save_file(tensors, folder / name)
+    _index(folder, {tensor: name for name, tensors in shards.items() for tensor in tensors})
+    for name in ("config.json", "tokenizer.json", "merges.txt", "chat_template.jinja", "modeling_toy.py"):
+        (folder / name).write_text(name)
+    for name in ("optimizer.pt", "trainer_state.json", "training_args.bin", ".hidden.json", "refit.json", "README.md"):
+        (folder / name).write_text(name)
+    (folder / "global_step5").mkdir()
+    return folder
+
+
+def _index(folder: Path, weight_map: dict[str, str]) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+def _refused(publisher: WeightPublisher, folder: Path, why: str) -> None:
+    with pytest.raises(InvalidWeightsError, match=why) as caught:
+        publisher.publish(folder, step=1)
+    assert str(folder) in str(caught.value)
+    run = Path(publisher._folder.path)
+    assert published.versions(run) == published.leftovers(run) == []
+
+
+def test_a_version_has_the_model_and_not_the_trainers_own_files(publisher: WeightPublisher, saved: Path) -> None:
+    """Shards, configuration, tokenizer, code; no optimizer, logs or hidden files."""
+    publication = publisher.publish(saved, step=1, metadata={"loss": "0.5"})
+    manifest = published.check(publication.path)
+    assert manifest.files.keys() == {
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+        "model.safetensors.index.json",
+        "config.json",
+        "tokenizer.json",
+        "merges.txt",
+        "chat_template.jinja",
+        "modeling_toy.py",
+    }
+    assert manifest.tensors.dtypes == {"F16": 1, "F32": 1}
+    assert manifest.metadata == {"loss": "0.5"}
+    assert np.array_equal(published.tensors(publication.path)["a"], np.ones(5, np.float32))
+
+
+def test_a_single_file_gets_an_index(publisher: WeightPublisher, tmp_path: Path) -> None:
+    """A path may be text."""
+    save_file({"w": np.ones(3)}, tmp_path / "model.safetensors")
+    publication = publisher.publish(str(tmp_path), step=1)
+    assert published.where(publication.path) == {"w": "model.safetensors"}
+    published.check(publication.path)
+
+
+def test_a_trainer_that_saves_over_its_last_checkpoint_changes_no_version(
+    publisher: WeightPublisher, saved: Path
+) -> None:
+    """In place, byte by byte: the version shares no file with the folder."""
+    publication = publisher.publish(saved, step=1)
+    for path in saved.iterdir():
+        if path.is_file():
+            with path.open("r+b") as file:
+                file.write(b"\xff" * path.stat().st_size)
+    published.check(publication.path)
+    assert all(path.stat().st_nlink == 1 for path in publication.path.iterdir())
+
+
+def test_a_clone_is_digested_as_it_is_published(
+    publisher: WeightPublisher, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reflink is a file system's; here a copy stands for it that, like it, moves no file offset."""
+    clones: list[int] = []
+
+    def clone(source: int, target: int) -> bool:
+        clones.append(target)
+        os.pwrite(target, os.pread(source, 2**20, 0), 0)
+        return True
+
+    monkeypatch.setattr(durable, "clone", clone)
+    published.check(publisher.publish(saved, step=1).path)
+    assert len(clones) == 7
+
+
+def test_the_links_of_a_hub_cache_become_plain_files(publisher: WeightPublisher, saved: Path, tmp_path: Path) -> None:
+    """Its snapshots consist of links to blobs."""
+    snapshot = tmp_path / "snapshot"
+    snapshot.mkdir()
+    for number, path in enumerate(sorted(saved.iterdir())):
+        blob = path.rename(tmp_path / f"blob{number}")
+        (snapshot / path.name).symlink_to(blob)
+    publication = publisher.publish(snapshot, step=1)
+    published.check(publication.path)
+    assert not any(path.is_symlink() for path in publication.path.iterdir())
+
+
+def test_a_published_version_can_be_published_again(publisher: WeightPublisher, saved: Path) -> None:
+    """Its manifest is not taken over."""
+    first = publisher.publish(saved, step=1)
+    again = publisher.publish(first.path, step=2)
+    assert again.digest == first.digest
+    assert published.check(again.path).step == 2
+
+
+def test_a_base_model_lends_what_the_checkpoint_lacks(saved: Path, tmp_path: Path) -> None:
+    """The checkpoint's own files win."""
+    base = tmp_path / "base"
+    base.mkdir()
+    (base / "config.json").write_text("the base's")
+    (base / "vocab.json").write_text("the base's")
+    save_file({"a": np.ones(5)}, base / "model.safetensors")
+    with WeightPublisher(tmp_path / "root", "run", base_model=base) as publisher:
+        folder = publisher.publish(saved, step=1).path
+    assert (folder / "config.json").read_text() == "config.json"
+    assert (folder / "vocab.json").read_text() == "the base's"
+    assert not (folder / "model.safetensors").exists()
+
+
+def test_a_base_model_that_is_no_folder_is_refused_at_once(tmp_path: Path) -> None:
+    """The name of one on a hub, for instance."""
+    with pytest.raises(PublishError, match="Qwen/Qwen2"):
+        WeightPublisher(tmp_path / "root", "run", base_model="Qwen/Qwen2.5-0.5B")
+    assert not (tmp_path / "root").exists()
+
+
+def test_pickles_are_refused_by_name(publisher: WeightPublisher, tmp_path: Path) -> None:
+    """They run code when they are loaded."""
+    (tmp_path / "pytorch_model.bin").write_text("")
+    _refused(publisher, tmp_path, r"holds no \*\.safetensors, but pytorch_model\.bin")
+
+
+def test_an_empty_folder_is_refused(publisher: WeightPublisher, tmp_path: Path) -> None:
+    """So is one that is not there."""
+    (tmp_path / "empty").mkdir()
+    _refused(publisher, tmp_path / "empty", "the folder that the checkpoint was saved to")
+    _refused(publisher, tmp_path / "nowhere", "is not a folder")
+
+
+def test_an_adapter_alone_is_a_version_of_its_own_kind(publisher: WeightPublisher, tmp_path: Path) -> None:
+    """Without an index, which would send engines looking for a model."""
+    save_file({"lora_A": np.ones(3)}, tmp_path / "adapter_model.safetensors")
+    _refused(publisher, tmp_path, "adapter_config.json")
+    for name in ("adapter_config.json", "tokenizer.json"):
+        (tmp_path / name).write_text("{}")
+    version = publisher.publish(tmp_path, step=1)
+    assert version.kind is Kind.LORA
+    assert version.notice.kind is Kind.LORA
+    found = sorted(path.name for path in version.path.iterdir())
+    assert found == ["adapter_config.json", "adapter_model.safetensors", "refit.json"]
+
+
+@pytest.mark.parametrize("length", [0, 7, 20, -1])
+def test_a_shard_that_is_cut_off_is_refused(publisher: WeightPublisher, saved: Path, length: int) -> None:
+    """In its header or in its body, as one that is still being written is."""
+    shard = saved / "model-00002-of-00002.safetensors"
+    os.truncate(shard, length if length >= 0 else shard.stat().st_size - 1)
+    _refused(publisher, saved, "cut off")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"not json",
+        b"[1]",
+        b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}',
+        b'{"a":{"dtype":"C64","shape":[1],"data_offsets":[0,4]}}',
+        b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,8]}}',
+        b'{"a":{"dtype":"F32"}}',
+        b"[" * 100_000,
+    ],
+)
+def test_a_header_that_cannot_be_is_refused(publisher: WeightPublisher, tmp_path: Path, header: bytes) -> None:
+    """Without reading the tensors."""
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    _refused(publisher, folder, "model.safetensors")
+
+
+def test_a_header_that_the_service_would_not_read_is_not_published(publisher: WeightPublisher, tmp_path: Path) -> None:
+    """In tensors, or in a checkpoint of somebody else's: it would be rejected when it is there."""
+    with pytest.raises(InvalidWeightsError, match="set a smaller max_shard_bytes"):
+        header.encode([], {"note": "x" * MAX_HEADER_BYTES})
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    file = folder / "model.safetensors"
+    file.write_bytes((MAX_HEADER_BYTES + 1).to_bytes(8, "little"))
+    os.truncate(file, 2 * MAX_HEADER_BYTES)
+    _refused(publisher, folder, "they belong into several files")
+    with file.open("rb") as opened, pytest.raises(HeaderRefusedError):
+        read_header(opened.fileno(), 2 * MAX_HEADER_BYTES)
+
+
+def test_an_index_without_its_shard_is_refused(publisher: WeightPublisher, saved: Path) -> None:
+    """Marker first, shard late."""
+    (saved / "model-00002-of-00002.safetensors").unlink()
+    _refused(publisher, saved, "is the save complete")
+
+
+@pytest.mark.parametrize(
+    "weight_map",
+    [
+        {"a": "model-00001-of-00002.safetensors"},
+        {"a": "model-00001-of-00002.safetensors", "c": "model-00002-of-00002.safetensors"},
+        {"a": "model-00002-of-00002.safetensors", "b": "model-00001-of-00002.safetensors"},
+        {},
+    ],
+)
+def test_an_index_that_disagrees_with_the_shards_is_refused(
+    publisher: WeightPublisher, saved: Path, weight_map: dict[str, str]
+) -> None:
+    """Tensors missing, extra, or elsewhere."""
+    (saved / "model-00001-of-00002.safetensors").unlink()
+    save_file({"a": np.ones(5), "more": np.ones(1)}, saved / "model-00001-of-00002.safetensors")
+    _index(saved, weight_map)
+    _refused(publisher, saved, "index|no tensors")
+
+
+@pytest.mark.parametrize(
+    "name", ["../out.safetensors", "global_step5/in.safetensors", "optimizer.pt", ".hidden.safetensors"]
+)
+def test_an_index_cannot_lead_out_of_its_folder(publisher: WeightPublisher, saved: Path, name: str) -> None:
+    """Nor to what is no shard, though it is there."""
+    save_file({"a": np.ones(5)}, saved / name)
+    _index(saved, {"a": name})
+    _refused(publisher, saved, r"it may only name \*\.safetensors beside it")
+
+
+def test_a_tensor_in_two_shards_is_refused(publisher: WeightPublisher, saved: Path) -> None:
+    """As when two saves of different layouts share a folder."""
+    (saved / "model.safetensors.index.json").unlink()
+    save_file({"a": np.ones(5)}, saved / "model.safetensors")
+    _refused(publisher, saved, "tensor a is both in")
+
+
+def test_a_file_that_changes_while_it_is_copied_is_refused(
+    publisher: WeightPublisher, saved: Path, tmp_path: Path
+) -> None:
+    """The copy would be of no state that the file ever had."""
+    shard = saved / "model-00001-of-00002.safetensors"
+
+    def touch(_: object) -> None:
+        os.utime(shard)
+
+    with pytest.raises(InvalidWeightsError, match="was written to while it was copied"):
+        publisher.publish(saved, step=1, progress=touch)
+    assert published.versions(tmp_path / "root" / "run") == []
+
+
+def test_a_fifo_in_the_place_of_a_shard_stops_nobody(publisher: WeightPublisher, tmp_path: Path) -> None:
+    """Opening it would wait for a writer for ever."""
+    os.mkfifo(tmp_path / "model.safetensors")
+    _refused(publisher, tmp_path, "model.safetensors is not a plain file")
+
+
+def test_a_dangling_link_is_named(publisher: WeightPublisher, tmp_path: Path) -> None:
+    """As an interrupted download leaves one in a cache."""
+    (tmp_path / "model.safetensors").symlink_to(tmp_path / "gone")
+    _refused(publisher, tmp_path, r"model\.safetensors cannot be read: No such file")
+
+
+FULL = """
+import subprocess, sys
+from pathlib import Path
+import numpy as np
+from refitd_client import NoSpaceError, WeightPublisher
+root, saved, options = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", root], check=True)
+print("mounted", flush=True)
+with WeightPublisher(root, "run") as publisher:
+    for weights in ({"w": np.ones(2**20, np.uint8)}, saved):
+        seen = []
+        try:
+            publisher.publish(weights, step=1, progress=seen.append)
+        except NoSpaceError as error:
+            assert "size" not in options or not seen
+            print(error.needed > error.free or "quota" in str(error), sorted(p.name for p in (root / "run").iterdir()))
+    if "size" in options:
+        print(publisher.publish({"w": np.ones(2**10, np.uint8)}, step=1).version_id)
+"""
+
+
+@pytest.mark.parametrize("options", ["size=256k", "nr_inodes=6"])
+def test_a_really_full_disk_is_reported_and_holds_no_half_version(tmp_path: Path, options: str) -> None:
+    """Too few bytes, which is seen before writing; too few inodes, which is not."""
+    (tmp_path / "root").mkdir()
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    save_file({"w": np.ones(2**19, np.uint8)}, saved / "model.safetensors")
+    (saved / "config.json").write_text("{}")
+    command = ["unshare", "--user", "--map-root-user", "--mount", sys.executable, "-c", FULL]
+    done = subprocess.run([*command, tmp_path / "root", saved, options], capture_output=True, text=True, check=False)
+    if not done.stdout.startswith("mounted"):
+        pytest.skip(f"cannot mount a file system of its own here: {done.stderr}")
+    assert done.returncode == 0, done.stderr
+    left = "True ['.publisher.lock']"
+    expected = [left, left, "run~v000001"] if "size" in options else [left, left]
+    assert done.stdout.splitlines()[1:] == expected

@@ -1,0 +1,62 @@
+"""Names of runs and versions."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from refitd_client.contract.naming import (
+    InvalidNameError,
+    Order,
+    check_run,
+    parse_version_folder,
+    parse_version_id,
+    version_folder,
+    version_id,
+    whole_step,
+)
+
+orders = st.builds(Order, generation=st.integers(1, 999), step=st.integers(0, 10**12))
+
+
+@given(orders)
+def test_a_version_folder_says_its_order(order: Order) -> None:
+    assert parse_version_folder(version_folder(order)) == order
+
+
+@given(orders, st.from_regex(r"\A[A-Za-z0-9]{1,8}(/[A-Za-z0-9]{1,8}){0,2}\Z"))
+def test_a_version_id_is_one_url_safe_word_and_says_what_it_names(order: Order, run: str) -> None:
+    id_ = version_id(run, order)
+    assert "/" not in id_
+    assert parse_version_id(id_) == (run, order)
+
+
+@pytest.mark.parametrize(
+    ("name", "order"), [("v000123", Order(1, 123)), ("v000123.g2", Order(2, 123)), ("v1234567", Order(1, 1234567))]
+)
+def test_folders_are_named_as_documented(name: str, order: Order) -> None:
+    assert parse_version_folder(name) == order
+
+
+@pytest.mark.parametrize("name", ["v123", "v000123.g1", "v000123.g0", "v0001234", "V000123", "v000123x", ".incoming-x"])
+def test_other_folders_are_not_versions(name: str) -> None:
+    assert parse_version_folder(name) is None
+
+
+@pytest.mark.parametrize(
+    "run", ["", "/abs", "a/../b", ".hidden", "a//b", "a/v000001", "a b", "a~b", "x" * 201, "..", "a\n"]
+)
+def test_a_run_that_could_leave_its_folder_is_refused(run: str) -> None:
+    with pytest.raises(InvalidNameError):
+        check_run(run)
+
+
+@pytest.mark.parametrize("run", ["demo", "exp/trial", "Qwen2.5-1.5B_grpo", "a/b/c"])
+def test_ordinary_runs_are_fine(run: str) -> None:
+    assert check_run(run) == run
+
+
+def test_a_step_that_is_no_integer_is_named() -> None:
+    assert whole_step(np.int64(5)) == 5
+    with pytest.raises(TypeError, match="step is '5': it is a whole number"):
+        whole_step("5")  # type: ignore[arg-type]

@@ -1,0 +1,91 @@
+"""What service, plugin and trainer of two releases say to each other keeps its words, whatever the code calls them."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from refitd_client.contract import answer, plugin
+from refitd_client.contract.answer import Answer, UpdateOutcome
+from refitd_client.contract.plugin import Handshake, LoadPlan, Owner, PluginRequest, is_socket_name, socket_name
+from refitd_client.transport.ipc import exporter, secret
+from refitd_plugin import rank_plugin
+from refitd_plugin.requests import RequestHandler
+from support.tiny_rank import Rank, version
+
+
+def fields(kind: type[msgspec.Struct]) -> set[str]:
+    return {each.encode_name for each in msgspec.structs.fields(kind)}
+
+
+def test_the_names_of_files_and_sockets() -> None:
+    assert (plugin.PROTOCOL, plugin.ENGINES_FOLDER, plugin.MAX_LINE) == (1, "engines", 65536)
+    assert socket_name(3, 77, "0a1b2c3d") == "3-77-0a1b2c3d.sock"
+    assert is_socket_name("3-77-0a1b2c3d.sock")
+    assert not is_socket_name("3-77-0a1b2c3d.sock.old")
+    assert (exporter.NAME, exporter.OFFERS, secret.NAME) == (".lender.lock", ".offer-", "handover.key")
+
+
+def test_the_words_of_a_request() -> None:
+    do = next(each.type for each in msgspec.structs.fields(PluginRequest) if each.encode_name == "do")
+    assert do == Literal["hello", "prepare", "contents", "forget", "lead"]
+    assert fields(PluginRequest) == {
+        "do", "path", "offer", "allow_missing", "allow_extra", "allow_dtype_cast", "check", "owner", "seconds", "peer",
+    }  # fmt: skip
+    assert fields(Owner) == {"service", "root", "host", "pid"}
+
+
+def test_the_words_of_a_handshake(root: Path, startup: Path) -> None:
+    rank = Rank(startup, port=30000, random_seed=7)
+    rank.answer(version(root, 1))
+    installed = rank.plugin.rank_of(rank.updater)
+    handler = RequestHandler(root, installed._process, installed.engine, None, rank_plugin.plugin_release())
+    said = handler.handle(PluginRequest(do="hello"))
+    assert set(said) == {
+        "ok", "protocol", "plugin", "sglang", "state", "reason", "host", "pid", "port", "seed", "rank", "ranks",
+        "dp_rank", "model", "served", "plan", "kinds", "leads", "leader", "no_deltas",
+    }  # fmt: skip
+    assert (said["state"], said["kinds"]) == ("on", ["full", "delta", "handover"])
+    assert set(said["plan"]) == {"replays", "copies", "loader", "proven", "reason"}
+    read = msgspec.convert(said, Handshake)
+    assert (read.port, read.seed, read.rank, read.ranks) == (30000, 7, 0, 1)
+    assert fields(Handshake) < set(said)
+    assert fields(LoadPlan) < set(said["plan"])
+
+
+def test_the_words_of_a_prepare(root: Path, startup: Path) -> None:
+    installed = (rank := Rank(startup)).plugin.rank_of(rank.updater)
+    handler = RequestHandler(root, installed._process, installed.engine, None, "0.1.0")
+    version(root, 1)
+    said = handler.handle(PluginRequest(do="prepare", path="run/v000001"))
+    assert set(said) == {"ok", "bytes", "ms", "stages", "version", "kind", "digest", "signature"}
+    assert (said["kind"], set(said["stages"])) == ("full", {"check", "ready"})
+    assert set(handler.handle(PluginRequest(do="prepare", path="run/v000002"))) == {"ok", "reason"}
+
+
+def test_the_words_of_an_answer() -> None:
+    full: Any = Answer(
+        outcome=UpdateOutcome.REFUSED,
+        reason="r",
+        plugin="p",
+        version="v",
+        how="replay",
+        contents="c",
+        needs=answer.NEEDS_FULL,
+        proved=1,
+        ms={"load": 1.0},
+    )
+    assert full.message == (
+        'Refused, the weights are what they were: r refitd-plugin={"protocol":1,"outcome":"refused","plugin":"p",'
+        '"reason":"r","version":"v","how":"replay","contents":"c","needs":"full","proved":1,"ms":{"load":1.0}}'
+    )
+    assert [each.value for each in UpdateOutcome] == ["served", "refused", "restored", "unknown"]
+    assert (answer.NEEDS_FULL, answer.NEEDS_LEADER) == ("full", "leader")
+
+
+def test_the_words_of_an_answers_stages(root: Path, startup: Path) -> None:
+    rank = Rank(startup)
+    rank.answer(version(root, 1))
+    assert set(rank.answer(version(root, 2)).ms) == {
+        "prepare", "before", "agree", "load", "write", "road", "copy", "after",
+    }  # fmt: skip

@@ -1,0 +1,113 @@
+"""A delta's file that is gone through piece by piece says what one that is read whole says."""
+
+import os
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_delta_format import EXAMPLE, FORMS, change, delta, edits, remade
+
+from refitd_client.delta import Compression, Delta, DeltaFile, DeltaRefusedError, Encoding, encode, wire
+from refitd_client.delta import reader as pieces
+
+
+@pytest.fixture(params=[1, 2, 1000], autouse=True)
+def few_at_a_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "AT_A_TIME", request.param)
+
+
+def gone_through(path: Path) -> dict[str, tuple[list[int], list[int]]]:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        file = DeltaFile(fd)
+        file.check_digest()
+        found = {name: list(file.pieces(name)) for name in file.head.rows}
+    finally:
+        os.close(fd)
+    return {
+        name: ([int(i) for part, _ in parts for i in part], [int(v) for _, part in parts for v in part])
+        for name, parts in found.items()
+    }
+
+
+def said(made: Delta) -> dict[str, tuple[list[int], list[int]]]:
+    return {name: (each.indices.tolist(), each.values.tolist()) for name, each in made.changes.items()}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_all_forms_are_gone_through(tmp_path: Path, form: tuple[Encoding, Compression]) -> None:
+    """Skips of the gap encoding are pieces without an index."""
+    far = delta(far=change((10_000_000,), [0, 1, 9_000_000, 9_999_999]), **EXAMPLE.changes)
+    for made in (EXAMPLE, far):
+        (tmp_path / "file").write_bytes(encode(made, *form).to_bytes())
+        assert gone_through(tmp_path / "file") == said(made)
+
+
+@pytest.mark.parametrize("harm", edits())
+def test_what_could_do_harm_is_refused(tmp_path: Path, harm: str) -> None:
+    edit, says = edits()[harm]
+    (tmp_path / "file").write_bytes(remade(edit))
+    with pytest.raises(DeltaRefusedError, match=says) as caught:
+        gone_through(tmp_path / "file")
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("changed", [4, 6])
+def test_more_or_fewer_indices_than_are_said_are_refused(tmp_path: Path, changed: int) -> None:
+    """A token that skips counts for none, and one that does not for one."""
+    made = delta(w=change((300_000,), [0, 1, 2, 3, 200_000]))
+
+    def edit(header: dict, _: dict, rows: dict, body: bytearray) -> None:  # type: ignore[type-arg]
+        begin = header["indices:w"]["data_offsets"][0]
+        tokens = np.frombuffer(body, np.uint16, rows["w"]["tokens"], begin).copy()
+        tokens[1] = 65535 if changed == 4 else 0
+        if changed == 6:
+            tokens[tokens == 65535] = 0
+        body[begin : begin + tokens.nbytes] = tokens.tobytes()
+
+    (tmp_path / "file").write_bytes(remade(edit, made, (Encoding.GAP, Compression.NONE)))
+    with pytest.raises(DeltaRefusedError, match="another number of indices"):
+        gone_through(tmp_path / "file")
+
+
+def test_a_file_whose_digest_is_wrong_is_refused(tmp_path: Path) -> None:
+    damaged = bytearray(encode(EXAMPLE).to_bytes())
+    damaged[-1] ^= 1
+    (tmp_path / "file").write_bytes(damaged)
+    with pytest.raises(DeltaRefusedError, match="digest"):
+        gone_through(tmp_path / "file")
+
+
+@pytest.mark.skipif(not wire.available(), reason="zstd is not installed")
+def test_a_compressed_tensor_that_is_larger_than_what_is_unpacked_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the publisher does not write one."""
+    made = delta(w=change((1000,), list(range(1000))))
+    (tmp_path / "file").write_bytes(encode(made, Encoding.GAP, Compression.ZSTD).to_bytes())
+    monkeypatch.setattr("refitd_client.delta.head.MAX_UNPACKED_BYTES", 1999)
+    with pytest.raises(DeltaRefusedError, match="takes 2000 bytes unpacked; of compressed data at most 1999"):
+        gone_through(tmp_path / "file")
+    monkeypatch.setattr(wire, "MAX_UNPACKED_BYTES", 1999)
+    with pytest.raises(DeltaRefusedError, match="is not compressed"):
+        encode(made, Encoding.GAP, Compression.ZSTD)
+
+
+def test_a_header_of_empty_lists_takes_a_few_times_its_own_size() -> None:
+    """A parser that builds everything first takes thirty times as much."""
+    text = b'{"a":{"b":[' + b",".join([b"[]"] * 2**20) + b"]}}"
+    data = len(text).to_bytes(8, "little") + text + bytes(16)
+    tracemalloc.start()
+    try:
+        with pytest.raises(DeltaRefusedError):
+            pieces_of(data)
+        assert tracemalloc.get_traced_memory()[1] < 6 * len(text)
+    finally:
+        tracemalloc.stop()
+
+
+def pieces_of(data: bytes) -> None:
+    from refitd_client.delta.head import head_in
+
+    head_in(memoryview(data))

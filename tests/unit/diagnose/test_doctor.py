@@ -1,0 +1,595 @@
+"""`refitd doctor`: what it finds, what it proves, and what it says it cannot know."""
+
+import errno
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from email.utils import formatdate
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from pydantic import SecretStr
+from watchdog.observers import Observer
+from watchdog.observers.api import BaseObserver
+
+from refitd.diagnose.doctor import engines
+from refitd.diagnose.doctor import engines as hub
+from refitd.diagnose.doctor.broadcast import judge_gpus, judge_nccl, judge_releases, version_of
+from refitd.diagnose.doctor.engines import (
+    EngineAnswers,
+    Sighting,
+    judge_engine,
+    judge_sharing,
+    judge_start_up_model,
+    plugin_answers,
+    skew_of,
+)
+from refitd.diagnose.doctor.processes import LocalProcess, is_engine, listener
+from refitd.diagnose.doctor.root import Nonce, RootFacts, RootUnusableError, judge_root, look_at_root, probed
+from refitd.diagnose.doctor.service import (
+    ask_service,
+    ask_service_engines,
+    ask_service_faults,
+    judge_faults,
+    judge_notice,
+    judge_service_engines,
+)
+from refitd.diagnose.finding import CheckName, CheckVerdict, Finding
+from refitd.diagnose.roster import roster_of
+from refitd.engine.engines_file import EngineSpec
+from refitd.engine.http import Reply
+from refitd.engine.plugin.rank_group import NO_PLUGIN
+from refitd.engine.port import Reached
+from refitd.root.mark import mark_root
+from refitd.settings import Settings
+from refitd_client.contract.states import EngineState
+from refitd_client.contract.wire import Faults, Page
+from refitd_client.http.publisher_client import root_name
+from refitd_plan import Gpu
+from support.checkpoints import publish, tensors, write_model
+from support.command_line import refitd
+from support.scripted_server import answer, serve
+from support.scripted_sglang import ScriptedSglang, scripted_sglang
+from support.servers import free_port
+from support.services import serving
+from support.stand_in_service import make_engine
+
+GIB = 2**30
+SPEC = EngineSpec(url="http://10.0.0.7:30000")
+SEEN = Reached(model_path="/m", weight_version=None, server_version="0.5.23", configuration="", startup_path=None)
+NONCE = Nonce(path=".refitd/doctor-1/nonce", text="secret")
+
+
+@pytest.fixture
+def sglang() -> Iterator[ScriptedSglang]:
+    """An engine in this very process, which refuses an update that names no model, as SGLang does."""
+    with scripted_sglang() as engine:
+        engine.on("/update_weights_from_disk", answer(400, {"object": "error", "message": "Field required"}))
+        yield engine
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> list[str]:
+    root = tmp_path / "root"
+    publish(root, "run", 1, tensors(1))
+    nobody = str(free_port())  # who runs the tests may have a refitd at the port that it is found at
+    return ["--root", str(root), "--state", str(tmp_path / "state"), "--port", nobody]
+
+
+def examined(*flags: str, url: str | None = None) -> tuple[int, dict[tuple[str, str], dict[str, Any]]]:
+    """The exit code, and the findings by check and verdict. `url` is REFITD_URL."""
+    shown = refitd("doctor", *flags, "--json", env=None if url is None else {"REFITD_URL": url})
+    findings = msgspec.json.decode(shown.stdout)["findings"]
+    return shown.exit_code, {(finding["check"], finding["verdict"]): finding for finding in findings}
+
+
+def test_a_job_that_is_well_has_nothing_to_do(job: list[str], sglang: ScriptedSglang) -> None:
+    code, found = examined(*job, "--engine", sglang.url)
+    assert code == 0, found
+    for check in ("root", "space", "root-clock", "journal", "reachable", "changes", "engine-clock"):
+        assert (check, "ok") in found, found
+    assert found["lock", "warning"]["text"].startswith("no service runs on this root")
+    assert found["lock", "warning"]["fix"] == f"'refitd serve --root {job[1]}' starts one"
+    assert not [verdict for _, verdict in found if verdict == "failed"]
+    assert not list(Path(job[1]).glob(".refitd/doctor-*")), "what it wrote is gone"
+    shown = refitd("doctor", *job, "--engine", sglang.url).stdout
+    assert "shared-files" in shown
+
+
+def test_two_names_of_one_engine_are_found(job: list[str], sglang: ScriptedSglang) -> None:
+    other = sglang.url.replace("127.0.0.1", "localhost")
+    assert other != sglang.url
+    code, found = examined(*job, "--engine", sglang.url, "--engine", other)
+    assert code != 0
+    assert sglang.url in found["engines", "failed"]["text"]
+    assert other in found["engines", "failed"]["text"]
+
+
+def test_who_merely_listens_on_the_port_is_not_taken_for_the_engine(job: list[str], sglang: ScriptedSglang) -> None:
+    """Here a test; elsewhere the end of a tunnel, which sees this host's root and not the engine's."""
+    _, found = examined(*job, "--engine", sglang.url, "--nccl", "--trainer-pid", str(os.getpid()))
+    assert ("shared-files", "unknown") in found
+    assert ("hub", "unknown") in found
+    assert any(check == "nccl" for check, _ in found)
+
+
+@pytest.mark.parametrize(
+    ("command", "is_one"),
+    [
+        ("/venv/bin/python3.12 -m sglang.launch_server --port 30000", True),
+        ("python -X dev -u -m sglang.launch_server", True),
+        ("/usr/bin/python3 /opt/venv/bin/sglang serve --model-path /m", True),
+        ("sglang::tokenizer_worker:77", True),
+        ("python -m refitd_embedded --port 1", True),
+        ("ssh -L 30000:localhost:30000 sglang", False),
+        ("kubectl port-forward svc/sglang 30000", False),
+        ("/usr/bin/docker-proxy -proto tcp -host-port 30000", False),
+        ("python -m refitd areal --root /mnt/sglang", False),
+        ("python train.py -m sglang.launch_server", False),
+        ("python -m sglang_router.launch_router", False),
+        ("", False),
+    ],
+)
+def test_an_engine_s_process_was_started_as_one(command: str, is_one: bool) -> None:
+    assert is_engine(command.split()) is is_one
+
+
+def test_an_engines_file_that_is_missing_is_no_fault_of_the_root(job: list[str], tmp_path: Path) -> None:
+    shown = refitd("doctor", *job, "--engines-file", str(tmp_path / "nowhere.yaml"), "--json")
+    assert shown.exit_code != 0
+    assert "nowhere.yaml" in shown.stdout
+    assert "cannot be written" not in shown.stdout
+
+
+def test_places_are_asked_before_a_service_ever_looked(job: list[str], sglang: ScriptedSglang, tmp_path: Path) -> None:
+    entry = tmp_path / "trial/gen_servers/1/ENTRY"
+    entry.parent.mkdir(parents=True)
+    entry.write_text(sglang.url.removeprefix("http://"))
+    _, found = examined(*job, "--discover", f"areal:{tmp_path / 'trial'}")
+    assert ("places", "ok") in found
+    assert ("reachable", "ok") in found
+    _, found = examined(*job, "--discover", f"areal:{tmp_path / 'nowhere'}")
+    assert ("places", "failed") in found
+
+
+async def test_keys_do_not_go_to_a_host_that_only_the_dns_names() -> None:
+    settings = Settings(root=Path("/root"), engines=["http://10.0.0.1:1"])
+    roster = roster_of(settings, {}, {"http://10.0.0.2:1"})
+    assert sorted(roster.specs) == ["10.0.0.1:1", "10.0.0.2:1"]
+    assert roster.guard("10.0.0.1", ip_address("10.0.0.1")) is None
+    assert "--engine-allow" in (roster.guard("10.0.0.2", ip_address("10.0.0.2")) or "")
+    allowing = Settings(root=Path("/root"), engine_allow=["10.0.0.2"])
+    assert roster_of(allowing, {}, {"http://10.0.0.2:1"}).guard("10.0.0.2", ip_address("10.0.0.2")) is None
+
+
+@pytest.mark.parametrize(
+    ("status", "verdict"), [(422, "ok"), (400, "ok"), (401, "failed"), (403, "failed"), (404, "failed")]
+)
+async def test_the_running_service_is_asked_whether_it_takes_the_token(status: int, verdict: str) -> None:
+    with serve(answer(status, {})) as service:
+        settings = Settings(root=Path("/root"), token=SecretStr("a-token-long-enough"))
+        assert judge_notice(service.url, await ask_service(settings, service.url)).verdict == verdict
+    assert [seen.headers["authorization"] for seen in service.seen] == ["Bearer a-token-long-enough"]
+    assert judge_notice(service.url, await ask_service(settings, service.url)).verdict == "unknown"
+
+
+@pytest.mark.parametrize("way", ["variable", "flag"])
+def test_the_service_is_asked_where_the_other_commands_find_it(job: list[str], way: str) -> None:
+    root = job[:4]
+    with serve(answer(401, {})) as service:
+        url = service.url.replace("127.0.0.1", "localhost")
+        if way == "variable":
+            _, found = examined(*root, url=url)
+        else:
+            _, found = examined(*job, "--url", url, url="http://127.0.0.1:1")
+    assert found["token", "failed"]["subject"] == url
+    assert {seen.path for seen in service.seen} == {"/v1/versions", "/v1/engines"}
+
+
+def test_an_address_that_is_typed_stands_above_the_variable(job: list[str]) -> None:
+    with serve(answer(401, {})) as service:
+        examined(*job, url=service.url)
+    assert service.seen == []
+
+
+def test_a_service_that_cannot_be_reached_is_named_as_the_service_with_its_url(job: list[str]) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    code, found = examined(*job[:4], url=url)
+    assert code == 0
+    told = found["token", "unknown"]
+    assert told["subject"] == url
+    assert told["text"] == (
+        f"the service does not answer: {url} cannot be reached: connection refused (is the service running there?)"
+    )
+    assert told["fix"] == "start it with 'refitd serve', or name its address: --url or REFITD_URL, or --host and --port"
+
+
+def test_a_url_that_is_none_is_wrong_usage(job: list[str]) -> None:
+    result = refitd("doctor", *job, "--url", "ftp://x")
+    assert result.exit_code == 2
+    assert "names no HTTP service" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("version", "configuration", "said"),
+    [
+        (
+            "0.5.23",
+            "sglang 0.5.23 cuda bfloat16 unquantized tp1 None None None",
+            "0.5.23, cuda bfloat16 unquantized tp1",
+        ),
+        ("", "sglang  None ? unquantized tp1 None", "of an unknown release, unquantized tp1"),
+    ],
+)
+def test_what_an_engine_does_not_tell_is_left_out(version: str, configuration: str, said: str) -> None:
+    seen = replace(SEEN, server_version=version, configuration=configuration)
+    found = {each.check: each for each in judge_engine(EngineAnswers(name="e", spec=SPEC, root="/mnt", seen=seen))}
+    assert found[CheckName.REACHABLE].text == f"SGLang {said}"
+
+
+async def test_the_running_service_says_the_state_of_each_engine_and_who_carries_out_its_loads() -> None:
+    engines = [
+        make_engine("a", plugin="0.1.0"),
+        make_engine("b", state=EngineState.UNREACHABLE, reason="connection refused", stock_reason=NO_PLUGIN),
+        make_engine("c", state=EngineState.TAINTED, version=None, step=None),
+        make_engine("d", state=EngineState.PROBING, run=None),
+        make_engine("e", state=EngineState.CONTESTED, reason="another writer loads /other/v1 as '1'"),
+    ]
+    page = msgspec.to_builtins(Page(items=engines))
+    with serve(answer(200, page)) as service:
+        tokens: dict[str, Any] = {"token": SecretStr("a-token-to-change"), "read_token": SecretStr("a-token-to-look")}
+        told = await ask_service_engines(Settings(root=Path("/root"), **tokens), service.url)
+    assert [(seen.path, seen.headers["authorization"]) for seen in service.seen] == [
+        ("/v1/engines", "Bearer a-token-to-look")
+    ]
+    assert not isinstance(told, Finding)
+    found = {finding.subject: (finding.verdict, finding.text) for finding in judge_service_engines(told)}
+    assert found == {
+        "a": (
+            CheckVerdict.OK,
+            "the service says IN_SYNC; it follows run exp and is on exp~v000002; "
+            "refitd's plugin 0.1.0 carries out its loads",
+        ),
+        "b": (
+            CheckVerdict.FAILED,
+            "the service says UNREACHABLE (connection refused); it follows run exp and is on exp~v000002; "
+            f"its loads are SGLang's own: {NO_PLUGIN}",
+        ),
+        "c": (
+            CheckVerdict.WARNING,
+            "the service says TAINTED; it follows run exp and serves no version of it; "
+            "who carries out its loads is not known yet",
+        ),
+        "d": (
+            CheckVerdict.OK,
+            "the service says PROBING; it follows no run; who carries out its loads is not known yet",
+        ),
+        "e": (
+            CheckVerdict.FAILED,
+            "the service says CONTESTED (another writer loads /other/v1 as '1'); it follows run exp and is on "
+            "exp~v000002; who carries out its loads is not known yet",
+        ),
+    }
+    assert len(list(judge_service_engines([make_engine(state=state) for state in EngineState]))) == len(EngineState)
+
+
+async def test_what_the_service_says_is_wrong_with_itself_is_a_finding_with_a_fix() -> None:
+    faults = Faults(journal="it cannot be written", disk="over the disk budget", folders="3 folders are not taken in")
+    with serve(answer(200, msgspec.to_builtins(faults))) as service:
+        said = await ask_service_faults(Settings(root=Path("/root")), service.url)
+    assert [seen.path for seen in service.seen] == ["/v1/faults"]
+    assert isinstance(said, Faults)
+    found = {finding.check: (finding.verdict, finding.text) for finding in judge_faults(said)}
+    assert found == {
+        CheckName.JOURNAL: (CheckVerdict.WARNING, "the service says: it cannot be written"),
+        CheckName.SPACE: (CheckVerdict.WARNING, "the service says: over the disk budget"),
+        CheckName.ROOT: (CheckVerdict.WARNING, "the service says: 3 folders are not taken in"),
+    }
+    assert all(finding.fix for finding in judge_faults(said))
+    assert list(judge_faults(Faults())) == []
+
+
+@pytest.mark.parametrize(("status", "said"), [(401, "answered with 401"), (200, "answered with something else")])
+async def test_a_service_that_does_not_say_its_engines_is_no_failure(status: int, said: str) -> None:
+    with serve(answer(status, {"items": 7})) as service:
+        told = await ask_service_engines(Settings(root=Path("/root")), service.url)
+    assert isinstance(told, Finding)
+    assert (told.verdict, said in told.text) == (CheckVerdict.UNKNOWN, True)
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict"),
+    [
+        (Sighting(looked=True, read="secret", plugin=None, loaded=None), CheckVerdict.OK),
+        (Sighting(looked=True, read="another", plugin=None, loaded=None), CheckVerdict.FAILED),
+        (Sighting(looked=True, read=None, plugin=None, loaded="run~v000001"), CheckVerdict.FAILED),
+        (Sighting(looked=False, read=None, plugin=True, loaded=None), CheckVerdict.OK),
+        (Sighting(looked=False, read=None, plugin=None, loaded="run~v000001"), CheckVerdict.OK),
+        (Sighting(looked=False, read=None, plugin=False, loaded=None), CheckVerdict.UNKNOWN),
+        (Sighting(looked=False, read=None, plugin=None, loaded=None), CheckVerdict.UNKNOWN),
+    ],
+)
+def test_shared_files_are_proved_and_never_guessed(found: Sighting, verdict: CheckVerdict) -> None:
+    asked = EngineAnswers(name="e", spec=SPEC, root="/mnt", seen=SEEN)
+    assert judge_sharing(asked, NONCE, found).verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("status", "fix"),
+    [(401, "--engine-admin-key-file"), (403, "--engine-admin-key-file"), (404, "gateways"), (200, "SGLang")],
+)
+def test_a_key_that_does_not_open_changes_is_found_before_the_first_load(
+    job: list[str], sglang: ScriptedSglang, status: int, fix: str
+) -> None:
+    sglang.script.clear()
+    sglang.on("/update_weights_from_disk", answer(status, {"message": "no"}))
+    code, found = examined(*job, "--engine", sglang.url)
+    assert code == 1
+    assert fix in found["changes", "failed"]["fix"]
+    assert sglang.served["model_path"] == "/base"
+
+
+@pytest.mark.parametrize(("behind", "verdict"), [(0, "ok"), (90, "warning"), (None, "unknown")])
+def test_a_clock_that_is_off_is_said(behind: int | None, verdict: str) -> None:
+    date = "soon" if behind is None else formatdate(time.time() - behind, usegmt=True)
+    reply = Reply(status=400, text="", data=None, date=date)
+    asked = EngineAnswers(name="e", spec=SPEC, root="/mnt", seen=SEEN, change=reply, skew=skew_of(reply))
+    assert {found.check: found.verdict for found in judge_engine(asked)}[CheckName.ENGINE_CLOCK] == verdict
+
+
+@pytest.mark.parametrize(
+    ("plugin", "reason", "verdict", "said"),
+    [
+        ("0.1.0", None, CheckVerdict.OK, "refitd 0.1.0 inside it"),
+        (None, NO_PLUGIN, CheckVerdict.OK, "SGLang's own"),
+        (None, "only 1 of its 2 ranks answer for the plugin", CheckVerdict.WARNING, "only 1 of its 2 ranks"),
+    ],
+)
+def test_what_was_found_of_the_plugin_is_said(
+    plugin: str | None, reason: str | None, verdict: CheckVerdict, said: str
+) -> None:
+    asked = EngineAnswers(name="e", spec=SPEC, root="/mnt", seen=replace(SEEN, plugin=plugin, stock_reason=reason))
+    found = {each.check: each for each in judge_engine(asked)}[CheckName.PLUGIN]
+    assert (found.verdict, said in found.text) == (verdict, True)
+    assert plugin_answers(asked) is (plugin is not None)
+
+
+def test_a_start_up_model_that_cannot_be_read_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = write_model(tmp_path / "base")
+    asked = EngineAnswers(name="a", spec=SPEC, root="/", seen=replace(SEEN, startup_path=str(base)))
+    assert [found.verdict for found in judge_start_up_model(asked)] == [CheckVerdict.OK]
+    elsewhere = replace(asked, seen=replace(SEEN, startup_path="Qwen/Qwen3-0.6B"))
+    assert [found.verdict for found in judge_start_up_model(elsewhere)] == [CheckVerdict.WARNING]
+    denied = PermissionError(errno.EACCES, "Permission denied", str(base))
+
+    def read(_: Path) -> None:
+        raise denied
+
+    monkeypatch.setattr(engines, "read_reference", read)
+    (found,) = judge_start_up_model(asked)
+    assert found.verdict is CheckVerdict.FAILED
+    assert f"user id {os.geteuid()} cannot read {base}" in found.text
+    assert "--base-model" in (found.fix or "")
+
+
+def test_what_serve_would_refuse_is_found(job: list[str], tmp_path: Path) -> None:
+    code, found = examined(*job, "--base-model", str(tmp_path / "root"))
+    assert code == 1
+    assert "--base-model (REFITD_BASE_MODEL)" in found["settings", "failed"]["text"]
+
+
+def test_a_trainer_that_is_no_process_is_a_slip(job: list[str]) -> None:
+    result = refitd("doctor", *job, "--trainer-pid", "999999999")
+    assert result.exit_code == 2
+    assert "--trainer-pid 999999999: there is no such process on this host" in result.stderr
+
+
+def test_an_engine_that_is_not_there_is_one_finding(job: list[str]) -> None:
+    code, found = examined(*job, "--engine", "http://127.0.0.1:1")
+    assert code == 1
+    assert found["reachable", "failed"]["fix"].startswith("start it")
+    assert not [check for check, _ in found if check in {"shared-files", "changes", "hub"}]
+
+
+@pytest.mark.parametrize(
+    ("status", "fix"),
+    [
+        (401, "--engine-key-file"),
+        (404, "not that of a gateway"),
+        (503, "see its log"),
+        (200, "name an SGLang server"),
+    ],
+)
+def test_what_is_no_engine_is_not_told_to_start(job: list[str], status: int, fix: str) -> None:
+    with serve(answer(status, {"detail": "no"})) as other:
+        code, found = examined(*job, "--engine", other.url)
+    assert code == 1
+    assert fix in found["reachable", "failed"]["fix"]
+    assert "start it" not in found["reachable", "failed"]["fix"]
+
+
+def test_a_root_that_is_not_there_or_cannot_be_written_is_named_and_engines_are_looked_at(
+    tmp_path: Path, sglang: ScriptedSglang
+) -> None:
+    code, found = examined("--root", str(tmp_path / "nowhere"), "--engine", sglang.url)
+    assert code == 1
+    assert "is no folder" in found["root", "failed"]["text"]
+    assert ("reachable", "ok") in found
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root" / ".refitd").write_text("a file in the way")
+    assert "cannot be written" in examined("--root", str(tmp_path / "root"))[1]["root", "failed"]["text"]
+
+
+def test_a_root_without_room_wants_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    with pytest.raises(RootUnusableError, match="No space left") as refused, probed(tmp_path):
+        pass
+    assert refused.value.fix == "make room there"
+
+
+def test_a_token_that_everybody_can_read_and_a_corrupt_journal_are_found(job: list[str], tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("a-token-that-is-long-enough\n")
+    token.chmod(0o644)
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "journal.db").write_text("this is no database, but long enough to be looked at " * 20)
+    code, found = examined(*job, "--token-file", str(token))
+    assert code == 1
+    assert "chmod" in found["token", "warning"]["fix"]
+    assert "fsck" in found["journal", "failed"]["fix"]
+    assert ("engines", "warning") in found
+
+
+def facts(**other: Any) -> RootFacts:
+    given = {"kind": "ext4", "event": True, "skew": 0.0, "free": 100 * GIB, "version": GIB, "held": 0, **other}
+    return RootFacts(path=Path("/root"), **given)
+
+
+def judged(settings: Settings, **other: Any) -> dict[str, Finding]:
+    return {finding.check: finding for finding in judge_root(facts(**other), settings)}
+
+
+def test_room_is_held_against_what_is_kept() -> None:
+    settings = Settings(root=Path("/root"), keep_last=3, slots=2, copies=0)
+    assert judged(settings)["space"].verdict is CheckVerdict.OK
+    assert judged(settings, free=5 * GIB)["space"].verdict is CheckVerdict.FAILED
+    assert judged(settings, free=5 * GIB, held=GIB)["space"].verdict is CheckVerdict.OK, (
+        "what lies there is taken in turns"
+    )
+    assert judged(settings, version=None)["space"].verdict is CheckVerdict.UNKNOWN
+    deltas = Settings(root=Path("/root"), keep_last=3, slots=2, copies=2)
+    assert judged(deltas, free=7 * GIB)["space"].verdict is CheckVerdict.FAILED, "two copies lie in the root as well"
+    assert "2 copies" in judged(deltas)["space"].text
+    elsewhere = Settings(root=Path("/root"), keep_last=3, slots=2, copies_folder=Path("/copies"))
+    assert judged(elsewhere, free=6 * GIB)["space"].verdict is CheckVerdict.OK
+    adapters = Settings(root=Path("/root"), keep_last=3, slots=2, lora="actor")
+    assert judged(adapters, free=6 * GIB)["space"].text.startswith("6 adapters")
+    tight = Settings(root=Path("/root"), keep_last=3, slots=2, disk_budget=2 * GIB)
+    assert judged(tight)["space"].verdict is CheckVerdict.FAILED
+
+
+def test_a_root_without_events_is_said_unless_it_is_polled() -> None:
+    assert judged(Settings(root=Path("/root")), event=False)["events"].verdict is CheckVerdict.WARNING
+    assert judged(Settings(root=Path("/root")), event=False, kind="nfs4")["events"].verdict is CheckVerdict.OK
+    assert judged(Settings(root=Path("/root")), skew=-90.0)["root-clock"].verdict is CheckVerdict.WARNING
+
+
+@pytest.mark.parametrize(
+    ("environment", "is_sglang", "verdicts"),
+    [
+        ({}, False, ["failed"]),
+        ({}, True, ["ok"]),
+        ({"NCCL_CUMEM_ENABLE": "0"}, False, ["ok"]),
+        ({"NCCL_CUMEM_ENABLE": "1"}, True, ["failed"]),
+        ({"NCCL_CUMEM_ENABLE": "0", "NCCL_DEBUG": "INFO"}, False, ["ok", "warning"]),
+        (None, True, ["unknown"]),
+    ],
+)
+def test_both_sides_of_a_broadcast_need_one_setting(
+    environment: dict[str, str] | None, is_sglang: bool, verdicts: list[str]
+) -> None:
+    assert [found.verdict for found in judge_nccl("x", environment, is_sglang=is_sglang)] == verdicts
+
+
+def test_two_releases_of_nccl_are_found_out(tmp_path: Path) -> None:
+    (tmp_path / "libnccl.so.2").write_bytes(b"\0ELF..NCCL version 2.27.3+cuda12.9\0")
+    assert version_of(tmp_path / "libnccl.so.2") == "2.27.3"
+    (tmp_path / "empty").touch()
+    assert version_of(tmp_path / "empty") is None
+    assert [one.verdict for one in judge_releases({"trainer": "2.27.3", "engine": "2.26.2"})] == ["failed"]
+    assert [one.verdict for one in judge_releases({"trainer": "2.27.3", "engine": "2.27.3"})] == ["ok"]
+    assert not list(judge_releases({"trainer": None, "engine": None}))
+
+
+def test_gpus_are_told_apart_by_uuid() -> None:
+    two = [Gpu(uuid="GPU-1", memory=80.0), Gpu(uuid="GPU-2", memory=80.0)]
+    found = {one.subject: one for one in judge_gpus(two, {"engine": ["GPU-1"], "trainer": ["GPU-1"], "other": []})}
+    assert "shares with trainer" in found["engine"].text
+    assert found["other"].verdict is CheckVerdict.UNKNOWN
+    same = next(iter(judge_gpus([two[0], two[0]], {})))
+    assert same.verdict is CheckVerdict.WARNING
+    assert next(iter(judge_gpus((), {}))).verdict is CheckVerdict.UNKNOWN
+    assert next(iter(judge_gpus("GPU 1 cannot be read", {}))).verdict is CheckVerdict.FAILED
+
+
+def test_the_hub_is_known_only_of_what_can_be_seen() -> None:
+    off = LocalProcess(pid=1, environment={"HF_HUB_OFFLINE": "1"})
+    assert hub.judge_hub("e", off).verdict is CheckVerdict.OK
+    assert hub.judge_hub("e", LocalProcess(pid=1, environment={})).verdict is CheckVerdict.WARNING
+    assert hub.judge_hub("e", LocalProcess(pid=1, environment=None)).verdict is CheckVerdict.UNKNOWN
+    assert hub.judge_hub("e", None).verdict is CheckVerdict.UNKNOWN
+
+
+def test_a_process_is_found_by_its_port_and_only_here(sglang: ScriptedSglang) -> None:
+    assert listener(sglang.url) == os.getpid()
+    assert listener("http://192.0.2.1:30000") is None, "an address of nobody (RFC 5737)"
+    assert listener("http://127.0.0.1:1") is None
+
+
+def test_versions_of_any_layout_are_measured_and_the_clock_before_the_wait_for_events(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_model(tmp_path / "run/weight_v000001")
+    adapter = tmp_path / "run/v000002/adapter_model.safetensors"
+    adapter.parent.mkdir()
+    adapter.write_bytes(bytes(7))
+    monkeypatch.setattr("refitd.diagnose.doctor.root._gives_event", lambda _: time.sleep(0.2))  # no event ever comes
+    with probed(tmp_path) as nonce:
+        seen = look_at_root(tmp_path, nonce, None)
+    whole = (tmp_path / "run/weight_v000001/model.safetensors").stat().st_size
+    assert (seen.version, seen.held) == (whole, whole + 7)
+    assert abs(seen.skew) < 0.1
+
+
+def test_an_event_on_its_way_when_the_look_ends_leaves_no_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = logging.getLogger("watchdog.observers.inotify")
+
+    def late() -> BaseObserver:
+        observer = Observer()
+
+        def stop(end: Callable[[], None] = observer.stop) -> None:
+            log.error("InotifyEmitter.queue_events() called when the thread is inactive")
+            end()
+
+        monkeypatch.setattr(observer, "stop", stop)
+        return observer
+
+    monkeypatch.setattr("refitd.diagnose.doctor.root.Observer", late)
+    with probed(tmp_path) as nonce:
+        assert look_at_root(tmp_path, nonce, None).event
+    assert caplog.records == []
+    log.error("something else")
+    assert len(caplog.records) == 1, "and of others nothing is kept back afterwards"
+
+
+def test_a_base_model_without_weights_says_nothing_of_the_room_that_versions_need(tmp_path: Path) -> None:
+    with probed(tmp_path) as nonce:
+        assert look_at_root(tmp_path, nonce, tmp_path / "nosuch").version is None
+
+
+async def test_a_service_knows_whether_who_asks_is_of_its_root(tmp_path: Path) -> None:
+    """Also where no process shows it. What doctor asks it changes nothing."""
+    other = tmp_path / "other"
+    async with serving(tmp_path, run="first") as stage:
+        for root in (other, stage.root):
+            (root / ".refitd").mkdir(parents=True, exist_ok=True)
+            mark = mark_root(root, None, has_versions=False, mounts="")
+        stage.store.is_about(mark)
+        for root, is_other in ((stage.root, False), (other, True)):
+            body = {"run": "refitd-doctor", "step": 0, "root": root_name(root)}
+            told = await stage.http.post("/v1/versions", json=body)
+            reply = Reply(status=told.status_code, text="", data=told.json())
+            judged = judge_notice("http://127.0.0.1:8700", reply)
+            assert judged.verdict is (CheckVerdict.FAILED if is_other else CheckVerdict.OK), judged
+            assert (str(stage.root) in judged.text) is is_other
+        assert not stage.store.versions

@@ -1,0 +1,524 @@
+"""Which calls the adapter sends when a server misbehaves.
+
+The rule behind all: nothing with unknown contents is resumed, and nothing with known contents stays paused.
+"""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+
+import pytest
+
+from refitd.engine import http
+from refitd.engine.port import Outcome, Reached, Refit, Stage, Target, Unreached
+from refitd.engine.sglang import adapter as pause
+from refitd.engine.sglang.adapter import SglangEngine
+from refitd_client.contract.answer import Answer, UpdateOutcome
+from support.scripted_server import Step, answer, cut, hang_up, page, silence
+from support.scripted_sglang import NO_FILES, ScriptedSglang, said, scripted_sglang
+
+TARGET = Target(path="/root/v7", label="7")
+REPAIR = Target(path="/root/v7", label="7", repairs=True)
+PAUSE, LOAD, RESUME = "/pause_generation", "/update_weights_from_disk", "/continue_generation"
+FLUSH, CHECK = "/flush_cache", "/weights_checker"
+ROLLING_BACK = "Failed to update weights: shape.\nRolling back to original weights."
+NOT_FLUSHED = "Weights were updated, but the cache was not flushed because requests are still running or queued."
+
+
+@asynccontextmanager
+async def speaking_to(sglang: ScriptedSglang, **options: Any) -> AsyncIterator[SglangEngine]:
+    engine = SglangEngine(sglang.url, **options)
+    try:
+        yield engine
+    finally:
+        await engine.aclose()
+
+
+async def refit(engine: SglangEngine, target: Target = TARGET) -> Refit:
+    return await engine.refit(target, lambda _: None)
+
+
+async def test_a_good_refit_pauses_loads_verifies_and_resumes() -> None:
+    with scripted_sglang() as sglang:
+        async with speaking_to(sglang) as engine:
+            done = await refit(engine)
+    assert (done.outcome, done.resumed, done.reason) == (Outcome.ACK, True, None)
+    assert sglang.changes == [PAUSE, LOAD, RESUME]
+    assert sglang.bodies(PAUSE) == [{"mode": "retract"}]
+    assert sglang.bodies(LOAD) == [
+        {
+            "model_path": "/root/v7",
+            "load_format": "auto",
+            "weight_version": "7",
+            "flush_cache": True,
+            "abort_all_requests": False,
+            "torch_empty_cache": False,
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        hang_up,
+        cut,
+        said(400, ROLLING_BACK),
+        said(400, f"{NO_FILES} | {ROLLING_BACK}"),
+        answer(500, {"detail": "Internal Server Error"}),
+        answer(200, None),
+        answer(302, b"", Location="/elsewhere"),
+        page(200),
+        page(502),
+    ],
+)
+async def test_after_a_load_that_nobody_can_judge_nothing_more_is_sent(reply: Step) -> None:
+    with scripted_sglang() as sglang:
+        sglang.on(LOAD, reply)
+        async with speaking_to(sglang) as engine:
+            done = await refit(engine)
+    assert (done.outcome, done.resumed) == (Outcome.TAINTED, False)
+    assert done.reason
+    assert sglang.changes == [PAUSE, LOAD]
+
+
+async def test_a_load_without_an_answer_is_waited_for_before_the_next_one() -> None:
+    with scripted_sglang() as sglang:
+        sglang.on(LOAD, silence)
+        async with speaking_to(sglang, load_timeout=0.3) as engine:
+            late = await refit(engine)
+            assert (late.outcome, late.resumed) == (Outcome.TAINTED, False)
+            sglang.on("/server_info", silence)
+            beside = await refit(engine, REPAIR)
+            assert (beside.outcome, beside.resumed) == (Outcome.UNREACHABLE, False)
+            assert "may still be running" in (beside.reason or "")
+            assert sglang.changes == [PAUSE, LOAD]
+            asked = len(sglang.calls)
+            assert (await refit(engine, REPAIR)).outcome is Outcome.ACK
+    assert sglang.calls[asked:][:2] == ["/server_info", PAUSE]
+    assert sglang.changes == [PAUSE, LOAD, PAUSE, LOAD, RESUME]
+
+
+@pytest.mark.parametrize("reply", [said(400, NO_FILES), answer(401, {}), answer(404, {"detail": "Not Found"})])
+async def test_a_refusal_that_left_everything_as_it_was_is_followed_by_resume(reply: Step) -> None:
+    with scripted_sglang() as sglang:
+        sglang.on(LOAD, reply)
+        async with speaking_to(sglang) as engine:
+            done = await refit(engine)
+            assert done.fingerprint == await engine.fingerprint()
+    assert (done.outcome, done.resumed) == (Outcome.NACK, True)
+    assert sglang.changes == [PAUSE, LOAD, RESUME]
+
+
+async def test_a_refusal_after_which_tensors_are_others_is_not_believed() -> None:
+    with scripted_sglang() as sglang:
+
+        def refuse(handler: BaseHTTPRequestHandler) -> None:
+            sglang.ranks = [{"w": "something else"}]
+            said(400, NO_FILES)(handler)
+
+        sglang.on(LOAD, refuse)
+        async with speaking_to(sglang) as engine:
+            done = await refit(engine)
+    assert (done.outcome, done.resumed) == (Outcome.TAINTED, False)
+    assert sglang.changes == [PAUSE, LOAD]
+
+
+@pytest.mark.parametrize("reply", [said(400, NO_FILES), answer(401, {})])
+async def test_a_repair_that_is_refused_does_not_resume_unknown_contents(reply: Step) -> None:
+    with scripted_sglang() as sglang:
+        sglang.on(LOAD, reply)
+        async with speaking_to(sglang) as engine:
+            done = await refit(engine, REPAIR)
+    assert (done.outcome, done.resumed) == (Outcome.TAINTED, False)
+    assert sglang.changes == [PAUSE, LOAD]
+
+
+@pytest.mark.parametrize(
+    ("reply", "outcome"),
+    [
+        (hang_up, Outcome.UNREACHABLE),
+        (cut, Outcome.UNREACHABLE),
+        (answer(401, {"error": "Unauthorized"}), Outcome.NACK),
+        (answer(500, {"detail": "no"}), Outcome.NACK),
+        (page(502), Outcome.NACK),
+    ],
+)
+async def test_a_pause_that_breaks_off_is_followed_by_resume_and_no_load(reply: Step, outcome: Outcome) -> None:
+    with scripted_sglang() as sglang:
+        sglang.on(PAUSE, reply)
+        async with speaking_to(sglang) as engine:
+            done = await refit(engine)
+            assert (done.outcome, done.resumed) == (outcome, True)
+            assert sglang.changes == [PAUSE, RESUME]
+            sglang.on(PAUSE, reply)
+            assert not (await refit(engine, REPAIR)).resumed
+    assert sglang.changes == [PAUSE, RESUME, PAUSE]
+
+
+@pytest.mark.parametrize("reply", [hang_up, answer(500, {}), answer(401, {})])
+async def test_a_lost_resume_is_told(reply: Step) -> None:
+    with scripted_sglang() as sglang:
+        sglang.on(RESUME, reply)
+        async with speaking_to(sglang) as engine:
+            done = await refit(engine)
+            assert (done.outcome, done.resumed) == (Outcome.ACK, False)
+            assert await engine.resume()
+
+
+async def test_a_server_that_is_not_there_has_heard_nothing() -> None:
+    with scripted_sglang() as sglang:
+        url = sglang.url
+    engine = SglangEngine(url)
+    done = await refit(engine)
+    assert (done.outcome, done.resumed) == (Outcome.UNREACHABLE, True)
+    assert done.reason == f"{url} cannot be reached: connection refused (is the engine running there?)"
+    await engine.aclose()
+
+
+@pytest.mark.parametrize(
+    ("served", "doubt"),
+    [
+        ({"model_path": "/root/v6", "weight_version": "7"}, "serves /root/v6"),
+        ({"model_path": "/root/v7", "weight_version": "6"}, "weight_version '6'"),
+    ],
+)
+async def test_a_success_that_the_server_itself_contradicts_is_not_believed(served: dict[str, str], doubt: str) -> None:
+    with scripted_sglang() as sglang:
+        sglang.on("/model_info", answer(200, sglang.served), answer(200, served))
+        async with speaking_to(sglang) as engine:
+            done = await refit(engine)
+    assert (done.outcome, done.resumed) == (Outcome.TAINTED, False)
+    assert doubt in (done.reason or "")
+    assert sglang.changes == [PAUSE, LOAD]
+
+
+async def test_a_server_that_is_lost_after_the_load_is_not_believed() -> None:
+    with scripted_sglang() as sglang:
+        sglang.on("/model_info", answer(200, sglang.served), hang_up)
+        async with speaking_to(sglang) as engine:
+            done = await refit(engine)
+    assert (done.outcome, done.resumed) == (Outcome.TAINTED, False)
+    assert "cannot be verified" in (done.reason or "")
+
+
+async def test_a_cache_that_running_requests_hold_is_given_up_by_retracting_them() -> None:
+    with scripted_sglang() as sglang:
+        sglang.on(LOAD, said(400, NOT_FLUSHED))
+        async with speaking_to(sglang, pause_mode="in_place") as engine:
+            done = await refit(engine)
+    assert (done.outcome, done.resumed) == (Outcome.ACK, True)
+    assert sglang.bodies(PAUSE) == [{"mode": "in_place"}, {"mode": "retract"}]
+    assert sglang.changes == [PAUSE, LOAD, PAUSE, LOAD, RESUME]
+
+
+async def test_a_cache_that_is_never_flushed_taints() -> None:
+    with scripted_sglang() as sglang:
+        sglang.on(LOAD, said(400, NOT_FLUSHED), said(400, NOT_FLUSHED))
+        async with speaking_to(sglang) as engine:
+            done = await refit(engine)
+    assert (done.outcome, done.resumed) == (Outcome.TAINTED, False)
+    assert "cache was not flushed" in (done.reason or "")
+    assert sglang.changes == [PAUSE, LOAD, PAUSE, LOAD]
+
+
+@pytest.mark.parametrize("refusal", [NO_FILES, Answer(outcome=UpdateOutcome.REFUSED).message])
+async def test_a_refusal_after_a_load_that_was_not_flushed_is_no_proof_that_nothing_was_written(refusal: str) -> None:
+    with scripted_sglang() as sglang:
+        sglang.on(LOAD, said(400, NOT_FLUSHED), said(400, refusal))
+        async with speaking_to(sglang) as engine:
+            done = await refit(engine)
+    assert (done.outcome, done.resumed) == (Outcome.TAINTED, False)
+    assert "cache was not flushed" in (done.reason or "")
+
+
+def told(arrived: threading.Event) -> Step:
+    """Never answer, but say that the request is there."""
+
+    def step(handler: BaseHTTPRequestHandler) -> None:
+        arrived.set()
+        silence(handler)
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("route", "target", "changes"),
+    [
+        (PAUSE, TARGET, [PAUSE, RESUME]),
+        ("/weights_checker", TARGET, [PAUSE, RESUME]),
+        (PAUSE, REPAIR, [PAUSE]),
+        (LOAD, TARGET, [PAUSE, LOAD]),
+    ],
+)
+async def test_a_service_that_stops_in_between_resumes_what_it_knows_and_nothing_else(
+    route: str, target: Target, changes: list[str]
+) -> None:
+    arrived = threading.Event()
+    with scripted_sglang() as sglang:
+        sglang.on(route, told(arrived))
+        async with speaking_to(sglang) as engine:
+            running = asyncio.create_task(refit(engine, target))
+            await asyncio.to_thread(arrived.wait, 10)
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+    assert sglang.changes == changes
+
+
+async def test_redirects_are_not_followed_so_that_keys_go_nowhere_else() -> None:
+    with scripted_sglang() as other, scripted_sglang() as sglang:
+        sglang.on("/model_info", answer(302, b"", Location=f"{other.url}/model_info"))
+        async with speaking_to(sglang, api_key="secret") as engine:
+            seen = await engine.probe()
+    assert isinstance(seen, Unreached)
+    assert "answered 302" in seen.reason
+    assert other.calls == []
+
+
+async def test_a_body_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "MAX_BODY_BYTES", 1000)
+    with scripted_sglang() as sglang:
+        sglang.on("/model_info", answer(200, b" " * 100_000))
+        async with speaking_to(sglang) as engine:
+            seen = await engine.probe()
+    assert isinstance(seen, Unreached)
+    assert "more than 1000 bytes" in seen.reason
+
+
+async def test_files_that_are_rewritten_during_the_load_leave_contents_that_nobody_vouches_for() -> None:
+    """They were looked at before the load; a trainer wrote there again before the engine had read them."""
+
+    async def changed() -> bool:
+        return False
+
+    with scripted_sglang() as sglang:
+        async with speaking_to(sglang) as engine:
+            done = await refit(engine, replace(TARGET, unchanged=changed))
+    assert (done.outcome, done.resumed) == (Outcome.TAINTED, False)
+    assert "its files changed meanwhile" in (done.reason or "")
+    assert RESUME not in sglang.changes
+
+
+@pytest.mark.parametrize("path", [PAUSE, RESUME])
+async def test_a_page_of_a_proxy_is_no_pause_and_no_resume(path: str) -> None:
+    """It says 200, and the server heard nothing."""
+    with scripted_sglang() as sglang:
+        sglang.on(path, page(200))
+        async with speaking_to(sglang) as engine:
+            done = await refit(engine)
+    if path == PAUSE:
+        assert done.outcome is not Outcome.ACK
+        assert LOAD not in sglang.changes
+    else:
+        assert (done.outcome, done.resumed) == (Outcome.ACK, False)
+
+
+@pytest.mark.parametrize("reply", [page(200), answer(200, [1]), answer(200, b"\xff\xfe"), answer(200, b"[" * 100_000)])
+async def test_what_is_no_json_object_is_no_sglang(reply: Step) -> None:
+    with scripted_sglang() as sglang:
+        sglang.on("/model_info", reply)
+        async with speaking_to(sglang) as engine:
+            seen = await engine.probe()
+    assert isinstance(seen, Unreached)
+    assert "no SGLang server" in seen.reason
+
+
+async def test_reads_carry_the_api_key_and_changes_the_admin_key() -> None:
+    with scripted_sglang() as sglang:
+        async with speaking_to(sglang, api_key="reads", admin_key="changes") as engine:
+            await refit(engine)
+    for seen in sglang.server.seen:
+        expected = "Bearer reads" if seen.method == "GET" else "Bearer changes"
+        assert seen.headers["authorization"] == expected
+
+
+async def test_a_server_that_is_too_old_is_refused_with_the_oldest_that_will_do() -> None:
+    with scripted_sglang(version="0.5.6") as sglang:
+        async with speaking_to(sglang) as engine:
+            done = await refit(engine)
+    assert done.outcome is Outcome.UNREACHABLE
+    assert "0.5.6; refitd needs 0.5.7 or newer" in (done.reason or "")
+    assert sglang.changes == []
+
+
+async def test_a_server_that_dies_of_a_flush_is_paused_by_abort_and_not_asked_for_checksums() -> None:
+    with scripted_sglang(version="0.5.11") as sglang:
+        async with speaking_to(sglang) as engine:
+            done = await refit(engine)
+    assert (done.outcome, done.fingerprint) == (Outcome.ACK, None)
+    assert sglang.bodies(PAUSE) == [{"mode": "abort"}]
+    assert "/weights_checker" not in sglang.calls
+
+
+@pytest.mark.parametrize(
+    ("version", "label", "startup"),
+    [("0.5.12", "default", "/base"), ("0.5.12", "7", None), ("0.5.20", "7", "/base")],
+)
+async def test_the_startup_model_is_believed_only_where_the_server_still_names_it(
+    version: str, label: str, startup: str | None
+) -> None:
+    served = {"model_path": "/base", "weight_version": label}
+    with scripted_sglang(version=version, served=served) as sglang:
+        async with speaking_to(sglang) as engine:
+            seen = await engine.probe()
+            assert isinstance(seen, Reached)
+            assert seen.startup_path == startup
+            # From then on it names what it was last told to load, and is asked again since its label has changed.
+            sglang.served = {"model_path": "/root/v8", "weight_version": "8"}
+            sglang.launched = "/root/v8" if version == "0.5.12" else "/base"
+            seen = await engine.probe()
+            assert isinstance(seen, Reached)
+            assert seen.startup_path == startup
+
+
+async def test_a_probe_asks_for_launch_settings_only_when_the_server_may_be_another() -> None:
+    with scripted_sglang() as sglang:
+        async with speaking_to(sglang) as engine:
+            await refit(engine)
+            await engine.probe()
+            await engine.probe()
+            assert sglang.calls.count("/server_info") == 1
+            sglang.served = {"model_path": "/base", "weight_version": "default"}
+            await engine.probe()
+    assert sglang.calls.count("/server_info") == 2
+
+
+async def test_the_fingerprint_does_not_depend_on_the_order_in_which_ranks_answer() -> None:
+    with scripted_sglang() as sglang:
+        async with speaking_to(sglang) as engine:
+            await engine.probe()
+            prints: list[str | None] = []
+            for ranks in ([{"a": "1"}, {"a": "2"}], [{"a": "2"}, {"a": "1"}], [{"a": "1"}, {"a": "1"}]):
+                sglang.ranks = ranks
+                prints.append(await engine.fingerprint())
+    assert prints[0] == prints[1] != prints[2]
+
+
+@pytest.mark.parametrize(
+    "reply", [answer(400, {"success": False}), answer(200, {"ranks": []}), answer(200, {"ranks": [{}]}), hang_up]
+)
+async def test_a_server_that_gives_no_checksums_has_no_fingerprint(reply: Step) -> None:
+    with scripted_sglang() as sglang:
+        sglang.on("/weights_checker", reply)
+        async with speaking_to(sglang) as engine:
+            assert await engine.fingerprint() is None
+
+
+async def test_stages_are_announced_as_they_begin() -> None:
+    stages: list[Stage] = []
+    with scripted_sglang() as sglang:
+        sglang.on(LOAD, hang_up)
+        async with speaking_to(sglang) as engine:
+            done = await engine.refit(TARGET, stages.append)
+    assert stages == [Stage.PAUSE, Stage.LOAD]
+    assert done.timings.keys() == {"pause", "load"}
+
+
+STILL_RUNNING = answer(400, b"Flush cache failed.")
+
+
+@pytest.mark.parametrize(
+    ("version", "wanted", "mode"),
+    [("0.5.20", "retract", "abort"), ("0.5.20", "in_place", "abort"), ("0.5.21", "in_place", "retract")],
+)
+async def test_a_server_that_dies_of_a_flush_is_told_to_load_only_when_a_flush_has_gone_well(
+    version: str, wanted: str, mode: str
+) -> None:
+    with scripted_sglang(version=version) as sglang:
+        sglang.on(FLUSH, STILL_RUNNING, STILL_RUNNING)
+        async with speaking_to(sglang, pause_mode=wanted) as engine:
+            done = await refit(engine)
+    assert (done.outcome, done.resumed) == (Outcome.ACK, True)
+    assert sglang.bodies(PAUSE) == [{"mode": mode}]
+    assert sglang.changes == [PAUSE, FLUSH, FLUSH, FLUSH, LOAD, RESUME]
+
+
+async def test_a_server_that_would_die_of_the_load_is_let_go_on_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pause, "CALL_SECONDS", 0.3)
+    with scripted_sglang(version="0.5.21") as sglang:
+        sglang.on(FLUSH, *[STILL_RUNNING] * 1000)
+        async with speaking_to(sglang) as engine:
+            done = await refit(engine)
+    assert (done.outcome, done.resumed) == (Outcome.NACK, True)
+    assert "requests still run" in (done.reason or "")
+    assert LOAD not in sglang.calls
+    assert sglang.calls[-1] == RESUME
+
+
+async def test_a_step_that_was_done_again_ends_running_answers_because_both_have_one_label() -> None:
+    again = Target(path="/root/v7.g2", label="7")
+    with scripted_sglang() as sglang:
+        async with speaking_to(sglang) as engine:
+            for target in (TARGET, again, again):
+                assert (await refit(engine, target)).outcome is Outcome.ACK
+    assert [body["mode"] for body in sglang.bodies(PAUSE)] == ["retract", "abort", "retract"]
+
+
+async def test_a_service_that_was_restarted_ends_running_answers_of_a_step_that_was_done_again_as_well() -> None:
+    with scripted_sglang(served={"model_path": "/root/v7.g1", "weight_version": "7"}) as sglang:
+        async with speaking_to(sglang) as engine:
+            assert (await refit(engine)).outcome is Outcome.ACK
+    assert [body["mode"] for body in sglang.bodies(PAUSE)] == ["abort"]
+
+
+async def test_a_step_that_was_done_again_is_not_loaded_where_running_answers_cannot_be_ended() -> None:
+    again = Target(path="/root/v7.g2", label="7")
+    with scripted_sglang() as sglang:
+        async with speaking_to(sglang) as engine:
+            await refit(engine)
+            sglang.on(PAUSE, answer(500, {"detail": "no"}))
+            done = await refit(engine, again)
+    assert (done.outcome, done.resumed) == (Outcome.NACK, True)
+    assert sglang.changes == [PAUSE, LOAD, RESUME, PAUSE, RESUME]
+
+
+@pytest.mark.parametrize("reply", [hang_up, cut])
+async def test_tensors_that_cannot_be_asked_for_after_the_load_are_not_taken_for_good(reply: Step) -> None:
+    with scripted_sglang() as sglang:
+        sglang.on(CHECK, reply)
+        async with speaking_to(sglang) as engine:
+            done = await refit(
+                engine, Target(path="/root/v7", label="7", fingerprint="xxh3:7", not_fingerprint="xxh3:6")
+            )
+    assert (done.outcome, done.resumed) == (Outcome.TAINTED, False)
+    assert "its tensors cannot be verified" in (done.reason or "")
+    assert sglang.changes == [PAUSE, LOAD]
+
+
+async def test_a_refusal_after_which_tensors_cannot_be_asked_for_is_not_believed() -> None:
+    with scripted_sglang() as sglang:
+        sglang.on(LOAD, said(400, NO_FILES))
+        sglang.on(CHECK, sglang._work(CHECK), hang_up)
+        async with speaking_to(sglang) as engine:
+            done = await refit(engine)
+    assert (done.outcome, done.resumed) == (Outcome.TAINTED, False)
+    assert sglang.changes == [PAUSE, LOAD]
+
+
+async def test_an_engine_that_is_lost_before_the_load_is_resumed_and_told_nothing() -> None:
+    with scripted_sglang() as sglang:
+        sglang.on(CHECK, hang_up)
+        async with speaking_to(sglang) as engine:
+            done = await refit(engine)
+    assert (done.outcome, done.resumed) == (Outcome.UNREACHABLE, True)
+    assert sglang.changes == [PAUSE, RESUME]
+
+
+@pytest.mark.parametrize(("path", "overwritten"), [("/other/v3", True), ("/base", False)])
+async def test_what_another_writer_loads_at_the_same_time_is_told_from_a_load_that_failed(
+    path: str, overwritten: bool
+) -> None:
+    with scripted_sglang() as sglang:
+
+        def loaded(handler: BaseHTTPRequestHandler) -> None:
+            sglang.served = {"model_path": path, "weight_version": "3"}
+            said(200, "Succeeded to update model weights.")(handler)
+
+        sglang.on(LOAD, loaded)
+        async with speaking_to(sglang) as engine:
+            done = await refit(engine)
+    assert (done.outcome, done.resumed, done.overwritten) == (Outcome.TAINTED, False, overwritten)

@@ -1,0 +1,165 @@
+"""The event stream: read from any cut of the bytes, resumed after any break, without loss and without repeats."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing, closing
+from itertools import islice
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from refitd_client.contract.wire import Event
+from refitd_client.errors import ServiceError, ServiceUnreachableError, UnauthorizedError
+from refitd_client.http.client import AsyncRefitClient, RefitClient
+from refitd_client.http.events import MAX_EVENT_BYTES, BadStreamError, EventReader, StreamRetry
+from refitd_client.http.retry import LostReply, RetryPolicy
+from support.both_clients import QUICK
+from support.scripted_server import answer, hang_up, page, problem, serve, stream
+
+Take = Callable[..., list[Event]]
+BROKEN = LostReply(url="http://service", sent=True, reason="ended")
+
+
+def event(seq: int, text: str = "sealed") -> Event:
+    return Event(seq=seq, at="2026-11-21T12:00:00Z", kind="version", subject="exp~v000007", text=text)
+
+
+def frame(shown: Event, end: str = "\n") -> bytes:
+    data = msgspec.json.encode(shown).decode()
+    return f"data: {data}{end}event: {shown.kind}{end}id: {shown.seq}{end}{end}".encode()
+
+
+def take_blocking(url: str, count: int, last_event_id: str | None = None, **options: Any) -> list[Event]:
+    with RefitClient(url, **{"retry": QUICK, **options}) as client, closing(client.events(last_event_id)) as events:
+        return list(islice(events, count))
+
+
+def take_async(url: str, count: int, last_event_id: str | None = None, **options: Any) -> list[Event]:
+    async def go() -> list[Event]:
+        taken: list[Event] = []
+        async with (
+            AsyncRefitClient(url, **{"retry": QUICK, **options}) as client,
+            aclosing(client.events(last_event_id)) as events,
+        ):
+            async for shown in events:
+                taken.append(shown)
+                if len(taken) == count:
+                    break
+        return taken
+
+    return asyncio.run(go())
+
+
+@pytest.fixture(params=[take_blocking, take_async])
+def take(request: pytest.FixtureRequest) -> Take:
+    return request.param
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_events_are_the_same_wherever_the_network_cuts_them(end: str) -> None:
+    sent = [event(1), event(2, "line\u2028separator, \x85 and ü"), event(3)]
+    content = b": hello" + end.encode() * 2 + b"".join(frame(shown, end) for shown in sent) + b":"
+    for cut in range(len(content)):
+        reader = EventReader("http://service")
+        assert [*reader.feed(content[:cut]), *reader.feed(content[cut:])] == sent
+        assert reader.last_event_id == "3"
+
+
+@given(size=st.integers(1, 50))
+def test_events_are_the_same_in_chunks_of_any_size(size: int) -> None:
+    sent = [event(1), event(2), event(3)]
+    content = b"".join(frame(shown, "\r\n") for shown in sent)
+    reader = EventReader("http://service")
+    chunks = [content[at : at + size] for at in range(0, len(content), size)]
+    assert [shown for chunk in chunks for shown in reader.feed(chunk)] == sent
+
+
+def test_several_data_lines_are_one_event_and_unknown_fields_are_ignored() -> None:
+    content = b'data: {"seq":1,"at":"t",\r\ndata:"kind":"k","subject":"s","text":"x"}\r\nnovel: 1\r\nid\r\n\r\n'
+    for cut in range(len(content)):
+        reader = EventReader("http://service")
+        assert [shown.seq for part in (content[:cut], content[cut:]) for shown in reader.feed(part)] == [1]
+
+
+def test_half_an_event_is_forgotten_when_the_connection_breaks() -> None:
+    reader = EventReader("http://service")
+    assert list(reader.feed(frame(event(1)) + b'id: 2\ndata: {"seq":2,')) == [event(1)]
+    reader.start()
+    assert reader.headers["Last-Event-ID"] == "1"
+    assert list(reader.feed(frame(event(2)))) == [event(2)]
+
+
+@pytest.mark.parametrize(
+    "content", [b"data: {}\n\n", b"data: <html>\n\n", b"data: \xff\n\n", b"x" * (MAX_EVENT_BYTES + 1)]
+)
+def test_what_is_no_event_is_named_with_its_url(content: bytes) -> None:
+    with pytest.raises(BadStreamError, match="http://service sends an event"):
+        list(EventReader("http://service").feed(content))
+
+
+def test_an_event_without_end_is_refused_before_it_fills_the_memory() -> None:
+    reader = EventReader("http://service")
+    for _ in range(MAX_EVENT_BYTES // 1000):
+        list(reader.feed(b"data: " + b"x" * 1000 + b"\n"))
+    with pytest.raises(BadStreamError, match="longer than"):
+        list(reader.feed(b"data: " + b"x" * 1000))
+
+
+def test_time_with_a_stream_does_not_count_against_the_deadline() -> None:
+    stream_retry = StreamRetry(RetryPolicy(deadline=30.0), now=0.0)
+    stream_retry.opened()
+    assert stream_retry.pause(BROKEN, now=3600.0, chance=0.5) is not None
+    assert stream_retry.pause(BROKEN, now=3629.0, chance=0.5) is not None
+    assert stream_retry.pause(BROKEN, now=3631.0, chance=0.5) is None
+
+
+def test_a_broken_stream_is_resumed_where_it_broke_off(take: Take) -> None:
+    torn = frame(event(2)) + frame(event(3))[:-5]
+    with serve(stream(frame(event(1))), hang_up, page(502), stream(torn), stream(frame(event(3)))) as server:
+        assert take(server.url, 3) == [event(1), event(2), event(3)]
+    assert [seen.headers.get("last-event-id") for seen in server.seen] == [None, "1", "1", "1", "2"]
+    assert {seen.headers["accept"] for seen in server.seen} == {"text/event-stream"}
+
+
+def test_it_resumes_where_the_caller_says(take: Take) -> None:
+    with serve(stream(frame(event(8)))) as server:
+        assert take(server.url, 1, "7") == [event(8)]
+    assert server.seen[0].headers["last-event-id"] == "7"
+
+
+def test_a_service_that_wants_no_reader_ends_the_iteration(take: Take) -> None:
+    with serve(stream(frame(event(1))), answer(204, b"")) as server:
+        assert take(server.url, 5) == [event(1)]
+
+
+@pytest.mark.parametrize(
+    ("step", "error", "words"),
+    [
+        (problem(401, "unauthorized"), UnauthorizedError, "unauthorized"),
+        (page(200), ServiceUnreachableError, "/v1/events answered HTTP 200, but not as refitd does: text/html"),
+        (stream(b"data: {}\n\n"), ServiceUnreachableError, "a form that this client does not know"),
+    ],
+)
+def test_what_will_not_get_better_ends_it_at_once(take: Take, step: Any, error: type[ServiceError], words: str) -> None:
+    with serve(step) as server:
+        with pytest.raises(error, match=words):
+            take(server.url, 1)
+        assert len(server.seen) == 1
+
+
+def test_a_service_that_stays_away_ends_it_at_the_deadline(take: Take) -> None:
+    with serve(hang_up) as server:
+        with pytest.raises(ServiceUnreachableError, match=r"GET .*/v1/events got no answer"):
+            take(server.url, 1, retry=RetryPolicy(deadline=0.05, first_pause=0.001))
+        assert len(server.seen) > 1
+
+
+def test_an_id_that_is_no_header_is_not_sent_on(take: Take) -> None:
+    with serve(
+        stream(frame(event(1)).replace(b"id: 1", "id: bad\u00fc\r\nid: 1\0".encode())), stream(frame(event(2)))
+    ) as server:
+        assert take(server.url, 2) == [event(1), event(2)]
+    assert server.seen[1].headers.get("last-event-id") == "bad"

@@ -1,0 +1,211 @@
+"""A checkpoint written with deltas in blocks that end anywhere: its bytes, digests and fingerprints."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import numpy as np
+import pytest
+
+from refitd.materialize import files, rewrite
+from refitd.materialize.files import Rewritten, copy_others, fingerprints_of, rewrite_all, source_in
+from refitd_client.contract.digest import digest_of_pieces, joined
+from refitd_client.delta import Change, Delta, DeltaFile, encode, index_type
+from refitd_client.files.plain_file import open_folder
+from refitd_client.fingerprint import bits_of, fingerprint
+from refitd_client.fingerprint.definition import MASK
+from refitd_client.validation.contents import ReadingStoppedError
+
+BLOCK = 96  # bytes
+TYPES = {"U8": 1, "BF16": 2, "F32": 4, "I64": 8}
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors have many blocks then, and blocks many tensors."""
+    monkeypatch.setattr(rewrite, "BLOCK", BLOCK)
+    monkeypatch.setattr(rewrite, "SPAN", 2)
+
+
+def arrays(chance: np.random.Generator) -> Arrays:
+    """The bits of some tensors, of all widths."""
+    widths = [*TYPES.values()] * 3
+    return {
+        f"t{number}": chance.integers(0, 256, int(chance.integers(1, 90)) * width, np.uint8).view(f"<u{width}")
+        for number, width in enumerate(widths)
+    }
+
+
+def shard_of(tensors: Arrays, padding: int) -> bytes:
+    """A safetensors file whose data begins `padding` bytes after where it could."""
+    place, rows = 0, dict[str, Any]()
+    names = {width: dtype for dtype, width in TYPES.items()}
+    for name, bits in tensors.items():
+        rows[name] = {"dtype": names[bits.itemsize], "shape": [len(bits)], "data_offsets": [place, place + bits.nbytes]}
+        place += bits.nbytes
+    text = json.dumps(rows).encode()
+    text += b" " * (-len(text) % 8 + padding)
+    return len(text).to_bytes(8, "little") + text + b"".join(bits.tobytes() for bits in tensors.values())
+
+
+def changed(before: Arrays, chance: np.random.Generator, share: float) -> tuple[Arrays, Delta]:
+    """Some elements of some tensors, and the delta that says which."""
+    names, after, changes = {width: dtype for dtype, width in TYPES.items()}, dict(before), dict[str, Change]()
+    for name, bits in before.items():
+        at = np.flatnonzero(chance.random(len(bits)) < share)
+        if not len(at) or chance.random() < 0.3:
+            continue
+        after[name] = bits.copy()
+        after[name][at] = chance.integers(0, 2**8, len(at)).astype(bits.dtype)
+        changes[name] = Change(
+            dtype=names[bits.itemsize],
+            shape=(len(bits),),
+            indices=at.astype(index_type(len(bits))),
+            values=after[name][at],
+            base=fingerprint(bits),
+            result=fingerprint(after[name]),
+        )
+    return after, Delta(base="run~v000001", version="run~v000002", changes=changes)
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def folder(path: Path, opened: ExitStack) -> int:
+    path.mkdir(exist_ok=True)
+    handle = open_folder(path)
+    opened.callback(os.close, handle)
+    return handle
+
+
+def delta_file(path: Path, delta: Delta, opened: ExitStack) -> DeltaFile:
+    path.write_bytes(encode(delta).to_bytes())
+    return DeltaFile(opened.enter_context(path.open("rb")).fileno())
+
+
+def digest(data: bytes) -> str:
+    return joined([digest_of_pieces([data[begin : begin + BLOCK]]) for begin in range(0, max(1, len(data)), BLOCK)])
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("padding", [0, 1])
+@pytest.mark.parametrize("seed", range(6))
+def test_a_shard_written_in_blocks_is_the_one_that_its_deltas_lead_to(
+    tmp_path: Path, opened: ExitStack, seed: int, padding: int, *, in_place: bool
+) -> None:
+    """With the padding elements lie across the ends of blocks, and of what threads take."""
+    chance = np.random.default_rng(seed)
+    first = arrays(chance)
+    second, one = changed(first, chance, 0.5)
+    third, other = changed(second, chance, 0.1)
+    before, after = shard_of(first, padding), shard_of(third, padding)
+    source = folder(tmp_path / "source", opened)
+    (tmp_path / "source/model.safetensors").write_bytes(before)
+    deltas = [delta_file(tmp_path / name, delta, opened) for name, delta in (("one", one), ("other", other))]
+    target = source if in_place else folder(tmp_path / "target", opened)
+    written = rewrite_all(source_in(source), target, deltas, Event())
+    assert (tmp_path / ("source" if in_place else "target") / "model.safetensors").read_bytes() == after
+    assert written.before == {"model.safetensors": digest(before)}
+    assert written.after == {"model.safetensors": digest(after)}
+    for name, bits in first.items():
+        assert (fingerprint(bits) + written.moved.get(name, 0)) & MASK == fingerprint(third[name]), name
+
+
+def test_in_place_only_blocks_with_changes_are_written(
+    tmp_path: Path, opened: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = {"a": np.zeros(1000, np.uint16)}
+    after = first["a"].copy()
+    after[[3, 700]] = 1
+    change = Change(
+        dtype="BF16",
+        shape=(1000,),
+        indices=np.array([3, 700], np.uint32),
+        values=np.array([1, 1], np.uint16),
+        base=fingerprint(first["a"]),
+        result=fingerprint(after),
+    )
+    delta = Delta(base="run~v000001", version="run~v000002", changes={"a": change})
+    source = folder(tmp_path / "source", opened)
+    (tmp_path / "source/model.safetensors").write_bytes(shard_of(first, 0))
+    places, real = list[int](), rewrite.write_at
+
+    def noted(fd: int, data: memoryview, offset: int) -> None:
+        places.append(offset)
+        real(fd, data, offset)
+
+    monkeypatch.setattr(rewrite, "write_at", noted)
+    rewrite_all(source_in(source), source, [delta_file(tmp_path / "delta", delta, opened)], Event())
+    begin = len(shard_of(first, 0)) - 2000
+    assert sorted(places) == [(begin + 2 * index) // BLOCK * BLOCK for index in (3, 700)]
+    assert bits_of(np.frombuffer((tmp_path / "source/model.safetensors").read_bytes()[begin:], np.uint8), 2).sum() == 2
+
+
+def test_files_that_hold_no_tensors_are_copied_also_without_a_byte(tmp_path: Path, opened: ExitStack) -> None:
+    source, target = folder(tmp_path / "source", opened), folder(tmp_path / "target", opened)
+    (tmp_path / "source/model.safetensors").write_bytes(shard_of({"a": np.zeros(1, np.uint16)}, 0))
+    (tmp_path / "source/config.json").write_bytes(b"x" * (3 * BLOCK + 1))
+    (tmp_path / "source/tokenizer.json").touch()
+    copy_others(source_in(source), target, Event())
+    assert {path.name: path.read_bytes() for path in (tmp_path / "target").iterdir()} == {
+        "config.json": b"x" * (3 * BLOCK + 1),
+        "tokenizer.json": b"",
+    }
+
+
+def test_writing_stops_between_two_blocks(tmp_path: Path, opened: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = folder(tmp_path / "source", opened), folder(tmp_path / "target", opened)
+    (tmp_path / "source/model.safetensors").write_bytes(shard_of({"a": np.zeros(1000, np.uint16)}, 0))
+    stop, real, offsets = Event(), rewrite.write_at, list[int]()
+
+    def last(fd: int, data: memoryview, offset: int) -> None:
+        real(fd, data, offset)
+        offsets.append(offset)
+        stop.set()
+
+    monkeypatch.setattr(rewrite, "write_at", last)
+    monkeypatch.setattr(files, "_threads", lambda _: 1)
+    with pytest.raises(ReadingStoppedError):
+        rewrite_all(source_in(source), target, (), stop)
+    assert offsets == [0]
+
+
+def test_what_is_written_from_an_empty_checkpoint_is_nothing(tmp_path: Path, opened: ExitStack) -> None:
+    """A copy whose checkpoint has no other files has none to copy."""
+    source, target = folder(tmp_path / "source", opened), folder(tmp_path / "target", opened)
+    empty = files.SourceFiles(folder=source, headers={}, sizes={})
+    assert rewrite_all(empty, target, (), Event()) == Rewritten(before={}, after={}, moved={})
+
+
+def test_fingerprints_of_a_checkpoint_are_those_of_all_its_tensors(tmp_path: Path, opened: ExitStack) -> None:
+    source, tensors = folder(tmp_path / "source", opened), arrays(np.random.default_rng(1))
+    for name, bits in tensors.items():
+        (tmp_path / f"source/{name}.safetensors").write_bytes(shard_of({name: bits}, 1))
+    found = fingerprints_of(source_in(source), Event())
+    assert found == {name: fingerprint(bits) for name, bits in tensors.items()}
+
+
+def test_the_first_error_of_a_thread_ends_the_work_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else an error would be heard of when a terabyte has been read to its end."""
+    monkeypatch.setattr(files, "_threads", lambda _: 2)
+    begun, ended = Event(), Event()
+
+    def work(name: str, stop: Event) -> None:
+        if name == "a":
+            begun.wait()
+            raise OSError("cannot be read")
+        begun.set()
+        stop.wait()
+        ended.set()
+
+    with pytest.raises(OSError, match="cannot be read"):
+        files.in_threads(work, ["a", "b"], Event())
+    assert ended.is_set()

@@ -1,0 +1,287 @@
+"""Deltas on engines that know none: a real trainer, the whole service, engines that load what lies in the folder."""
+
+import asyncio
+import os
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client import CollectorRegistry
+
+from refitd.materialize import files
+from refitd.materialize import materializer as materializing
+from refitd.materialize.disk import DiskCopies
+from refitd.observe.meters import Meters
+from refitd.observe.traces import Traces
+from refitd.policy.binding import move
+from refitd_client.contract.states import Kind, VersionState
+from refitd_client.delta.plan import Full
+from support.checkpoints import publish
+from support.deltas import Trainer, in_folder, same, training
+from support.services import Stage, serving
+
+
+def flip_a_byte(folder: Path) -> None:
+    """As a program does that knows no better."""
+    shard = next(folder.glob("*.safetensors"))
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(bytes(data))
+
+
+@asynccontextmanager
+async def followed(tmp_path: Path, **more: Any) -> AsyncIterator[tuple[Stage, Trainer]]:
+    """The service, and a trainer whose versions it serves."""
+    async with serving(tmp_path, **more) as stage:
+        with training(stage.root) as trainer:
+            trainer.asks(stage.store, stage.targets)
+            yield stage, trainer
+
+
+async def served(stage: Stage, trainer: Trainer) -> Kind:
+    """Publish a step, and wait until engines serve it."""
+    publication = await trainer.follow()
+    await stage.until(publication.version_id, lambda record: record.served_at is not None)
+    return publication.kind
+
+
+async def log_of(stage: Stage) -> list[str]:
+    """What `refitd log` shows."""
+    return [event["text"] for event in (await stage.http.get("/v1/log", params={"limit": 500})).json()["items"]]
+
+
+@asynccontextmanager
+async def without_room(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Stage, Trainer, str]]:
+    """A full version is served, and the delta on it was given up: there is no room for its copy."""
+    monkeypatch.setattr(files, "SPARE_BYTES", 2**60)
+    monkeypatch.setattr(materializing, "FIRST_SECONDS", 0.1)
+    async with followed(folder) as (stage, trainer):
+        await served(stage, trainer)
+        two = (await trainer.follow()).version_id
+        await stage.until(two, lambda _: two in stage.targets.carriage.refused)
+        yield stage, trainer, two
+
+
+async def tried_again(stage: Stage, version: str) -> None:
+    """Wait until it is served. Whoever waits for a time to pass looks again when something happens."""
+    async with asyncio.timeout(10):
+        while stage.store.versions[version].served_at is None:
+            stage.store.changed.notify()
+            await asyncio.sleep(0.02)
+
+
+async def test_engines_that_know_no_deltas_follow_a_chain_of_them(tmp_path: Path) -> None:
+    """Each loads a plain checkpoint with the very bits that the trainer had, under the delta's label."""
+    async with followed(tmp_path) as (stage, trainer):
+        kinds = [await served(stage, trainer) for _ in range(6)]
+        assert kinds == [Kind.FULL, *[Kind.DELTA] * 5]
+        engine = stage.engines["a"]
+        assert engine.label == "6"
+        assert same(in_folder(engine.path), trainer.weights)
+        folders = {path.rpartition("/")[0] for path in engine.loads[1:]}
+        assert folders == {str(stage.root / ".refitd/copies/run")}
+        assert len(set(engine.loads[1:])) == 2
+        assert all(one != other for one, other in zip(engine.loads, engine.loads[1:], strict=False))
+
+
+async def test_the_copy_that_a_delta_is_written_into_is_a_stage_of_its_update_and_is_measured_before_the_load(
+    tmp_path: Path,
+) -> None:
+    async with followed(tmp_path) as (stage, trainer):
+        spans = InMemorySpanExporter()
+        provider = TracerProvider()
+        provider.add_span_processor(SimpleSpanProcessor(spans))
+        registry = CollectorRegistry()
+        stage.store.observe(Meters(registry), Traces(provider.get_tracer("refitd"), stage.store))
+        assert [await served(stage, trainer) for _ in range(2)] == [Kind.FULL, Kind.DELTA]
+        took = stage.store.versions["run~v000002"].timings["copy"]
+        assert registry.get_sample_value("refitd_stage_seconds_count", {"stage": "copy"}) == 1
+        assert registry.get_sample_value("refitd_stage_seconds_sum", {"stage": "copy"}) == pytest.approx(took / 1000)
+        found = {span.name: span for span in spans.get_finished_spans()}  # of two loads the last
+        copy, load, validate = (found[f"refitd.{name}"] for name in ("copy", "load", "validate"))
+        assert copy.parent is not None
+        assert copy.parent.span_id == found["refitd.version"].context.span_id
+        assert (validate.start_time or 0) < (copy.end_time or 0) <= (load.start_time or 0)
+
+
+async def test_a_copy_that_is_written_when_its_delta_is_served_already_is_no_stage_of_its_update(
+    tmp_path: Path,
+) -> None:
+    async with followed(tmp_path) as (stage, trainer):
+        await served(stage, trainer)
+        await served(stage, trainer)
+        record = stage.store.versions["run~v000002"]
+        stage.store.put_version(replace(record, timings={"load": 1.0}))
+        copy = next(copy for copy in await DiskCopies(stage.root, None).survey() if copy.holds == record.id)
+        stage.materializer._written(record, copy, 5.0)
+        assert stage.store.versions[record.id].timings == {"load": 1.0}
+
+
+async def test_while_an_engine_reads_a_copy_the_other_one_is_patched_and_a_third_waits(tmp_path: Path) -> None:
+    """The newest wins, as soon as a copy is free."""
+    async with followed(tmp_path, names=("a",)) as (stage, trainer):
+        for _ in range(3):
+            await served(stage, trainer)
+        engine = stage.engines["a"]
+        engine.gate = asyncio.Event()  # from here on loads do not end
+        four = (await trainer.follow()).version_id
+        await stage.until(four, lambda _: len(engine.loads) == 4)
+        five = (await trainer.follow()).version_id
+        await stage.until(five, lambda _: stage.materializer.why_waiting(stage.store.versions[five]) is not None)
+        assert "each of the 2 copies of run run is read" in str(
+            stage.materializer.why_waiting(stage.store.versions[five])
+        )
+        assert same(in_folder(engine.loads[-1]), trainer.history[4])
+        engine.gate.set()
+        await stage.until(five, lambda record: record.served_at is not None)
+        assert same(in_folder(engine.path), trainer.weights)
+
+
+async def test_a_delta_that_stands_on_nothing_is_told_and_engines_stay_until_a_full_one_comes(tmp_path: Path) -> None:
+    """The trainer hears that a full version is needed, also where it does not wait."""
+    async with followed(tmp_path) as (stage, trainer):
+        assert [await served(stage, trainer) for _ in range(2)] == [Kind.FULL, Kind.DELTA]
+        before = stage.engines["a"].path
+        shutil.rmtree(stage.root / "run/v000001")
+        await stage.until("run~v000001", lambda record: record.state is VersionState.LOST)
+        three = (await trainer.follow()).version_id
+        await stage.rejected(three)
+        found = (await stage.http.get(f"/v1/versions/{three}/wait")).json()
+        assert (found["outcome"], found["version"]["needs_full"]) == ("failed", True)
+        assert "of run~v000002, its base run~v000001 is LOST" in found["version"]["reason"]
+        assert stage.engines["a"].path == before
+        trainer.base = lambda: Full("the service says that a full version is needed")
+        assert await served(stage, trainer) is Kind.FULL
+        assert same(in_folder(stage.engines["a"].path), trainer.weights)
+
+
+async def test_where_there_is_no_room_for_a_copy_engines_stay_and_it_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with without_room(tmp_path, monkeypatch) as (stage, _, two):
+        found = (await stage.http.get(f"/v1/versions/{two}")).json()
+        assert (found["state"], found["needs_full"]) == ("SEALED", True)
+        assert "there is no room for a copy" in found["reason"]
+        assert stage.engines["a"].label == "1"
+        sentences = (await stage.http.get(f"/v1/explain/{two}")).json()["sentences"]
+        assert any("It cannot be carried out: there is no room" in sentence for sentence in sentences)
+        monkeypatch.setattr(files, "SPARE_BYTES", 0)
+        await tried_again(stage, two)
+
+
+async def test_a_delta_that_was_given_up_is_tried_again_when_it_is_rolled_back_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with without_room(tmp_path, monkeypatch) as (stage, trainer, two):
+        trainer.base = lambda: Full("there is no room for a copy")
+        assert await served(stage, trainer) is Kind.FULL
+        monkeypatch.setattr(files, "SPARE_BYTES", 0)
+        await stage.http.post("/v1/rollback", json={"run": "run", "to": two})
+        await tried_again(stage, two)
+        assert same(in_folder(stage.engines["a"].path), trainer.history[2])
+
+
+async def test_without_copies_deltas_are_refused_by_kind(tmp_path: Path) -> None:
+    """So a publisher makes no more of them."""
+    async with followed(tmp_path, copies=0) as (stage, trainer):
+        await served(stage, trainer)
+        publication = await trainer.follow()
+        assert publication.kind is Kind.DELTA
+        answer = await stage.http.post("/v1/versions", json=asdict(publication.notice))
+        assert answer.json()["type"] == "urn:refitd:problem:unsupported-kind"
+        await stage.rejected(publication.version_id)
+
+
+async def test_a_service_that_comes_back_believes_the_copies_that_it_left_and_no_others(tmp_path: Path) -> None:
+    """A copy that was changed meanwhile is written anew before an engine gets it."""
+    async with followed(tmp_path) as (stage, trainer):
+        for _ in range(3):
+            await served(stage, trainer)
+        left = stage.engines["a"].path
+        weights = trainer.weights
+    async with serving(tmp_path) as stage:
+        await stage.until("run~v000003", lambda _: stage.engines["a"].label == "3")
+        assert stage.engines["a"].loads == [left]
+        assert same(in_folder(left), weights)
+    flip_a_byte(Path(left))
+    async with serving(tmp_path) as stage:
+        await stage.until("run~v000003", lambda _: stage.engines["a"].label == "3")
+        assert same(in_folder(stage.engines["a"].path), weights)
+        changed = [text for text in await log_of(stage) if "changed by somebody else" in text]
+        assert changed == [
+            f"its copy in {Path(left).relative_to(stage.root)} was changed by somebody else: "
+            "it is written anew before an engine loads it"
+        ]
+
+
+async def test_damage_that_only_the_digests_of_a_copy_show_is_in_the_log(tmp_path: Path) -> None:
+    async with followed(tmp_path) as (stage, trainer):
+        for _ in range(3):
+            await served(stage, trainer)
+        reads = stage.engines["a"].path
+        copies = (stage.root / ".refitd/copies/run").iterdir()
+        (spare,) = [path for path in copies if path.is_dir() and str(path) != reads]
+        shard = next(spare.glob("*.safetensors"))
+        times = shard.stat()
+        flip_a_byte(spare)
+        os.utime(shard, ns=(times.st_atime_ns, times.st_mtime_ns))
+        await served(stage, trainer)
+        assert same(in_folder(stage.engines["a"].path), trainer.weights)
+        (text,) = [text for text in await log_of(stage) if "is not what it was when it was checked" in text]
+        assert text.startswith(shard.name)
+        assert text.endswith("the copy of run~v000004 is made from others than run~v000002")
+
+
+async def test_a_delta_whose_copy_was_changed_is_made_from_the_full_version_at_once(tmp_path: Path) -> None:
+    """Its trainer is not told that it cannot be served."""
+    async with followed(tmp_path) as (stage, trainer):
+        for _ in range(3):
+            await served(stage, trainer)
+        reads = stage.engines["a"].path
+        (spare,) = [
+            path for path in (stage.root / ".refitd/copies/run").iterdir() if path.is_dir() and str(path) != reads
+        ]
+        flip_a_byte(spare)
+        await served(stage, trainer)
+        assert same(in_folder(stage.engines["a"].path), trainer.weights)
+        assert [text for text in await log_of(stage) if "not those that were checked" in text] == [
+            f"the files in .refitd/copies/run/{spare.name} are not those that were checked: "
+            "the copy of run~v000004 is made from others"
+        ]
+
+
+async def test_copies_of_a_run_that_publishes_in_full_again_are_taken_away(tmp_path: Path) -> None:
+    async with followed(tmp_path, keep_last=1) as (stage, trainer):
+        for _ in range(3):
+            await served(stage, trainer)
+        trainer.base = lambda: Full("for a reason")
+        assert await served(stage, trainer) is Kind.FULL
+        await stage.sweep()
+        await stage.sweep()
+        assert not [path for path in (stage.root / ".refitd/copies").rglob("*") if path.is_file()]
+        assert [path.name for path in (stage.root / "run").glob("v*")] == ["v000004"]
+
+
+async def test_copies_of_a_run_that_has_ended_are_taken_away_when_its_engines_follow_another(tmp_path: Path) -> None:
+    async with followed(tmp_path) as (stage, trainer):
+        for _ in range(3):
+            await served(stage, trainer)
+        copies = stage.root / ".refitd/copies"
+        stage.store.close_run("run")
+        await stage.sweep()
+        assert [path for path in copies.rglob("*") if path.is_file()], "an engine that restarts is brought back to it"
+        move(stage.store, stage.store.engines["a:1"], "next")
+        await stage.sweep()
+        assert [path for path in copies.rglob("*") if path.is_file()], "the engine serves it still"
+        publish(stage.root, "next", 1, trainer.weights)
+        await stage.until("next~v000001", lambda record: record.served_at is not None)
+        await stage.sweep()
+        await stage.sweep()
+        assert not [path for path in copies.rglob("*") if path.is_file()]

@@ -1,0 +1,216 @@
+"""A prefetch worker finds what the rank's thread finds, refusals and all; memory in use is not written again."""
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from refitd_client.contract.answer import UpdateOutcome
+from refitd_client.contract.digest import digest_of_block, joined
+from refitd_client.validation import contents as whole_file
+from refitd_plugin import changes
+from refitd_plugin.prefetch import messages
+from refitd_plugin.prefetch import messages as framed_socket
+from refitd_plugin.prefetch.process import SharedBuffers, VersionReader
+from refitd_plugin.prefetch.worker import PrefetchWorker
+from refitd_plugin.source import SourceRefusedError, VersionPlace
+from support.mini_sglang import expected, tiny_weights, values
+from support.tiny_rank import Rank, Weights, delta, version
+
+
+class InProcess(PrefetchWorker):
+    """A prefetch worker whose messages go through bytes and whose files are its own, without a process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reading = VersionReader()
+        self.generation = 1
+        self.replies: list[Any] = []
+
+    def begin(self) -> None:
+        """It is there."""
+
+    def ask(self, order: messages.ReadOrder, stop: threading.Event) -> Any:
+        asked = msgspec.msgpack.decode(msgspec.msgpack.encode(order), type=messages.ReadOrder)
+        found = self.reading.read(asked, stop)
+        reply = msgspec.msgpack.decode(msgspec.msgpack.encode(found.reply), type=messages.Reply)
+        self.replies.append(reply)
+        files = [os.dup(fd) for fd in found.files]
+        found.close()
+        return reply, files
+
+
+def with_worker(startup: Path) -> Rank:
+    rank = Rank(startup)
+    rank.engine.preparing.inspector.worker = InProcess()
+    return rank
+
+
+def replies(rank: Rank) -> list[Any]:
+    return rank.engine.preparing.inspector.worker.replies
+
+
+def changed(weights: Weights, step: int) -> Weights:
+    after = {name: tensor.clone() for name, tensor in weights.items()}
+    for name, tensor in after.items():
+        if name != "norm.weight":
+            tensor.view(-1)[step % tensor.numel()] += 1
+    return after
+
+
+def served(rank: Rank, folder: Path) -> str:
+    rank.engine.prepare(str(folder))
+    answer = rank.answer(folder)
+    assert answer.outcome is UpdateOutcome.SERVED, answer.reason
+    return answer.how
+
+
+def test_versions_that_a_prefetch_worker_has_read_are_served_as_others(root: Path, startup: Path) -> None:
+    rank, weights = with_worker(startup), tiny_weights(2)
+    assert [served(rank, version(root, step, fingerprints=True)) for step in (1, 2)] == ["load", "replay"]
+    for step in (3, 4, 5):
+        before, weights = weights, changed(weights, step)
+        assert served(rank, delta(root, step, step - 1, before, weights)) == "delta"
+        assert values(rank.model) == expected(weights)
+    assert [type(reply).__name__ for reply in replies(rank)] == ["FullFound"] * 2 + ["DeltaFound"] * 3
+
+
+def test_a_layout_and_the_ways_into_a_model_are_told_once(root: Path, startup: Path) -> None:
+    rank, weights = with_worker(startup), tiny_weights(2)
+    for step in (1, 2):
+        served(rank, version(root, step, fingerprints=True))
+    assert [reply.headers is None for reply in replies(rank)] == [False, True]
+    for step in (3, 4):
+        before, weights = weights, changed(weights, step)
+        served(rank, delta(root, step, step - 1, before, weights))
+    assert [reply.along for reply in replies(rank)[2:]] == [1, 1]
+
+
+def torn(folder: Path) -> None:
+    shard = folder / "model.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-2])
+
+
+def flipped(folder: Path) -> None:
+    shard = folder / "model.safetensors"
+    data = bytearray(shard.read_bytes())
+    data[-2] ^= 4
+    shard.write_bytes(data)
+
+
+def another_model(folder: Path) -> None:
+    save_file({"q.weight": torch.zeros(2, 2)}, folder / "model.safetensors")
+
+
+def gone(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+@pytest.mark.parametrize("spoil", [torn, flipped, another_model, gone])
+def test_a_prefetch_worker_refuses_what_the_thread_refuses_and_for_the_same_reason(
+    root: Path, startup: Path, spoil: Callable[[Path], None]
+) -> None:
+    folder = version(root, 1)
+    spoil(folder)
+    reasons: list[str] = []
+    for rank in (with_worker(startup), Rank(startup)):
+        with pytest.raises(SourceRefusedError) as refused:
+            rank.engine.prepare(str(folder))
+        reasons.append(str(refused.value))
+    assert reasons[0] == reasons[1]
+
+
+def test_a_delta_that_a_prefetch_worker_did_not_lay_out_is_read_by_the_rank(root: Path, startup: Path) -> None:
+    """It was not told how, since nothing was served; then something is."""
+    rank = with_worker(startup)
+    after = changed(tiny_weights(2), 3)
+    folder = delta(root, 3, 2, tiny_weights(2), after)
+    rank.updater.server_args.enable_memory_saver = True  # so it is not looked at before the pause either
+    prepared = rank.engine.prepare(str(folder))
+    rank.updater.server_args.enable_memory_saver = False
+    assert (prepared.changes.laid, prepared.changes.delta) == (None, None)
+    for step in (1, 2):
+        served(rank, version(root, step, fingerprints=True))
+    rank.engine._prepared = prepared
+    assert rank.answer(folder).how == "delta"
+    assert values(rank.model) == expected(after)
+
+
+def test_what_a_prefetch_worker_cannot_say_the_thread_finds_out(
+    root: Path, startup: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank = with_worker(startup)
+    monkeypatch.setattr(VersionReader, "_read_full", lambda *_: 1 / 0)
+    assert served(rank, version(root, 1)) == "load"
+    assert [reply.kind for reply in replies(rank)] == ["unable"]
+
+
+def test_a_delta_that_is_still_held_is_not_written_over_by_the_next(root: Path, startup: Path) -> None:
+    rank, weights = with_worker(startup), tiny_weights(2)
+    for step in (1, 2):
+        served(rank, version(root, step, fingerprints=True))
+    one = rank.engine.prepare(str(delta(root, 3, 2, weights, changed(weights, 3))))
+    values_of_one = [group.values.copy() for group in one.changes.laid.groups]
+    other = rank.engine.prepare(str(delta(root, 4, 2, weights, changed(weights, 4))))
+    assert set(one.changes.lease.buffers).isdisjoint(other.changes.lease.buffers)
+    assert [group.values.tolist() for group in one.changes.laid.groups] == [each.tolist() for each in values_of_one]
+    used = set(one.changes.lease.buffers)
+    rank.engine.forget()
+    del one
+    again = rank.engine.prepare(str(root / "run" / "v000003"))
+    assert set(again.changes.lease.buffers) == used
+
+
+def test_rooms_are_used_again_and_grow() -> None:
+    buffers = SharedBuffers()
+    buffers.begin([])
+    small = buffers.place(np.arange(10, dtype=np.uint16))
+    buffers.begin([small.buffer])
+    assert buffers.place(np.arange(10)).buffer != small.buffer
+    buffers.begin([])
+    assert buffers.memory(2**24 + 1).nbytes == 2**24 + 1
+    assert len(buffers.numbers) == 2
+
+
+def test_a_delta_of_several_blocks_is_held_against_its_manifest(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As publishers digest what is larger than 16 MiB."""
+    monkeypatch.setattr(whole_file, "BLOCK", 128)
+    folder = delta(root, 3, 2, tiny_weights(2), changed(tiny_weights(2), 3))
+    data = np.fromfile(folder / "weights.refit-delta", np.uint8)
+    digest = joined([digest_of_block(data[at : at + 128]) for at in range(0, len(data), 128)])
+    manifest = json.loads((folder / "refit.json").read_text())
+    for said, is_good in ((digest, True), (digest.replace("a", "b"), False)):
+        manifest["files"]["weights.refit-delta"]["digest"] = said
+        (folder / "refit.json").write_text(json.dumps(manifest))
+        if is_good:
+            assert changes.open_changes(VersionPlace(root, "run/v000003"), check_bytes=True).label == "run~v000003"
+        else:
+            with pytest.raises(SourceRefusedError, match="damaged"):
+                changes.open_changes(VersionPlace(root, "run/v000003"), check_bytes=True)
+
+
+def test_letters_carry_files_and_a_line_that_breaks_off_is_lost() -> None:
+    mine, its = socket.socketpair()
+    decoder = msgspec.msgpack.Decoder(messages.Reply)
+    with mine, its, Path(os.devnull).open("rb") as file:
+        framed_socket.send(mine, messages.Refusal("full", "x" * 100_000), [file.fileno()])
+        message, files = framed_socket.receive(its, decoder)
+        assert (message.kind, len(message.reason), len(files)) == ("full", 100_000, 1)
+        assert os.path.sameopenfile(files[0], file.fileno())
+        os.close(files[0])
+        its.settimeout(0.01)
+        with pytest.raises(TimeoutError):
+            framed_socket.receive(its, decoder)
+        mine.sendall(b"\x01")
+        mine.close()
+        with pytest.raises(framed_socket.LineLostError):
+            framed_socket.receive(its, decoder)

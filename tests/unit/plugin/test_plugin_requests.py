@@ -1,0 +1,113 @@
+"""What the channel answers: a prepare gives way to a newer one, ends at its deadline, and says where it hangs."""
+
+import ctypes
+import logging
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from refitd_client.contract.plugin import PluginRequest
+from refitd_client.validation.contents import ReadingStoppedError
+from refitd_plugin import requests
+from refitd_plugin.requests import RequestHandler
+from refitd_plugin.turns import Deadline, short_turns
+
+VERSION = SimpleNamespace(label="run~v000002", kind="full", digest="xxh3:00", signature="", nbytes=7)
+
+
+class Reading:
+    """An engine that reads until it is told to stop, but for what is named in `quick`."""
+
+    def __init__(self, *quick: str) -> None:
+        self.quick = quick
+        self.begun = threading.Event()
+
+    def prepare(self, path: str, *_: Any, stop: threading.Event, **__: Any) -> Any:
+        if Path(path).name in self.quick:
+            return VERSION
+        self.begun.set()
+        stop.wait(60)
+        raise ReadingStoppedError
+
+
+def desk_of(engine: Any) -> RequestHandler:
+    return RequestHandler(Path("/root"), SimpleNamespace(), engine, None, "0.1.0")  # type: ignore[arg-type]
+
+
+def prepare(path: str) -> PluginRequest:
+    return PluginRequest(do="prepare", path=path)
+
+
+def test_a_newer_version_is_prepared_in_the_place_of_an_older_one() -> None:
+    engine, replies = Reading("v000002"), []
+    each = desk_of(engine)
+    older = threading.Thread(target=lambda: replies.append(each.handle(prepare("run/v000001"))))
+    older.start()
+    assert engine.begun.wait(60)
+    assert each.handle(prepare("run/v000002"))["version"] == "run~v000002"
+    older.join(60)
+    assert [(reply["ok"], "another version" in reply["reason"]) for reply in replies] == [(False, True)]
+
+
+def test_what_is_not_wanted_any_more_is_not_kept_when_its_prepare_ends() -> None:
+    class Forgetful(Reading):
+        def forget(self) -> None: ...
+
+    engine, replies = Forgetful(), []
+    each = desk_of(engine)
+    preparing = threading.Thread(target=lambda: replies.append(each.handle(prepare("run/v000001"))))
+    preparing.start()
+    assert engine.begun.wait(60)
+    assert each.handle(PluginRequest(do="forget"))["ok"]
+    preparing.join(60)
+    assert [reply["ok"] for reply in replies] == [False]
+
+
+def test_a_prepare_ends_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "PREPARE_SECONDS", 0.01)
+    reply = desk_of(Reading()).handle(prepare("run/v000001"))
+    assert (reply["ok"], "stopped after 0.01 s" in reply["reason"]) == (False, True)
+
+
+def test_a_slow_prepare_says_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes on when it has been said."""
+    said: list[str] = []
+    inside, heard, look = threading.Event(), threading.Event(), Deadline._look
+
+    class Ear(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+            heard.set()
+
+    class Hanging(Reading):
+        def prepare(self, path: str, *_: Any, **__: Any) -> Any:
+            assert inside.set() or heard.wait(60)
+            return VERSION
+
+    ear = Ear(logging.WARNING)
+    requests.logger.addHandler(ear)
+    monkeypatch.setattr(requests, "_SLOW_SECONDS", 0.001)
+    monkeypatch.setattr(Deadline, "_look", lambda *args: (inside.wait(60), look(*args)))  # not before it is there
+    try:
+        assert desk_of(Hanging()).handle(prepare("run/v000001"))["ok"]
+    finally:
+        requests.logger.removeHandler(ear)
+    assert ("run/v000001" in said[0], "heard.wait(60)" in said[0]) == (True, True)
+
+
+def test_turns_are_short_only_while_something_is_prepared() -> None:
+    usual, slack = sys.getswitchinterval(), timer_slack()
+    with short_turns():
+        with short_turns():
+            assert sys.getswitchinterval() < usual
+        assert (sys.getswitchinterval() < usual, timer_slack()) == (True, 1)
+    assert (sys.getswitchinterval(), timer_slack()) == (usual, slack)
+
+
+def timer_slack() -> int:
+    """Nanoseconds by which Linux may lengthen a wait of this thread."""
+    return ctypes.CDLL(None).prctl(30)

@@ -1,0 +1,184 @@
+"""`handover=True`, as the trainer sees it: what is offered and said of it, and what comes first after a failure."""
+
+import errno
+import gc
+import json
+import os
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from refitd_client import InvalidWeightsError, NoSpaceError, StorageError, WeightPublisher
+from refitd_client.checkpoint.finite import NO_RULE
+from refitd_client.contract.states import Kind, WaitOutcome
+from refitd_client.fingerprint import fingerprints, to_texts
+from refitd_client.publish import writing
+from refitd_client.transport.ipc import handover
+from refitd_client.transport.ipc.exported_memory import LayoutCache
+from refitd_client.transport.ipc.secret import make_secret
+from refitd_client.transport.ipc.shared import SharedTensors
+from refitd_client.write import version_folder as staging
+from support.exporting import shared
+from support.mini_sglang import tiny_weights
+from support.stand_in_service import StandIn, stand_in
+
+DEBT = "the files of what was handed over before were never written: these come first"
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> Iterator[SharedTensors]:
+    made = shared(tiny_weights(1), tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def service() -> Iterator[StandIn]:
+    with stand_in() as service:
+        service.outcomes = [WaitOutcome.TAKEN]
+        yield service
+
+
+@pytest.fixture
+def publisher(tmp_path: Path, service: StandIn) -> Iterator[WeightPublisher]:
+    root = tmp_path / "root"
+    (root / ".refitd").mkdir(parents=True)
+    make_secret(root)
+    with WeightPublisher(root, "run", service.url) as opened:
+        yield opened
+
+
+def said(service: StandIn, step: int) -> list[str]:
+    """What the service was told of a step: that it is offered, that it failed, or that its files are there."""
+    notices = [notice for notice in service.bodies if notice.step == step]
+    return ["offer" if each.offer else "failed" if each.failed else each.kind for each in notices]
+
+
+def test_the_service_hears_of_an_offer_and_then_of_its_files(
+    publisher: WeightPublisher, service: StandIn, trainer: SharedTensors
+) -> None:
+    publication = publisher.publish(trainer.tensors, step=1, handover=True, metadata={"job": "seven"})
+    assert publication.handed is not None
+    assert publication.handed.reason == "no engine of the run is known to the service"
+    assert not list((publication.path.parent).glob(".offer-*"))  # the tensors are the trainer's own again
+    publication.committed(30)
+    assert (said(service, 1), publication.path.is_dir()) == (["offer", Kind.FULL], True)
+    assert [notice.metadata["job"] for notice in service.bodies] == ["seven"] * 2  # its trace begins with the offer
+
+
+def test_no_tensor_is_kept_that_was_handed_over(publisher: WeightPublisher, trainer: SharedTensors) -> None:
+    state = {name: tensor.view(tensor.shape) for name, tensor in trainer.tensors.items()}
+    kept = [weakref.ref(tensor) for tensor in state.values()]
+    publication = publisher.publish(state, step=1, handover=True)
+    assert publication.handed is not None
+    assert publication.handed.timings is not None  # else they were not even offered
+    del state
+    gc.collect()
+    assert [ref() for ref in kept] == [None] * len(kept)
+    publication.committed(30)
+
+
+def test_after_files_that_failed_the_next_version_is_durable_before_any_engine_hears_of_it(
+    publisher: WeightPublisher, service: StandIn, trainer: SharedTensors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(staging.Staging, "seal", full)
+        with pytest.raises(StorageError):
+            publisher.publish(trainer.tensors, step=1, handover=True).committed(30)
+    assert said(service, 1) == ["offer", "failed"]
+    second = publisher.publish(trainer.tensors, step=2, handover=True)
+    assert second.handed is not None
+    assert (second.handed.engines, second.handed.reason) == ((), DEBT)
+    second.committed(30)
+    assert said(service, 2) == [Kind.FULL]
+    publisher.publish(trainer.tensors, step=3, handover=True).committed(30)
+    assert said(service, 3) == ["offer", Kind.FULL]
+
+
+@pytest.mark.parametrize(
+    "broken_in", ["transport.ipc.handover.Handover._answers", "publish.writing.VersionWriter.stage"]
+)
+def test_a_failure_before_the_offer_is_over_or_after_takes_the_tensors_back_and_tells_the_service(
+    publisher: WeightPublisher,
+    service: StandIn,
+    trainer: SharedTensors,
+    monkeypatch: pytest.MonkeyPatch,
+    broken_in: str,
+) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr(f"refitd_client.{broken_in}", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            publisher.publish(trainer.tensors, step=1, handover=True)
+    assert said(service, 1) == ["offer", "failed"]
+    assert not list(publisher._folder.path.glob(".offer-*"))
+
+
+def test_without_room_for_its_files_a_version_is_offered_to_nobody(
+    publisher: WeightPublisher, service: StandIn, trainer: SharedTensors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as full:
+        full.setattr("refitd_client.publish.attempt.free_bytes", lambda _: 10)
+        with pytest.raises(NoSpaceError):
+            publisher.publish(trainer.tensors, step=1, handover=True)
+    assert said(service, 1) == []
+    publisher.publish(trainer.tensors, step=1, handover=True).committed(30)
+    assert said(service, 1) == ["offer", Kind.FULL]
+
+
+def test_the_files_of_what_was_handed_over_are_staged_after_the_answers_and_have_the_fingerprints_of_the_offer(
+    publisher: WeightPublisher, service: StandIn, trainer: SharedTensors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    over, stage = handover.Handover.complete, writing.VersionWriter.stage
+    monkeypatch.setattr(handover.Handover, "complete", lambda hand: (order.append("over"), over(hand))[1])
+    monkeypatch.setattr(writing.VersionWriter, "stage", lambda *args: (order.append("stage"), stage(*args))[1])
+    publication = publisher.publish(trainer.tensors, step=1, handover=True).committed(30)
+    assert order == ["over", "stage"]
+    manifest = json.loads((publication.path / "refit.json").read_text())
+    found = fingerprints(trainer.tensors.values())
+    assert manifest["fingerprints"] == to_texts(dict(zip(trainer.tensors, found, strict=True)))
+
+
+def test_what_cannot_be_lent_goes_by_its_files_and_says_why(publisher: WeightPublisher, service: StandIn) -> None:
+    publication = publisher.publish({"w": torch.ones(3)}, step=1, handover=True)
+    assert publication.handed is not None
+    assert "lies in this process's own memory" in str(publication.handed.reason)
+    publication.committed(30)
+    assert said(service, 1) == [Kind.FULL]
+
+
+def test_what_is_not_finite_is_offered_to_nobody(
+    publisher: WeightPublisher, service: StandIn, trainer: SharedTensors
+) -> None:
+    trainer.tensors["norm.weight"][0] = torch.nan
+    with pytest.raises(InvalidWeightsError, match=r"norm\.weight"):
+        publisher.publish(trainer.tensors, step=1, handover=True)
+    assert said(service, 1) == []
+    trainer.tensors["norm.weight"][0] = 0
+    publisher.publish(trainer.tensors, step=2, handover=True).committed(30)
+    assert said(service, 2) == ["offer", Kind.FULL]  # nothing is owed for what nobody heard of
+
+
+def test_a_layout_is_made_once_and_anew_when_a_tensor_has_gone_elsewhere(
+    trainer: SharedTensors, tmp_path: Path
+) -> None:
+    layouts = LayoutCache()
+
+    def layout(tensors: dict[str, torch.Tensor]) -> object:
+        return layouts.prepare(tensors, [NO_RULE] * len(tensors)).offer("run~v000001", [0] * len(tensors)).layout
+
+    first = layout(trainer.tensors)
+    trainer.tensors["norm.weight"].fill_(3)  # the next step, in place
+    assert layout(dict(trainer.tensors)) is first
+    other = shared(tiny_weights(2), tmp_path)
+    moved = layout(trainer.tensors | {"norm.weight": other.tensors["norm.weight"]})
+    assert moved != first
+    other.close()  # the same address, and nobody lends it any more
+    with pytest.raises(RuntimeError, match="own memory"):
+        layout(trainer.tensors | {"norm.weight": other.tensors["norm.weight"]})

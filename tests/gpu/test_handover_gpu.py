@@ -45,6 +45,41 @@ def test_another_process_copies_what_was_lent(tmp_path: Path) -> None:
         assert exported.take_back(0.0)
 
 
+BEYOND = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+import torch
+from refitd_client.transport.ipc.device import DeviceMemory, DriverError
+from refitd_client.transport.ipc.offer_file import imported
+torch.cuda.init(), torch.zeros(1, device="cuda")
+memory = DeviceMemory()
+with imported(Path(sys.argv[1]), b"s" * 32) as found:
+    place = found.offer.layout.tensors[0].place
+    memory.tensor(place, "U8", (1,))
+    size = memory._opened[place.allocation].size
+    try:
+        memory.tensor(replace(place, offset=place.offset + 2**40), "U8", (1,))
+    except DriverError as error:
+        print(size, error)
+memory.keep(set())
+"""
+
+
+def test_the_driver_says_how_large_another_process_s_allocation_is_so_that_nothing_beyond_it_is_read(
+    tmp_path: Path,
+) -> None:
+    tensors = {"w": torch.zeros(64 * 2**20, dtype=torch.uint8, device="cuda")}
+    with ExportedTensors(tmp_path, offer_of("run~v000001", tensors), b"s" * 32) as exported:
+        command = [sys.executable, "-c", BEYOND, str(exported.path)]
+        said = subprocess.run(command, check=False, capture_output=True, text=True)
+        size, _, refusal = said.stdout.partition(" ")
+        assert said.returncode == 0, said.stderr
+        assert int(size) >= 64 * 2**20
+        assert refusal.endswith(f"of an allocation that has {size}\n")
+        assert exported.take_back(0.0)
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are no two GPUs")
 def test_tensors_of_another_gpu_than_the_current_one_are_lent() -> None:
     """A trainer of several GPUs need not make current what it publishes from."""

@@ -29,7 +29,7 @@ with imported(Path(sys.argv[1]), b"s" * 32) as found:
         copies = {name: tensor.clone() for name, tensor in taker.tensors(found.offer).items()}
     torch.cuda.synchronize()
     assert tuple(fingerprints(copies.values())) == found.offer.fingerprints
-    assert found.is_lent
+    assert found.is_exported
 taker.keep(None)
 print("equal")
 """
@@ -47,9 +47,9 @@ def test_another_process_copies_what_was_lent(tmp_path: Path) -> None:
 
 BEYOND = """
 import sys
-from dataclasses import replace
 from pathlib import Path
 import torch
+from msgspec.structs import replace
 from refitd_client.transport.ipc.device import DeviceMemory, DriverError
 from refitd_client.transport.ipc.offer_file import imported
 torch.cuda.init(), torch.zeros(1, device="cuda")

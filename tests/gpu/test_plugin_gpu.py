@@ -162,7 +162,7 @@ def test_copies_from_registered_files_are_torchs_copies(folder: Path) -> None:
 
 
 def test_what_is_larger_than_a_pinned_buffer_goes_through_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copy_schedule, "_ROOM", 2**20)
+    monkeypatch.setattr(copy_schedule, "_BUFFER_BYTES", 2**20)
     source = bits(torch.bfloat16, 3000 * 1000).view(3000, 1000)
     target = torch.zeros_like(source, device="cuda")
     for step in copy_schedule.buffered(lambda: [(target, source)]).steps:

@@ -155,7 +155,7 @@ def test_a_value_that_is_not_finite_is_refused_and_its_slot_thrown_away(
 def test_without_registration_copies_go_through_buffers(
     root: Path, publisher: WeightPublisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuda, "register", lambda *_: None)
+    monkeypatch.setattr(cuda, "register", lambda *_, **__: None)
     for step in (1, 2, 3):
         path = publisher.publish(state(step), step=step).path
         expect(path, state(step))

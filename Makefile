@@ -36,8 +36,8 @@ demo: $(READY) ## watch two engines follow a trainer that really learns, on this
 test: $(READY) ## run the tests: unit, surface, embedded engine, processes, documentation, simulation, crashes, attacks, faults, mutants, contract, end to end
 	@tests/prometheus/install .promtool || echo "the alert rules are not tested: the tests say why"
 	@$(BIN)/python -m pytest tests/unit -q -n 2 $(ARGS)
-	@$(BIN)/python -m pytest tests/surface tests/embedded tests/processes tests/docs tests/simulation tests/crash tests/attack tests/faults tests/mutants -q -n 2 $(ARGS)
-	@$(BIN)/python -m pytest tests/contract tests/e2e -q -m 'not sglang' $(ARGS)
+	@$(BIN)/python -m pytest tests/integration tests/docs tests/repository tests/reliability -q -n 2 --ignore tests/integration/contract $(ARGS)
+	@$(BIN)/python -m pytest tests/integration/contract tests/e2e -q -m 'not sglang' $(ARGS)
 
 check: $(READY) ## lint, formatting, imports between packages, and types
 	@$(BIN)/ruff check client service tests docs
@@ -48,19 +48,19 @@ check: $(READY) ## lint, formatting, imports between packages, and types
 simulation: $(READY) ## 10,000 steps of the simulation from a seed that is drawn and shown (SEED=7 STEPS=1: that case again)
 	@seed=$(SEED); echo "the first case of the simulation is $$seed: 'make simulation SEED=$$seed' takes the same steps"; \
 	REFITD_SIMULATION_SEED=$$seed REFITD_SIMULATION_STEPS=$(or $(STEPS),$(REFITD_SIMULATION_STEPS),10000) REFITD_SIMULATION_SHARES=2 \
-	$(BIN)/python -m pytest tests/simulation/test_simulation.py -q -n 2 -k whatever_comes $(ARGS)
+	$(BIN)/python -m pytest tests/reliability/simulation/test_simulation.py -q -n 2 -k whatever_comes $(ARGS)
 
 fuzz: $(READY) ## change what files, engines and plugins send, in other ways each time, for about two minutes (FUZZ=100000: an hour)
-	@REFITD_FUZZ=$(FUZZ) $(BIN)/python -m pytest tests/attack/test_attack_parsers.py tests/attack/test_attack_answers.py -q --timeout 7200 $(ARGS)
+	@REFITD_FUZZ=$(FUZZ) $(BIN)/python -m pytest tests/reliability/attack/test_attack_parsers.py tests/reliability/attack/test_attack_answers.py -q --timeout 7200 $(ARGS)
 
 soak: $(READY) ## a million steps of the simulation and unseen cases for the unit tests, on all cores (half an hour on two)
 	@$(BIN)/python -m pytest tests/unit -q -n auto --hypothesis-profile=default
 	@seed=$(SEED); echo "the first case of the simulation is $$seed: 'make soak SEED=$$seed' takes the same steps"; \
-	REFITD_SIMULATION_SEED=$$seed REFITD_SIMULATION_STEPS=$(or $(STEPS),$(REFITD_SIMULATION_STEPS),1000000) REFITD_SIMULATION_SHARES=40 $(BIN)/python -m pytest tests/simulation -q -n auto $(ARGS)
+	REFITD_SIMULATION_SEED=$$seed REFITD_SIMULATION_STEPS=$(or $(STEPS),$(REFITD_SIMULATION_STEPS),1000000) REFITD_SIMULATION_SHARES=40 $(BIN)/python -m pytest tests/reliability/simulation -q -n auto $(ARGS)
 
 chaos: $(READY) ## kill the real publisher, service and engines at random times, under load (SGLang among them)
 	@tests/sglang/install .venv-sglang
-	@REFITD_SGLANG_VENV=.venv-sglang $(BIN)/python tests/chaos/main.py $(ARGS)
+	@REFITD_SGLANG_VENV=.venv-sglang $(BIN)/python tests/reliability/chaos/main.py $(ARGS)
 
 bench: $(READY) ## measure publishing, loading and the service itself
 	@$(BIN)/python tests/bench/main.py $(ARGS)
@@ -99,7 +99,7 @@ plugin-releases: $(READY) ## run the plugin's tests inside older releases of SGL
 	  tests/sglang/install-release .venv-sglang .sglang/$$release $$release || exit 1; \
 	  echo "SGLang $$release:"; \
 	  REFITD_SGLANG_VENV=.venv-sglang REFITD_SGLANG_RELEASE=.sglang/$$release \
-	    $(BIN)/python -m pytest tests/plugin -m sglang -q $(ARGS) || exit 1; \
+	    $(BIN)/python -m pytest tests/integration/plugin -m sglang -q $(ARGS) || exit 1; \
 	done
 else
 plugin-releases: # on a GPU: in the SGLang of SGLANG_PYTHON, and in those of RELEASES that lie in .sglang/RELEASE
@@ -107,7 +107,7 @@ plugin-releases: # on a GPU: in the SGLang of SGLANG_PYTHON, and in those of REL
 	  echo "SGLang $${folder:-of $(SGLANG_PYTHON)}:"; \
 	  SGLANG_DEVICE=cuda REFITD_SGLANG_VENV=$$($(SGLANG_PYTHON) -c 'import sys; print(sys.prefix)') \
 	    REFITD_SGLANG_RELEASE=$$folder PYTHONPATH=client:service:tests$${PYTHONPATH:+:$$PYTHONPATH} \
-	    $(SGLANG_PYTHON) -m pytest tests/plugin -m sglang -q -k stock_load_leaves $(ARGS) || exit 1; \
+	    $(SGLANG_PYTHON) -m pytest tests/integration/plugin -m sglang -q -k stock_load_leaves $(ARGS) || exit 1; \
 	done
 endif
 

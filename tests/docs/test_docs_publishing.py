@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import re
-import socket
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from torch import distributed
 from refitd_client import Publication, StagedPublication
 from support import published
 from support.ranks import run_ranks
+from support.sockets import free_port
 
 PAGE = (Path(__file__).parents[2] / "docs" / "publishing.md").read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
@@ -36,12 +36,6 @@ def _run_as_torchrun(rank: int, size: int, root: Path, examples: list[str], port
     _run(rank, size, root, examples)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_what_a_page_says_of_a_publication_is_there_also_when_it_is_staged(page: Path) -> None:
     """In a sentence, where no block runs it. What only a committed one has is said with `committed()`."""
@@ -60,7 +54,7 @@ def test_every_example_of_the_page_publishes_what_it_says(tmp_path: Path) -> Non
     """Those for several ranks on two, the others on one."""
     collective = [example for example in EXAMPLES if "ShardedPublisher" in example]
     for at, example in enumerate(collective):
-        assert run_ranks(2, tmp_path, _run_as_torchrun, tmp_path / "two", [example], _free_port()) == [None, None], at
+        assert run_ranks(2, tmp_path, _run_as_torchrun, tmp_path / "two", [example], free_port()) == [None, None], at
     _run(0, 1, tmp_path / "one", [example for example in EXAMPLES if example not in collective])
     runs = [*(tmp_path / "two" / "exp").iterdir(), *(tmp_path / "one" / "exp").iterdir()]
     assert {run.name for run in runs} == {"fsdp2", "parts", "one", "masters"}

@@ -16,7 +16,7 @@ from refitd.cli.flags import flag
 from refitd.cli.options import Command, Group
 from refitd.settings import Settings
 from support.checkpoints import write_model
-from support.servers import free_port
+from support.sockets import free_port
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 UNIT = (DEPLOY / "systemd/refitd.service").read_text()

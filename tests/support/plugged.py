@@ -4,9 +4,7 @@ The plugin is found by the entry point of a distribution that lies in a folder o
 that makes copies and loaders fail when a file says so: faults are no part of the product.
 """
 
-import json
 import os
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ import httpx
 from refitd.engine.sglang.verify import digest_of
 from refitd_client.contract.answer import Answer, UpdateOutcome, answers_in
 from support.servers import ADMIN_KEY, API_KEY, KIT, SglangServer
-from support.sockets import reach
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 GROUP = "sglang.srt.plugins"
@@ -132,13 +129,3 @@ class PluggedSglang(SglangServer):
     def _post(self, route: str, body: dict[str, Any], key: str) -> dict[str, Any]:
         headers = {"Authorization": f"Bearer {key}"}
         return httpx.post(f"{self.url}{route}", json=body, headers=headers, timeout=_SECONDS, trust_env=False).json()
-
-
-def ask(socket_path: Path, /, **request: Any) -> dict[str, Any]:
-    """One request and its reply over a channel."""
-    with socket.socket(socket.AF_UNIX) as line:
-        line.settimeout(30)
-        reach(line, socket_path)
-        line.sendall(json.dumps(request).encode() + b"\n")
-        with line.makefile("rb") as reply:
-            return json.loads(reply.readline())

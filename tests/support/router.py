@@ -8,7 +8,8 @@ from pathlib import Path
 
 import httpx
 
-from .servers import API_KEY, EngineServer, Server, free_port
+from .servers import API_KEY, EngineServer, Server
+from .sockets import free_port
 
 START_PATIENCE = 60.0
 

@@ -7,7 +7,6 @@ so in its log, so nothing here sleeps or asks again and again.
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +16,8 @@ from pathlib import Path
 from typing import Self
 
 import psutil
+
+from support.sockets import free_port
 
 SGLANG_VENV = os.environ.get("REFITD_SGLANG_VENV")
 AREAL_VENV = os.environ.get("REFITD_AREAL_VENV")
@@ -228,13 +229,6 @@ def _environment() -> dict[str, str]:
     """Settings in the environment are for the user's own service. Two cores are shared by several servers."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("REFITD_")}
     return kept | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-
-
-def free_port() -> int:
-    """A port that nobody has just now, for who cannot be left to choose one."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def _group(leader: int) -> list[psutil.Process]:

@@ -1,10 +1,20 @@
-"""Unix sockets whose paths are as long as pytest makes them: a socket's own path may have 107 bytes only."""
+"""Free ports, and Unix sockets whose paths are as long as pytest makes them: a socket's own path may have 107 bytes
+only."""
 
+import json
 import os
 import socket
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+
+def free_port() -> int:
+    """A port of TCP that is free just now, for a process that cannot choose one itself."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 @contextmanager
@@ -31,3 +41,13 @@ def listens(path: Path) -> bool:
         except OSError:
             return False
         return True
+
+
+def ask(socket_path: Path, /, **request: Any) -> dict[str, Any]:
+    """One request and its reply over a channel."""
+    with socket.socket(socket.AF_UNIX) as line:
+        line.settimeout(30)
+        reach(line, socket_path)
+        line.sendall(json.dumps(request).encode() + b"\n")
+        with line.makefile("rb") as reply:
+            return json.loads(reply.readline())

@@ -55,8 +55,8 @@ from support.checkpoints import publish, tensors, write_model
 from support.command_line import refitd
 from support.scripted_server import answer, serve
 from support.scripted_sglang import ScriptedSglang, scripted_sglang
-from support.servers import free_port
 from support.services import serving
+from support.sockets import free_port
 from support.stand_in_service import make_engine
 
 GIB = 2**30

@@ -17,8 +17,8 @@ from refitd.engine.sglang.adapter import SglangEngine
 from refitd_client.contract.plugin import Owner
 from refitd_plugin.lease import LONGEST_SECONDS, LeaderLease
 from refitd_plugin.requests import RequestHandler
-from support.plugged import ask
 from support.plugged_mini import PluggedMini, plugged_mini, put, target
+from support.sockets import ask
 
 FIRST = Owner(service="one", root="/mnt/one", host="gpu-1", pid=os.getpid())
 OTHER = Owner(service="two", root="/mnt/two", host="gpu-2", pid=1)

@@ -12,8 +12,7 @@ import pytest
 from refitd_client.contract.plugin import MAX_LINE, PluginRequest
 from refitd_plugin import channel
 from refitd_plugin.channel import MAX_CONNECTIONS, Channel, Reply
-from support.plugged import ask
-from support.sockets import listens, reach
+from support.sockets import ask, listens, reach
 
 
 def opened(root: Path, handle: Callable[[PluginRequest], Reply]) -> Path:

@@ -58,7 +58,7 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python tests/chaos/main.py",
+        prog="python tests/reliability/chaos/main.py",
         description="Kills the real publisher, service and engines at random times, under load.",
     )
     add = parser.add_argument

@@ -13,7 +13,7 @@ import pytest
 
 from bench import gpu_plan
 from refitd_plan import Gpu
-from support.servers import free_port
+from support.sockets import free_port
 
 GPU = Gpu(memory=139.8, uuid="GPU-1", name="H200")
 SERVER = """

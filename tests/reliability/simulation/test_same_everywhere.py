@@ -15,13 +15,13 @@ import pytest
 from simulation import test_simulation
 from simulation.cases import Case, drawn, played, shortest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PARTS = (
     "client/refitd_client",
     "service/refitd",
     "service/refitd_plugin",
     "service/refitd_sglang",
-    "tests/simulation",
+    "tests/reliability/simulation",
     "tests/support",
 )
 CASES, PLAYED = 240, 3
@@ -46,7 +46,7 @@ def digest_in(folder: Path, before: str, **environment: str) -> str:
     """What a clone in a folder says, in a process that does something else `before`."""
     for part in PARTS:
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
-    path = os.pathsep.join(str(folder / part) for part in ("client", "service", "tests"))
+    path = os.pathsep.join(str(folder / part) for part in ("client", "service", "tests", "tests/reliability"))
     told = os.environ | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"} | environment
     done = subprocess.run(
         [sys.executable, "-c", f"{before}\n{SAYS}"], cwd=folder, env=told, capture_output=True, text=True, check=False

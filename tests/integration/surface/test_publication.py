@@ -2,7 +2,6 @@
 
 import logging
 import pickle
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from refitd_client.contract.wire import EngineOnVersion
 from refitd_client.errors import Fault
 from support import published
 from support.scripted_service import Answer, Request, ScriptedService, problem, version, waited
+from support.sockets import free_port
 
 WEIGHTS = {"a": np.zeros(1, np.float32)}
 
@@ -49,12 +49,6 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def _publish(root: Path, service_url: str | None, **options: Any) -> Publication:
     with WeightPublisher(root, "run", service_url, **options) as publisher:
         return publisher.publish(WEIGHTS, step=1, metadata={"loss": "1"})
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def _answers(notice: Answer, wait: Callable[[int], Answer] | Answer | None = None) -> Callable[[list[Request]], Answer]:
@@ -112,7 +106,7 @@ def test_the_notice_of_a_later_generation_names_its_folder(tmp_path: Path) -> No
 def test_a_version_stands_while_the_service_is_down(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """With a warning and the reason; training goes on."""
     with caplog.at_level(logging.WARNING, "refitd_client"):
-        publication = _publish(tmp_path, f"http://127.0.0.1:{_free_port()}")
+        publication = _publish(tmp_path, f"http://127.0.0.1:{free_port()}")
     assert isinstance(publication.notice_error, ServiceUnreachableError)
     published.check(publication.path)
     assert "run~v000001 is published, and the notice did not reach the service" in caplog.text
@@ -129,7 +123,7 @@ def test_a_service_in_trouble_does_not_stop_training(tmp_path: Path, answer: Ans
 
 def test_a_token_file_that_is_gone_does_not_stop_training(tmp_path: Path) -> None:
     """It may be about to be replaced."""
-    publication = _publish(tmp_path, f"http://127.0.0.1:{_free_port()}", token_file=tmp_path / "token")
+    publication = _publish(tmp_path, f"http://127.0.0.1:{free_port()}", token_file=tmp_path / "token")
     assert type(publication.notice_error) is ServiceError
     assert str(tmp_path / "token") in str(publication.notice_error)
     with pytest.raises(ServiceError, match="without its token"):
@@ -226,7 +220,7 @@ def test_a_wait_that_runs_out_names_who_is_late(tmp_path: Path, about: dict[str,
 
 def test_wait_tells_a_service_that_was_down_when_the_version_was_published(tmp_path: Path) -> None:
     """With the same notice, and only then."""
-    port = _free_port()
+    port = free_port()
     publication = _publish(tmp_path, f"http://127.0.0.1:{port}")
     with ScriptedService(_answers(ACCEPTED, waited(WaitOutcome.SERVED)), port=port) as service:
         assert publication.wait(30).outcome is WaitOutcome.SERVED
@@ -236,7 +230,7 @@ def test_wait_tells_a_service_that_was_down_when_the_version_was_published(tmp_p
 
 def test_wait_waits_for_a_service_to_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within the time-out; here it comes back when it was missed for the second time."""
-    port = _free_port()
+    port = free_port()
     publication = _publish(tmp_path, f"http://127.0.0.1:{port}")
     service = ScriptedService(_answers(ACCEPTED, waited(WaitOutcome.SERVED)), port=port)
     pauses: list[float] = []
@@ -291,7 +285,7 @@ def test_wait_outlasts_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_wait_gives_up_on_a_service_that_stays_away(tmp_path: Path) -> None:
     """When the time is up."""
-    publication = _publish(tmp_path, f"http://127.0.0.1:{_free_port()}")
+    publication = _publish(tmp_path, f"http://127.0.0.1:{free_port()}")
     with pytest.raises(ServiceUnreachableError):
         publication.wait(0.2)
 

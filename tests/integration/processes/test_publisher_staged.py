@@ -211,7 +211,7 @@ LEFT = KILLED.replace("version_folder.Staging.seal = lambda *_: os.kill(os.getpi
 
 
 def test_a_trainer_killed_between_staging_and_commit_leaves_nothing_visible(run: Path) -> None:
-    command = [sys.executable, "-c", KILLED, str(Path(__file__).parents[1]), str(run.parent)]
+    command = [sys.executable, "-c", KILLED, str(Path(__file__).parents[2]), str(run.parent)]
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
     assert published.versions(run) == []
     assert len(published.leftovers(run)) == 1
@@ -221,7 +221,7 @@ def test_a_trainer_killed_between_staging_and_commit_leaves_nothing_visible(run:
 
 
 def test_a_trainer_that_ends_without_a_close_has_its_last_version_committed(run: Path) -> None:
-    command = [sys.executable, "-c", LEFT, str(Path(__file__).parents[1]), str(run.parent)]
+    command = [sys.executable, "-c", LEFT, str(Path(__file__).parents[2]), str(run.parent)]
     subprocess.run(command, check=True)
     published.check(run / "v000001")
 

@@ -11,7 +11,8 @@ from refitd_client import WeightPublisher
 from refitd_client.contract.answer import UpdateOutcome
 from support.architectures import ARCHITECTURES, change, make
 from support.forged import write_delta
-from support.plugged import RELEASE, PluggedSglang, ask
+from support.plugged import RELEASE, PluggedSglang
+from support.sockets import ask
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 

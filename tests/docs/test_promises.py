@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).parents[2]
+TESTS = Path(__file__).parents[1]
 DOCS = TESTS.parent / "docs"
 PROMISES, SECURITY = ((DOCS / name).read_text() for name in ("promises.md", "security.md"))
 NAMED = sorted(set(re.findall(r"`(?!tests/)((?:[a-z0-9_]+/)+test_\w+\.py(?:::\w+)*)`", PROMISES + SECURITY)))

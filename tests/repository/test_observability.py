@@ -20,7 +20,7 @@ from support.checkpoints import publish
 from support.promql import Selector, grouped_by, selectors
 from support.services import serving
 
-TREE = Path(__file__).parents[3]
+TREE = Path(__file__).parents[2]
 DASHBOARD = json.loads((TREE / "deploy/grafana/refitd.json").read_text())
 RULES = [
     rule

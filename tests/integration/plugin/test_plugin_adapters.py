@@ -11,7 +11,8 @@ from refitd_client.contract.answer import UpdateOutcome
 from support.adapters import FLAGS, write_adapter
 from support.architectures import change
 from support.forged import write_delta
-from support.plugged import PluggedSglang, ask
+from support.plugged import PluggedSglang
+from support.sockets import ask
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 

@@ -15,7 +15,7 @@ from refitd.settings import Settings
 
 PAGES = pages()
 NAMES = ("settings", "cli", "api", "sdk")
-TREE = Path(__file__).parents[3]
+TREE = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)

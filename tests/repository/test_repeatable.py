@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-TESTS = Path(__file__).parents[2]
+TESTS = Path(__file__).parents[1]
 SAYS = """
 import hashlib, conftest, around
 from hypothesis import given, settings, strategies as st

@@ -14,7 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-TREE = Path(__file__).resolve().parents[3]
+TREE = Path(__file__).resolve().parents[2]
 LOCKS = TREE / "deploy/locks"
 # Which extras a lock is for. torch is in a lock of its own: its CPU build comes from another index.
 EXTRAS = {"service": ["service"], "embedded": ["service", "embedded"], "dev": ["dev", "docs", "browser"]}

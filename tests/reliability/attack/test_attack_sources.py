@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 SOURCES = sorted((REPOSITORY / "service").rglob("*.py")) + sorted((REPOSITORY / "client").rglob("*.py"))
 MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
 CALLS = {"eval", "exec", "torch.load", "numpy.load", "np.load", "yaml.load", "yaml.unsafe_load", "yaml.full_load"}

@@ -12,7 +12,8 @@ from refitd_client import WeightPublisher
 from refitd_client.contract.answer import UpdateOutcome
 from support.architectures import change
 from support.forged import forge, write_delta
-from support.plugged import RELEASE, PluggedSglang, ask
+from support.plugged import RELEASE, PluggedSglang
+from support.sockets import ask
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 NOT_COUNTED = {0, 2, 3, 4, 5}  # passed, or not run at all: interrupted, internal error, usage, nothing collected
 
 
@@ -33,14 +33,14 @@ MUTANTS = [
         "client/refitd_client/write/version_folder.py",
         "durable.sync(shard.fd)  #",
         "pass  #",
-        "tests/crash/test_publish_power_loss.py",
+        "tests/reliability/crash/test_publish_power_loss.py",
     ),
     Mutant(
         "lets the journal commit without a sync",
         "service/refitd/state/journal/journal.py",
         '"synchronous=FULL"',
         '"synchronous=NORMAL"',
-        "tests/crash/test_journal_power_loss.py",
+        "tests/reliability/crash/test_journal_power_loss.py",
     ),
     Mutant(
         "skips the lease of a load",
@@ -82,7 +82,7 @@ MUTANTS = [
         "service/refitd/rollout/entry.py",
         "            await self.store.durable()\n        except JournalError",
         "            pass\n        except JournalError",
-        "tests/crash/test_rollout_crash.py",
+        "tests/reliability/crash/test_rollout_crash.py",
     ),
     Mutant(
         "takes an empty listing for an empty root",
@@ -119,14 +119,14 @@ MUTANTS = [
         "service/refitd/catalog/judge.py",
         "Invalid(code, reason):\n                self._verdicts.reject(record.id, reason, code)",
         "Invalid(code, reason):\n                self._verdicts.move(record.id, VersionState.SEALED, reason)",
-        "tests/simulation",
+        "tests/reliability/simulation",
     ),
     Mutant(
         "offers a slot whose manifest a power cut may bring back",
         "service/refitd/reclaim/slots.py",
         "        os.unlink(name, dir_fd=folder)\n    sync(folder)\n",
         "        os.unlink(name, dir_fd=folder)\n",
-        "tests/crash/test_slots_power_loss.py",
+        "tests/reliability/crash/test_slots_power_loss.py",
     ),
     Mutant(
         "writes into a slot with a second hard link",
@@ -154,7 +154,7 @@ MUTANTS = [
         "service/refitd/materialize/writing.py",
         "        os.unlink(name + NOTE_ENDING, dir_fd=run)\n",
         "        pass\n",
-        "tests/crash/test_copies_power_loss.py",
+        "tests/reliability/crash/test_copies_power_loss.py",
     ),
     Mutant(
         "believes a copy whose fingerprints are others",
@@ -182,7 +182,7 @@ MUTANTS = [
         "service/refitd/state/store.py",
         "            self._taint(attempt)\n",
         '            self.close_attempt(replace(attempt, outcome="TAINTED"))\n',
-        "tests/crash/test_rollout_crash.py",
+        "tests/reliability/crash/test_rollout_crash.py",
     ),
     Mutant(
         "takes what is published again for what was collected",
